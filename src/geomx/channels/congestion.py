@@ -1,0 +1,60 @@
+"""The congestion control of one TCP connection: `system`, or the name of one that this machine has."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from geomx.errors import ConfigError, Fault
+
+SYSTEM = "system"
+_LISTS = ("tcp_available_congestion_control", "tcp_allowed_congestion_control")
+
+
+def available() -> tuple[str, ...]:
+    """The names that this process may choose, `system` first."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return (SYSTEM,)
+    names = {name for file in _LISTS for name in _read(Path("/proc/sys/net/ipv4") / file)}
+    return (SYSTEM, *sorted(name for name in names if _works(name)))
+
+
+def check(name: str) -> None:
+    """Raise `ConfigError` if connections on this machine cannot use this congestion control."""
+    if name != SYSTEM and not _works(name):
+        raise ConfigError(
+            "channel",
+            [
+                Fault(
+                    "congestion",
+                    repr(name),
+                    ", ".join(available()),
+                    "others need a kernel module, loaded by root",
+                )
+            ],
+        )
+
+
+def choose(sock: Any, name: str) -> None:
+    """Use it on a connected socket (or what a transport has in its place)."""
+    if name != SYSTEM:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").split()
+    except OSError:
+        return []
+
+
+def _works(name: str) -> bool:
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        try:
+            choose(trial, name)
+        except (OSError, ValueError):
+            return False
+    return True

@@ -1,0 +1,244 @@
+"""One TCP (or TLS) connection: lanes on the way out, a parser on the way in.
+
+States: OPEN until something ends it. `close` goes by way of CLOSING (what is queued at priority 0 leaves, then our
+half is shut; what the peer still sends is read and thrown away, for a socket closed with unread bytes resets the
+connection and takes our last words with it). Whatever the peer or the network does goes to CLOSED at once, and is told.
+
+Out: chunks are taken from the lanes only while the transport holds nothing back, in one batch for each turn
+of the loop, so that reading gets its turns and what is more urgent can still overtake. A shaped connection leaves
+that to its `Pacer`. In: the parser says where the kernel shall put the next bytes, mostly the payload itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable
+from enum import Enum
+from itertools import count
+from typing import Any, cast
+
+import torch
+
+from geomx.channels.base import Receiver
+from geomx.channels.pacing import Pacer
+from geomx.errors import ProtocolError
+from geomx.protocol.frames import Parser
+from geomx.protocol.lanes import Chunk, Lanes
+from geomx.protocol.messages import Message
+
+CLOSE_LIMIT_S = 2.0
+BATCH_BYTES = 64 << 10  # small frames are written together up to this
+
+next_ident = count(1).__next__
+"""Numbers the connections of this process, whatever their channel; 0 stands for none."""
+
+_discarded = memoryview(bytearray(64 << 10))  # where bytes go that nobody reads
+
+
+class _State(Enum):
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class TcpConnection(asyncio.BufferedProtocol):
+    """Keeps the contract of `geomx.channels.base.Connection`.
+
+    `bytes_sent` counts what was handed to the socket, `bytes_received` what was read from it; with TLS, before
+    encryption and after decryption.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        chunk_bytes: int,
+        pacer: Pacer | None,
+        connected: Callable[[TcpConnection, Any], None],
+    ) -> None:
+        self.ident = next_ident()
+        self.peer_address = ""
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._receiver = receiver
+        self._connected = connected
+        self._lanes = Lanes(chunk_bytes)
+        self._parser = Parser(lambda message: receiver.admit(self, message), allocate)
+        self._pacer = pacer
+        self._state = _State.OPEN
+        self._paused = False  # the transport holds bytes back
+        self._pump_due = False
+        self._flying = 0  # chunks that the pacer has taken and not delivered
+        self._deadline: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._transport: asyncio.Transport
+
+    # -- for the session above ----------------------------------------------------------------------
+
+    def write(self, number: int, message: Message, payload: Any, priority: int) -> None:
+        """Queue a message; see `Connection.write`. On a connection that has ended it is dropped."""
+        if self._state is _State.OPEN:
+            self._lanes.put(number, message, None if payload is None else view_of(payload), priority)
+            self._wake()
+
+    def close(self, reason: str) -> None:
+        """See `Connection.close`. Takes at most 2 s and one delay of the link."""
+        del reason  # it stands in the message that was written before
+        if self._state is not _State.OPEN:
+            return
+        self._state = _State.CLOSING
+        self._lanes.clear(keep=0)
+        delay_s = self._pacer.delay_s if self._pacer else 0.0
+        self._deadline = self._loop.call_later(CLOSE_LIMIT_S + delay_s, self._transport.abort)
+        self._wake()
+        self._shut_if_flushed()
+
+    # -- out ------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """See to it that what is queued leaves; not now, for the next write may be more urgent."""
+        if self._pacer is not None:
+            self._pacer.want(self)
+        elif not self._pump_due and not self._paused:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Write one batch, and come again if the transport took all of it."""
+        self._pump_due = False
+        if self._paused or self._state is _State.CLOSED:
+            return
+        batch: list[bytes | memoryview] = []
+        size = 0
+        while size < BATCH_BYTES and (chunk := self._lanes.next_chunk()) is not None:
+            batch += chunk
+            size += sum(map(len, chunk))
+        if batch:
+            self._write_out(batch, size)
+        if self._lanes.queued_bytes:
+            self._wake()
+        else:
+            self._shut_if_flushed()
+
+    def _write_out(self, buffers: Iterable[bytes | memoryview], size: int) -> None:
+        self.bytes_sent += size
+        self._transport.writelines(buffers)
+
+    def _shut_if_flushed(self) -> None:
+        """While closing, with nothing left to write: say so to the peer."""
+        if self._state is not _State.CLOSING or self._lanes.queued_bytes or self._flying:
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def urgency(self) -> int | None:
+        """For the pacer; see `Sender`."""
+        return None if self._paused else self._lanes.most_urgent
+
+    def take(self) -> Chunk:
+        """For the pacer; see `Sender`."""
+        chunk = self._lanes.next_chunk()
+        assert chunk is not None
+        self._flying += 1
+        return chunk
+
+    def deliver(self, chunk: Iterable[bytes | memoryview]) -> None:
+        """For the pacer; see `Sender`."""
+        self._flying -= 1
+        self._write_out(chunk, sum(map(len, chunk)))
+        self._shut_if_flushed()
+
+    # -- what the transport calls ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands, and TLS is agreed on."""
+        self._loop = asyncio.get_running_loop()
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+        self.peer_address = format_address(transport.get_extra_info("peername"))
+        self._connected(self, transport.get_extra_info("socket"))
+
+    def pause_writing(self) -> None:
+        """The kernel took less than it was given."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """The kernel has it all now."""
+        self._paused = False
+        if self._pacer is None:
+            self._pump()
+        elif self._lanes.queued_bytes:
+            self._pacer.want(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes shall go."""
+        return self._parser.buffer() if self._state is _State.OPEN else _discarded
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """They are there."""
+        self.bytes_received += nbytes
+        if self._state is not _State.OPEN:
+            return
+        try:
+            for number, message, payload in self._parser.advance(nbytes):
+                self._receiver.received(self, number, message, payload)
+                if self._state is not _State.OPEN:
+                    return
+        except ProtocolError as error:
+            self._fail(str(error))
+
+    def eof_received(self) -> bool:
+        """The peer has shut its half; by our contract it has closed."""
+        lost = self._parser.unfinished
+        self._fail("closed by the peer" + (f" {lost}" if lost else ""))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._fail(_reason(exc))
+
+    def _fail(self, reason: str) -> None:
+        """The end that we did not choose."""
+        state, self._state = self._state, _State.CLOSED
+        if state is _State.CLOSED:
+            return
+        self._lanes.clear()
+        if self._pacer is not None:
+            self._pacer.forget(self)
+        self._transport.abort()
+        if state is _State.OPEN:
+            self._receiver.closed(self, reason)
+
+
+def allocate(size: int) -> tuple[torch.Tensor, memoryview]:
+    """A flat uint8 tensor of `size` bytes, not initialized, and a view through which it is filled."""
+    try:
+        payload = torch.empty(size, dtype=torch.uint8)
+    except (MemoryError, RuntimeError) as error:
+        raise ProtocolError(f"no memory for a payload of {size} bytes: {error}") from error
+    return payload, view_of(payload)
+
+
+def view_of(payload: torch.Tensor) -> memoryview:
+    """The bytes of a flat uint8 tensor in the host's memory; they stay alive as long as the view does."""
+    return memoryview(payload.numpy())  # type: ignore[arg-type]
+
+
+def format_address(name: Any) -> str:
+    """`host:port` of what a socket calls its name; IPv6 hosts in brackets."""
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(error: Exception | None) -> str:
+    if error is None:
+        return "closed"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,130 @@
+"""TCP: own frames over one connection for each edge, optionally shaped, optionally in TLS 1.3.
+
+What a channel writes on the connections that it dials shares one shaped link, a node's uplink; what it writes on a
+connection that it accepted has a link of its own, that peer's downlink.
+
+`chunk_bytes` is the grain at which messages overtake each other. On a LAN one chunk of 1 MiB is half a
+millisecond, and smaller ones cost processor time; on a WAN 64 KiB are 5 ms of 100 Mbit/s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from geomx.channels import congestion as congestion_control
+from geomx.channels.base import Connection, Receiver
+from geomx.channels.connection import TcpConnection, format_address
+from geomx.channels.pacing import Pacer
+from geomx.channels.shaping import LinkLike, Shaper, Uplink
+from geomx.channels.tls import Contexts
+from geomx.errors import ConfigError, Fault
+
+LAN_CHUNK_BYTES = 1 << 20
+WAN_CHUNK_BYTES = 64 << 10
+DIAL_LIMIT_S = 10.0
+BACKLOG = 1024  # all workers of a run may dial at the same moment
+
+
+class TcpListener:
+    """An open door; see `geomx.channels.base.Listener`."""
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        self.address = format_address(server.sockets[0].getsockname())
+
+    async def close(self) -> None:
+        """Take no more connections."""
+        self._server.close()
+
+
+class Tcp:
+    """The channel between processes and machines.
+
+    `link`: shape what is written, None: do not. `chunk_bytes`: None for the default of the kind of edge.
+    `congestion`: `system`, or a name that the kernel knows (both ends choose for what they send). `tls`: see
+    `geomx.channels.tls.contexts`. `seed`: of jitter and loss. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        link: LinkLike | None = None,
+        *,
+        chunk_bytes: int | None = None,
+        congestion: str = congestion_control.SYSTEM,
+        tls: Contexts | None = None,
+        seed: int = 0,
+    ) -> None:
+        congestion_control.check(congestion)
+        self._link = link
+        self._chunk_bytes = chunk_bytes or (LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES)
+        self._congestion = congestion
+        self._tls = tls
+        self._seeds = count(seed)
+        self._uplink = self._new_pacer()
+
+    async def dial(self, address: str, receiver: Receiver) -> TcpConnection:
+        """Connect to `host:port`; raises OSError or TimeoutError, within 10 s."""
+        host, port = split_address(address)
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            tls = {"ssl": self._tls.client, "server_hostname": host, "ssl_handshake_timeout": DIAL_LIMIT_S}
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(DIAL_LIMIT_S):
+            _, connection = await loop.create_connection(
+                lambda: self._connection(receiver, self._uplink), host, port, **tls
+            )
+        return connection
+
+    async def listen(
+        self, address: str, receiver: Receiver, accepted: Callable[[Connection], None]
+    ) -> TcpListener:
+        """Accept connections at `host:port` (port 0: any free one); with TLS, after the handshake."""
+        host, port = split_address(address)
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            tls = {"ssl": self._tls.server, "ssl_handshake_timeout": DIAL_LIMIT_S}
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: self._connection(receiver, self._new_pacer(), accepted),
+            host,
+            port,
+            backlog=BACKLOG,
+            **tls,
+        )
+        return TcpListener(server)
+
+    def _new_pacer(self) -> Pacer | None:
+        return None if self._link is None else Pacer(Uplink(Shaper(self._link, next(self._seeds))))
+
+    def _connection(
+        self,
+        receiver: Receiver,
+        pacer: Pacer | None,
+        accepted: Callable[[Connection], None] | None = None,
+    ) -> TcpConnection:
+        def connected(connection: TcpConnection, sock: Any) -> None:
+            self._set_options(sock)
+            if accepted is not None:
+                accepted(connection)
+
+        return TcpConnection(receiver, self._chunk_bytes, pacer, connected)
+
+    def _set_options(self, sock: Any) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._chunk_bytes)
+        congestion_control.choose(sock, self._congestion)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[host]:port`; raises `ConfigError`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError("channel", [Fault("address", repr(address), "host:port")])
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,28 @@
+"""Dense: every element, little-endian, in the slice's own dtype. Nothing is lost, nothing is copied."""
+
+from __future__ import annotations
+
+import torch
+
+from geomx.errors import ProtocolError
+from geomx.layout import Slice
+
+
+class Dense:
+    """The baseline codec; see `Codec` for the contract."""
+
+    def encode(self, piece: Slice, turn: int, values: torch.Tensor) -> torch.Tensor:
+        return values.view(torch.uint8)
+
+    def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if not self.accepts(piece, payload.numel()):
+            raise ProtocolError(
+                f"slice {piece.index}: {payload.numel()} bytes of dense values; expected {piece.size_bytes}"
+            )
+        return payload.view(getattr(torch, piece.dtype))
+
+    def accepts(self, piece: Slice, size: int) -> bool:
+        return size == piece.size_bytes
+
+    def cost_bytes(self, piece: Slice) -> int:
+        return 0

@@ -1,0 +1,119 @@
+"""What a field allows, in words; and the faults of single fields in those words."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from geomx.config.forms import Form
+from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
+from geomx.config.tables import Description, Table
+
+_PLAIN = {str: "text", bool: "true or false", int: "integer", float: "number", Path: "path of a file"}
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def keys(table: type[Table]) -> dict[str, FieldInfo]:
+    """A table's fields by the keys that a user writes."""
+    return {field.alias or name: field for name, field in table.model_fields.items()}
+
+
+def words(field: FieldInfo) -> str:
+    """What a field allows: `integer ≥ 1`."""
+    return _words(field.annotation, field.metadata)
+
+
+def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    for item in metadata:
+        if isinstance(item, Form):
+            return item.words
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Annotated, Union, types.UnionType):  # `X | None` allows what X does: TOML has no None
+        return _words(inner[0], (*metadata, *inner[1:]))
+    if origin is Literal:
+        return ", ".join(f'"{name}"' for name in inner)
+    if table := as_table(annotation):
+        several = f"one `[[{table.__name__.lower()}]]` table or more"
+        return several if origin is tuple else f"table of {', '.join(f'`{key}`' for key in keys(table))}"
+    if origin is tuple:
+        return f"list of {_words(inner[0])}"
+    return f"{_PLAIN[annotation]} {', '.join(_bounds(metadata))}".strip()
+
+
+def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
+    for item in metadata:
+        for name, sign in _SIGNS.items():
+            if hasattr(item, name):
+                yield f"{sign} {getattr(item, name)}"
+
+
+def as_table(annotation: Any) -> type[Table] | None:
+    """The table inside an annotation, also inside `X | None` and `tuple[X, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, Table):
+        return annotation
+    return next(filter(None, map(as_table, get_args(annotation))), None)
+
+
+TABLES = {key: table for key, field in keys(Description).items() if (table := as_table(field.annotation))}
+
+
+def _names(field: FieldInfo) -> tuple[str, ...]:
+    """The names that are probably meant where the field has a wrong one."""
+    if get_origin(field.annotation) is Literal:
+        return get_args(field.annotation)
+    return next((item.names for item in field.metadata if isinstance(item, Form)), ())
+
+
+def _table_of(path: KeyPath) -> type[Table]:
+    """The table in which the last key of `path` stands."""
+    table: type[Table] = Description
+    for key in path[:-1]:
+        if isinstance(key, str):
+            table = as_table(keys(table)[key].annotation) or table
+    return table
+
+
+def _homes(key: str, table: type[Table] = Description, prefix: str = "") -> Iterator[str]:
+    """Where a key would be at home: `wan.codec_up`, `lan.codec_up`."""
+    for name, field in keys(table).items():
+        if name == key:
+            yield f"`{prefix}{key}`"
+        if inner := as_table(field.annotation):
+            yield from _homes(key, inner, f"{prefix}{name}.")
+
+
+def _unknown(path: KeyPath, value: Any) -> Problem:
+    known, key = keys(_table_of(path)), str(path[-1])
+    hint = nearest(key, known)
+    if not hint and (homes := list(_homes(key))):
+        hint = f"there is {', '.join(homes)}"
+    what = "an unknown table" if isinstance(value, dict) else "an unknown key"
+    return Problem(path, what, ", ".join(f"`{name}`" for name in known), hint)
+
+
+def _wrong(path: KeyPath, value: Any, missing: bool) -> Problem:
+    named = path
+    while isinstance(named[-1], int):
+        named = named[:-1]
+    field = keys(_table_of(named))[str(named[-1])]
+    if missing:
+        return Problem(path, "nothing", words(field))
+    return Problem(path, shown(value), words(field), nearest(value, _names(field)))
+
+
+def field_problems(error: ValidationError) -> list[Problem]:
+    """Each fault that pydantic found, in our words."""
+    problems: dict[str, Problem] = {}
+    for item in error.errors(include_url=False, include_context=False):
+        path = item["loc"]
+        if item["type"] == "extra_forbidden":
+            problem = _unknown(path, item["input"])
+        else:
+            problem = _wrong(path, item["input"], item["type"] == "missing")
+        problems.setdefault(dotted(path), problem)
+    return list(problems.values())

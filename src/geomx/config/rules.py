@@ -1,0 +1,142 @@
+"""What keys must be to each other.
+
+Rules run on descriptions that have other faults, too, so that a user hears of all faults at once. So they
+read plain values, by table and key: a key that has a fault of its own is absent, and a rule that misses a key
+does not judge. A key that was left out has its default, unless its table has an unknown key: that may be what
+was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from geomx.config.fields import TABLES, keys
+from geomx.config.problems import KeyPath, Problem, shown
+from geomx.config.tables import Party, Table
+
+HEARTBEATS_MISSED = 3
+TLS_FILES = ("certificate", "key", "authority")
+
+Values = dict[str, Any]  # table -> key -> value; "party" -> [key -> value]
+
+
+def broken_rules(data: Mapping[str, Any], faulty: Iterable[KeyPath]) -> list[Problem]:
+    """Every contradiction between keys of `data` that have no fault of their own."""
+    values = _usable(data, set(faulty))
+    return [problem for rule in RULES for problem in rule(values)]
+
+
+def _usable(data: Mapping[str, Any], faulty: set[KeyPath]) -> Values:
+    unknown_tables = any(name not in TABLES for name in data)
+    values: Values = {}
+    for name, table in TABLES.items():
+        given = data.get(name, {})
+        if table is Party:
+            rows = list(given) if isinstance(given, (list, tuple)) else []
+            values[name] = [_keys(Party, row, ("party", i), faulty) for i, row in enumerate(rows)]
+        elif name not in data and unknown_tables:
+            values[name] = {}
+        else:
+            values[name] = _keys(table, given, (name,), faulty)
+    return values
+
+
+def _keys(table: type[Table], given: Any, path: KeyPath, faulty: set[KeyPath]) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        return {}
+    suspect = {fault[len(path)] for fault in faulty if fault[: len(path)] == path and len(fault) > len(path)}
+    complete = all(key in keys(table) for key in given)
+    defaults = table.model_construct().model_dump(by_alias=True) if complete else {}
+    return {key: value for key, value in {**defaults, **given}.items() if key not in suspect}
+
+
+def _unique_names(values: Values) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for index, party in enumerate(values["party"]):
+        name = party.get("name")
+        if name is not None and first.setdefault(name, index) != index:
+            where = f"it is the name of party[{first[name]}]"
+            yield Problem(("party", index, "name"), shown(name), "a name that no other party has", where)
+
+
+def _one_address_a_shard(values: Values) -> Iterator[Problem]:
+    shards = values["run"].get("shards")
+    for key in ("addresses", "listen"):
+        given = values["global"].get(key)
+        if shards and given and len(given) != shards:
+            yield Problem(("global", key), f"{len(given)} of them", f"{shards}, one for each of run.shards")
+
+
+def _listeners_have_addresses(values: Values) -> Iterator[Problem]:
+    tables: list[tuple[KeyPath, dict[str, Any], str]] = [
+        (("global", "listen"), values["global"], "addresses")
+    ]
+    tables += [(("party", i, "listen"), party, "address") for i, party in enumerate(values["party"])]
+    for path, table, address in tables:
+        if table.get("listen") and address in table and not table[address]:
+            hint = f"give `{address}`, which others dial"
+            yield Problem(path, shown(table["listen"]), f"only together with `{address}`", hint)
+
+
+def _unique_addresses(values: Values) -> Iterator[Problem]:
+    shards = enumerate(values["global"].get("addresses") or ())
+    parties = enumerate(values["party"])
+    places: list[tuple[KeyPath, str, str]] = [
+        *((("global", "addresses", i), f"global/{i}", address) for i, address in shards),
+        *((("party", i, "address"), f"party[{i}]", party.get("address") or "") for i, party in parties),
+    ]
+    first: dict[str, str] = {}
+    for path, owner, address in places:
+        if address and first.setdefault(address, owner) != owner:
+            yield Problem(
+                path, shown(address), "an address of its own", f"it is the address of {first[address]}"
+            )
+
+
+def _sizes_where_they_count(values: Values) -> Iterator[Problem]:
+    weight = values["sync"].get("weight")
+    for index, party in enumerate(values["party"]):
+        path: KeyPath = ("party", index, "dataset_size")
+        if weight is None or "dataset_size" not in party:
+            continue
+        if weight == "dataset_size" and party["dataset_size"] is None:
+            yield Problem(path, "nothing", 'integer ≥ 1, since sync.weight = "dataset_size"')
+        if weight != "dataset_size" and party["dataset_size"] is not None:
+            found, hint = shown(party["dataset_size"]), f"sync.weight is {shown(weight)}: it has no effect"
+            yield Problem(path, found, 'only with sync.weight = "dataset_size"', hint)
+
+
+def _patience(values: Values) -> Iterator[Problem]:
+    for tier in ("wan", "lan"):
+        heartbeat_s, timeout_s = values[tier].get("heartbeat_s"), values[tier].get("timeout_s")
+        if heartbeat_s and timeout_s and timeout_s < HEARTBEATS_MISSED * heartbeat_s:
+            least = HEARTBEATS_MISSED * heartbeat_s
+            allowed = f"number ≥ {least:g}, which is {HEARTBEATS_MISSED} × {tier}.heartbeat_s"
+            yield Problem((tier, "timeout_s"), f"{timeout_s:g}", allowed)
+
+
+def _whole_tls(values: Values) -> Iterator[Problem]:
+    tls = values["tls"]
+    given = [key for key in TLS_FILES if tls.get(key)]
+    for key in TLS_FILES:
+        if given and key in tls and not tls[key]:
+            yield Problem(("tls", key), "nothing", f"path of a file, since tls.{given[0]} is given")
+
+
+def _arguments_for_a_script(values: Values) -> Iterator[Problem]:
+    run = values["run"]
+    if run.get("arguments") and "script" in run and not run["script"]:
+        yield Problem(("run", "arguments"), shown(run["arguments"]), "only together with `script`")
+
+
+RULES: tuple[Callable[[Values], Iterator[Problem]], ...] = (
+    _unique_names,
+    _one_address_a_shard,
+    _listeners_have_addresses,
+    _unique_addresses,
+    _sizes_where_they_count,
+    _patience,
+    _whole_tls,
+    _arguments_for_a_script,
+)

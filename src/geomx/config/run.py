@@ -1,0 +1,197 @@
+"""Run: the one description of a run that every part of geomx reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError, model_validator
+
+from geomx.config.document import Document, read_json, read_toml
+from geomx.config.fields import field_problems
+from geomx.config.overrides import apply_overrides
+from geomx.config.problems import nearest
+from geomx.config.rules import broken_rules
+from geomx.config.tables import Description, Link, Party
+from geomx.errors import ConfigError, Fault
+
+# The keys on which all nodes of a run must agree; `docs/configuration.md` marks them.
+AGREED = (
+    "run.name",
+    "run.seed",
+    "run.shards",
+    "run.ledger",
+    "sync.policy",
+    "sync.weight",
+    "optimizer.place",
+    "layout.slice_elements",
+    "layout.size_lower_bound",
+    "wan.codec_up",
+    "wan.codec_down",
+    "wan.heartbeat_s",
+    "wan.timeout_s",
+    "lan.codec_up",
+    "lan.codec_down",
+    "lan.heartbeat_s",
+    "lan.timeout_s",
+)
+AGREED_OF_A_PARTY = ("workers", "dataset_size")
+
+
+class Run(Description):
+    """A description that holds together as a whole; see `tables.py` for its keys.
+
+    Nodes have names: party A's first worker is `A/0`, its local server `A`, the first shard `global/0`.
+    """
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Self:
+        if problems := broken_rules(self.model_dump(by_alias=True), ()):
+            raise ConfigError(f"run {self.run.name}", Document({}).faults(problems))
+        return self
+
+    # -- files -------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a `.toml`, or a `.json` that `save` wrote. Raises `ConfigError` with every fault."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            near = nearest(path.name, (other.name for other in path.parent.glob(f"*{path.suffix}")))
+            fault = Fault(str(path), error.strerror or str(error), "a file that can be read", near)
+        except UnicodeDecodeError as error:
+            fault = Fault(str(path), f"byte {error.start} is no UTF-8", "a text file in UTF-8")
+        else:
+            return cls.parse(text, str(path), overrides)
+        raise ConfigError(str(path), [fault])
+
+    @classmethod
+    def parse(cls, text: str, source: str, overrides: Sequence[str] = ()) -> Self:
+        """Read a description from text. `source` is its file's name: paths are relative to its folder."""
+        document = read_json(text, source) if source.endswith(".json") else read_toml(text, source)
+        faults = apply_overrides(document, overrides)
+        _name_after_file(document, source)
+        return cls._checked(document, source, faults)
+
+    @classmethod
+    def _checked(cls, document: Document, source: str, faults: Sequence[Fault] = ()) -> Self:
+        """The run that a document describes; raises `ConfigError` with its faults and those found before."""
+        context = {"folder": Path(source).parent}
+        try:
+            Description.model_validate(document.data, context=context)
+            problems = []
+        except ValidationError as error:
+            problems = field_problems(error)
+        problems += broken_rules(document.data, [problem.path for problem in problems])
+        if faults or problems:
+            raise ConfigError(source, [*document.faults(problems), *faults])
+        return cls.model_validate(document.data, context=context)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON that `load` reads: every key that has a value, paths absolute."""
+        Path(path).write_text(
+            json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every key that has a value, in JSON's types and by the names of the TOML."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """The global servers: `global/0`, ..."""
+        return tuple(f"global/{shard}" for shard in range(self.run.shards))
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The local servers, which are called as their parties."""
+        return tuple(party.name for party in self.parties)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """All workers, by party in the order of the file, then by rank."""
+        return tuple(name for party in self.parties for name in party.worker_names)
+
+    def workers_of(self, party: str) -> tuple[str, ...]:
+        """A party's workers, by rank."""
+        return self.party(party).worker_names
+
+    def party(self, name: str) -> Party:
+        """The party of that name; raises `ConfigError`."""
+        for party in self.parties:
+            if party.name == name:
+                return party
+        raise self._no_such("party", name, self.servers)
+
+    def link_of(self, party: str) -> Link | None:
+        """The imitated link between a party and the global servers; None: the network as it is."""
+        return self.party(party).link or self.wan.link
+
+    # -- addresses ---------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each server is dialled, by node; empty where that is not known yet."""
+        shards = self.global_.addresses or ("",) * self.run.shards
+        parties = {party.name: party.address for party in self.parties}
+        return dict(zip(self.shard_names, shards, strict=True)) | parties
+
+    def address_of(self, node: str) -> str:
+        """Where a server is dialled; raises `ConfigError` where there is no such server, or no address."""
+        addresses = self.addresses
+        if node not in addresses:
+            raise self._no_such("server", node, tuple(addresses))
+        if not addresses[node]:
+            key = "global.addresses" if node in self.shard_names else f"party.{node}.address"
+            fault = Fault(key, "nothing", '"host:port"', "give one, or let `geomx run` choose")
+            raise ConfigError(f"run {self.run.name}", [fault])
+        return addresses[node]
+
+    def listen_address_of(self, node: str) -> str:
+        """Where a server listens: its own `listen`, or else the address that others dial."""
+        listen = {party.name: party.listen for party in self.parties}
+        listen |= dict(zip(self.shard_names, self.global_.listen, strict=False))
+        return listen.get(node) or self.address_of(node)
+
+    def with_addresses(self, addresses: Mapping[str, str]) -> Self:
+        """A copy in which the named servers have these addresses."""
+        if unknown := [node for node in addresses if node not in self.addresses]:
+            raise self._no_such("server", unknown[0], tuple(self.addresses))
+        known = self.addresses | dict(addresses)
+        data = self.as_dict()
+        data["global"]["addresses"] = [known[shard] for shard in self.shard_names if known[shard]]
+        for party in data["party"]:
+            party["address"] = known[party["name"]]
+        return self._checked(Document(data), f"run {self.run.name}")
+
+    def _no_such(self, what: str, name: str, names: Sequence[str]) -> ConfigError:
+        fault = Fault(what, f"no {what} `{name}`", ", ".join(f"`{n}`" for n in names), nearest(name, names))
+        return ConfigError(f"run {self.run.name}", [fault])
+
+    # -- agreement ---------------------------------------------------------------------------------
+
+    def manifest(self) -> dict[str, str | int | float | bool | None]:
+        """Exactly the fields on which all nodes of a run must agree, by key."""
+        data = self.model_dump(by_alias=True)
+        manifest = {}
+        for key in AGREED:
+            table, _, name = key.partition(".")
+            manifest[key] = data[table][name]
+        manifest["party"] = ", ".join(self.servers)  # sums are taken in this order
+        for party in data["party"]:
+            for name in AGREED_OF_A_PARTY:
+                manifest[f"party.{party['name']}.{name}"] = party[name]
+        return manifest
+
+
+def _name_after_file(document: Document, source: str) -> None:
+    table = document.data.setdefault("run", {})
+    if isinstance(table, dict) and "name" not in table:
+        table["name"] = Path(source).stem
+        document.places[("run", "name")] = "from the file's name"

@@ -1,0 +1,207 @@
+"""The tables of a run's description: which keys there are, what they mean, what each allows by itself.
+
+What keys must be to each other stands in `rules.py`. A key's attribute has the key's name, but for `global`
+(a word of Python: `global_`) and `[[party]]` (`parties`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from geomx.config.forms import (
+    Address,
+    AddressOrNone,
+    CodecName,
+    File,
+    PartyName,
+    PolicyName,
+    RunName,
+    Seconds,
+)
+from geomx.layout import SIZE_LOWER_BOUND
+
+
+class Table(BaseModel):
+    """The root of all tables: frozen, without unknown keys, and `3` is no text, `"3"` no number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Link(Table):
+    """A link as geomx imitates it, in user space and in both directions."""
+
+    rate_mbps: float = Field(0.0, ge=0, description="Rate each way, in Mbit/s. 0: unlimited.")
+    delay_ms: float = Field(0.0, ge=0, description="Delay one way; a round trip takes twice as long.")
+    jitter_ms: float = Field(0.0, ge=0, description="How far the delay strays, to either side.")
+    loss: float = Field(0.0, ge=0, lt=1, description="Share of packets that is lost.")
+
+
+class RunTable(Table):
+    """The run as a whole."""
+
+    name: RunName = Field(description="The run's name. Left out: the file's name without its ending.")
+    script: File | None = Field(
+        None, description="The training script that workers run, relative to this file's folder."
+    )
+    arguments: tuple[str, ...] = Field((), strict=False, description="The script's arguments.")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of everything that is drawn by chance.")
+    shards: int = Field(1, ge=1, description="How many global servers share the model (MultiGPS).")
+    ledger: bool = Field(
+        False, description="Carry an int64 slice that counts every contribution, as a proof of exactly-once."
+    )
+
+
+class Sync(Table):
+    """When nodes answer."""
+
+    policy: PolicyName = Field("fsa", description="The sync policy.")
+    weight: Literal["samples", "equal", "dataset_size"] = Field(
+        "samples",
+        description="How much a worker's contribution counts: by the samples it saw, the same for all, "
+        "or by its party's `dataset_size`.",
+    )
+
+
+class Optimizer(Table):
+    """What an aggregate does to the weights."""
+
+    place: Literal["auto", "server", "workers"] = Field(
+        "auto",
+        description="Where the optimizer runs. `auto`: on the global servers if its update is elementwise, "
+        "else on the workers.",
+    )
+
+
+class Worker(Table):
+    """How a worker trains."""
+
+    overlap: Literal["none", "forward"] = Field(
+        "none",
+        description="`forward`: the next forward begins before the update is complete, "
+        "and each module waits for its own weights.",
+    )
+    push_at: Literal["backward", "step"] = Field(
+        "backward",
+        description="When gradients leave. `backward`: as soon as each is complete; `step`: with `step()`, "
+        "so that they may be edited before.",
+    )
+    threads: int = Field(
+        0, ge=0, description="Threads of a worker's arithmetic. 0: this machine's cores by its processes."
+    )
+
+
+class LayoutTable(Table):
+    """How the model is cut into slices."""
+
+    slice_elements: int = Field(
+        0, ge=0, description="Elements of the largest slice. 0: chosen from the model's size."
+    )
+    size_lower_bound: int = Field(
+        SIZE_LOWER_BOUND,
+        ge=1,
+        description="Tensors of fewer elements share slices with others.",
+    )
+
+
+class Global(Table):
+    """The global servers."""
+
+    addresses: tuple[Address, ...] = Field(
+        (),
+        strict=False,
+        description="Where each shard is dialled. Left out: `geomx run` chooses free ports on this machine.",
+    )
+    listen: tuple[Address, ...] = Field(
+        (), strict=False, description="Where each shard listens, if not at the address that others dial."
+    )
+
+
+class Party(Table):
+    """A data center or organisation: a local server and its workers. One table for each."""
+
+    name: PartyName = Field(description="The party's name, which is its local server's name as well.")
+    workers: int = Field(ge=1, description="How many workers it has.")
+    address: AddressOrNone = Field(
+        "", description='Where its workers dial its local server. "": `geomx run` chooses a free port.'
+    )
+    listen: AddressOrNone = Field(
+        "", description="Where the local server listens, if not at the address that workers dial."
+    )
+    link: Link | None = Field(None, description="Its link to the global servers, in place of `wan.link`.")
+    dataset_size: int | None = Field(
+        None, ge=1, description='Samples in its data set, for `sync.weight = "dataset_size"`.'
+    )
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """`A/0`, `A/1`, ... by rank."""
+        return tuple(f"{self.name}/{rank}" for rank in range(self.workers))
+
+
+class Edge(Table):
+    """What the edges of one tier have in common."""
+
+    codec_up: CodecName = Field("dense", description="What contributions travel as.")
+    codec_down: CodecName = Field("dense", description="What updates travel as.")
+    congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
+        "system", description="TCP's congestion control. `system`: as this machine is set."
+    )
+    heartbeat_s: Seconds = Field(1.0, description="A node that has nothing to say says so this often.")
+    timeout_s: Seconds = Field(
+        description="A node that is silent or away for this long is lost. At least 3 × `heartbeat_s`."
+    )
+    link: Link | None = Field(None, description="The link to imitate. Left out: the network as it is.")
+
+
+class Wan(Edge):
+    """The edges between local servers and global servers."""
+
+    timeout_s: Seconds = Field(15.0, description=Edge.model_fields["timeout_s"].description)
+
+
+class Lan(Edge):
+    """The edges between workers and their local server."""
+
+    timeout_s: Seconds = Field(5.0, description=Edge.model_fields["timeout_s"].description)
+
+
+class Limits(Table):
+    """How long a node waits."""
+
+    start_s: Seconds = Field(300.0, description="For the others to join, before it ends with an error.")
+    stall_s: Seconds = Field(30.0, description="For anything, before it reports for whom and for what.")
+    stop_s: Seconds = Field(10.0, description="For an orderly end, before it is ended.")
+
+
+class Tls(Table):
+    """TLS 1.3 with mutual certificates on every edge: all three files, or none."""
+
+    certificate: File | None = Field(None, description="This node's certificate chain (PEM).")
+    key: File | None = Field(None, description="Its private key (PEM).")
+    authority: File | None = Field(
+        None, description="The certificates that sign the nodes of this run (PEM)."
+    )
+
+
+def _at_least_one(parties: tuple[Party, ...]) -> tuple[Party, ...]:
+    if not parties:
+        raise ValueError("a run has at least one party")
+    return parties
+
+
+class Description(Table):
+    """All tables of a run; each is valid by itself."""
+
+    run: RunTable
+    sync: Sync = Field(default_factory=Sync)
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    worker: Worker = Field(default_factory=Worker)
+    layout: LayoutTable = Field(default_factory=LayoutTable)
+    global_: Global = Field(default_factory=Global, alias="global")
+    parties: Annotated[tuple[Party, ...], AfterValidator(_at_least_one)] = Field(alias="party", strict=False)
+    wan: Wan = Field(default_factory=Wan)
+    lan: Lan = Field(default_factory=Lan)
+    limits: Limits = Field(default_factory=Limits)
+    tls: Tls = Field(default_factory=Tls)

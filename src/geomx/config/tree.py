@@ -1,0 +1,61 @@
+"""A run's tree of nodes, drawn as plain text."""
+
+from __future__ import annotations
+
+from geomx.config.run import Run
+from geomx.config.tables import Edge, Link, Party
+
+WORKERS_DRAWN = 4
+
+
+def describe(run: Run) -> str:
+    """The shards, the parties with their links, and the workers; several lines, no newline at the end."""
+    counts = (run.run.shards, "shard"), (len(run.parties), "party"), (len(run.workers), "worker")
+    lines = [
+        f"{run.run.name}: {', '.join(_count(*count) for count in counts)}",
+        f"policy {run.sync.policy}, weight by {run.sync.weight}, optimizer {run.optimizer.place}",
+        "",
+        *(_server(run, shard) for shard in run.shard_names),
+        *_parties(run),
+    ]
+    return "\n".join(lines)
+
+
+def _parties(run: Run) -> list[str]:
+    lines = []
+    for party in run.parties:
+        last = party is run.parties[-1]
+        branch, stem = ("└── ", "    ") if last else ("├── ", "│   ")
+        edge = _edge(run.wan, run.link_of(party.name))
+        lines.append(f"{branch}{_server(run, party.name)}  [{edge}]")
+        lines += [stem + line for line in _workers(run, party)]
+    return lines
+
+
+def _workers(run: Run, party: Party) -> list[str]:
+    names, edge = party.worker_names, _edge(run.lan, run.lan.link)
+    if len(names) > WORKERS_DRAWN:
+        return [f"└── {names[0]} … {names[-1]}  [{edge}]"]
+    return [f"{'└' if name == names[-1] else '├'}── {name}  [{edge}]" for name in names]
+
+
+def _server(run: Run, node: str) -> str:
+    return f"{node}  {run.addresses[node] or 'a free port'}"
+
+
+def _edge(edge: Edge, link: Link | None) -> str:
+    """`up dense, down dense; 100 Mbit/s, 20 ± 2 ms one way, loss 1 %`."""
+    codecs = f"up {edge.codec_up}, down {edge.codec_down}"
+    return f"{codecs}; {_figures(link)}" if link else codecs
+
+
+def _figures(link: Link) -> str:
+    rate = f"{link.rate_mbps:g} Mbit/s" if link.rate_mbps else "any rate"
+    jitter = f" ± {link.jitter_ms:g}" if link.jitter_ms else ""
+    loss = f", loss {100 * link.loss:g} %" if link.loss else ""
+    return f"{rate}, {link.delay_ms:g}{jitter} ms one way{loss}"
+
+
+def _count(number: int, what: str) -> str:
+    plural = {"party": "parties"}.get(what, f"{what}s")
+    return f"{number} {what if number == 1 else plural}"

@@ -1,0 +1,109 @@
+"""Everything that geomx raises. A message says what happened, to whom, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class GeomxError(Exception):
+    """The root of the tree: `except geomx.GeomxError` catches whatever geomx raises."""
+
+
+# -- the description of a run ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with a run's description."""
+
+    where: str  # the key, such as `party[1].link.rate_mbps`, with its line where one is known
+    found: str
+    allowed: str
+    hint: str = ""  # the nearest valid name, or what to do
+
+    def __str__(self) -> str:
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.where}: found {self.found}; allowed: {self.allowed}{hint}"
+
+
+class ConfigError(GeomxError):
+    """A run's description does not hold together. `faults` has every fault, not the first alone."""
+
+    def __init__(self, source: str, faults: Sequence[Fault]) -> None:
+        self.source = source
+        self.faults = tuple(faults)
+        count = len(self.faults)
+        lines = "\n".join(f"  - {fault}" for fault in self.faults)
+        super().__init__(f"{source}: {count} fault{'s' if count != 1 else ''}\n{lines}")
+
+
+class UnknownName(GeomxError):
+    """A name stands in no registry and is no `module:Class` that can be imported."""
+
+
+# -- what crosses the wire --------------------------------------------------------------------------
+
+
+class ProtocolError(GeomxError):
+    """A peer sent what the protocol does not allow; its connection is closed, nothing is applied."""
+
+
+class Refused(GeomxError):
+    """A node was not let in: its identity or its manifest does not fit the run."""
+
+
+class Fenced(Refused):
+    """A newer incarnation of this node has joined; this one must end."""
+
+
+# -- nodes ------------------------------------------------------------------------------------------
+
+
+class NodeLost(GeomxError):
+    """A node that the run needs has died or fallen silent. `node` names it."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        self.node = node
+        self.reason = reason
+        super().__init__(f"{node} is lost: {reason}")
+
+
+class RunFailed(GeomxError):
+    """Another node of the run failed, and this one cannot go on without it. `node` names it."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        self.node = node
+        self.reason = reason
+        super().__init__(f"the run failed at {node}: {reason}")
+
+
+class Disagreement(GeomxError):
+    """Workers that must say the same did not: hyper-parameters, or which call comes next."""
+
+
+class WaitTimeout(GeomxError):
+    """A bounded wait ran out. The message names whom it waited for, and which setting bounds it."""
+
+
+# -- the training loop --------------------------------------------------------------------------------
+
+
+class Unsupported(GeomxError):
+    """geomx cannot carry this model, optimizer or call; the message says what would work."""
+
+
+class GradientEdited(GeomxError):
+    """A gradient was changed after it had been pushed: use `push_at="step"`, or `clip_norm`."""
+
+
+class WeightUnknown(GeomxError):
+    """No samples were counted for this step: iterate over `run.shard(loader)` or call `run.weight(n)`."""
+
+
+class CheckpointError(GeomxError):
+    """A checkpoint cannot be read, or belongs to another model."""
+
+
+class DataMissing(GeomxError):
+    """A data set is not on this machine; the message says how to get it."""

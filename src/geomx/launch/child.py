@@ -1,0 +1,154 @@
+"""One process of a run: started in a process group of its own, read line by line, ended whole."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LINES_KEPT = 12
+LONGEST_LINE_BYTES = 1 << 16
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before the fork, where loading is not safe
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start. `serves`: it is a server, which ends by itself once all others have ended."""
+
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    serves: bool = False
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended. `status`: its exit status, or minus the signal that killed it."""
+
+    name: str
+    status: int
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def how(self) -> str:
+        """`ended with status 3`, `was killed by SIGKILL`."""
+        if self.status >= 0:
+            return f"ended with status {self.status}"
+        with suppress(ValueError):
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"was killed by signal {-self.status}"
+
+
+class Lines:
+    """Cuts a pipe's bytes into lines of text. Of a line that was overwritten (a progress bar) the last form counts."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """The lines that are complete now."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        yield from map(_text, whole)
+        if len(self._rest) > LONGEST_LINE_BYTES:
+            self._rest = self._rest.rpartition(b"\r")[2]
+        if len(self._rest) > LONGEST_LINE_BYTES:
+            yield from self.end()
+
+    def end(self) -> Iterator[str]:
+        """What was not ended by a newline."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield _text(rest)
+
+
+def _text(line: bytes) -> str:
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+
+
+class Child:
+    """A running process. Its stdout and stderr never block it for long: somebody must `read` them."""
+
+    def __init__(self, command: Command) -> None:
+        """Start it; raises OSError where it cannot be started."""
+        launcher = os.getpid()
+        self.name = command.name
+        self.serves = command.serves
+        self.last_signal = 0
+        self._last_lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._process = subprocess.Popen(
+            command.argv,
+            env=dict(command.environment),
+            cwd=command.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            preexec_fn=lambda: _die_with(launcher),
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.pid = self._process.pid
+        self._stderr = self._process.stderr.fileno()
+        self._pipes = {self._process.stdout.fileno(): Lines(), self._stderr: Lines()}
+        for pipe in self._pipes:
+            os.set_blocking(pipe, False)
+
+    @property
+    def pipes(self) -> tuple[int, ...]:
+        """File descriptors that may have something to read."""
+        return tuple(self._pipes)
+
+    def is_error(self, pipe: int) -> bool:
+        return pipe == self._stderr
+
+    def read(self, pipe: int) -> list[str] | None:
+        """The lines that have come on a pipe; None once it has been closed at the other end. Never blocks."""
+        try:
+            data = os.read(pipe, LONGEST_LINE_BYTES)
+        except BlockingIOError:
+            return []
+        lines = list(self._pipes[pipe].feed(data) if data else self._pipes[pipe].end())
+        if self.is_error(pipe):
+            self._last_lines.extend(line for line in lines if line.strip())
+        return lines if data or lines else None
+
+    @property
+    def status(self) -> int | None:
+        """None while it runs; else its exit status, or minus the signal that killed it."""
+        return self._process.poll()
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process and to all that it has started, as far as they are still there."""
+        self.last_signal = number
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def ended(self) -> Ended:
+        """How it ended; waits until it has."""
+        return Ended(self.name, self._process.wait(), tuple(self._last_lines))
+
+    def close(self) -> None:
+        """Kill what is left of the group, and let go of everything."""
+        self.signal_group(signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _die_with(launcher: int) -> None:
+    """In the child: have the kernel kill it when its launcher ends."""
+    if _libc is not None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it ended before
+            os._exit(1)

@@ -1,0 +1,77 @@
+"""The environment, which nothing else in geomx reads: what a process is told about its place in a run.
+
+    GEOMX_RUN      path of the run's description
+    GEOMX_PARTY    the worker's party
+    GEOMX_RANK     the worker's rank in its party
+    GEOMX_RECORDS  path of the file that the node's records go to
+    GEOMX_TRACE    1: record the spans of a trace, too
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from geomx.errors import ConfigError, Fault
+
+RUN, PARTY, RANK, RECORDS, TRACE = "GEOMX_RUN", "GEOMX_PARTY", "GEOMX_RANK", "GEOMX_RECORDS", "GEOMX_TRACE"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process's place in a run, as far as its environment tells."""
+
+    run: Path | None = None
+    party: str | None = None
+    rank: int | None = None
+    records: Path | None = None
+    trace: bool = False
+
+
+def read_place() -> Place:
+    """This process's place. Raises `ConfigError` where a variable makes no sense."""
+    run, records = os.environ.get(RUN), os.environ.get(RECORDS)
+    return Place(
+        run=Path(run) if run else None,
+        party=os.environ.get(PARTY) or None,
+        rank=_rank(os.environ.get(RANK)),
+        records=Path(records) if records else None,
+        trace=os.environ.get(TRACE) == "1",
+    )
+
+
+def _rank(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise ConfigError("the environment", [Fault(RANK, repr(text), "integer ≥ 0")])
+    return int(text)
+
+
+def environment_of(place: Place, threads: int | None = None) -> dict[str, str]:
+    """This process's environment, changed for a process at `place`.
+
+    `threads`: of its arithmetic; None: as they are set.
+    """
+    told = {
+        RUN: place.run and str(place.run.absolute()),
+        PARTY: place.party,
+        RANK: None if place.rank is None else str(place.rank),
+        RECORDS: place.records and str(place.records.absolute()),
+        TRACE: "1" if place.trace else None,
+    }
+    environment = {key: value for key, value in os.environ.items() if key not in told}
+    environment |= {key: value for key, value in told.items() if value}
+    if threads is not None:
+        environment |= dict.fromkeys(THREADS, str(threads))
+    environment["PYTHONUNBUFFERED"] = "1"  # what a node prints is seen when it is printed
+    return environment
+
+
+def threads_each(processes: int) -> int | None:
+    """Threads for each of so many processes of this machine; None where the user has set them."""
+    if any(os.environ.get(name) for name in THREADS):
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // processes)

@@ -1,0 +1,192 @@
+"""Model -> tensors -> slices -> shards, and the fingerprint that two nodes compare.
+
+A *slice* is what is pushed, scheduled and stored: a run of elements of one dtype, of one parameter
+group, and of one size class. Rules:
+
+- A tensor of at least `size_lower_bound` elements is *large*: it is cut into slices of its own, each of at
+  most `slice_elements`.
+- A smaller tensor is *tiny*: tiny tensors of one dtype, group and role share slices, in model order; a slice
+  takes as many as `slice_elements` and `MOST_PARTS` allow. A tiny tensor is never cut.
+- Cuts depend on the tensors and these two numbers alone, never on how many shards there are: that is why
+  one shard and two end with the same bits.
+- A slice's *priority* is the place of its first tensor in the model, that is in the next forward:
+  0 is needed first.
+
+Nothing here knows torch: dtypes are names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import Counter
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from geomx.errors import Unsupported
+
+Role = Literal["weight", "frozen", "buffer", "ledger"]
+
+ITEM_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+SIZE_LOWER_BOUND = 1000
+SMALLEST_SLICE, LARGEST_SLICE, SLICES_WANTED = 1 << 14, 1 << 18, 64
+MOST_PARTS = 1024  # so that what is said of each part fits into a message's header
+MOST_SLICES = 1 << 20  # so that a layout that came over the wire cannot fill the memory
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of the model, by name.
+
+    `role`: `weight` is trained; `frozen` and `buffer` are given to all once, at the start; `ledger`
+    counts contributions (see `docs/architecture.md`).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: int = 0
+    role: Role = "weight"
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Elements [start, stop) of flattened tensor number `tensor`, lying at `offset` in the slice."""
+
+    tensor: int
+    start: int
+    stop: int
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """A contiguous range of the flat model; see the module's rules."""
+
+    index: int
+    dtype: str
+    group: int
+    role: Role
+    large: bool
+    priority: int
+    parts: tuple[Part, ...]
+
+    @property
+    def elements(self) -> int:
+        return self.parts[-1].offset + self.parts[-1].elements
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+class Layout(msgspec.Struct, frozen=True, dict=True):
+    """The tensors of a model and how they are cut. Two nodes work together only if theirs are equal."""
+
+    tensors: tuple[Tensor, ...]
+    size_lower_bound: int = SIZE_LOWER_BOUND
+    slice_elements: int = 0  # 0: chosen from the model's size, see `automatic_slice_elements`
+
+    def __post_init__(self) -> None:
+        twice = sorted(name for name, count in Counter(t.name for t in self.tensors).items() if count > 1)
+        if twice:
+            raise Unsupported(f"tensor names must be unique; found twice: {', '.join(twice)}")
+        for tensor in self.tensors:
+            if tensor.dtype not in ITEM_BYTES:
+                raise Unsupported(
+                    f"tensor {tensor.name} has dtype {tensor.dtype}; allowed: {', '.join(ITEM_BYTES)}"
+                )
+            if any(extent < 0 for extent in tensor.shape):
+                raise Unsupported(f"tensor {tensor.name} has a negative extent: {tensor.shape}")
+        if self.slice_elements < 0:
+            raise Unsupported(f"slice_elements is {self.slice_elements}; allowed: 0 (automatic) or more")
+
+    @cached_property
+    def slices(self) -> tuple[Slice, ...]:
+        """Every slice, in the order of first use: index equals position."""
+        largest = self.slice_elements or automatic_slice_elements(self.tensors)
+        self._check_count(largest)
+        drafts: list[list[Part]] = []
+        open_tiny: dict[tuple[str, int, Role], list[Part]] = {}
+        for number, tensor in enumerate(self.tensors):
+            count = tensor.elements
+            if count >= self.size_lower_bound:
+                starts = range(0, count, largest)
+                drafts += [[Part(number, start, min(start + largest, count), 0)] for start in starts]
+            elif count:
+                kind = (tensor.dtype, tensor.group, tensor.role)
+                parts = open_tiny.get(kind)
+                if parts is None or _end(parts) + count > largest or len(parts) == MOST_PARTS:
+                    parts = open_tiny[kind] = []
+                    drafts.append(parts)
+                parts.append(Part(number, 0, count, _end(parts)))
+        return tuple(self._slice(index, tuple(parts)) for index, parts in enumerate(drafts))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits that are equal exactly when the tensors and their cuts are."""
+        return hashlib.blake2b(msgspec.msgpack.encode(self), digest_size=16).hexdigest()
+
+    def shards(self, count: int) -> tuple[int, ...]:
+        """For each slice, the global shard that holds it: the heaviest first, to the lightest shard.
+
+        Deterministic in (layout, count), so that every node computes the same table.
+        """
+        loads = [(0, shard) for shard in range(count)]
+        table = [0] * len(self.slices)
+        for piece in sorted(self.slices, key=lambda s: (-s.size_bytes, s.index)):
+            load, shard = heapq.heappop(loads)
+            table[piece.index] = shard
+            heapq.heappush(loads, (load + piece.size_bytes, shard))
+        return tuple(table)
+
+    def _slice(self, index: int, parts: tuple[Part, ...]) -> Slice:
+        first = self.tensors[parts[0].tensor]
+        large = first.elements >= self.size_lower_bound
+        return Slice(index, first.dtype, first.group, first.role, large, parts[0].tensor, parts)
+
+    def _check_count(self, largest: int) -> None:
+        count = sum(tensor.elements // largest for tensor in self.tensors)
+        if count > MOST_SLICES:
+            raise Unsupported(
+                f"slices of {largest} elements cut this model into more than {MOST_SLICES}; "
+                f"raise slice_elements"
+            )
+
+
+def _end(parts: list[Part]) -> int:
+    return parts[-1].offset + parts[-1].elements if parts else 0
+
+
+def automatic_slice_elements(tensors: tuple[Tensor, ...]) -> int:
+    """The cut that gives a model about 64 slices, within [2^14, 2^18] elements.
+
+    A round's floor is one round trip plus the bytes; a slice must be received whole before it is
+    answered, which costs one slice's time more. 64 slices keep that below 2 %. Smaller than 2^14
+    elements, the cost of a message outweighs it; larger than 2^18, a slice holds up what is more urgent.
+    """
+    total = sum(tensor.elements for tensor in tensors if tensor.role == "weight")
+    wanted = max(1, total // SLICES_WANTED)
+    return min(max(1 << (wanted - 1).bit_length(), SMALLEST_SLICE), LARGEST_SLICE)

@@ -1,0 +1,53 @@
+"""How contributions are added: one accumulator for each domain.
+
+Floating-point sums depend on the order of their terms, so an accumulator adds in the order it is given and
+never in another: the same contributions give the same bits, in whatever order they arrived. Integers form a
+ring (int64: modulo 2^64), where any order gives the same sum: counts stay exact however long the run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from geomx.errors import Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """Adds within one domain. A pure function over tensors: it may run as a job."""
+
+    domain: str
+    dtypes: frozenset[torch.dtype]
+
+    def add(self, values: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """((v0 + v1) + v2) + ..., in place into `values[0]`, which the caller owns and gets back.
+
+        `values`: flat, of one length and dtype, ordered by lowest origin. None where there are none.
+        """
+        if not values:
+            return None
+        total, *others = values
+        if any(value.dtype not in self.dtypes for value in values):
+            raise Unsupported(f"{self.domain} does not add {', '.join(str(value.dtype) for value in values)}")
+        for other in others:
+            total.add_(other)
+        return total
+
+
+float_ordered = Accumulator(
+    "float_ordered", frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+)
+int_ring = Accumulator("int_ring", frozenset({torch.int64}))
+
+
+def accumulator(dtype: torch.dtype) -> Accumulator:
+    """The accumulator whose domain holds values of `dtype`."""
+    for candidate in (float_ordered, int_ring):
+        if dtype in candidate.dtypes:
+            return candidate
+    raise Unsupported(
+        f"{dtype} cannot be added; float_ordered and int_ring add floating-point values and int64"
+    )

@@ -1,0 +1,161 @@
+"""From the description of a run to its nodes: the same for both drivers.
+
+`Plan` holds what the nodes need to know of `geomx.config.Run`, so that a tree can also be described in a few lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from geomx.codecs.base import codecs
+from geomx.config import Run
+from geomx.node.base import Identity, Limits
+from geomx.node.clipping import Clipping
+from geomx.node.relay import Relay
+from geomx.node.root import Root
+from geomx.node.server import Below, Server
+from geomx.node.worker import Worker
+from geomx.optim.base import RootOptimizer, optimizers
+from geomx.protocol.messages import Message, Value
+from geomx.protocol.session import Patience
+from geomx.sync.base import policies
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One tier's edges: codecs by name, and how liveness is judged."""
+
+    codec_up: str = "dense"
+    codec_down: str = "dense"
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The tree. `parties`: each local server's workers, in order; none: the workers hang on the root itself."""
+
+    run: str
+    parties: dict[str, tuple[str, ...]]
+    shards: tuple[str, ...] = ("global/0",)
+    policy: str = "fsa"
+    lan: Edge = field(default_factory=Edge)
+    wan: Edge = field(default_factory=Edge)
+    limits: Limits = field(default_factory=Limits)
+    manifest: dict[str, Value] = field(default_factory=dict)
+    flat: bool = False  # a tree of depth one: every worker is a child of the root
+
+    @classmethod
+    def of(cls, run: Run) -> Plan:
+        """The tree that a run's description describes."""
+        return cls(
+            run=run.run.name,
+            parties={party: run.workers_of(party) for party in run.servers},
+            shards=run.shard_names,
+            policy=run.sync.policy,
+            lan=_edge(run.lan),
+            wan=_edge(run.wan),
+            limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s),
+            manifest=run.manifest(),
+        )
+
+    @classmethod
+    def solo(cls) -> Plan:
+        """A run of one: a worker and its root."""
+        return cls("solo", {"solo": ("solo/0",)}, flat=True)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(name for workers in self.parties.values() for name in workers)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Every node's name: shards, local servers, workers."""
+        return (*self.shards, *(() if self.flat else self.parties), *self.workers)
+
+    def parents(self, worker: str) -> tuple[str, ...]:
+        """Whom a worker dials."""
+        if self.flat:
+            return self.shards
+        return (next(party for party, workers in self.parties.items() if worker in workers),)
+
+    def with_patience(self, patience: Patience) -> Plan:
+        """The same tree with other patience on every edge."""
+        return replace(
+            self, lan=replace(self.lan, patience=patience), wan=replace(self.wan, patience=patience)
+        )
+
+
+def make_node(plan: Plan, name: str, incarnation: int = 1) -> Server | Worker:
+    """The node of that name."""
+    if name in plan.shards:
+        return make_shard(plan, name, incarnation)
+    if name in plan.parties and not plan.flat:
+        return make_local_server(plan, name, incarnation)
+    return make_worker(plan, name, incarnation)
+
+
+def make_worker(plan: Plan, name: str, incarnation: int = 1) -> Worker:
+    parents = dict.fromkeys(plan.parents(name), plan.lan.patience)
+    up, down = codecs.find(plan.lan.codec_up)(), codecs.find(plan.lan.codec_down)()
+    return Worker(_identity(plan, name, incarnation), plan.limits, parents, up, down)
+
+
+def make_local_server(plan: Plan, name: str, incarnation: int = 1) -> Server:
+    up, down = codecs.find(plan.wan.codec_up)(), codecs.find(plan.wan.codec_down)()
+    children: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in plan.parties[name]}
+    return Server(
+        _identity(plan, name, incarnation),
+        plan.limits,
+        _below(children, plan.lan),
+        policies.find(plan.policy)(),
+        lambda server: Relay(server, plan.shards, up, down),
+        dials=dict.fromkeys(plan.shards, plan.wan.patience),
+    )
+
+
+def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
+    """One shard of the global server. The others dial the first, for what must be known of all slices."""
+    place, lead = plan.shards.index(name), plan.shards[0]
+    others = plan.shards[1:] if name == lead else ()
+    if plan.flat:
+        below = _below({worker: (worker,) for worker in plan.workers}, plan.lan)
+    else:
+        below = _below(dict(plan.parties), plan.wan)
+
+    def upside(server: Server) -> Root:
+        def send(shard: str, message: Message) -> None:
+            peer = server.peer(shard)
+            assert peer is not None  # shards start only together
+            server.send(peer, message)
+
+        clipping = Clipping(send, others, "" if name == lead else lead)
+        return Root(server, place, len(plan.shards), _optimizer, clipping)
+
+    return Server(
+        _identity(plan, name, incarnation),
+        plan.limits,
+        below,
+        policies.find(plan.policy)(),
+        upside,
+        dials={} if name == lead else {lead: plan.wan.patience},
+        others=dict.fromkeys(others, plan.wan.patience),
+    )
+
+
+def _optimizer(name: str) -> RootOptimizer:
+    """`torch.optim.Adam`, or a rule of the user's own as `module:Class`."""
+    short = name.removeprefix("torch.optim.")
+    return optimizers.find(short)(short)
+
+
+def _identity(plan: Plan, name: str, incarnation: int) -> Identity:
+    return Identity(name, plan.run, incarnation, plan.manifest)
+
+
+def _below(children: dict[str, tuple[str, ...]], edge: Edge) -> Below:
+    return Below(children, edge.patience, codecs.find(edge.codec_up)(), codecs.find(edge.codec_down)())
+
+
+def _edge(tier: Any) -> Edge:
+    return Edge(tier.codec_up, tier.codec_down, Patience(tier.heartbeat_s, tier.timeout_s))

@@ -1,0 +1,194 @@
+"""What a node is to its driver: events go in, effects come out, and nothing else happens.
+
+    effects = node.handle(event, now)
+
+A node never reads a clock, opens a socket, starts a thread or sleeps. `now` is in seconds, on any clock that
+only goes forward. A *job* is a pure function over tensors: the driver runs it wherever it likes and hands back
+`JobDone`. Two drivers keep this contract: `geomx.drive.real` and `geomx.drive.simulated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from geomx.errors import GeomxError
+from geomx.protocol.messages import Message
+
+# A payload is a flat uint8 tensor (or, in a simulation of shapes, one on the meta device). `protocol` and `sync`
+# never look inside.
+Payload = Any
+
+# -- events --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Started:
+    """The first event of every node."""
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """A connection stands. `peer`: whom we dialled; empty where the other side did."""
+
+    conn: int
+    peer: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """A whole message arrived on a connection."""
+
+    conn: int
+    number: int
+    message: Message
+    payload: Payload = None
+
+
+@dataclass(slots=True, eq=False)
+class Closed:
+    """A connection is gone, or (`conn` 0) a dialled peer could not be reached."""
+
+    conn: int
+    peer: str
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Fired:
+    """A timer that the node had set has run out."""
+
+    key: str
+
+
+@dataclass(slots=True, eq=False)
+class JobDone:
+    """A job has ended: with a result, or with what it raised."""
+
+    job: Job
+    result: Any = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Called:
+    """The local program (the training loop) calls a method of its worker: `method(*arguments)`."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+Event = Started | Opened | Received | Closed | Fired | JobDone | Called
+
+# -- effects -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Dial:
+    """Connect to a peer by name; the driver knows the addresses. Answered by `Opened` or `Closed`."""
+
+    peer: str
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Send a message. Lower priorities overtake higher ones, between chunks."""
+
+    conn: int
+    number: int
+    message: Message
+    payload: Payload = None
+    priority: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Hangup:
+    """Close a connection once everything of priority 0 has been written. No `Closed` follows."""
+
+    conn: int
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Timer:
+    """Wake the node with `Fired(key)` after `delay_s`; setting a key again moves it."""
+
+    key: str
+    delay_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Arithmetic to be done outside the node. `function` is pure: it may run in any thread."""
+
+    then: Callable[[Any], None]  # the node's continuation, called by the node itself on `JobDone`
+    function: Callable[[], Any]
+    cost_bytes: int  # memory it touches: the simulated driver turns it into time
+
+
+@dataclass(slots=True, eq=False)
+class Notify:
+    """Hand something to the local program (the training loop)."""
+
+    item: Any
+
+
+@dataclass(slots=True, eq=False)
+class Note:
+    """Something worth observing: a log line, a metric, a point of the trace."""
+
+    name: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    level: str = "debug"
+
+
+@dataclass(slots=True, eq=False)
+class Stop:
+    """The node has ended: well, or with an error that the driver raises."""
+
+    error: GeomxError | None = None
+
+
+Effect = Dial | Write | Hangup | Timer | Job | Notify | Note | Stop
+
+
+class Node(Protocol):
+    """What a driver drives."""
+
+    name: str
+
+    def handle(self, event: Event, now: float) -> Iterable[Effect]:
+        """React to one event. The effects are to be carried out in order."""
+
+    def admit(self, conn: int, message: Message) -> None:
+        """Raise `ProtocolError` if this connection may not send this message with a payload of that size.
+
+        Called as soon as the header is there, before memory is taken for the payload.
+        """
+
+
+# -- the training thread's view of its worker -------------------------------------------------------------
+
+
+class Port(Protocol):
+    """How a training loop reaches its worker node, whichever driver runs it."""
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Hand a `Called` event to the node; returns at once."""
+
+    def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+        """Return as soon as `ready()`; items that came meanwhile have been given to the listener.
+
+        `whom()` says for whom and for what, for the log when it takes long. Raises the node's error if it has
+        stopped.
+        """
+
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        """Give every `Notify` item to `listener`, on the training thread, within `wait` or `poll`."""
+
+    def poll(self) -> None:
+        """Give the items that have come to the listener; never blocks."""
+
+    def note(self, name: str, **fields: Any) -> None:
+        """Something worth observing, from the training thread."""

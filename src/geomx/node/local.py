@@ -1,0 +1,74 @@
+"""What a training loop says to its worker node, and what it hears.
+
+Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.worker.Worker` that are named here:
+
+- `attach(layout, settings)`: the model is known. Answered by `Ready`.
+- `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
+- `fetch(slice)`: the optimizer state of a slice, from the root. Answered by `Fetched`.
+- `leave(turn)`: this worker takes no part in turns after `turn`. Answered by `Left`.
+- `fail(reason)`: the user's script raised; the run is told, and ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from geomx.optim.base import SliceState
+from geomx.protocol.messages import Hyperparameters, Kind
+from geomx.sync.base import Apply
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One slice's share of one turn.
+
+    `values`: Σ w·x (flat, the slice's dtype and elements), or None where no part has a value. It belongs to the
+    worker from now on. `present`: see `geomx.protocol.messages`.
+    """
+
+    turn: int
+    slice: int
+    kind: Kind
+    operation: str
+    weight: float
+    values: torch.Tensor | None
+    present: bytes | None = None
+    hyper: Hyperparameters | None = None
+    ended: bool = False
+    state: SliceState | None = None  # `assign` alone
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The run has taken the model. `turns`: see `Attached`; where not empty, `Arrived` follow by themselves."""
+
+    turns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A slice's round has closed. `values`: the new weights, mean gradient or mean (None: nothing changed)."""
+
+    slice: int
+    turn: int
+    kind: Kind
+    weight: float
+    values: torch.Tensor | None
+    present: bytes | None
+    ended: bool
+    apply: Apply = field(default_factory=Apply)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A slice's optimizer state, as it was when the root answered."""
+
+    slice: int
+    state: SliceState
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The tree above knows that this worker has left; nothing more will come."""

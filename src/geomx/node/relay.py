@@ -1,0 +1,121 @@
+"""The upside of a local server: adds what its members contributed, pushes the sum, and passes the answer down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from geomx.codecs.base import Codec
+from geomx.layout import Layout, Slice
+from geomx.node.accumulate import accumulator
+from geomx.node.base import Peer
+from geomx.node.server import Server
+from geomx.node.uplink import Uplink
+from geomx.protocol.messages import Hyperparameters, Message, Push, State, Update, Value
+from geomx.protocol.rounds import Round
+
+
+class Relay:
+    """See the module's text. `parents`: the shards of the global server, by name."""
+
+    def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: Codec) -> None:
+        self._server = server
+        self._uplink = Uplink(server, self, parents, up, down)
+        self._layout: Layout | None = None
+        self._replies: dict[int, Callable[[State, Any], None]] = {}
+        self._tokens: dict[int, int] = {}
+        self._token = 0
+
+    # -- up -------------------------------------------------------------------------------------------------
+
+    def holds(self, layout: Layout) -> list[Slice]:
+        return list(layout.slices)
+
+    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
+        self._layout = layout
+        self._uplink.attach(layout, settings)
+
+    def hyper(self, digest: bytes, values: Hyperparameters) -> None:
+        self._uplink.hyper(digest, values)
+
+    def closed(self, piece: Slice, round_: Round) -> None:
+        push = merge(round_)
+        if round_.kind == "assign":
+            chosen, payload = next(
+                ((p, data) for p, data in round_.in_order() if data is not None), (push, None)
+            )
+            header = msgspec.structs.replace(
+                push, present=chosen.present, planes=chosen.planes, scalars=chosen.scalars
+            )
+            self._uplink.push_raw(header, payload)
+            return
+        decoders = self._server.decoders(piece, round_)
+        add = accumulator(getattr(torch, piece.dtype)).add
+        self._uplink.push(
+            push, lambda: add([decode() for decode in decoders]), 3 * len(decoders) * piece.size_bytes
+        )
+
+    def fetch(self, index: int, reply: Callable[[State, Any], None], token: int) -> None:
+        self._token += 1
+        self._replies[self._token] = reply
+        self._tokens[self._token] = token
+        self._uplink.fetch(self._token, index)
+
+    def left(self, turn: int, origins: tuple[str, ...]) -> None:
+        self._uplink.leave(turn, origins)
+
+    @property
+    def quiet(self) -> bool:
+        return self._uplink.quiet
+
+    # -- down -----------------------------------------------------------------------------------------------
+
+    def message(self, peer: Peer, message: Message, payload: Any) -> None:
+        self._uplink.message(peer, message, payload)
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        self._uplink.check_payload(peer, message)
+
+    def attached(self, turns: dict[int, int]) -> None:
+        self._server.attached()
+
+    def answered(self, update: Update, payload: Any) -> None:
+        assert self._layout is not None
+        piece = self._layout.slices[update.slice]
+        above = self._uplink.codec(piece, update.kind, self._uplink.down)
+        below = self._server.down_codec(piece, update.kind)
+        if payload is None or type(above) is type(below):  # the same bytes serve below
+            self._server.answer(update, payload)
+            return
+
+        def work() -> torch.Tensor:
+            return below.encode(piece, update.turn, above.decode(piece, payload))
+
+        self._server.run_job(
+            work,
+            lambda data: self._server.answer(update, data),
+            above.cost_bytes(piece) + below.cost_bytes(piece),
+        )
+
+    def fetched(self, state: State, payload: Any) -> None:
+        reply = self._replies.pop(state.token)
+        reply(msgspec.structs.replace(state, token=self._tokens.pop(state.token)), payload)
+
+
+def merge(round_: Round) -> Push:
+    """The header of the contributions' sum: weights added, origins united."""
+    pushes = [push for push, _ in round_.in_order()]
+    return Push(
+        turn=round_.turn,
+        slice=pushes[0].slice,
+        kind=round_.kind,
+        operation=pushes[0].operation,
+        weight=round_.weight,
+        origins=round_.origins,
+        present=round_.present,
+        hyper=round_.hyper,
+        ended=round_.ended,
+    )

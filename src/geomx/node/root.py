@@ -1,0 +1,235 @@
+"""The top of the tree: what an aggregate does to the weights.
+
+    gradient   m = Σ w·x / Σ w;  weights ← optimizer(weights, m);  the answer is the weights
+               (where the workers own the optimizer the answer is m; a ledger slice adds the sum)
+    mean       weights ← Σ w·x / Σ w;  the answer is the weights
+    assign     weights ← the value of the lowest origin, with its optimizer state;  the answer is the weights
+
+Sums run in the order of the lowest origin, so that the same contributions give the same bits in whatever order they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from geomx.codecs.base import Codec
+from geomx.errors import ProtocolError, Unsupported
+from geomx.layout import Layout, Slice
+from geomx.node.accumulate import accumulator
+from geomx.node.base import Peer
+from geomx.node.clipping import Clipping
+from geomx.node.states import pack_state, unpack_state, unpack_weights
+from geomx.node.uplink import has_values
+from geomx.optim.base import RootOptimizer
+from geomx.protocol.messages import Hyperparameters, Kind, Message, Norms, Scale, State, Update, Value
+from geomx.protocol.rounds import Round
+
+HYPERS_KEPT = 8192
+OptimizerFactory = Callable[[str], RootOptimizer]
+
+
+class Answers(Protocol):
+    """The server around the root."""
+
+    def attached(self) -> None: ...
+    def answer(self, update: Update, payload: Any) -> None: ...
+    def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None: ...
+    def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]: ...
+    def down_codec(self, piece: Slice, kind: Kind) -> Codec: ...
+
+
+class Root:
+    """See the module's text. It holds the slices of one shard."""
+
+    def __init__(
+        self, server: Answers, shard: int, shards: int, optimizers: OptimizerFactory, clipping: Clipping
+    ) -> None:
+        self._server = server
+        self._shard, self._shards = shard, shards
+        self._optimizers = optimizers
+        self._clipping = clipping
+        self._optimizer: RootOptimizer | None = None
+        self._weights: dict[int, torch.Tensor] = {}
+        self._hypers: dict[bytes, Hyperparameters] = {}
+        self._parked: dict[bytes, list[tuple[Slice, Round]]] = {}
+        self._layout: Layout | None = None
+
+    # -- what the server tells it -----------------------------------------------------------------------------
+
+    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
+        """The model is known: make its optimizer."""
+        self._layout = layout
+        name = str(settings.get("optimizer", "workers"))
+        self._optimizer = None if name == "workers" else self._optimizers(name)
+        clip_norm = settings.get("clip_norm") if self._optimizer is not None else None
+        if isinstance(clip_norm, int | float):
+            trained = frozenset(s.index for s in layout.slices if s.role == "weight")
+            mine = frozenset(s.index for s in self.holds(layout)) & trained
+            self._clipping.start(float(clip_norm), mine, trained)
+        self._server.attached()
+
+    def holds(self, layout: Layout) -> list[Slice]:
+        """The slices that live on this shard."""
+        table = layout.shards(self._shards)
+        return [piece for piece in layout.slices if table[piece.index] == self._shard]
+
+    def hyper(self, digest: bytes, values: Hyperparameters) -> None:
+        self._hypers[digest] = values
+        if len(self._hypers) > HYPERS_KEPT:
+            del self._hypers[next(iter(self._hypers))]
+        for piece, round_ in self._parked.pop(digest, ()):
+            self.closed(piece, round_)
+
+    def message(self, peer: Peer, message: Message, payload: Any) -> None:
+        """From another shard."""
+        if not isinstance(message, Norms | Scale):
+            raise ProtocolError(f"{peer.name} sent {type(message).__name__} to a shard beside it")
+        self._clipping.message(message)
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        if not isinstance(message, Norms | Scale):
+            raise ProtocolError(f"{peer.name} announces {type(message).__name__} to a shard beside it")
+
+    def left(self, turn: int, origins: tuple[str, ...]) -> None:
+        """Nobody above needs to know."""
+
+    @property
+    def quiet(self) -> bool:
+        return True
+
+    def closed(self, piece: Slice, round_: Round) -> None:
+        """A round has all its contributions: apply and answer it."""
+        carrying = any(has_values(push, piece) for push, _ in round_.in_order())
+        if round_.kind == "assign":
+            self._assign(piece, round_)
+        elif not carrying or not round_.weight:
+            if self._clipping.wants(piece.index, round_.kind):
+                self._clipping.square(round_.turn, piece.index, 0.0, lambda _: None)
+            self._server.answer(self._update(piece, round_), None)
+        elif round_.kind == "mean":
+            self._mean(piece, round_)
+        elif piece.role == "ledger":
+            self._ledger(piece, round_)
+        elif self._optimizer is None:
+            self._pass_on(piece, round_)
+        elif round_.hyper not in self._hypers:
+            self._parked.setdefault(round_.hyper, []).append((piece, round_))
+        elif self._clipping.wants(piece.index, round_.kind):
+            self._measure(piece, round_)
+        else:
+            self._optimize(piece, round_, self._sum(piece, round_, divide=True), 1.0)
+
+    def fetch(self, index: int, reply: Callable[[State, Any], None], token: int) -> None:
+        """The optimizer state of a slice, as it is now."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise Unsupported("the workers own the optimizer: its state is theirs, not the global server's")
+
+        def work() -> tuple[Any, tuple[str, ...], Any]:
+            return pack_state(None, optimizer.export(index))
+
+        def done(packed: tuple[Any, tuple[str, ...], Any]) -> None:
+            payload, planes, scalars = packed
+            reply(State(token, index, planes, scalars, 0 if payload is None else payload.nbytes), payload)
+
+        self._server.run_job(work, done, 0)
+
+    # -- the kinds of adding --------------------------------------------------------------------------------------
+
+    def _sum(self, piece: Slice, round_: Round, divide: bool) -> Callable[[], torch.Tensor]:
+        decoders, weight = self._server.decoders(piece, round_), round_.weight
+        add = accumulator(getattr(torch, piece.dtype)).add
+
+        def work() -> torch.Tensor:
+            total = add([decode() for decode in decoders])
+            assert total is not None  # a round with values has a contribution with values
+            return total.div_(weight) if divide else total
+
+        return work
+
+    def _optimize(self, piece: Slice, round_: Round, mean: Callable[[], torch.Tensor], scale: float) -> None:
+        optimizer, weights = self._optimizer, self._weights[piece.index]
+        hyper, present = self._hypers[round_.hyper], round_.present
+        assert optimizer is not None
+
+        def work() -> torch.Tensor:
+            gradient = mean()
+            if scale < 1.0:
+                gradient.mul_(scale)
+            optimizer.apply(piece.index, gradient, present, hyper)
+            return weights
+
+        self._finish(piece, round_, work, snapshot=True)
+
+    def _measure(self, piece: Slice, round_: Round) -> None:
+        """With `clip_norm`, no slice is applied before the norm over all slices of all shards is known."""
+        make = self._sum(piece, round_, divide=True)
+
+        def work() -> tuple[torch.Tensor, float]:
+            mean = make()
+            return mean, float(mean.to(torch.float64).square_().sum())
+
+        def done(result: tuple[torch.Tensor, float]) -> None:
+            mean, square = result
+            self._clipping.square(
+                round_.turn,
+                piece.index,
+                square,
+                lambda scale: self._optimize(piece, round_, lambda: mean, scale),
+            )
+
+        self._server.run_job(work, done, (len(round_.contributions) + 2) * piece.size_bytes)
+
+    def _pass_on(self, piece: Slice, round_: Round) -> None:
+        self._finish(piece, round_, self._sum(piece, round_, divide=True), snapshot=False)
+
+    def _mean(self, piece: Slice, round_: Round) -> None:
+        if not piece.dtype.startswith("float"):
+            raise ProtocolError(f"slice {piece.index} is {piece.dtype}: it has no mean")
+        self._finish(piece, round_, self._sum(piece, round_, divide=True), snapshot=False)
+
+    def _ledger(self, piece: Slice, round_: Round) -> None:
+        make, weights = self._sum(piece, round_, divide=False), self._weights[piece.index]
+        self._finish(piece, round_, lambda: weights.add_(make()), snapshot=True)
+
+    def _assign(self, piece: Slice, round_: Round) -> None:
+        chosen = next(((push, p) for push, p in round_.in_order() if p is not None), None)
+        if chosen is None:
+            self._server.answer(self._update(piece, round_), None)
+            return
+        push, payload = chosen
+
+        def work() -> torch.Tensor:
+            if has_values(push, piece):
+                self._adopt(piece, unpack_weights(piece, payload).clone())
+            if (push.planes or push.scalars) and self._optimizer is not None and piece.role == "weight":
+                self._optimizer.restore(piece.index, unpack_state(piece, push, payload))
+            return self._weights[piece.index]
+
+        self._finish(piece, round_, work, snapshot=True)
+
+    def _adopt(self, piece: Slice, weights: torch.Tensor) -> None:
+        self._weights[piece.index] = weights
+        if self._optimizer is not None and piece.role == "weight":
+            self._optimizer.adopt(piece, weights)
+
+    def _finish(self, piece: Slice, round_: Round, work: Callable[[], torch.Tensor], snapshot: bool) -> None:
+        """Run `work`, encode its result and answer. A snapshot: the result will change again in place."""
+        codec = self._server.down_codec(piece, round_.kind)
+
+        def encoded() -> torch.Tensor:
+            values = work()
+            return codec.encode(piece, round_.turn, values.clone() if snapshot else values)
+
+        cost_bytes = (len(round_.contributions) + 4) * piece.size_bytes + codec.cost_bytes(piece)
+        self._server.run_job(
+            encoded, lambda payload: self._server.answer(self._update(piece, round_), payload), cost_bytes
+        )
+
+    @staticmethod
+    def _update(piece: Slice, round_: Round) -> Update:
+        present = round_.present
+        return Update(round_.turn, piece.index, round_.kind, round_.weight, present, round_.ended)

@@ -1,0 +1,363 @@
+"""The inner node of the tree: gathers contributions from below, and answers them.
+
+One class for every tier. What becomes of a closed round is the business of its *upside*: a `Relay` adds the contributions
+and pushes the sum to the parents, a `Root` applies it. A local server is a server with a relay; a shard of the global server
+is one with a root; neither knows which it is.
+
+How a contribution travels: `Push` from a child -> `Rounds.add` (once for each origin) -> the policy says close or wait ->
+the upside's jobs -> `answer`, an `Update` to every child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from geomx.codecs.base import Codec
+from geomx.codecs.dense import Dense
+from geomx.errors import Disagreement, ProtocolError, Refused, Unsupported
+from geomx.layout import Layout, Slice
+from geomx.node.base import BaseNode, Identity, Limits, Peer, compare
+from geomx.node.contract import Write
+from geomx.node.uplink import has_values, priority_of
+from geomx.protocol.membership import Members
+from geomx.protocol.messages import (
+    Attach, Attached, Fetch, Hyper, Hyperparameters, Kind, Leave, Message, Push, Refuse, State, Update, Value
+    
+)  # fmt: skip
+from geomx.protocol.rounds import Round, Rounds
+from geomx.protocol.session import Patience
+from geomx.sync.base import Policy, View, Wait
+
+LAYOUT_LIMIT_BYTES = 64 << 20
+PLANES_LIMIT = 8
+
+
+class Upside(Protocol):
+    """What a server does with what it has gathered."""
+
+    def holds(self, layout: Layout) -> list[Slice]:
+        """The slices that this server gathers."""
+
+    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
+        """The model is known."""
+
+    def hyper(self, digest: bytes, values: Hyperparameters) -> None:
+        """Hyper-parameters that pushes will name."""
+
+    def closed(self, piece: Slice, round_: Round) -> None:
+        """A round is complete; ends in `Server.answer`."""
+
+    def fetch(self, index: int, reply: Callable[[State, Any], None], token: int) -> None:
+        """A child wants the optimizer state of a slice."""
+
+    def left(self, turn: int, origins: tuple[str, ...]) -> None:
+        """Members take no part after `turn`."""
+
+    def message(self, peer: Peer, message: Message, payload: Any) -> None:
+        """From a peer that is no child: a parent, or a shard beside us."""
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        """Whether such a message may carry that payload."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the node could end without taking anything with it that others need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The downward edges of a server. `children`: each child's leaves, in the order of the run."""
+
+    children: dict[str, tuple[str, ...]]
+    patience: Patience
+    up: Codec
+    down: Codec
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What a server remembers of one turn, over all its slices."""
+
+    operation: str
+    by: str
+    opened: float
+    answered: int = 0
+    reported: float = field(default=0.0)
+
+
+class Server(BaseNode):
+    """See the module's text. `make_upside(server)` gives it its relay or root; `others`: shards that dial us."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        limits: Limits,
+        below: Below,
+        policy: Policy,
+        make_upside: Callable[[Server], Upside],
+        dials: dict[str, Patience] | None = None,
+        others: dict[str, Patience] | None = None,
+    ) -> None:
+        expects = dict.fromkeys(below.children, below.patience) | (others or {})
+        super().__init__(identity, limits, dials or {}, expects)
+        self._below = below
+        self._policy = policy
+        self._members = Members(leaf for leaves in below.children.values() for leaf in leaves)
+        self._upside = make_upside(self)
+        self._dense = Dense()
+        self._layout: Layout | None = None
+        self._settings: dict[str, Value] = {}
+        self._rounds: dict[int, Rounds] = {}
+        self._trained = 0  # how many of them take part in a step
+        self._turns: dict[int, _Turn] = {}
+        self._is_attached = False
+        self._to_welcome: list[Peer] = []
+        self._held: dict[int, Any] = {}  # slice -> the last weights sent down, for whoever joins later
+        self._answered: dict[int, int] = {}
+        self._all_left_at = 0.0
+
+    # -- the upside's view --------------------------------------------------------------------------------------
+
+    def answer(self, update: Update, payload: Any) -> None:
+        """Send a slice's update to every child that takes part."""
+        piece = self._piece(update.slice)
+        if payload is not None:
+            update = msgspec.structs.replace(update, size=payload.nbytes)
+            if self._settings.get("optimizer") != "workers":
+                self._held[piece.index] = payload
+        self._answered[piece.index] = update.turn
+        priority = priority_of(piece)
+        for name, leaves in self._below.children.items():
+            child = self.peer(name)
+            if child is not None and child.joined and not self._members.has_left(leaves):
+                self.send(child, update, payload, priority)
+        self._turn_answered(piece, update)
+
+    def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
+        """The round's contributions in the order of adding, each to be decoded within a job."""
+        codec = self._codec(piece, round_.kind, self._below.up)
+        return [
+            lambda payload=payload: codec.decode(piece, payload)  # type: ignore[misc]
+            for _, payload in round_.in_order()
+            if payload is not None
+        ]
+
+    def down_codec(self, piece: Slice, kind: Kind) -> Codec:
+        """What an update of this slice is encoded with."""
+        return self._codec(piece, kind, self._below.down)
+
+    def _codec(self, piece: Slice, kind: Kind, codec: Codec) -> Codec:
+        return codec if kind == "gradient" and piece.role == "weight" else self._dense
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
+        leaves = self._below.children.get(peer.name)
+        if leaves is None:
+            self._upside.message(peer, message, payload)
+        elif isinstance(message, Push):
+            self._on_push(peer, leaves, message, payload)
+        elif isinstance(message, Hyper):
+            self._upside.hyper(message.digest, message.values)
+        elif isinstance(message, Attach):
+            self._on_attach(peer, message, payload)
+        elif isinstance(message, Fetch):
+            self._piece(message.slice)
+            self._upside.fetch(message.slice, lambda state, data: self.send(peer, state, data), message.token)
+        elif isinstance(message, Leave):
+            self._on_leave(peer, leaves, message)
+        else:
+            raise ProtocolError(f"{peer.name} sent {type(message).__name__} up to {self.name}")
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        if peer.name not in self._below.children:
+            self._upside.check_payload(peer, message)
+        elif isinstance(message, Push):
+            piece = self._piece(message.slice)
+            if not self._fits(piece, message):
+                raise ProtocolError(f"{peer.name} announces {message.size} bytes for slice {piece.index}")
+        elif isinstance(message, Attach):
+            if message.size > LAYOUT_LIMIT_BYTES:
+                raise ProtocolError(f"{peer.name} announces a layout of {message.size} bytes")
+        else:
+            raise ProtocolError(f"{peer.name} announces a payload behind {type(message).__name__}")
+
+    def _fits(self, piece: Slice, push: Push) -> bool:
+        if push.kind != "assign":
+            return self._codec(piece, push.kind, self._below.up).accepts(piece, push.size)
+        weights = 1 if has_values(push, piece) else 0
+        return (
+            len(push.planes) <= PLANES_LIMIT and push.size == (weights + len(push.planes)) * piece.size_bytes
+        )
+
+    def _on_attach(self, peer: Peer, message: Attach, payload: Any) -> None:
+        if self._layout is None:
+            self._adopt(peer, message, payload)
+        assert self._layout is not None
+        ours = {"model.fingerprint": self._layout.fingerprint, **self._settings}
+        differences = compare({"model.fingerprint": message.fingerprint, **message.settings}, ours)
+        if differences:
+            text = f"{peer.name} brings another model or optimizer than the others"
+            self.emit(Write(peer.session.conn, 0, Refuse("manifest", text, differences)))
+            listed = "; ".join(f"{d.field}: {d.yours}, others {d.ours}" for d in differences)
+            self.abort(Refused(f"{text}: {listed}"))
+        elif self._is_attached:
+            self._welcome_member(peer)
+        else:
+            self._to_welcome.append(peer)
+
+    def _adopt(self, peer: Peer, message: Attach, payload: Any) -> None:
+        """The first model that comes is the run's."""
+        try:
+            layout = msgspec.msgpack.decode(bytes(payload.numpy()), type=Layout)
+        except (msgspec.MsgspecError, Unsupported) as error:
+            raise ProtocolError(f"{peer.name} sent no layout: {error}") from error
+        if layout.fingerprint != message.fingerprint:
+            raise ProtocolError(f"{peer.name}: the layout is not the one of its fingerprint")
+        self._layout, self._settings = layout, message.settings
+        mine = self._upside.holds(layout)
+        self._rounds = {piece.index: Rounds() for piece in mine}
+        self._trained = sum(piece.role in ("weight", "ledger") for piece in mine)
+        self._upside.attach(layout, message.settings)
+
+    def attached(self) -> None:
+        """Everybody above has taken the model: those below may begin."""
+        self._is_attached = True
+        waiting, self._to_welcome = self._to_welcome, []
+        for peer in waiting:
+            self._welcome_member(peer)
+
+    def _welcome_member(self, peer: Peer) -> None:
+        """Tell a child where the run stands, and give it the current values if it has begun."""
+        if not self._answered:
+            self.send(peer, Attached())
+            return
+        assert self._layout is not None
+        turns = tuple(self._answered.get(index, -1) for index in range(len(self._layout.slices)))
+        if self._settings.get("optimizer") == "workers":
+            raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
+        self.send(peer, Attached(turns))
+        for index, payload in self._held.items():
+            piece = self._piece(index)
+            update = Update(self._answered[index], index, "gradient", 0.0, None, False, payload.nbytes)
+            self.send(peer, update, payload, priority_of(piece))
+
+    def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
+        if not push.origins or not push.origins.keys() <= set(leaves):
+            raise ProtocolError(
+                f"{peer.name} pushes for {', '.join(push.origins) or 'nobody'}; its members: {', '.join(leaves)}"
+            )
+        piece = self._piece(push.slice)
+        has_values(push, piece)  # refuses a bitmap of another length
+        if push.turn <= self._rounds[piece.index].closed:
+            return
+        self._same_operation(push)
+        round_ = self._rounds[piece.index].add(push, payload, self._members.first(push.origins), self._now)
+        if round_ is not None:
+            self._decide(piece, round_)
+
+    def _decide(self, piece: Slice, round_: Round) -> None:
+        members = self._members.expected(round_.turn)
+        view = View(round_.turn, piece.index, round_.kind, round_.origins.keys(), members)
+        if not isinstance(self._policy.gathered(view, self._now), Wait):
+            self._upside.closed(piece, self._rounds[piece.index].close(round_.turn))
+
+    def _same_operation(self, push: Push) -> None:
+        """Every worker makes the same calls in the same order; say so instead of waiting for ever."""
+        turn = self._turns.get(push.turn)
+        if turn is None:
+            self._turns[push.turn] = _Turn(push.operation, ", ".join(push.origins), self._now)
+        elif turn.operation != push.operation:
+            raise Disagreement(
+                f"{turn.by} called {turn.operation} where {', '.join(push.origins)} called {push.operation} "
+                f"(turn {push.turn}): every worker must make the same calls in the same order"
+            )
+
+    def _turn_answered(self, piece: Slice, update: Update) -> None:
+        turn = self._turns.get(update.turn)
+        if turn is None or update.kind != "gradient":
+            return
+        turn.answered += 1
+        if turn.answered == self._trained:
+            seconds = self._now - turn.opened
+            self.note(
+                "round", turn=update.turn, operation=turn.operation, seconds=seconds, weight=update.weight
+            )
+            for old in [t for t in self._turns if t <= update.turn]:
+                del self._turns[old]
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _on_leave(self, peer: Peer, leaves: tuple[str, ...], message: Leave) -> None:
+        if not set(message.origins) <= set(leaves):
+            raise ProtocolError(f"{peer.name} takes leave for {', '.join(message.origins)}")
+        self._members.leave(message.origins, message.turn)
+        self.note("left", "info", peer=", ".join(message.origins), turn=message.turn)
+        self._upside.left(message.turn, message.origins)
+        self.acknowledge(peer)
+        for index, rounds in self._rounds.items():
+            for round_ in list(rounds.open.values()):
+                self._decide(self._piece(index), round_)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        """End once every member has left, everybody below has gone, and those above know."""
+        below_gone = all(not self._is_open(name) for name in self._below.children)
+        if not self._members.all_left or self.stopped:
+            return
+        self._all_left_at = self._all_left_at or self._now
+        overdue = self._now - self._all_left_at > self.limits.stop_s
+        if overdue or (below_gone and self._upside.quiet):
+            self.stop()
+
+    def may_go(self, peer: Peer) -> bool:
+        leaves = self._below.children.get(peer.name)
+        if leaves is not None:
+            return self._members.has_left(leaves)
+        return self._members.all_left and not peer.dialled
+
+    def on_away(self, peer: Peer) -> None:
+        self._end_if_done()
+
+    def on_acknowledged(self, peer: Peer) -> None:
+        self._end_if_done()
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+
+    def waits_for(self) -> list[str]:
+        return super().waits_for() + [name for name in self._expects if not self._has_joined(name)]
+
+    def on_tick(self) -> None:
+        """Say on whom we wait, at most once in `stall_s` for each turn."""
+        for number, turn in self._turns.items():
+            if self._now - max(turn.opened, turn.reported) >= self.limits.stall_s:
+                turn.reported = self._now
+                missing = self._missing(number)
+                if missing:
+                    seconds = self._now - turn.opened
+                    self.note("waiting", "warning", turn=number, whom=", ".join(missing), seconds=seconds)
+        self._end_if_done()
+
+    def _missing(self, turn: int) -> list[str]:
+        expected = self._members.expected(turn)
+        missing = {
+            name
+            for rounds in self._rounds.values()
+            if turn in rounds.open
+            for name in expected - rounds.open[turn].origins.keys()
+        }
+        return sorted(missing, key=self._members.order.__getitem__)
+
+    def _is_open(self, name: str) -> bool:
+        peer = self.peer(name)
+        return peer is not None and peer.session.is_open
+
+    def _piece(self, index: int) -> Slice:
+        if self._layout is None or index not in self._rounds:
+            raise ProtocolError(f"slice {index} is not held by {self.name}")
+        return self._layout.slices[index]

@@ -1,0 +1,165 @@
+"""The upward edges of a node: one parent, or the shards of the global server.
+
+Workers and local servers push the same way, so they share this: each slice goes to the shard that holds it, each
+set of hyper-parameters goes up once, and answers come back to the `Owner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from geomx.codecs.base import Codec
+from geomx.codecs.dense import Dense
+from geomx.errors import ProtocolError
+from geomx.layout import Layout, Slice
+from geomx.node.base import BaseNode, Peer
+from geomx.protocol.messages import (
+    Attach, Attached, Fetch, Hyper, Hyperparameters, Kind, Leave, Message, Push, State, Update, Value,
+)  # fmt: skip
+from geomx.protocol.presence import is_absent
+
+HYPERS_KEPT = 1024
+
+
+class Owner(Protocol):
+    """What an uplink tells the node that it belongs to."""
+
+    def attached(self, turns: dict[int, int]) -> None:
+        """Every parent has taken the model. `turns`: slice -> its last closed turn, empty for a fresh run."""
+
+    def answered(self, update: Update, payload: Any) -> None:
+        """A slice's round has closed at the root."""
+
+    def fetched(self, state: State, payload: Any) -> None:
+        """An answer to `fetch`."""
+
+
+class Uplink:
+    """See the module's text. `up`, `down`: the codecs of these edges."""
+
+    def __init__(
+        self, node: BaseNode, owner: Owner, parents: tuple[str, ...], up: Codec, down: Codec
+    ) -> None:
+        self._node = node
+        self._owner = owner
+        self.parents = parents
+        self._up, self.down = up, down
+        self._dense = Dense()
+        self.layout: Layout | None = None
+        self._shard_of: tuple[int, ...] = ()
+        self._attached: dict[str, tuple[int, ...]] = {}
+        self._hypers: dict[bytes, None] = {}  # already sent, oldest first
+
+    def codec(self, piece: Slice, kind: Kind, codec: Codec) -> Codec:
+        """Gradients go through the edge's codec; what must arrive exactly goes dense."""
+        return codec if kind == "gradient" and piece.role == "weight" else self._dense
+
+    # -- up -------------------------------------------------------------------------------------------------
+
+    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
+        """Tell every parent the model; answered by `Owner.attached`."""
+        self.layout = layout
+        self._shard_of = layout.shards(len(self.parents))
+        body = torch.frombuffer(bytearray(msgspec.msgpack.encode(layout)), dtype=torch.uint8)
+        for name in self.parents:
+            self._node.send(self._parent(name), Attach(layout.fingerprint, settings, body.numel()), body)
+
+    def hyper(self, digest: bytes, values: Hyperparameters) -> None:
+        """Hyper-parameters go up before the first push that names them."""
+        if digest in self._hypers:
+            return
+        self._hypers[digest] = None
+        if len(self._hypers) > HYPERS_KEPT:
+            del self._hypers[next(iter(self._hypers))]
+        for name in self.parents:
+            self._node.send(self._parent(name), Hyper(digest, values))
+
+    def push(self, push: Push, make: Callable[[], torch.Tensor | None], cost_bytes: int) -> None:
+        """Push what `make` returns (flat, the slice's dtype); it runs in a job, and so does encoding."""
+        piece = self._piece(push.slice)
+        codec = self.codec(piece, push.kind, self._up)
+
+        def work() -> torch.Tensor | None:
+            values = make()
+            return None if values is None else codec.encode(piece, push.turn, values)
+
+        self._node.run_job(
+            work, lambda payload: self.push_raw(push, payload), cost_bytes + codec.cost_bytes(piece)
+        )
+
+    def push_raw(self, push: Push, payload: Any) -> None:
+        """Push bytes that are encoded already."""
+        size = 0 if payload is None else payload.nbytes
+        sized = msgspec.structs.replace(push, size=size) if push.size != size else push
+        shard = self._parent(self.parents[self._shard_of[push.slice]])
+        self._node.send(shard, sized, payload, priority_of(self._piece(push.slice)))
+
+    def fetch(self, token: int, index: int) -> None:
+        self._node.send(self._parent(self.parents[self._shard_of[index]]), Fetch(token, index))
+
+    def leave(self, turn: int, origins: tuple[str, ...]) -> None:
+        for name in self.parents:
+            self._node.send(self._parent(name), Leave(turn, origins))
+
+    @property
+    def quiet(self) -> bool:
+        """Whether every parent has acknowledged everything."""
+        return all(not self._parent(name).session.unacknowledged for name in self.parents)
+
+    # -- down -----------------------------------------------------------------------------------------------
+
+    def message(self, peer: Peer, message: Message, payload: Any) -> None:
+        """A parent has sent something."""
+        if isinstance(message, Update):
+            self._piece(message.slice)
+            self._owner.answered(message, payload)
+        elif isinstance(message, Attached):
+            self._attached[peer.name] = message.turns
+            if len(self._attached) == len(self.parents):
+                self._owner.attached(self._turns())
+        elif isinstance(message, State):
+            self._owner.fetched(message, payload)
+        else:
+            raise ProtocolError(f"{peer.name} sent {type(message).__name__} down to {self._node.name}")
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        """Whether a payload of that size is possible; see `Node.admit`."""
+        if isinstance(message, Update):
+            piece = self._piece(message.slice)
+            possible = self.codec(piece, message.kind, self.down).accepts(piece, message.size)
+        elif isinstance(message, State):
+            possible = message.size == self._piece(message.slice).size_bytes * len(message.planes)
+        else:
+            possible = False
+        if not possible:
+            raise ProtocolError(f"{peer.name} announces an impossible {type(message).__name__}")
+
+    def _turns(self) -> dict[int, int]:
+        """Each parent answers for the slices that it holds."""
+        assert self.layout is not None
+        holders = [self._attached[self.parents[shard]] for shard in self._shard_of]
+        return {index: turns[index] for index, turns in enumerate(holders) if turns}
+
+    def _parent(self, name: str) -> Peer:
+        peer = self._node.peer(name)
+        assert peer is not None  # every parent is dialled at the start
+        return peer
+
+    def _piece(self, index: int) -> Slice:
+        if self.layout is None or not 0 <= index < len(self.layout.slices):
+            raise ProtocolError(f"slice {index} is not in the layout")
+        return self.layout.slices[index]
+
+
+def priority_of(piece: Slice) -> int:
+    """A slice's lane: what the next forward needs first overtakes the rest. 0 is for control."""
+    return min(1 + piece.priority, 65_535)
+
+
+def has_values(push: Push, piece: Slice) -> bool:
+    """Whether a push carries anything."""
+    return not is_absent(push.present, len(piece.parts))

@@ -1,0 +1,125 @@
+"""The leaf of the tree: takes contributions from a training loop, and hands it what comes back.
+
+See `geomx.node.local` for what the loop says and hears. The worker decides nothing and computes nothing itself; when to push
+is the training loop's policy, and arithmetic runs in jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import torch
+
+from geomx.codecs.base import Codec
+from geomx.errors import RunFailed
+from geomx.layout import Layout
+from geomx.node.base import BaseNode, Identity, Limits, Peer
+from geomx.node.contract import Notify
+from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.states import pack_state, unpack_state
+from geomx.node.uplink import Uplink
+from geomx.protocol.messages import Hyperparameters, Message, Push, State, Update, Value
+from geomx.protocol.session import Patience
+
+
+class Worker(BaseNode):
+    """See the module's text. `parents`: its local server, or in a run of one the root."""
+
+    def __init__(
+        self, identity: Identity, limits: Limits, parents: dict[str, Patience], up: Codec, down: Codec
+    ) -> None:
+        super().__init__(identity, limits, parents, {})
+        self._uplink = Uplink(self, self, tuple(parents), up, down)
+        self._ready = False
+        self._leaving = False
+
+    # -- calls of the training loop ------------------------------------------------------------------------
+
+    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
+        self._uplink.attach(layout, settings)
+
+    def contribute(self, contribution: Contribution) -> None:
+        """Push one slice. `contribution.values` belongs to this node from now on."""
+        c = contribution
+        digest = self._digest(c.hyper) if c.hyper is not None else b""
+        push = Push(
+            c.turn, c.slice, c.kind, c.operation, c.weight, {self.name: self.identity.incarnation}, c.present, digest,
+            c.ended,
+        )  # fmt: skip
+        if c.kind == "assign":
+            values, planes, scalars = pack_state(c.values, c.state)
+            self._uplink.push_raw(msgspec.structs.replace(push, planes=planes, scalars=scalars), values)
+        else:
+            self._uplink.push(push, lambda: c.values, 0)
+
+    def fetch(self, index: int) -> None:
+        self._uplink.fetch(index, index)
+
+    def leave(self, turn: int) -> None:
+        self._leaving = True
+        self._uplink.leave(turn, (self.name,))
+
+    def fail(self, reason: str) -> None:
+        """The user's script raised: every node of the run ends, and names this worker."""
+        self.abort(RunFailed(self.name, reason))
+
+    def _digest(self, hyper: Hyperparameters) -> bytes:
+        digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(hyper.items())), digest_size=8).digest()
+        self._uplink.hyper(digest, hyper)
+        return digest
+
+    # -- what comes down --------------------------------------------------------------------------------------
+
+    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
+        self._uplink.message(peer, message, payload)
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        self._uplink.check_payload(peer, message)
+
+    def attached(self, turns: dict[int, int]) -> None:
+        self._ready = True
+        last = max(turns, default=-1)
+        self.emit(Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)))))
+
+    def answered(self, update: Update, payload: Any) -> None:
+        layout = self._uplink.layout
+        assert layout is not None
+        piece = layout.slices[update.slice]
+        codec = self._uplink.codec(piece, update.kind, self._uplink.down)
+
+        def work() -> torch.Tensor | None:
+            return None if payload is None else codec.decode(piece, payload)
+
+        def done(values: torch.Tensor | None) -> None:
+            self.emit(
+                Notify(
+                    Arrived(
+                        update.slice,
+                        update.turn,
+                        update.kind,
+                        update.weight,
+                        values,
+                        update.present,
+                        update.ended,
+                    )
+                )
+            )
+
+        self.run_job(work, done, codec.cost_bytes(piece))
+
+    def fetched(self, state: State, payload: Any) -> None:
+        layout = self._uplink.layout
+        assert layout is not None
+        self.emit(Notify(Fetched(state.slice, unpack_state(layout.slices[state.slice], state, payload))))
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def on_acknowledged(self, peer: Peer) -> None:
+        if self._leaving and self._uplink.quiet:
+            self.emit(Notify(Left()))
+            self.stop()
+
+    def waits_for(self) -> list[str]:
+        return [] if self._ready else super().waits_for()

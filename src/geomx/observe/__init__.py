@@ -1,0 +1,1 @@
+"""What can be seen of a run: records, the live view, the report and the trace."""

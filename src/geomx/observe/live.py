@@ -1,0 +1,193 @@
+"""What a user sees of a run: the nodes' output, and how far each party is.
+
+On a terminal a table stands below the output and is kept up to date; elsewhere there are plain lines, now and then.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.padding import Padding
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from geomx.config import Run
+from geomx.observe.progress import PartyProgress, Progress
+from geomx.observe.records import Record
+from geomx.observe.sentences import counted
+
+REDRAW_S = 0.25
+PLAIN_S = 5.0
+COLOURS = (
+    "cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green",
+    "bright_yellow", "bright_blue",
+)  # fmt: skip
+UNKNOWN = "·"
+
+
+class View(Protocol):
+    """One way to show a run; a context in which it may draw."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def line(self, node: str, text: str, is_error: bool) -> None:
+        """Show a line that a node wrote; `is_error`: to its stderr."""
+
+    def show(self, records: Iterable[Record], now: float) -> None:
+        """Show where the run stands, if it is time to. `now`: on the records' clock, in seconds."""
+
+
+def view_of(run: Run, console: Console, plain: bool) -> View:
+    """The view that fits where `console` writes to."""
+    return PlainView(run) if plain or not console.is_terminal else LiveView(run, console)
+
+
+class LiveView:
+    """A table below the nodes' output, for terminals."""
+
+    def __init__(self, run: Run, console: Console) -> None:
+        self._progress = Progress(run)
+        self._title = title(run)
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._prefixes = prefixes(run)
+        self._spinner = Spinner("dots", style="cyan")
+        self._started = time.monotonic()
+        self._drawn = 0.0
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def line(self, node: str, text: str, is_error: bool) -> None:
+        whole = Text.assemble(self._prefixes[node], " │ " if not is_error else " ┃ ", Text.from_ansi(text))
+        self._console.print(whole, soft_wrap=True)
+
+    def show(self, records: Iterable[Record], now: float) -> None:
+        for record in records:
+            self._progress.take(record)
+        if now - self._drawn >= REDRAW_S:
+            self._drawn = now
+            self._live.update(self._drawing(now), refresh=True)
+
+    def _drawing(self, now: float) -> Group:
+        return Group("", Padding(self._head(now), (0, 0, 0, 1)), self._table(now))
+
+    def _head(self, now: float) -> Table:
+        progress = self._progress
+        loss = "" if progress.loss is None else f"  loss {progress.loss:.4f}"
+        head = Table.grid(padding=(0, 1))
+        done = Text(f"{clock(now - self._started)}  round {progress.rounds:,}{loss}", style="dim")
+        head.add_row(self._spinner, self._title, done)
+        return head
+
+    def _table(self, now: float) -> Table:
+        table = Table(box=None, pad_edge=True, padding=(0, 2, 0, 1), header_style="dim")
+        for heading in ("party", "round", "loss", "samples/s", "WAN ↑ Mbit/s", "WAN ↓ Mbit/s", "state"):
+            is_text = heading in ("party", "state")
+            table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
+        for party in self._progress.parties.values():
+            style = self._prefixes[party.name].style
+            calm = party.state in ("trains", "starts", "finished", "ends")
+            state = Text(party.state, style="green" if calm else "yellow")
+            table.add_row(Text(party.name, style=style), *figures(party, now), state)
+        return table
+
+
+class PlainView:
+    """Plain lines, for files, pipes and `--plain`."""
+
+    def __init__(self, run: Run) -> None:
+        self._progress = Progress(run)
+        self._prefixes = prefixes(run)
+        self._title = title(run)
+        self._started = self._shown = time.monotonic()
+
+    def __enter__(self) -> Self:
+        print(self._title.plain, flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def line(self, node: str, text: str, is_error: bool) -> None:
+        stream = sys.stderr if is_error else sys.stdout
+        print(f"{self._prefixes[node].plain} │ {Text.from_ansi(text).plain}", file=stream, flush=True)
+
+    def show(self, records: Iterable[Record], now: float) -> None:
+        for record in records:
+            self._progress.take(record)
+        if now - self._shown >= PLAIN_S:
+            self._shown = now
+            for party in self._progress.parties.values():
+                print(f"{clock(now - self._started)}  {plain_line(party, now)}", flush=True)
+
+
+def plain_line(party: PartyProgress, now: float) -> str:
+    """A party's row as one line of text."""
+    rounds, loss, samples, up, down = figures(party, now)
+    return (
+        f"{party.name}: round {rounds}, loss {loss}, {samples} samples/s, "
+        f"WAN up {up} down {down} Mbit/s, {party.state}"
+    )
+
+
+def figures(party: PartyProgress, now: float) -> tuple[str, str, str, str, str]:
+    """Round, loss, samples/s, WAN Mbit/s up and down, as text."""
+    rates = (party.up_rate.at(now) * 8e-6, party.down_rate.at(now) * 8e-6)
+    loss = UNKNOWN if party.loss is None else f"{party.loss:.4f}"
+    samples = party.samples_rate.at(now)
+    up, down = (f"{rate:.1f}" if rate else UNKNOWN for rate in rates)
+    return (
+        f"{party.rounds:,}" if party.rounds else UNKNOWN,
+        loss,
+        f"{samples:,.0f}" if samples else UNKNOWN,
+        up,
+        down,
+    )
+
+
+def title(run: Run) -> Text:
+    """`geomx  cnn  fsa  dense ↑ dense ↓  2 parties, 4 workers, 1 shard`."""
+    counts = ((len(run.parties), "party"), (len(run.workers), "worker"), (run.run.shards, "shard"))
+    return Text.assemble(
+        ("geomx", "bold cyan"),
+        ("  " + run.run.name, "bold"),
+        f"  {run.sync.policy}, {run.wan.codec_up} ↑ {run.wan.codec_down} ↓  ",
+        (", ".join(counted(*count) for count in counts), "dim"),
+    )
+
+
+def prefixes(run: Run) -> dict[str, Text]:
+    """Each node's name in a colour of its own, all of one width."""
+    nodes = [*run.shard_names, *run.servers, *run.workers]
+    width = max(map(len, nodes))
+    return {
+        node: Text(node.ljust(width), style=COLOURS[number % len(COLOURS)])
+        for number, node in enumerate(nodes)
+    }
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `12:30`, `1:02:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

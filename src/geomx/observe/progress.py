@@ -1,0 +1,186 @@
+"""How far a run is: what the records so far say, party by party."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from geomx.config import Run
+from geomx.observe.records import Record
+
+WINDOW_S = 5.0
+
+
+class Rate:
+    """How fast a total grows: over the last `WINDOW_S` seconds, or between its last two points if these are rarer."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, float]] = deque()
+
+    def reach(self, t: float, total: float) -> None:
+        """The total was this at time `t`."""
+        self._points.append((t, total))
+        while len(self._points) > 2 and self._points[1][0] <= t - WINDOW_S:
+            self._points.popleft()
+
+    def at(self, now: float) -> float:
+        """Units a second; 0 when nothing has come for far longer than usual."""
+        if len(self._points) < 2:
+            return 0.0
+        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
+        taken_s = last_s - first_s
+        stale = now - last_s > max(WINDOW_S, 2 * taken_s)
+        return 0.0 if stale or taken_s <= 0 else (last - first) / taken_s
+
+
+@dataclass(slots=True)
+class PartyProgress:
+    """One party's row of the live view."""
+
+    name: str
+    absent: set[str]  # workers that have not joined yet
+    rounds: int = 0
+    losses: dict[str, float] = field(default_factory=dict)  # the last one of each worker
+    samples: float = 0.0
+    samples_rate: Rate = field(default_factory=Rate)
+    up_rate: Rate = field(default_factory=Rate)  # WAN, bytes
+    down_rate: Rate = field(default_factory=Rate)
+    waits_for: str = ""
+    away: dict[str, str] = field(default_factory=dict)  # node that is away -> why
+    working: set[str] = field(default_factory=set)
+    finished: set[str] = field(default_factory=set)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of its workers' last losses."""
+        return fmean(self.losses.values()) if self.losses else None
+
+    @property
+    def state(self) -> str:
+        """What it does, or for whom it waits."""
+        if self.away:
+            return f"{', '.join(sorted(self.away))} away"
+        if self.absent:
+            return f"waits for {', '.join(sorted(self.absent))} to join"
+        if self.waits_for:
+            return f"waits for {self.waits_for}"
+        if self.finished:
+            return "finished" if self.finished >= self.working else "ends"
+        return "trains" if self.rounds else "starts"
+
+
+class Progress:
+    """Takes records, and knows where each party stands."""
+
+    def __init__(self, run: Run) -> None:
+        self.parties = {
+            party.name: PartyProgress(party.name, set(party.worker_names)) for party in run.parties
+        }
+        self._take: dict[str, Callable[[PartyProgress, Record], None]] = {
+            "joined": _joined,
+            "resumed": _back,
+            "away": _away,
+            "left": _left,
+            "round": _round,
+            "waiting": _waiting,
+            "step": _step,
+            "log": _log,
+            "usage": _usage,
+            "finished": _finished,
+        }
+
+    def take(self, record: Record) -> None:
+        """Learn from a record."""
+        party = self.parties.get(record.node.partition("/")[0])
+        take = self._take.get(record.name)
+        if party is not None and take is not None:
+            take(party, record)
+        elif record.name == "waiting":
+            self._root_waits(record.fields["whom"])
+
+    def _root_waits(self, whom: str) -> None:
+        """A global server waits: so do the parties that have done their share."""
+        late = {name.partition("/")[0] for name in whom.split(", ")}
+        for party in self.parties.values():
+            if party.name not in late:
+                party.waits_for = whom
+
+    @property
+    def rounds(self) -> int:
+        return max((party.rounds for party in self.parties.values()), default=0)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean over all workers that have told one."""
+        losses = [loss for party in self.parties.values() for loss in party.losses.values()]
+        return fmean(losses) if losses else None
+
+
+def wan_bytes(usage: dict[str, Any]) -> tuple[int, int]:
+    """What a local server's `usage` says of the WAN edge: bytes up, bytes down."""
+    return _to_root(usage["sent"]), _to_root(usage["received"])
+
+
+def _to_root(by_peer: dict[str, int]) -> int:
+    return sum(count for peer, count in by_peer.items() if peer.startswith("global/"))
+
+
+def _is_server(party: PartyProgress, record: Record) -> bool:
+    return record.node == party.name
+
+
+def _joined(party: PartyProgress, record: Record) -> None:
+    if _is_server(party, record):
+        party.absent.discard(record.fields["peer"])
+        party.working.add(record.fields["peer"])
+    _back(party, record)
+
+
+def _back(party: PartyProgress, record: Record) -> None:
+    party.away.pop(record.fields["peer"], None)
+
+
+def _away(party: PartyProgress, record: Record) -> None:
+    if _is_server(party, record) and record.fields["peer"] not in party.finished:
+        party.away[record.fields["peer"]] = record.fields["reason"]
+
+
+def _left(party: PartyProgress, record: Record) -> None:
+    if _is_server(party, record):
+        for worker in record.fields["peer"].split(", "):
+            party.finished.add(worker)
+
+
+def _round(party: PartyProgress, record: Record) -> None:
+    if _is_server(party, record) and record.fields.get("kind", "gradient") == "gradient":
+        party.rounds += 1
+        party.waits_for = ""
+
+
+def _waiting(party: PartyProgress, record: Record) -> None:
+    party.waits_for = record.fields["whom"]
+
+
+def _step(party: PartyProgress, record: Record) -> None:
+    party.samples += record.fields["samples"]
+    party.samples_rate.reach(record.t, party.samples)
+
+
+def _log(party: PartyProgress, record: Record) -> None:
+    loss = record.fields.get("loss")
+    if loss is not None:
+        party.losses[record.node] = loss
+
+
+def _usage(party: PartyProgress, record: Record) -> None:
+    if _is_server(party, record):
+        up, down = wan_bytes(record.fields)
+        party.up_rate.reach(record.t, up)
+        party.down_rate.reach(record.t, down)
+
+
+def _finished(party: PartyProgress, record: Record) -> None:
+    party.finished.add(record.node)

@@ -1,0 +1,134 @@
+"""What nodes tell about themselves: records, one JSON object a line, one file a node.
+
+    {"t": 12.5, "node": "A", "name": "joined", "level": "info", "fields": {"peer": "A/0"}}
+
+`t` is `time.monotonic()` in seconds, which all processes of one machine share. A note's own fields stand apart, so
+that a note about another node (`failed` has a field `node`) cannot be taken for one of that node. Numbers that
+JSON lacks (nan, infinities) are written as null.
+
+Observing must never stop a run: when its file can no longer be written, a recorder says so once and goes on without.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from geomx.observe.sentences import sentence
+
+FLUSH_S = 0.05
+LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+_logger = logging.getLogger("geomx")
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One line of a record file."""
+
+    t: float
+    node: str
+    name: str
+    level: str
+    fields: dict[str, Any]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value that it has no type for: NumPy's scalars and small tensors have `item()`."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_decode = msgspec.json.Decoder(Record).decode
+
+
+class Recorder:
+    """Appends one node's records to a file, from any thread; without a path it only logs.
+
+    Records with level `info` or higher also go to the logger `geomx`, as a sentence. `trace`: keep the `span`
+    records, of which there are many; they are dropped otherwise. A record is in the file at most 0.1 s later, and
+    all of them are once `close` has returned.
+    """
+
+    def __init__(self, path: Path | None, node: str, trace: bool = False) -> None:
+        self.node = node
+        self.trace = trace
+        self._lines: deque[bytes] = deque()
+        self._file = None if path is None else path.open("ab")
+        self._writing = threading.Lock()
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._write_on, name="geomx records", daemon=True)
+        if self._file is not None:
+            self._thread.start()
+
+    def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
+        """Keep one record."""
+        if self._file is not None and (self.trace or name != "span"):
+            self._lines.append(_encode(Record(time.monotonic(), self.node, name, level, fields)))
+            if not self._wake.is_set():
+                self._wake.set()
+        if level in LEVELS:
+            _logger.log(LEVELS[level], "%s", sentence(name, fields))
+
+    def close(self) -> None:
+        """Write what is left. Records that come later are not kept."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._write()
+        with self._writing:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _write_on(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._closing.wait(FLUSH_S)
+            self._wake.clear()
+            self._write()
+
+    def _write(self) -> None:
+        with self._writing:
+            if self._file is None:
+                return
+            try:
+                for _ in range(len(self._lines)):
+                    self._file.write(self._lines.popleft() + b"\n")
+                self._file.flush()
+            except OSError as error:
+                self._file = None
+                _logger.warning("%s is no longer recorded: %s", self.node, error)
+
+
+class RecordFiles:
+    """Reads the record files of a folder as they grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read_to: dict[Path, int] = {}
+
+    def path_of(self, node: str) -> Path:
+        """Where a node's records are."""
+        return self._folder / f"{node.replace('/', '.')}.jsonl"
+
+    def new(self) -> list[Record]:
+        """The records that have come since the last call, in the order of time."""
+        found = [record for path in sorted(self._folder.glob("*.jsonl")) for record in self._new_in(path)]
+        return sorted(found, key=lambda record: record.t)
+
+    def _new_in(self, path: Path) -> Iterator[Record]:
+        with path.open("rb") as file:
+            file.seek(self._read_to.get(path, 0))
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # half written: it is read whole next time
+                self._read_to[path] = self._read_to.get(path, 0) + len(line)
+                yield _decode(line)

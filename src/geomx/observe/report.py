@@ -1,0 +1,193 @@
+"""What remains of a run: the report, a dict for JSON, and the table that a run ends with.
+
+Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `usage`
+for bytes, counted on the socket, headers included; `round` of local servers for the time of a round, which is
+from its first contribution to its last answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from statistics import fmean, median
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from geomx.config import Run
+from geomx.observe.progress import wan_bytes
+from geomx.observe.records import Record
+from geomx.observe.sentences import counted
+
+Fields = dict[str, Any]
+Report = dict[str, Any]
+
+
+class Totals:
+    """Sums up the records of a run, whatever its length, in bounded memory but for the rounds' times."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.finished: dict[str, Fields] = {}
+        self.usage: dict[str, Fields] = {}
+        self.rss_mb: dict[str, float] = defaultdict(float)
+        self.samples: dict[str, int] = defaultdict(int)
+        self.loss: dict[str, float | None] = {}
+        self.accuracy: dict[str, float | None] = {}
+        self.parameters = 0
+        self.round_s: dict[str, list[float]] = defaultdict(list)
+        self._take: dict[str, Callable[[Record], None]] = {
+            "finished": self._finished,
+            "usage": self._usage,
+            "step": self._step,
+            "log": self._log,
+            "attached": self._attached,
+            "round": self._round,
+        }
+
+    def take(self, record: Record) -> None:
+        """Count a record in."""
+        take = self._take.get(record.name)
+        if take is not None:
+            take(record)
+
+    @property
+    def rounds(self) -> int:
+        told = [fields["rounds"] for fields in self.finished.values()]
+        return max(told or [len(seconds) for seconds in self.round_s.values()], default=0)
+
+    @property
+    def round_s_median(self) -> float | None:
+        seconds = [s for server in self._run.servers for s in self.round_s[server]]
+        return median(seconds) if seconds else None
+
+    def samples_of(self, worker: str) -> int:
+        return int(self.finished[worker]["samples"]) if worker in self.finished else self.samples[worker]
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes over the WAN and LAN edges of all parties; up is towards the root."""
+        sums = dict.fromkeys(("wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down"), 0)
+        for server in self._run.servers:
+            usage = self.usage.get(server, {"sent": {}, "received": {}})
+            up, down = wan_bytes(usage)
+            sums["wan_bytes_up"] += up
+            sums["wan_bytes_down"] += down
+            sums["lan_bytes_up"] += sum(usage["received"].values()) - down
+            sums["lan_bytes_down"] += sum(usage["sent"].values()) - up
+        return sums
+
+    def _finished(self, record: Record) -> None:
+        self.finished[record.node] = record.fields
+
+    def _usage(self, record: Record) -> None:
+        self.usage[record.node] = record.fields
+        self.rss_mb[record.node] = max(self.rss_mb[record.node], record.fields["rss_mb"])
+
+    def _step(self, record: Record) -> None:
+        self.samples[record.node] += record.fields["samples"]
+
+    def _log(self, record: Record) -> None:
+        if "loss" in record.fields:
+            self.loss[record.node] = record.fields["loss"]
+        if "accuracy" in record.fields:
+            self.accuracy[record.node] = record.fields["accuracy"]
+
+    def _attached(self, record: Record) -> None:
+        self.parameters = max(self.parameters, record.fields["parameters"])
+
+    def _round(self, record: Record) -> None:
+        if record.fields.get("kind", "gradient") == "gradient":
+            self.round_s[record.node].append(record.fields["seconds"])
+
+
+def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
+    """The report of a run. `wall_s`: from the first process's start to the last one's end, in seconds."""
+    totals = Totals(run)
+    for record in records:
+        totals.take(record)
+    ended = totals.finished.values()
+    return {
+        "algorithm": run.sync.policy,
+        "codec_up": run.wan.codec_up,
+        "codec_down": run.wan.codec_down,
+        "parties": len(run.parties),
+        "workers": len(run.workers),
+        "shards": run.run.shards,
+        "rounds": totals.rounds,
+        "samples": sum(map(totals.samples_of, run.workers)),
+        "wall_s": round(wall_s, 3),
+        "train_s": max((fields["train_s"] for fields in ended), default=None),
+        "final_loss": _mean(totals.loss),
+        "final_accuracy": _mean(totals.accuracy),
+        **totals.traffic(),
+        "parameters": max((fields["parameters"] for fields in ended), default=totals.parameters),
+        "parameters_sha256": _agreed({node: f["parameters_sha256"] for node, f in totals.finished.items()}),
+        "round_s_median": totals.round_s_median,
+        "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
+        "node_rss_mb": dict(sorted(totals.rss_mb.items())),
+        "config": run.as_dict(),
+    }
+
+
+def _mean(last: dict[str, float | None]) -> float | None:
+    """The mean over the workers that told a number; None where one of them is not finite, or none told one."""
+    values = list(last.values())
+    if not values or any(value is None or not math.isfinite(value) for value in values):
+        return None
+    return fmean(value for value in values if value is not None)
+
+
+def _agreed(hashes: dict[str, str]) -> str | dict[str, str] | None:
+    """The one hash of all workers, or the hash of each where they differ."""
+    if len(set(hashes.values())) > 1:
+        return dict(sorted(hashes.items()))
+    return next(iter(hashes.values()), None)
+
+
+def closing_table(report: Report) -> Table:
+    """What a run ends with on the terminal."""
+    table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in closing_rows(report):
+        table.add_row(name, value)
+    return table
+
+
+def closing_rows(report: Report) -> list[tuple[str, str]]:
+    """The closing table's rows; what is not known has none."""
+    counts = ((report["parties"], "party"), (report["workers"], "worker"), (report["shards"], "shard"))
+    rounds, train_s = report["rounds"], report["train_s"]
+    rows = [
+        ("run", f"{report['algorithm']}, " + ", ".join(counted(*count) for count in counts)),
+        ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)")),
+        (
+            "samples",
+            f"{report['samples']:,}" + _if(train_s and report["samples"] / train_s, ", {:,.0f} a second"),
+        ),
+        ("time", f"{report['wall_s']:.1f} s" + _if(train_s, ", of which training {:.1f} s")),
+        ("loss", _if(report["final_loss"], "{:.4f}")),
+        ("accuracy", _if(report["final_accuracy"], "{:.2%}")),
+        ("WAN", _traffic(report, "wan", rounds)),
+        ("LAN", _traffic(report, "lan", rounds)),
+        ("parameters", f"{report['parameters']:,}  {_hash(report['parameters_sha256'])}"),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _if(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _traffic(report: Report, tier: str, rounds: int) -> str:
+    up, down = report[f"{tier}_bytes_up"], report[f"{tier}_bytes_down"]
+    each = f" ({(up + down) / rounds / 1e3:,.1f} kB a round)" if rounds else ""
+    return f"{up / 1e6:,.2f} MB up, {down / 1e6:,.2f} MB down{each}"
+
+
+def _hash(sha256: str | dict[str, str] | None) -> str:
+    if isinstance(sha256, dict):
+        return "workers DIFFER: " + ", ".join(f"{node} {value[:12]}" for node, value in sha256.items())
+    return f"sha256 {sha256[:12]}…" if sha256 else ""

@@ -1,0 +1,34 @@
+"""Notes as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SENTENCES = {
+    "attached": "attached: {parameters:,} parameters in {slices} slices",
+    "away": "{peer} is away: {reason}",
+    "failed": "{node} failed: {reason}",
+    "finished": "finished after {rounds} rounds",
+    "joined": "{peer} joined",
+    "left": "{peer} left",
+    "lost": "{peer} is lost: {reason}",
+    "refused": "refused {peer}: {reason}",
+    "resumed": "{peer} is back",
+    "waiting": "waiting for {whom}, {seconds:.0f} s so far",
+}
+
+
+def sentence(name: str, fields: Mapping[str, Any]) -> str:
+    """A note in words; one that is unknown here, or lacks a field, as `name: key=value, ...`."""
+    try:
+        return _SENTENCES[name].format_map(fields)
+    except (KeyError, ValueError, TypeError):
+        listed = ", ".join(f"{key}={value}" for key, value in fields.items())
+        return f"{name}: {listed}" if listed else name
+
+
+def counted(count: int, what: str) -> str:
+    """`1 worker`, `2 workers`, `2 parties`."""
+    plural = what.removesuffix("y") + "ies" if what.endswith("y") else what + "s"
+    return f"{count:,} {what if count == 1 else plural}"

@@ -1,0 +1,90 @@
+"""The hyper-parameters of torch.optim's rules: what a worker sends, and what the root makes of it.
+
+A worker sends those that say *what* is computed. Those that say *how* are the root's own: `foreach` and
+`fused` are other kernels for the same rule, with other bits, so one variant is pinned; `capturable` and
+`differentiable` serve CUDA graphs and higher derivatives, which a root has no use for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from geomx.errors import ProtocolError, Unsupported
+from geomx.protocol.messages import Hyperparameters
+
+PINNED: dict[str, Any] = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
+
+
+class Rule:
+    """One class of torch.optim: its hyper-parameters, their kinds and their defaults.
+
+    Making one also makes torch import what its optimizers need (2 s), before a round waits for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kind: type[torch.optim.Optimizer] = getattr(torch.optim, name)
+        self._arguments = inspect.signature(self.kind).parameters.keys()
+        probe = self.kind([torch.zeros(1)])
+        self.pinned = {key: value for key, value in PINNED.items() if key in probe.defaults}
+        self.defaults = {key: value for key, value in probe.defaults.items() if key not in PINNED}
+
+    def send(self, group: Mapping[str, Any]) -> Hyperparameters:
+        """What a parameter group says, as it travels; what a scheduler keeps in it stays behind."""
+        sent: Hyperparameters = {}
+        for key in self.defaults:
+            value = group[key]
+            sent[key] = [_plain(each) for each in value] if isinstance(value, tuple | list) else _plain(value)
+        return sent
+
+    def receive(self, sent: Hyperparameters) -> dict[str, Any]:
+        """What was sent, checked and completed with defaults; raises `ProtocolError` or `Unsupported`."""
+        values = dict(self.defaults)
+        for key, value in sent.items():
+            if key in self.defaults:
+                values[key] = self._checked(key, value)
+            elif key in ("capturable", "differentiable") and value:
+                raise Unsupported(
+                    f"{self.name} with {key}=True: leave it False, or set optimizer.place to workers"
+                )
+            elif key not in PINNED:
+                known = ", ".join(self.defaults)
+                raise ProtocolError(f"{self.name} has no hyper-parameter {key!r}; it has {known}")
+        return values
+
+    def build(self, parts: list[torch.Tensor], values: Mapping[str, Any]) -> torch.optim.Optimizer:
+        """An optimizer of the pinned variant; raises `ProtocolError` for values out of range."""
+        given = {key: value for key, value in values.items() if key in self._arguments}
+        try:
+            return self.kind(parts, **given, **self.pinned)
+        except ValueError as error:
+            raise ProtocolError(f"{self.name} refuses its hyper-parameters: {error}") from error
+
+    def _checked(self, key: str, value: object) -> object:
+        default = self.defaults[key]
+        if isinstance(default, tuple):
+            if isinstance(value, list | tuple) and len(value) == len(default) and all(map(_is_number, value)):
+                return tuple(value)
+            expected = f"{len(default)} finite numbers"
+        elif isinstance(default, bool):
+            if isinstance(value, bool):
+                return value
+            expected = "true or false"
+        else:
+            if _is_number(value):
+                return value
+            expected = "a finite number"
+        raise ProtocolError(f"{self.name}: {key} is {value!r}; expected {expected}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,90 @@
+"""Between PyTorch's optimizer state, a dict for each parameter, and a `SliceState`, which travels.
+
+A plane holds one of torch's per-element state tensors for the whole slice, under torch's own key; a scalar
+holds one of its per-parameter numbers (`step`, `mu_product`, ...) for each part. Where a part does not hold a
+plane's key (it has had no gradient yet), the plane is zero there, and the scalar of the plane's own name is
+NaN for that part and 1 for the others; a plane that every part holds has no such scalar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from geomx.errors import ProtocolError
+from geomx.layout import Slice
+from geomx.optim.base import SliceState
+
+PartState = dict[str, torch.Tensor]
+
+
+def pack(piece: Slice, states: Sequence[Mapping[str, torch.Tensor | float | None]]) -> SliceState:
+    """The state of a slice from that of its parts, in their order; everything is copied.
+
+    A value is a flat tensor of the part's elements, a number (a tensor without dimensions counts as one), or
+    None, which is the same as no value.
+    """
+    packed = SliceState()
+    for key in sorted({key for state in states for key in state}):
+        values = [state.get(key) for state in states]
+        if any(isinstance(value, torch.Tensor) and value.dim() for value in values):
+            _pack_plane(packed, piece, key, values)
+        elif any(value is not None for value in values):
+            packed.scalars[key] = tuple(math.nan if value is None else float(value) for value in values)
+    return packed
+
+
+def unpack(piece: Slice, packed: SliceState) -> list[PartState]:
+    """The inverse: for each part, what torch.optim keeps for it; empty where it has no state.
+
+    Tensors are copies. Raises `ProtocolError` where the state is not one of this slice.
+    """
+    _check(piece, packed)
+    states: list[PartState] = []
+    for number, part in enumerate(piece.parts):
+        state: PartState = {}
+        for key, plane in packed.planes.items():
+            if key not in packed.scalars or not math.isnan(packed.scalars[key][number]):
+                state[key] = plane[part.offset : part.offset + part.elements].clone()
+        for key, numbers in packed.scalars.items():
+            if key not in packed.planes and not math.isnan(numbers[number]):
+                state[key] = torch.tensor(numbers[number], dtype=_scalar_dtype())
+        states.append(state)
+    return states
+
+
+def _pack_plane(
+    packed: SliceState, piece: Slice, key: str, values: Sequence[torch.Tensor | float | None]
+) -> None:
+    held = [value if isinstance(value, torch.Tensor) else None for value in values]
+    first = next(value for value in held if value is not None)
+    plane = first.new_zeros(piece.elements)
+    for part, value in zip(piece.parts, held, strict=True):
+        if value is not None:
+            plane[part.offset : part.offset + part.elements] = value
+    packed.planes[key] = plane
+    if any(value is None for value in held):
+        packed.scalars[key] = tuple(math.nan if value is None else 1.0 for value in held)
+
+
+def _check(piece: Slice, packed: SliceState) -> None:
+    dtype = getattr(torch, piece.dtype)
+    for key, plane in packed.planes.items():
+        if plane.shape != (piece.elements,) or plane.dtype != dtype:
+            raise ProtocolError(
+                f"slice {piece.index}: optimizer state {key} is {plane.dtype} of shape {tuple(plane.shape)}; "
+                f"expected {piece.elements} elements of {dtype}"
+            )
+    for key, numbers in packed.scalars.items():
+        if len(numbers) != len(piece.parts):
+            raise ProtocolError(
+                f"slice {piece.index}: optimizer state {key} has {len(numbers)} numbers "
+                f"for {len(piece.parts)} parts"
+            )
+
+
+def _scalar_dtype() -> torch.dtype:
+    """In which dtype torch.optim keeps its numbers."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

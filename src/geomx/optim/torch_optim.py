@@ -1,0 +1,97 @@
+"""PyTorch's own optimizers at the root: those whose update treats each element alone.
+
+    w_i, s_i ← rule(w_i, g_i, s_i; hyper-parameters, numbers of the parameter such as `step`)
+
+Each part of a slice is a parameter of its own, a view into the slice's weights, so that a part without a
+gradient is skipped with its state untouched, exactly as torch.optim skips a parameter whose `.grad` is None.
+The variant is pinned (`foreach=False, fused=False`).
+
+In float32 and float64 the result is bit-identical to the same rule on the whole tensors, wherever they are
+cut. In bfloat16 and float16 it is so only for cuts at multiples of 64 elements, as automatic ones are, and on
+one thread: PyTorch's CPU kernels round the last, incomplete vector of a range differently from the others.
+
+Optimizers that look at more than one element (Muon, Adafactor, LBFGS) or at sparse gradients have no place
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from geomx.errors import CheckpointError, ProtocolError, UnknownName
+from geomx.layout import Slice
+from geomx.optim import state
+from geomx.optim.base import ELEMENTWISE, SliceState
+from geomx.optim.hyper import Rule
+from geomx.protocol import presence
+from geomx.protocol.messages import Hyperparameters
+
+
+@dataclass(slots=True)
+class _Held:
+    """One slice in our charge."""
+
+    piece: Slice
+    parts: list[torch.Tensor]
+    shape_only: bool  # in a simulation of shapes there is nothing to compute
+    optimizer: torch.optim.Optimizer | None = None  # made at the first step: its state may begin with `hyper`
+
+
+class TorchOptimizer:
+    """One of `ELEMENTWISE`, by name; see `RootOptimizer` for the contract."""
+
+    def __init__(self, name: str) -> None:
+        if name not in ELEMENTWISE:
+            raise UnknownName(
+                f"{name!r} is none of torch.optim's elementwise rules: {', '.join(ELEMENTWISE)}"
+            )
+        self._rule = Rule(name)
+        self._held: dict[int, _Held] = {}
+
+    def adopt(self, piece: Slice, weights: torch.Tensor) -> None:
+        parts = [weights[part.offset : part.offset + part.elements].detach() for part in piece.parts]
+        self._held[piece.index] = _Held(piece, parts, weights.is_meta)
+
+    def apply(
+        self, index: int, gradient: torch.Tensor, present: bytes | None, hyper: Hyperparameters
+    ) -> None:
+        held = self._held[index]
+        values = self._rule.receive(hyper)
+        has_gradient = presence.unpack(present, len(held.parts))
+        if gradient.shape != (held.piece.elements,):
+            raise ProtocolError(
+                f"slice {index}: a gradient of shape {tuple(gradient.shape)}; "
+                f"expected {held.piece.elements} elements"
+            )
+        if held.shape_only:
+            return
+        optimizer = held.optimizer = held.optimizer or self._rule.build(held.parts, values)
+        optimizer.param_groups[0].update(values)
+        for tensor, part, is_present in zip(held.parts, held.piece.parts, has_gradient, strict=True):
+            tensor.grad = gradient[part.offset : part.offset + part.elements] if is_present else None
+        try:
+            optimizer.step()
+        except KeyError as error:
+            raise CheckpointError(
+                f"slice {index}: the optimizer state has no {error}, which {self._rule.name} needs now; "
+                f"it was made by another optimizer, or with other settings"
+            ) from error
+        for tensor in held.parts:
+            tensor.grad = None
+
+    def export(self, index: int) -> SliceState:
+        held = self._held[index]
+        states: dict[torch.Tensor, dict[str, Any]] = held.optimizer.state if held.optimizer else {}
+        return state.pack(held.piece, [states.get(tensor, {}) for tensor in held.parts])
+
+    def restore(self, index: int, saved: SliceState) -> None:
+        held = self._held[index]
+        states = state.unpack(held.piece, saved)
+        held.optimizer = None
+        if any(states) and not held.shape_only:
+            held.optimizer = self._rule.build(held.parts, self._rule.defaults)
+            for tensor, part_state in zip(held.parts, states, strict=True):
+                held.optimizer.state[tensor] = part_state

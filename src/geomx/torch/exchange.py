@@ -1,0 +1,118 @@
+"""A worker's side of the collective calls: contributions go out, arrivals come in.
+
+`turn` numbers the collective calls of a run; see `geomx.protocol.messages`. A slice is *outstanding* from its
+contribution until the update of that turn has arrived. Everything here runs on the training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from geomx.errors import Unsupported
+from geomx.layout import Layout
+from geomx.node.contract import Port
+from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
+from geomx.optim.base import SliceState
+from geomx.protocol.messages import Value
+
+
+class Exchange:
+    """See the module's text. `receive` is given every arrival, once it is accounted for."""
+
+    def __init__(self, port: Port, name: str) -> None:
+        self.port = port
+        self.name = name
+        self.turn = 0
+        self.outstanding: dict[int, int] = {}  # slice -> the turn whose update it waits for
+        self.receive: Callable[[Arrived], None] = lambda arrived: None
+        self._have: dict[int, int] = {}  # slice -> the last turn whose update has arrived
+        self._ready: Ready | None = None
+        self._states: dict[int, SliceState] = {}
+        self._left = self._closed = False
+        port.listen(self._hear)
+
+    def attach(self, layout: Layout, settings: dict[str, Value]) -> bool:
+        """Tell the run the model, and wait until it has taken it. True: the run is fresh.
+
+        Else it was running: the current values of every slice have come, and the next turn is set.
+        """
+        self._call("attach", layout, settings)
+        self.port.wait(lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model")
+        assert self._ready is not None
+        turns = self._ready.turns
+        if not turns:
+            return True
+        known = {index for index, turn in enumerate(turns) if turn >= 0}
+        self.port.wait(
+            lambda: known <= self._have.keys(), lambda: f"{self.name} waits for the weights of a run that has begun"
+        )
+        trained = [piece.index for piece in layout.slices if piece.role == "weight"]
+        self.turn = min(turns[index] for index in trained) + 1
+        return False
+
+    def contribute(self, contribution: Contribution) -> None:
+        """Push one slice in the current turn, unless the run has closed that round already."""
+        index = contribution.slice
+        if self._have.get(index, -1) >= contribution.turn:
+            return
+        self.outstanding[index] = contribution.turn
+        self._call("contribute", contribution)
+
+    def next_turn(self) -> None:
+        """Everything of this turn has been contributed."""
+        self.turn += 1
+
+    def wait(self, slices: Collection[int] | None = None) -> None:
+        """Return when none of `slices` (None: none at all) is outstanding."""
+        waited = set(self.outstanding if slices is None else slices)
+        if not waited.isdisjoint(self.outstanding):
+            self.port.wait(lambda: waited.isdisjoint(self.outstanding), lambda: self._whom(waited))
+
+    def fetch(self, slices: Iterable[int]) -> dict[int, SliceState]:
+        """The optimizer state of these slices, as it is at the root now."""
+        self._states = {}
+        wanted = set(slices)
+        for index in sorted(wanted):
+            self._call("fetch", index)
+        self.port.wait(
+            lambda: wanted <= self._states.keys(),
+            lambda: f"{self.name} waits for the optimizer state of {len(wanted - self._states.keys())} slices",
+        )
+        states, self._states = self._states, {}
+        return states
+
+    def leave(self) -> None:
+        """Take no part in turns to come; returns when the run knows."""
+        self._call("leave", self.turn - 1)
+        self._closed = True
+        self.port.wait(lambda: self._left, lambda: f"{self.name} waits for the run to let it go")
+
+    def fail(self, reason: str) -> None:
+        """Tell the run that this worker's script has raised."""
+        if not self._closed:
+            self._closed = True
+            self.port.call("fail", reason)
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        if self._closed:
+            raise Unsupported("this run is closed: make every call before run.close()")
+        self.port.call(method, *arguments)
+
+    def _hear(self, item: Any) -> None:
+        if isinstance(item, Arrived):
+            self._have[item.slice] = max(item.turn, self._have.get(item.slice, -1))
+            if self.outstanding.get(item.slice, item.turn + 1) <= item.turn:
+                del self.outstanding[item.slice]
+            self.receive(item)
+        elif isinstance(item, Fetched):
+            self._states[item.slice] = item.state
+        elif isinstance(item, Ready):
+            self._ready = item
+        elif isinstance(item, Left):
+            self._left = True
+
+    def _whom(self, waited: set[int]) -> str:
+        left = [turn for index, turn in self.outstanding.items() if index in waited]
+        turn = min(left, default=self.turn)
+        return f"{self.name} waits for the others in turn {turn}: {len(left)} of {len(waited)} slices are to come"

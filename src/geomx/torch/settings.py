@@ -1,0 +1,34 @@
+"""What a training loop is told by the run's description."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from geomx.layout import SIZE_LOWER_BOUND
+from geomx.sync.base import Policy
+from geomx.sync.fsa import FSA
+
+WeightPolicy = Literal["samples", "equal", "dataset_size"]
+Place = Literal["auto", "server", "workers"]
+Overlap = Literal["none", "forward"]
+PushAt = Literal["backward", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Defaults are those of a run's description; `attach` may override `push_at` and `overlap`.
+
+    `dataset_size`: samples in this party's data set. `slice_elements`: 0 chooses by the model's size.
+    """
+
+    weight: WeightPolicy = "samples"
+    dataset_size: int | None = None
+    place: Place = "auto"
+    overlap: Overlap = "none"
+    push_at: PushAt = "backward"
+    slice_elements: int = 0
+    size_lower_bound: int = SIZE_LOWER_BOUND
+    seed: int = 0
+    ledger: bool = False
+    policy: Policy = field(default_factory=FSA)

@@ -1,0 +1,131 @@
+"""Between a model's tensors and the slices of a layout.
+
+Order: the parameters as `model.named_parameters()` gives them (tied ones count once, under their first name), then
+the buffers, then the ledger. A parameter is trained (`weight`) if it requires a gradient and the optimizer has it; all
+others are `frozen`. Slices address *logical* elements, so a tensor in channels_last has the same slices as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from geomx.layout import Layout, Part, Role, Slice, Tensor
+from geomx.protocol import presence
+
+LEDGER = "geomx.ledger"
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without what `torch.compile` puts before it."""
+    return name.replace("_orig_mod.", "")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Carried:
+    """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none."""
+
+    def __init__(
+        self, model: nn.Module, groups: list[dict[str, Any]], members: int, size_lower_bound: int, slice_elements: int
+    ) -> None:
+        self._model = model
+        group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        self.parameters: list[nn.Parameter] = []
+        self._buffer_names: dict[int, str] = {}
+        tensors: list[Tensor] = []
+        for name, parameter in model.named_parameters():
+            trained = parameter.requires_grad and id(parameter) in group_of
+            group = group_of[id(parameter)] if trained else 0
+            tensors.append(_described(plain_name(name), parameter, "weight" if trained else "frozen", group))
+            self.parameters.append(parameter)
+        for name, buffer in model.named_buffers():
+            self._buffer_names[len(tensors)] = name
+            tensors.append(_described(plain_name(name), _real(buffer), "buffer"))
+        if members:
+            tensors.append(Tensor(LEDGER, (members,), "int64", role="ledger"))
+        self.layout = Layout(tuple(tensors), size_lower_bound, slice_elements)
+        self.slices_of: dict[int, tuple[int, ...]] = {number: () for number in range(len(tensors))}
+        for piece in self.layout.slices:
+            for part in piece.parts:
+                self.slices_of[part.tensor] += (piece.index,)
+        self.trained = {n: p for n, p in enumerate(self.parameters) if tensors[n].role == "weight"}
+
+    def slices(self, *roles: Role) -> list[Slice]:
+        """The slices of these roles, in order."""
+        return [piece for piece in self.layout.slices if piece.role in roles]
+
+    def name(self, number: int) -> str:
+        return self.layout.tensors[number].name
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """The live tensor with this number (a complex buffer as a real one with another dimension)."""
+        if number < len(self.parameters):
+            return self.parameters[number]
+        return _real(self._model.get_buffer(self._buffer_names[number]))
+
+    def gather(
+        self, piece: Slice, source: Callable[[int], torch.Tensor | None], weight: float = 1.0
+    ) -> tuple[torch.Tensor | None, bytes | None]:
+        """weight * (what `source` has for each part), as one new flat CPU tensor, and which parts are present."""
+        found = [source(part.tensor) for part in piece.parts]
+        present = presence.pack([tensor is not None for tensor in found])
+        if all(tensor is None for tensor in found):
+            return None, present
+        values = torch.empty(piece.elements, dtype=getattr(torch, piece.dtype))
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for part, tensor in zip(piece.parts, found, strict=True):
+                target = values[part.offset : part.offset + part.elements]
+                if tensor is None:
+                    target.zero_()
+                    continue
+                flat = tensor.detach().reshape(-1)[part.start : part.stop]
+                if weight == 1.0:
+                    target.copy_(flat)
+                elif flat.is_cpu:
+                    torch.mul(flat, weight, out=target)
+                else:
+                    target.copy_(flat * weight)
+        return values, present
+
+    def scatter(self, piece: Slice, values: torch.Tensor, factor: float = 1.0) -> None:
+        """Move the live tensors of a slice towards `values` (flat) by `factor`; 1 replaces them."""
+        for part in piece.parts:
+            write_flat(self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements], factor)
+
+
+def write_flat(tensor: torch.Tensor, part: Part, values: torch.Tensor, factor: float = 1.0) -> None:
+    """Write elements [part.start, part.stop) of a tensor, in logical order, in place.
+
+    Runs on the tensor as it is, even while it is `Pending`.
+    """
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        dense = tensor.is_contiguous()
+        flat = tensor.view(-1) if dense else tensor.reshape(-1)
+        window = flat[part.start : part.stop]
+        if factor == 1.0:
+            window.copy_(values)
+        else:
+            window.lerp_(values.to(window.device), factor)
+        if not dense:
+            tensor.copy_(flat.view(tensor.shape))
+
+
+def absent(piece: Slice) -> bytes:
+    """The bitmap that says: no part of this slice has a value."""
+    bitmap = presence.pack([False] * len(piece.parts))
+    assert bitmap is not None
+    return bitmap
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _described(name: str, tensor: torch.Tensor, role: Role, group: int = 0) -> Tensor:
+    return Tensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), group, role)

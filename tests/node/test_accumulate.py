@@ -1,0 +1,70 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geomx.errors import Unsupported
+from geomx.node.accumulate import accumulator, float_ordered, int_ring
+
+numbers = st.floats(-1e6, 1e6, width=32)
+
+
+@given(st.lists(numbers, min_size=1, max_size=6))
+def test_floats_are_added_from_left_to_right(terms):
+    expected = torch.tensor(terms[0])
+    for term in terms[1:]:
+        expected = expected + torch.tensor(term)
+    total = float_ordered.add([torch.tensor([term]) for term in terms])
+    assert total.item() == expected.item()
+
+
+def test_the_order_of_floats_shows_in_the_bits():
+    large, small = 2.0**24, 1.0
+    forth = float_ordered.add([torch.tensor([term]) for term in (large, small, small)])
+    back = float_ordered.add([torch.tensor([term]) for term in (small, small, large)])
+    assert (forth.item(), back.item()) == (2.0**24, 2.0**24 + 2)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=6), st.randoms())
+def test_integers_wrap_and_their_order_does_not_matter(terms, random):
+    expected = (sum(terms) + 2**63) % 2**64 - 2**63
+    random.shuffle(terms)
+    assert int_ring.add([torch.tensor([term]) for term in terms]).item() == expected
+
+
+@pytest.mark.parametrize("adder", [float_ordered, int_ring])
+def test_the_sum_lies_in_the_first_and_the_others_are_unchanged(adder):
+    dtype = min(adder.dtypes, key=str)
+    values = [torch.tensor([1, 2], dtype=dtype), torch.tensor([10, 20], dtype=dtype)]
+    total = adder.add(values)
+    assert total is values[0]
+    assert total.tolist() == [11, 22]
+    assert values[1].tolist() == [10, 20]
+
+
+def test_nothing_adds_up_to_none():
+    assert float_ordered.add([]) is None
+
+
+def test_a_domain_refuses_the_values_of_another():
+    with pytest.raises(Unsupported, match=r"int_ring .* torch.float32"):
+        int_ring.add([torch.zeros(1, dtype=torch.int64), torch.zeros(1)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "domain"),
+    [(torch.float64, float_ordered), (torch.bfloat16, float_ordered), (torch.int64, int_ring)],
+)
+def test_a_dtype_has_one_domain(dtype, domain):
+    assert accumulator(dtype) is domain
+
+
+def test_a_dtype_without_a_domain_is_refused():
+    with pytest.raises(Unsupported, match=r"torch.bool cannot be added"):
+        accumulator(torch.bool)
+
+
+def test_shapes_alone_can_be_added():
+    total = float_ordered.add([torch.empty(3, device="meta"), torch.empty(3, device="meta")])
+    assert total.is_meta
+    assert total.shape == (3,)
