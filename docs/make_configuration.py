@@ -47,15 +47,16 @@ A run is described by one TOML file. Only `[[party]]` must be there; everything 
 ```toml
 {EXAMPLE}```
 
-`geomx check RUN.toml` validates a file and draws the tree of its nodes. All faults are named at once, each with
-its key and line, what was found, what is allowed, and the nearest valid name.
+`geomx check RUN.toml` validates a file and draws the tree of its nodes. All faults are named at once, each
+with its key and line, what was found, what is allowed, and the nearest valid name.
 
 **Overrides.** `geomx run RUN.toml wan.link.rate_mbps=20 party.B.workers=3` changes keys before the file is
-validated. Keys are dotted; a party is named (`party.B.workers`) or counted from 0 (`party[1].workers`). Values are
-written as in TOML; what is no TOML value is text: `worker.overlap=forward`.
+validated. Keys are dotted; a party is named (`party.B.workers`) or counted from 0 (`party[1].workers`). Values
+are written as in TOML; what is no TOML value is text: `worker.overlap=forward`.
 
-**Agreement.** The nodes of a run may have files of their own. Keys marked with ● must be the same in all of them,
-and so must be the names and the order of the parties; a node that differs is refused, with the list of differences.
+**Agreement.** The nodes of a run may have files of their own. Keys marked with ● must be the same in all of
+them, and so must be the names and the order of the parties; a node that differs is refused, with the list of
+differences.
 
 **Paths** are relative to the folder of the file.
 """

@@ -70,11 +70,15 @@ class NodeLost(GeomxError):
 
 
 class RunFailed(GeomxError):
-    """Another node of the run failed, and this one cannot go on without it. `node` names it."""
+    """Another node of the run failed, and this one cannot go on without it. `node` names it.
 
-    def __init__(self, node: str, reason: str) -> None:
+    `error`: the name of the class of what it failed with.
+    """
+
+    def __init__(self, node: str, reason: str, error: str = "RunFailed") -> None:
         self.node = node
         self.reason = reason
+        self.error = error
         super().__init__(f"the run failed at {node}: {reason}")
 
 

@@ -39,5 +39,6 @@ def nearest(name: Any, names: Iterable[str]) -> str:
     """`did you mean ...?`, or nothing where no name is near."""
     if not isinstance(name, str):
         return ""
-    close = difflib.get_close_matches(name.lower(), list(names), n=1)
-    return f"did you mean `{close[0]}`?" if close else ""
+    lowered = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return f"did you mean `{lowered[close[0]]}`?" if close else ""

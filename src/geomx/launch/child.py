@@ -15,9 +15,12 @@ from pathlib import Path
 
 LINES_KEPT = 12
 LONGEST_LINE_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20  # no pipe holds more: one read empties it
 PR_SET_PDEATHSIG = 1
 
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before the fork, where loading is not safe
+_libc = (
+    ctypes.CDLL(None) if sys.platform == "linux" else None
+)  # loaded before the fork, where loading is not safe
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,21 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended. `status`: its exit status, or minus the signal that killed it."""
+    """How a process ended. `status`: its exit status, or minus the signal that killed it.
+
+    `last_lines`: of its stderr. `overdue`: it had to be ended.
+    """
 
     name: str
     status: int
     last_lines: tuple[str, ...] = ()
+    overdue: bool = False
 
     @property
     def how(self) -> str:
         """`ended with status 3`, `was killed by SIGKILL`."""
+        if self.overdue:
+            return "did not end, though every worker had"
         if self.status >= 0:
             return f"ended with status {self.status}"
         with suppress(ValueError):
@@ -76,7 +85,7 @@ def _text(line: bytes) -> str:
 
 
 class Child:
-    """A running process. Its stdout and stderr never block it for long: somebody must `read` them."""
+    """A running process. Somebody must `read` its pipes, or it will block. `last_lines`: of its stderr."""
 
     def __init__(self, command: Command) -> None:
         """Start it; raises OSError where it cannot be started."""
@@ -84,7 +93,7 @@ class Child:
         self.name = command.name
         self.serves = command.serves
         self.last_signal = 0
-        self._last_lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self.last_lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._process = subprocess.Popen(
             command.argv,
             env=dict(command.environment),
@@ -93,7 +102,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             process_group=0,
-            preexec_fn=lambda: _die_with(launcher),
+            preexec_fn=lambda: _die_with(launcher),  # noqa: PLW1509 (the launcher has one thread)
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -111,36 +120,38 @@ class Child:
     def is_error(self, pipe: int) -> bool:
         return pipe == self._stderr
 
-    def read(self, pipe: int) -> list[str] | None:
-        """The lines that have come on a pipe; None once it has been closed at the other end. Never blocks."""
+    def read(self, pipe: int) -> list[str]:
+        """The lines that have come on a pipe; at its end it is none of `pipes` any more. Never blocks."""
         try:
-            data = os.read(pipe, LONGEST_LINE_BYTES)
+            data = os.read(pipe, PIPE_BYTES)
         except BlockingIOError:
             return []
-        lines = list(self._pipes[pipe].feed(data) if data else self._pipes[pipe].end())
+        return self._kept(pipe, self._pipes[pipe].feed(data) if data else self._pipes.pop(pipe).end())
+
+    def _kept(self, pipe: int, lines: Iterator[str]) -> list[str]:
+        found = list(lines)
         if self.is_error(pipe):
-            self._last_lines.extend(line for line in lines if line.strip())
-        return lines if data or lines else None
+            self.last_lines.extend(line for line in found if line.strip())
+        return found
 
     @property
-    def status(self) -> int | None:
-        """None while it runs; else its exit status, or minus the signal that killed it."""
-        return self._process.poll()
+    def is_running(self) -> bool:
+        """Whether it has not ended yet. It is left unreaped, so that nobody else can get its id before `end`."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process and to all that it has started, as far as they are still there."""
+        """Send a signal to the process and to all that it has started."""
         self.last_signal = number
-        with suppress(ProcessLookupError, PermissionError):
+        with suppress(PermissionError):  # what Darwin says of a group whose last process is a zombie
             os.killpg(self.pid, number)
 
-    def ended(self) -> Ended:
-        """How it ended; waits until it has."""
-        return Ended(self.name, self._process.wait(), tuple(self._last_lines))
+    def end(self) -> int:
+        """Kill what is left of it and of its group; gives its status. What its pipes hold may still be read."""
+        self.signal_group(signal.SIGKILL)
+        return self._process.wait()
 
     def close(self) -> None:
-        """Kill what is left of the group, and let go of everything."""
-        self.signal_group(signal.SIGKILL)
-        self._process.wait()
+        """Let go of the pipes; after `end`."""
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()

@@ -1,21 +1,23 @@
 """The environment, which nothing else in geomx reads: what a process is told about its place in a run.
 
-    GEOMX_RUN      path of the run's description
-    GEOMX_PARTY    the worker's party
-    GEOMX_RANK     the worker's rank in its party
-    GEOMX_RECORDS  path of the file that the node's records go to
-    GEOMX_TRACE    1: record the spans of a trace, too
+GEOMX_RUN      path of the run's description
+GEOMX_PARTY    the worker's party
+GEOMX_RANK     the worker's rank in its party
+GEOMX_RECORDS  path of the file that the node's records go to
+GEOMX_TRACE    1: record the spans of a trace, too
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from geomx.errors import ConfigError, Fault
 
-RUN, PARTY, RANK, RECORDS, TRACE = "GEOMX_RUN", "GEOMX_PARTY", "GEOMX_RANK", "GEOMX_RECORDS", "GEOMX_TRACE"
+RUN, SET, PARTY, RANK = "GEOMX_RUN", "GEOMX_SET", "GEOMX_PARTY", "GEOMX_RANK"
+RECORDS, TRACE = "GEOMX_RECORDS", "GEOMX_TRACE"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -24,6 +26,7 @@ class Place:
     """A process's place in a run, as far as its environment tells."""
 
     run: Path | None = None
+    overrides: tuple[str, ...] = ()
     party: str | None = None
     rank: int | None = None
     records: Path | None = None
@@ -35,6 +38,7 @@ def read_place() -> Place:
     run, records = os.environ.get(RUN), os.environ.get(RECORDS)
     return Place(
         run=Path(run) if run else None,
+        overrides=tuple(shlex.split(os.environ.get(SET, ""))),
         party=os.environ.get(PARTY) or None,
         rank=_rank(os.environ.get(RANK)),
         records=Path(records) if records else None,
@@ -57,6 +61,7 @@ def environment_of(place: Place, threads: int | None = None) -> dict[str, str]:
     """
     told = {
         RUN: place.run and str(place.run.absolute()),
+        SET: shlex.join(place.overrides),
         PARTY: place.party,
         RANK: None if place.rank is None else str(place.rank),
         RECORDS: place.records and str(place.records.absolute()),

@@ -17,7 +17,7 @@ from typing import Any
 
 from geomx.errors import Fenced, GeomxError, NodeLost, ProtocolError, Refused, RunFailed, WaitTimeout
 from geomx.node.contract import (
-    Called, Closed, Dial, Effect, Event, Fired, Hangup, Job, JobDone, Note, Opened, Received, Started, Stop, Timer,
+    Called, Closed, Dial, Effect, Event, Fired, Hangup, Identified, Job, JobDone, Note, Opened, Received, Started, Stop, Timer,
     Write,
 )  # fmt: skip
 from geomx.protocol.messages import (
@@ -177,15 +177,14 @@ class BaseNode:
         self._effects.append(Stop(error))
         self.stopped = True
 
-    def abort(self, error: GeomxError, origin: str = "") -> None:
+    def abort(self, error: GeomxError) -> None:
         """End this node with an error, and tell every peer why."""
         if self.stopped:
             return
-        origin = origin or (error.node if isinstance(error, NodeLost | RunFailed) else self.name)
-        reason = error.reason if isinstance(error, NodeLost | RunFailed) else str(error)
-        self.note("failed", "error", node=origin, error=type(error).__name__, reason=reason)
+        failure = _as_failure(self.name, error)
+        self.note("failed", "error", node=failure.node, error=failure.error, reason=failure.reason)
         for peer in self._by_conn.values():
-            self._effects.append(Write(peer.session.conn, 0, Failure(origin, type(error).__name__, reason)))
+            self._effects.append(Write(peer.session.conn, 0, failure))
         self.stop(error)
 
     # -- connections ------------------------------------------------------------------------------------------
@@ -203,11 +202,18 @@ class BaseNode:
             return
         peer = self._peers[event.peer]
         self._greeting[event.conn] = peer, self._now
-        hello = Hello(
-            PROTOCOL_VERSION, self.identity.run, self.name, self.identity.incarnation, self.identity.manifest,
-            peer.session.told(self._now),
-        )  # fmt: skip
-        self._effects.append(Write(event.conn, 0, hello))
+        self._greet(event.conn, peer)
+
+    def _greet(self, conn: int, peer: Peer) -> None:
+        me = self.identity
+        told = peer.session.told(self._now)
+        self._effects.append(
+            Write(conn, 0, Hello(PROTOCOL_VERSION, me.run, me.name, me.incarnation, me.manifest, told))
+        )
+
+    def _welcome(self, conn: int, peer: Peer) -> None:
+        told = peer.session.told(self._now)
+        self._effects.append(Write(conn, 0, Welcome(self.name, self.identity.incarnation, told)))
 
     def _on_closed(self, event: Closed) -> None:
         self._strangers.pop(event.conn, None)
@@ -271,9 +277,8 @@ class BaseNode:
         if peer is None or fresh:
             session = Session(message.node, message.incarnation, self._expects[message.node], self._now)
             peer = self._peers[message.node] = Peer(message.node, session, dialled=False)
-        self._effects.append(
-            Write(conn, 0, Welcome(self.name, self.identity.incarnation, peer.session.told(self._now)))
-        )
+        self._effects.append(Identified(conn, peer.name))
+        self._welcome(conn, peer)
         self._open(conn, peer, message.received)
 
     def _refusal(self, hello: Hello) -> Refuse | None:
@@ -331,10 +336,11 @@ class BaseNode:
             session.acknowledged(message.received)
             self.on_acknowledged(peer)
         elif isinstance(message, Failure):
-            self.abort(RunFailed(message.node, f"{message.reason} ({message.error})"))
+            self.abort(RunFailed(message.node, message.reason, message.error))
         elif isinstance(message, Refuse):
             self.abort(refused(self.name, peer.name, message))
-        # a Hello or Welcome that a lossy channel delivered twice says nothing new
+        elif isinstance(message, Hello):  # a lossy channel lost our Welcome
+            self._welcome(event.conn, peer)
 
     def acknowledge(self, peer: Peer) -> None:
         """Tell a peer now what has arrived."""
@@ -410,10 +416,21 @@ class BaseNode:
             if self._now - since > peer.session.patience.timeout_s / 3:
                 self._drop(conn, "no answer to Hello")
                 self._redial(peer)
+            elif peer.session.patience.resend_s:
+                self._greet(conn, peer)
 
     def _has_joined(self, name: str) -> bool:
         peer = self._peers.get(name)
         return peer is not None and peer.joined
+
+
+def _as_failure(me: str, error: GeomxError) -> Failure:
+    """What the others are told: the node that failed first, and why."""
+    if isinstance(error, RunFailed):
+        return Failure(error.node, error.error, error.reason)
+    if isinstance(error, NodeLost):
+        return Failure(error.node, "NodeLost", error.reason)
+    return Failure(me, type(error).__name__, str(error))
 
 
 def compare(theirs: dict[str, Value], ours: dict[str, Value]) -> tuple[Difference, ...]:

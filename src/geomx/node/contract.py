@@ -111,6 +111,14 @@ class Hangup:
 
 
 @dataclass(slots=True, eq=False)
+class Identified:
+    """Whoever dialled us on this connection has proved to be `peer`: the driver may count and shape its bytes."""
+
+    conn: int
+    peer: str
+
+
+@dataclass(slots=True, eq=False)
 class Timer:
     """Wake the node with `Fired(key)` after `delay_s`; setting a key again moves it."""
 
@@ -150,7 +158,7 @@ class Stop:
     error: GeomxError | None = None
 
 
-Effect = Dial | Write | Hangup | Timer | Job | Notify | Note | Stop
+Effect = Dial | Write | Hangup | Identified | Timer | Job | Notify | Note | Stop
 
 
 class Node(Protocol):

@@ -38,14 +38,17 @@ class Exchange:
         Else it was running: the current values of every slice have come, and the next turn is set.
         """
         self._call("attach", layout, settings)
-        self.port.wait(lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model")
+        self.port.wait(
+            lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model"
+        )
         assert self._ready is not None
         turns = self._ready.turns
         if not turns:
             return True
         known = {index for index, turn in enumerate(turns) if turn >= 0}
         self.port.wait(
-            lambda: known <= self._have.keys(), lambda: f"{self.name} waits for the weights of a run that has begun"
+            lambda: known <= self._have.keys(),
+            lambda: f"{self.name} waits for the weights of a run that has begun",
         )
         trained = [piece.index for piece in layout.slices if piece.role == "weight"]
         self.turn = min(turns[index] for index in trained) + 1
@@ -77,7 +80,9 @@ class Exchange:
             self._call("fetch", index)
         self.port.wait(
             lambda: wanted <= self._states.keys(),
-            lambda: f"{self.name} waits for the optimizer state of {len(wanted - self._states.keys())} slices",
+            lambda: (
+                f"{self.name} waits for the optimizer state of {len(wanted - self._states.keys())} slices"
+            ),
         )
         states, self._states = self._states, {}
         return states

@@ -32,7 +32,12 @@ class Carried:
     """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none."""
 
     def __init__(
-        self, model: nn.Module, groups: list[dict[str, Any]], members: int, size_lower_bound: int, slice_elements: int
+        self,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        members: int,
+        size_lower_bound: int,
+        slice_elements: int,
     ) -> None:
         self._model = model
         group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
@@ -69,6 +74,11 @@ class Carried:
             return self.parameters[number]
         return _real(self._model.get_buffer(self._buffer_names[number]))
 
+    def is_persistent(self, number: int) -> bool:
+        """Whether a buffer belongs in a checkpoint."""
+        path, _, name = self._buffer_names[number].rpartition(".")
+        return name not in self._model.get_submodule(path)._non_persistent_buffers_set
+
     def gather(
         self, piece: Slice, source: Callable[[int], torch.Tensor | None], weight: float = 1.0
     ) -> tuple[torch.Tensor | None, bytes | None]:
@@ -96,7 +106,9 @@ class Carried:
     def scatter(self, piece: Slice, values: torch.Tensor, factor: float = 1.0) -> None:
         """Move the live tensors of a slice towards `values` (flat) by `factor`; 1 replaces them."""
         for part in piece.parts:
-            write_flat(self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements], factor)
+            write_flat(
+                self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements], factor
+            )
 
 
 def write_flat(tensor: torch.Tensor, part: Part, values: torch.Tensor, factor: float = 1.0) -> None:

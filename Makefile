@@ -1,0 +1,44 @@
+# make demo   train one model over two data centers, emulated on this machine
+# make test   run the tests
+#
+# Both make a virtual environment in .venv first, and bring it up to date when pyproject.toml has changed.
+
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint docs clean
+
+demo: $(VENV)/.has-examples
+	@mkdir -p out/demo
+	@$(BIN)/geomx run examples/demo.toml --report out/demo/report.json --trace out/demo/trace.json
+
+test: $(VENV)/.has-dev
+	@$(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(VENV)/.has-dev
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+docs: $(VENV)/.has-docs
+	@$(BIN)/python docs/make_configuration.py
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:
+	rm -rf $(VENV) .ci-venv build dist out docs/_build .coverage .coverage.* .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src tests examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.has-%: pyproject.toml | $(BIN)/pip
+	@echo "installing geomx[$*] into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$*]"
+	@touch $@
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "geomx needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

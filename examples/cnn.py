@@ -1,0 +1,116 @@
+"""Trains GeoMX's CNN on small grey images: alone, or as a worker of a run.
+
+    python examples/cnn.py                 # on this machine, alone
+    geomx run examples/demo.toml           # two parties of two workers each
+
+What makes an ordinary PyTorch script one for many data centers are the lines marked with ←.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import data
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import geomx
+from geomx.errors import DataMissing
+
+
+def build_model() -> nn.Sequential:
+    """178,762 parameters; images are [n, 1, 28, 28], the answer is [n, 10]."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 256),
+        nn.ReLU(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, data.CLASSES),
+    )
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[list[torch.Tensor]]) -> float:
+    """One epoch; returns the mean loss over its samples."""
+    model.train()
+    total, samples = 0.0, 0
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(labels)
+        samples += len(labels)
+    return total / max(samples, 1)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[list[torch.Tensor]]) -> float:
+    """The share of samples that the model gets right."""
+    model.eval()
+    right, samples = 0, 0
+    for images, labels in batches:
+        right += int((model(images).argmax(1) == labels).sum())
+        samples += len(labels)
+    return right / samples
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", choices=data.NAMES, default="digits")
+    add("--data-folder", type=Path, help="where the original files of Fashion-MNIST are")
+    add("--split", choices=("iid", "class"), default="iid", help="class: each party has classes of its own")
+    add("--epochs", type=int, default=20)
+    add("--batch", type=int, default=32, help="samples of one worker's batch")
+    add("--lr", type=float, default=1e-3, help="Adam's learning rate")
+    add("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = arguments()
+    torch.manual_seed(chosen.seed)
+    try:
+        train_set, test_set = data.load(chosen.data, chosen.data_folder)
+    except DataMissing as error:
+        sys.exit(f"{chosen.data}: {error}")
+
+    run = geomx.join()  # ←
+    share: Dataset = train_set
+    if chosen.split == "class":
+        share = data.by_class(train_set, run.parties.index(run.party), len(run.parties))
+    shuffle = torch.Generator().manual_seed(chosen.seed)
+    loader = DataLoader(share, chosen.batch, shuffle=True, generator=shuffle)
+    batches = run.shard(loader, over="run" if chosen.split == "iid" else "party")  # ←
+    test = DataLoader(test_set, 500)
+
+    model = build_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=chosen.lr)
+    model, optimizer = run.attach(model, optimizer)  # ←
+
+    for epoch in range(1, chosen.epochs + 1):
+        loss = train(model, optimizer, batches)
+        if run.is_first:
+            accuracy = evaluate(model, test)
+            run.log(loss=loss, accuracy=accuracy)
+            print(f"epoch {epoch:2d}   loss {loss:.4f}   test accuracy {accuracy:.2%}", flush=True)
+        else:
+            run.log(loss=loss)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The command `geomx`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import geomx
+from geomx.config import Run, describe
+from geomx.errors import ConfigError, Fault, GeomxError
+
+OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C)."""
+    try:
+        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        action: Callable[[argparse.Namespace], None] = arguments.action
+        action(arguments)
+    except ConfigError as error:
+        return _say(error, BAD_USAGE)
+    except (GeomxError, OSError) as error:
+        return _say(error, FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return OK
+
+
+def _say(error: Exception, status: int) -> int:
+    print(f"geomx: {error}", file=sys.stderr, flush=True)
+    return status
+
+
+# -- the command line ----------------------------------------------------------------------------------------
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments. What stands behind `--` is a worker's command, and not looked into."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv[:end])
+    wrong = [word for word in rest if word.startswith("-") or "=" not in word]
+    if wrong or (rest and "overrides" not in arguments):
+        parser.error(f"cannot make sense of {' '.join(wrong or rest)} (settings are given as key=value)")
+    if "overrides" in arguments:
+        arguments.overrides += rest  # those between options
+    arguments.command = argv[end + 1 :]
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="geomx", description="Train one PyTorch model across data centers that are far apart."
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    run = _command(commands, "run", _run, "run every node of a run on this machine")
+    run.add_argument("--report", type=Path, metavar="FILE", help="write what remains of the run as JSON")
+    run.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    run.add_argument("--keep", action="store_true", help="keep the run's folder, with its records")
+    run.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+
+    serve = _command(commands, "serve", _serve, "run one server of a run")
+    serve.add_argument("--role", choices=("global", "local"), required=True)
+    serve.add_argument(
+        "--shard", type=int, default=None, metavar="I", help="which global server (default: 0)"
+    )
+    serve.add_argument("--party", metavar="NAME", help="whose local server")
+
+    worker = _command(commands, "worker", _worker, "run a command as one worker of a run")
+    worker.usage = "geomx worker RUN.toml --party NAME --rank I [key=value ...] -- COMMAND ..."
+    worker.add_argument("--party", metavar="NAME", required=True)
+    worker.add_argument("--rank", type=int, metavar="I", required=True)
+
+    _command(commands, "check", _check, "validate a run's description and print its tree")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    action: Callable[[argparse.Namespace], None],
+    text: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("run", metavar="RUN.toml", help="the run's description")
+    command.add_argument("overrides", nargs="*", metavar="key=value", help="settings in place of the file's")
+    command.set_defaults(action=action)
+    return command
+
+
+class _Version(argparse.Action):
+    """Prints the version, which takes a look at the installed packages: only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"geomx {geomx.__version__}")
+        parser.exit()
+
+
+# -- the commands --------------------------------------------------------------------------------------------------
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    print(describe(Run.load(arguments.run, arguments.overrides)))
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from geomx.launch.local_run import Wishes, run_here  # noqa: PLC0415 (other commands do without rich)
+
+    run = Run.load(arguments.run, arguments.overrides)
+    run_here(run, Wishes(arguments.report, arguments.trace, arguments.keep, arguments.plain))
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
+
+    run = Run.load(arguments.run, arguments.overrides)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    serve(run, _server_name(run, arguments))
+
+
+def _server_name(run: Run, arguments: argparse.Namespace) -> str:
+    """The server that the options mean; raises `ConfigError`."""
+    if arguments.role == "global":
+        if arguments.party is not None:
+            raise _wrong("--party", arguments.party, "only with --role local")
+        shard = arguments.shard or 0
+        if not 0 <= shard < run.run.shards:
+            raise _wrong(
+                "--shard", str(shard), f"0 to {run.run.shards - 1}, since run.shards = {run.run.shards}"
+            )
+        return run.shard_names[shard]
+    if arguments.shard is not None:
+        raise _wrong("--shard", str(arguments.shard), "only with --role global")
+    if arguments.party is None:
+        raise _wrong("--party", "nothing", f"one of {', '.join(run.servers)}")
+    return run.party(arguments.party).name
+
+
+def _worker(arguments: argparse.Namespace) -> None:
+    from geomx.launch.environment import Place, environment_of, read_place  # noqa: PLC0415 (only needed here)
+
+    run, overrides, rank = (
+        Run.load(arguments.run, arguments.overrides),
+        tuple(arguments.overrides),
+        arguments.rank,
+    )
+    workers = run.workers_of(arguments.party)
+    if not 0 <= rank < len(workers):
+        raise _wrong(
+            "--rank", str(rank), f"0 to {len(workers) - 1}, since {arguments.party} has {len(workers)}"
+        )
+    if not arguments.command:
+        raise _wrong("the worker's command", "nothing", "`-- COMMAND ...`, such as `-- python train.py`")
+    now = read_place()
+    place = Place(Path(arguments.run), overrides, arguments.party, rank, now.records, now.trace)
+    try:
+        os.execvpe(arguments.command[0], arguments.command, environment_of(place))
+    except OSError as error:
+        raise _wrong("the worker's command", arguments.command[0], f"a command ({error.strerror})") from error
+
+
+def _wrong(option: str, found: str, allowed: str) -> ConfigError:
+    return ConfigError("the command line", [Fault(option, found, allowed)])

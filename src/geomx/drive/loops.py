@@ -1,0 +1,33 @@
+"""Event loops: uvloop where it is installed, asyncio's own elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import torch
+
+from geomx.config import Run
+from geomx.drive.real import Driver, Recorder
+from geomx.drive.wiring import wire
+from geomx.node.build import Plan, make_node
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # no uvloop for this platform
+    from asyncio import new_event_loop
+
+
+def run_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run to its end on a new event loop."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(coroutine)
+
+
+def serve(run: Run, name: str, recorder: Recorder) -> None:
+    """Run a server's node until the run has ended; raises `GeomxError`."""
+    torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
+    node = make_node(Plan.of(run), name, incarnation=time.time_ns())
+    run_loop(Driver(node, wire(run, name), recorder).run())

@@ -1,0 +1,264 @@
+"""The real driver: asyncio, sockets, and the machine's clock, for the same nodes as the simulated one.
+
+Theory of operation. All of a node's events happen on one event loop, one after the other. Arithmetic (jobs) runs in a
+thread beside it, so that it never holds up a heartbeat; what is too small to be worth the way there and back runs at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from geomx.channels.base import Channel, Connection, Listener
+from geomx.errors import ConfigError, Fault, GeomxError
+from geomx.node.contract import (
+    Closed, Dial, Effect, Event, Fired, Hangup, Identified, Job, JobDone, Node, Note, Notify, Opened, Received,
+    Started, Stop, Timer, Write,
+)  # fmt: skip
+from geomx.protocol.messages import Message
+
+INLINE_BYTES = 64 << 10  # 64 KiB take some 10 us; a thread's way there and back 50
+USAGE_EVERY_S = 0.5
+
+
+class Recorder(Protocol):
+    """Who keeps what nodes tell; see `geomx.observe`."""
+
+    def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
+        """Keep one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a node listens. `shape(connection, peer)` is called once it is known who has come."""
+
+    channel: Channel
+    address: str
+    shape: Callable[[Connection, str], None] = lambda connection, peer: None
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A node's edges: the door it opens, and how to reach each peer that it dials."""
+
+    door: Door | None = None
+    peers: dict[str, tuple[Channel, str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """Bytes that crossed the socket to and from one peer, frames included."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Driver:
+    """Runs one node. `notify` gets what the node hands its local program."""
+
+    def __init__(
+        self,
+        node: Node,
+        wiring: Wiring,
+        recorder: Recorder,
+        notify: Callable[[Any], None] = lambda item: None,
+        threads: int = 1,
+    ) -> None:
+        self.node = node
+        self._wiring = wiring
+        self._recorder = recorder
+        self._notify = notify
+        self._threads = threads
+        self._connections: dict[int, Connection] = {}
+        self._peer_of: dict[int, str] = {}
+        self._traffic: dict[str, _Traffic] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: Listener | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._executor: ThreadPoolExecutor
+        self._ended: asyncio.Future[None]
+
+    async def run(self) -> None:
+        """Until the node has ended; raises what it ended with."""
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix=f"{self.node.name} job")
+        try:
+            await self._open_door()
+            self.deliver(Started())
+            self._use()
+            await self._ended
+        finally:
+            await self._close()
+
+    def deliver(self, event: Event) -> None:
+        """Hand the node an event; on the event loop only."""
+        if not self._ended.done():
+            try:
+                self._carry_out(self.node.handle(event, self._loop.time()))
+            except Exception as error:  # a fault of ours: end loudly rather than wait for ever
+                self._end(error)
+
+    # -- what a connection tells (geomx.channels.base.Receiver) ---------------------------------------------------
+
+    def admit(self, connection: Connection, message: Message) -> None:
+        self.node.admit(connection.ident, message)
+
+    def received(self, connection: Connection, number: int, message: Message, payload: Any) -> None:
+        self.deliver(Received(connection.ident, number, message, payload))
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        peer = self._peer_of.get(connection.ident, "")
+        self._forget(connection.ident)
+        self.deliver(Closed(connection.ident, peer if peer in self._wiring.peers else "", reason))
+
+    # -- effects ----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: Any) -> None:
+        for effect in effects:
+            self._effect(effect)
+
+    def _effect(self, effect: Effect) -> None:
+        match effect:
+            case Write():
+                connection = self._connections.get(effect.conn)
+                if connection is not None:
+                    connection.write(effect.number, effect.message, effect.payload, effect.priority)
+            case Job():
+                self._start(effect)
+            case Notify():
+                self._notify(effect.item)
+            case Note():
+                self._recorder.record(effect.name, effect.level, **effect.fields)
+            case Timer():
+                self._set_timer(effect)
+            case Dial():
+                self._spawn(self._dial(effect.peer))
+            case Hangup():
+                connection = self._connections.get(effect.conn)
+                if connection is not None:
+                    self._forget(effect.conn)
+                    connection.close(effect.reason)
+            case Identified():
+                self._peer_of[effect.conn] = effect.peer
+                if self._wiring.door is not None and effect.conn in self._connections:
+                    self._wiring.door.shape(self._connections[effect.conn], effect.peer)
+            case Stop():
+                self._end(effect.error)
+
+    def _start(self, job: Job) -> None:
+        if job.cost_bytes < INLINE_BYTES:
+            self._finish(job, functools.partial(_run, job))
+            return
+        future = self._executor.submit(_run, job)
+        future.add_done_callback(lambda done: self._call_soon(self._finish, job, done.result))
+
+    def _finish(self, job: Job, outcome: Callable[[], tuple[Any, Exception | None]]) -> None:
+        result, error = outcome()
+        self.deliver(JobDone(job, result, error))
+
+    def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _set_timer(self, timer: Timer) -> None:
+        old = self._timers.pop(timer.key, None)
+        if old is not None:
+            old.cancel()
+        self._timers[timer.key] = self._loop.call_later(timer.delay_s, self.deliver, Fired(timer.key))
+
+    def _end(self, error: Exception | None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    # -- connections ----------------------------------------------------------------------------------------------------
+
+    async def _open_door(self) -> None:
+        door = self._wiring.door
+        if door is None:
+            return
+        try:
+            self._listener = await door.channel.listen(door.address, self, self._accepted)
+        except OSError as error:
+            fault = Fault("address", door.address, "an address of this machine with a free port", str(error))
+            raise ConfigError(self.node.name, [fault]) from error
+        self._recorder.record("listening", "info", address=self._listener.address)
+
+    def _accepted(self, connection: Connection) -> None:
+        self._connections[connection.ident] = connection
+        self.deliver(Opened(connection.ident))
+
+    async def _dial(self, peer: str) -> None:
+        channel, address = self._wiring.peers[peer]
+        try:
+            connection = await channel.dial(address, self)
+        except (OSError, TimeoutError, GeomxError) as error:
+            self.deliver(Closed(0, peer, str(error) or type(error).__name__))
+            return
+        self._connections[connection.ident] = connection
+        self._peer_of[connection.ident] = peer
+        self.deliver(Opened(connection.ident, peer))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _forget(self, conn: int) -> None:
+        connection = self._connections.pop(conn, None)
+        peer = self._peer_of.pop(conn, "")
+        if connection is not None and peer:
+            traffic = self._traffic.setdefault(peer, _Traffic())
+            traffic.sent += connection.bytes_sent
+            traffic.received += connection.bytes_received
+
+    async def _close(self) -> None:
+        self._record_usage()
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        for conn, connection in list(self._connections.items()):
+            self._forget(conn)
+            connection.close("the node has ended")
+        if self._listener is not None:
+            await self._listener.close()
+        await asyncio.sleep(0.05)  # what hangs up says its last words
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # -- usage ------------------------------------------------------------------------------------------------------------
+
+    def _use(self) -> None:
+        if not self._ended.done():
+            self._record_usage()
+            self._timers["usage"] = self._loop.call_later(USAGE_EVERY_S, self._use)
+
+    def _record_usage(self) -> None:
+        """What the process has used, and what has crossed its sockets, since its start."""
+        sent = {peer: traffic.sent for peer, traffic in self._traffic.items()}
+        received = {peer: traffic.received for peer, traffic in self._traffic.items()}
+        for conn, connection in self._connections.items():
+            peer = self._peer_of.get(conn)
+            if peer:
+                sent[peer] = sent.get(peer, 0) + connection.bytes_sent
+                received[peer] = received.get(peer, 0) + connection.bytes_received
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self._recorder.record("usage", cpu_s=time.process_time(), rss_mb=peak_mb, sent=sent, received=received)
+
+
+def _run(job: Job) -> tuple[Any, Exception | None]:
+    try:
+        return job.function(), None
+    except Exception as error:
+        return None, error

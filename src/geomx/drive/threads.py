@@ -1,0 +1,169 @@
+"""Workers beside a training loop: the node's event loop runs in a thread of its own.
+
+The training thread reaches its node through a `ThreadPort`; weights change on the training thread alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from geomx.channels.inproc import Inproc
+from geomx.config import Run
+from geomx.drive.loops import run_loop
+from geomx.drive.real import Door, Driver, Recorder, Wiring
+from geomx.drive.wiring import wire
+from geomx.errors import GeomxError, RunFailed
+from geomx.node.build import Plan, make_node
+from geomx.node.contract import Called
+
+
+class ThreadPort:
+    """`geomx.node.contract.Port` between two threads."""
+
+    def __init__(self, name: str, recorder: Recorder, stall_s: float) -> None:
+        self._name = name
+        self._recorder = recorder
+        self._stall_s = stall_s
+        self._items: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._listener: Callable[[Any], None] | None = None
+        self._call: Callable[[Called], None] | None = None
+        self._ended = False
+        self._error: BaseException | None = None
+
+    # -- the training thread's side -------------------------------------------------------------------------------
+
+    def call(self, method: str, *arguments: Any) -> None:
+        if self._ended:
+            self._raise(f"{method}()")
+        assert self._call is not None  # set before the training loop gets the port
+        self._call(Called(method, arguments))
+
+    def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+        self.poll()
+        since = reported = time.monotonic()
+        while not ready():
+            with self._changed:
+                if not self._items and not self._ended:
+                    self._changed.wait(self._stall_s)
+                stuck = not self._items
+            if self._ended and stuck:
+                self._raise(whom())
+            now = time.monotonic()
+            if stuck and now - reported >= self._stall_s:
+                reported = now
+                self._recorder.record("waiting", "warning", whom=whom(), seconds=now - since)
+            self.poll()
+
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        self._listener = listener
+
+    def poll(self) -> None:
+        while self._items and self._listener is not None:
+            self._listener(self._items.popleft())
+
+    def note(self, name: str, **fields: Any) -> None:
+        self._recorder.record(name, "debug", **fields)
+
+    def _raise(self, what: str) -> None:
+        if isinstance(self._error, GeomxError):
+            raise self._error
+        raise RunFailed(self._name, f"it has stopped, and cannot do {what}") from self._error
+
+    # -- the node's side ------------------------------------------------------------------------------------------------
+
+    def connect(self, call: Callable[[Called], None]) -> None:
+        self._call = call
+
+    def give(self, item: Any) -> None:
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify()
+
+    def ended(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify()
+
+
+class _NodeThread:
+    """A thread with an event loop, on which the drivers of `_drivers` run."""
+
+    def __init__(self, name: str, recorder: Recorder, stall_s: float) -> None:
+        self.port = ThreadPort(name, recorder, stall_s)
+        self._recorder = recorder
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"geomx {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the node; it connects while the training loop prepares."""
+        self._thread.start()
+        self._running.wait()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Wait until the node has ended."""
+        self._thread.join(timeout_s)
+
+    def _drivers(self) -> list[Driver]:
+        raise NotImplementedError
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            run_loop(self._run())
+        except BaseException as caught:  # handed to the training thread, which raises it
+            error = caught
+        finally:
+            self._running.set()
+            self.port.ended(error)
+
+    async def _run(self) -> None:
+        *others, worker = self._drivers()
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(driver.run()) for driver in (*others, worker)]
+        await asyncio.sleep(0)
+        self.port.connect(lambda event: loop.call_soon_threadsafe(worker.deliver, event))
+        self._running.set()
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+class WorkerThread(_NodeThread):
+    """A worker of a run, by name (`A/0`)."""
+
+    def __init__(self, run: Run, name: str, recorder: Recorder) -> None:
+        super().__init__(name, recorder, run.limits.stall_s)
+        self._run_description = run
+        self._name = name
+
+    def _drivers(self) -> list[Driver]:
+        run = self._run_description
+        node = make_node(Plan.of(run), self._name, incarnation=time.time_ns())
+        return [Driver(node, wire(run, self._name), self._recorder, self.port.give)]
+
+
+class SoloThread(_NodeThread):
+    """A run of one: a worker and its root in this process, joined by a channel that copies nothing over sockets."""
+
+    def __init__(self, recorder: Recorder, stall_s: float = 30.0) -> None:
+        super().__init__(Plan.solo().workers[0], recorder, stall_s)
+
+    def _drivers(self) -> list[Driver]:
+        plan, channel = Plan.solo(), Inproc()
+        (root,), (worker,) = plan.shards, plan.workers
+        address = "solo:1"
+        return [
+            Driver(make_node(plan, root), Wiring(Door(channel, address)), self._recorder),
+            Driver(
+                make_node(plan, worker), Wiring(peers={root: (channel, address)}), self._recorder, self.port.give
+            ),
+        ]

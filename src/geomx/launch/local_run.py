@@ -1,0 +1,176 @@
+"""A whole run on this machine: what `geomx run` does."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from geomx.config import Run
+from geomx.errors import ConfigError, Fault, RunFailed
+from geomx.launch.child import Command
+from geomx.launch.environment import Place, environment_of, threads_each
+from geomx.launch.processes import Outcome, Supervisor
+from geomx.observe.live import View, view_of
+from geomx.observe.records import Record, RecordFiles
+from geomx.observe.report import closing_table, make_report
+from geomx.observe.trace import write_trace
+
+SHOW_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user wants of a run besides the run. `keep`: the run's folder, with its records."""
+
+    report: Path | None = None
+    trace: Path | None = None
+    keep: bool = False
+    plain: bool = False
+
+
+def run_here(run: Run, wishes: Wishes) -> None:
+    """Run every node of `run` on this machine, to the end.
+
+    Raises `RunFailed`, which names the node that failed first and says why, KeyboardInterrupt after Ctrl-C, and
+    `ConfigError` where no script is named.
+    """
+    _check_script(run)
+    _make_folders(wishes)
+    console = Console()
+    with _folder(run, wishes.keep, console) as folder:
+        run = with_free_ports(run)
+        run.save(folder / "run.json")
+        records = RecordFiles(folder / "records")
+        started = time.monotonic()
+        with view_of(run, console, wishes.plain) as view:
+            supervisor = Supervisor(view.line, _Tick(view, records), run.limits.stop_s)
+            outcome = supervisor.run(commands(run, folder, wishes.trace is not None))
+        wall_s = time.monotonic() - started
+        kept = RecordFiles(folder / "records").new()
+        if wishes.trace is not None:
+            write_trace(kept, wishes.trace)
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        if outcome.failures:
+            raise first_failure(outcome, kept)
+        report = make_report(run, kept, wall_s)
+        if wishes.report is not None:
+            wishes.report.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        console.print(closing_table(report))
+
+
+class _Tick:
+    """Shows the records that have come, a few times a second."""
+
+    def __init__(self, view: View, records: RecordFiles) -> None:
+        self._view, self._records = view, records
+        self._shown = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._shown >= SHOW_S:
+            self._shown = now
+            self._view.show(self._records.new(), now)
+
+
+def commands(run: Run, folder: Path, trace: bool) -> Iterator[Command]:
+    """The processes of a run whose description and records are in `folder`: servers first, then workers."""
+    description = folder / "run.json"
+    records = RecordFiles(folder / "records")
+    processes = len(run.shard_names) + len(run.servers) + len(run.workers)
+    each = threads_each(processes)
+    place = Place(trace=trace)
+    geomx = (sys.executable, "-m", "geomx")
+
+    def server(name: str, *role: str) -> Command:
+        environment = environment_of(replace(place, records=records.path_of(name)), each)
+        return Command(name, (*geomx, "serve", str(description), *role), environment, serves=True)
+
+    for shard, name in enumerate(run.shard_names):
+        yield server(name, "--role", "global", "--shard", str(shard))
+    for name in run.servers:
+        yield server(name, "--role", "local", "--party", name)
+    script = (sys.executable, str(run.run.script), *run.run.arguments)
+    for party in run.parties:
+        for rank, name in enumerate(party.worker_names):
+            environment = environment_of(
+                replace(place, records=records.path_of(name)), run.worker.threads or each
+            )
+            where = ("--party", party.name, "--rank", str(rank))
+            yield Command(name, (*geomx, "worker", str(description), *where, "--", *script), environment)
+
+
+def with_free_ports(run: Run) -> Run:
+    """Give a free port of this machine to every server that has no address."""
+    without = [node for node, address in run.addresses.items() if not address]
+    with ExitStack() as held:  # all at once, so that no port is given twice
+        sockets = {node: held.enter_context(socket.socket()) for node in without}
+        for each in sockets.values():
+            each.bind(("127.0.0.1", 0))
+        return run.with_addresses(
+            {node: f"127.0.0.1:{each.getsockname()[1]}" for node, each in sockets.items()}
+        )
+
+
+def first_failure(outcome: Outcome, records: Sequence[Record]) -> RunFailed:
+    """The failure that brought about the others, with the node's last words.
+
+    It is that of a process that a signal killed, else of the first node that told of a failure of its own, else
+    of the first node that others told about (it may have fallen silent), else the first that was noticed.
+    """
+    ended = {failure.name: failure for failure in outcome.failures}
+    told = [record for record in records if record.name == "failed"]
+    reasons = {
+        record.node: record.fields["reason"] for record in told if record.node == record.fields["node"]
+    }
+    killed = [failure.name for failure in outcome.failures if failure.status < 0]
+    of_others = [record.fields["node"] for record in told]
+    node = [*killed, *reasons, *of_others, *ended][0]
+    if node not in ended:
+        return RunFailed(node, next(r.fields["reason"] for r in told if r.fields["node"] == node))
+    how = f"it {ended[node].how}" + (f": {reasons[node]}" if node in reasons else "")
+    lines = "".join(f"\n  {line}" for line in ended[node].last_lines)
+    return RunFailed(node, f"{how}; its last lines:{lines}" if lines else how)
+
+
+def _check_script(run: Run) -> None:
+    script = run.run.script
+    if script is None or not script.is_file():
+        found = "nothing" if script is None else f"no file {script}"
+        fault = Fault("run.script", found, "path of the training script that workers run")
+        raise ConfigError(f"run {run.run.name}", [fault])
+
+
+def _make_folders(wishes: Wishes) -> None:
+    """Before anything runs: a run should not fail at its end for a folder that cannot be made."""
+    for path in (wishes.report, wishes.trace):
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                fault = Fault(str(path), error.strerror or str(error), "a file that can be written")
+                raise ConfigError("the command line", [fault]) from error
+
+
+@contextmanager
+def _folder(run: Run, keep: bool, console: Console) -> Iterator[Path]:
+    """A fresh folder for the run's files; removed at the end unless it is to be kept."""
+    folder = Path(tempfile.mkdtemp(prefix=f"geomx-{run.run.name}-"))
+    (folder / "records").mkdir()
+    try:
+        yield folder
+    finally:
+        if keep:
+            console.print(f"The run's files are in {folder}", highlight=False, soft_wrap=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,205 @@
+"""Watches the processes of a run: shows what they write, and sees to it that all of them end.
+
+Theory of operation. One thread, one loop. Every process leads a group of its own. A run ends in one of four ways:
+
+    all well      the workers end with status 0; the servers, which see that, end within `stop_s`
+    a failure     a process ends with another status. The others have `GRACE_S` to hear of it through the run
+                  and to end by themselves, each with its own last word; then they are stopped
+    servers late  the workers have ended, a server has not: it is stopped, and counts as failed
+    Ctrl-C        (or SIGTERM, SIGHUP) they are stopped; a second Ctrl-C kills
+
+To *stop* is: SIGINT to the workers, and when all of them have ended to the servers, which workers may need to end well;
+SIGTERM to all after half of `stop_s`; SIGKILL after `stop_s`. When a process has ended, what it has started and left
+behind is killed. When the launcher itself is killed, the kernel kills the processes (PR_SET_PDEATHSIG), and the
+guardian what these had started.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Self
+
+from geomx.errors import RunFailed
+from geomx.launch import guardian
+from geomx.launch.child import Child, Command, Ended
+
+POLL_S = 0.1
+GRACE_S = 2.0
+
+Show = Callable[[str, str, bool], None]  # (node, line, whether it was written to stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of processes ended. `failures`: those that ended by themselves and not well, the first first."""
+
+    failures: tuple[Ended, ...]
+    interrupted: bool
+
+
+class Supervisor:
+    """Starts processes side by side and returns when all have ended. Must run in the main thread.
+
+    `show` is given every line; `tick` is called about ten times a second.
+    """
+
+    def __init__(self, show: Show, tick: Callable[[], None], stop_s: float) -> None:
+        self._show = show
+        self._tick = tick
+        self._stop_s = stop_s
+        self._running: list[Child] = []
+        self._failures: list[Ended] = []
+        self._interrupts: list[int] = []
+        self._stop_at: float | None = None
+        self._servers_until: float | None = None
+        self._selector: selectors.BaseSelector = selectors.DefaultSelector()
+
+    def run(self, commands: Iterable[Command]) -> Outcome:
+        """Start the commands, watch them, and return when every one has ended."""
+        with _noted(self._interrupts), _Guardian() as self._guardian, self._selector:
+            try:
+                for command in commands:
+                    self._start(command)
+                while self._running:
+                    self._read_output()
+                    self._reap()
+                    self._judge(time.monotonic())
+                    self._tick()
+            finally:
+                for child in list(self._running):
+                    self._bury(child)
+        return Outcome(tuple(self._failures), bool(self._interrupts))
+
+    def _start(self, command: Command) -> None:
+        try:
+            child = Child(command)
+        except OSError as error:
+            raise RunFailed(command.name, f"{command.argv[0]} cannot be started: {error}") from error
+        self._guardian.watch(child.pid)
+        self._running.append(child)
+        for pipe in child.pipes:
+            self._selector.register(pipe, selectors.EVENT_READ, child)
+
+    def _read_output(self) -> None:
+        for key, _ in self._selector.select(POLL_S):
+            self._read(key.data, key.fd)
+
+    def _read(self, child: Child, pipe: int) -> None:
+        is_error = child.is_error(pipe)
+        for line in child.read(pipe):
+            if not (
+                is_error and self._is_stopping
+            ):  # so many tracebacks of KeyboardInterrupt tell nobody anything
+                self._show(child.name, line, is_error)
+        if pipe not in child.pipes:
+            self._selector.unregister(pipe)
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._stop_at is not None and time.monotonic() >= self._stop_at
+
+    def _reap(self) -> None:
+        for child in [child for child in self._running if not child.is_running]:
+            was_stopped = self._is_stopping
+            status = self._bury(child)
+            if status != 0 and not was_stopped:
+                self._failures.append(Ended(child.name, status, tuple(child.last_lines)))
+
+    def _bury(self, child: Child) -> int:
+        """End a process with all that it has started, and show what it has still written."""
+        status = child.end()
+        self._guardian.release(child.pid)
+        for pipe in child.pipes:
+            self._read(child, pipe)
+        for pipe in child.pipes:  # held open by a process that has left the group
+            self._selector.unregister(pipe)
+        child.close()
+        self._running.remove(child)
+        return status
+
+    def _judge(self, now: float) -> None:
+        """Decide whether to stop, and stop."""
+        if self._interrupts:
+            self._stop_at = min(now, self._stop_at or now)
+        elif self._failures and self._stop_at is None:
+            self._stop_at = now + GRACE_S
+        elif self._stop_at is None and all(child.serves for child in self._running):
+            self._servers_until = self._servers_until or now + self._stop_s
+            if now >= self._servers_until:
+                overdue = (
+                    Ended(child.name, 0, tuple(child.last_lines), overdue=True) for child in self._running
+                )
+                self._failures.extend(overdue)
+                self._stop_at = now
+        if self._stop_at is not None and now >= self._stop_at:
+            self._stop(now - self._stop_at)
+
+    def _stop(self, since_s: float) -> None:
+        workers_run = any(not child.serves for child in self._running)
+        for child in self._running:
+            if since_s >= self._stop_s or len(self._interrupts) > 1:
+                wanted = signal.SIGKILL
+            elif since_s >= self._stop_s / 2:
+                wanted = signal.SIGTERM
+            elif child.serves and workers_run:
+                continue
+            else:
+                wanted = signal.SIGINT
+            if child.last_signal != wanted:
+                child.signal_group(wanted)
+
+
+@contextmanager
+def _noted(interrupts: list[int]) -> Iterator[None]:
+    """Note Ctrl-C, SIGTERM and SIGHUP instead of being thrown out of whatever is going on."""
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        interrupts.append(number)
+
+    before = {
+        number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Guardian:
+    """The process that outlives this one if this one is killed; see `guardian.py`."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self
+
+    def watch(self, group: int) -> None:
+        self._tell(f"+{group}\n")
+
+    def release(self, group: int) -> None:
+        self._tell(f"-{group}\n")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.communicate()

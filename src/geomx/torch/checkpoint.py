@@ -1,0 +1,157 @@
+"""Checkpoint files: safetensors for the tensors, JSON in its header for the rest, no pickle.
+
+    model.NAME             a parameter or persistent buffer
+    optimizer.NAME.KEY     the optimizer's state of a parameter, under torch's own key
+    header["geomx"]        JSON: format, optimizer, param_groups, values (state that is no tensor), turn, epoch
+
+A file appears whole or not at all: it is written beside its place, synced, and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from geomx.errors import CheckpointError
+
+FORMAT = 1
+Plain = str | int | float | bool | None
+ParameterState = dict[str, torch.Tensor | Plain]
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What a file holds. `optimizer`: the class's name; `state` goes by the parameters' names."""
+
+    model: dict[str, torch.Tensor]
+    optimizer: str
+    groups: list[dict[str, Any]]
+    state: dict[str, ParameterState] = field(default_factory=dict)
+    turn: int = 0
+    epoch: int = 0
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; raises `CheckpointError` for what has no place in one."""
+    tensors = {f"model.{name}": _stored(tensor) for name, tensor in checkpoint.model.items()}
+    values: dict[str, dict[str, Plain]] = {}
+    for name, state in checkpoint.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"optimizer.{name}.{key}"] = _stored(value)
+            else:
+                values.setdefault(name, {})[key] = _plain(value, f"the optimizer's state {key} of {name}")
+    about = {
+        "format": FORMAT,
+        "optimizer": checkpoint.optimizer,
+        "param_groups": [_plain_group(number, group) for number, group in enumerate(checkpoint.groups)],
+        "values": values,
+        "turn": checkpoint.turn,
+        "epoch": checkpoint.epoch,
+    }
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        save_file(tensors, draft, metadata={"geomx": json.dumps(about)})
+        _sync(draft)
+        draft.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint; raises `CheckpointError` for a file that is missing, damaged or not one of ours."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("geomx", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path} is not on this machine: every worker reads the file, so copy it to each (or save with everywhere=True)"
+        ) from error
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is no checkpoint of format {FORMAT}, written by run.save()")
+    try:
+        return _described(about, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} has a damaged description: {error!r}") from error
+
+
+def digest(path: Path) -> str:
+    """A short name for the file's content, by which workers find out that they do not read the same."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def check_names(path: Path, found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    """Raise `CheckpointError` listing every tensor that is missing, unexpected, or of another shape or dtype."""
+    problems = [f"missing: {name}" for name in wanted.keys() - found.keys()]
+    problems += [f"unexpected: {name}" for name in found.keys() - wanted.keys()]
+    for name in wanted.keys() & found.keys():
+        theirs, ours = found[name], wanted[name]
+        if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+            problems.append(
+                f"of another shape: {name} is {theirs.dtype} {tuple(theirs.shape)} in the file, "
+                f"{ours.dtype} {tuple(ours.shape)} in the model"
+            )
+    if problems:
+        raise CheckpointError(
+            f"{path} belongs to another model:\n" + "\n".join(f"  - {p}" for p in sorted(problems))
+        )
+
+
+def _described(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Checkpoint:
+    state: dict[str, ParameterState] = {name: dict(values) for name, values in about["values"].items()}
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer."):
+            parameter, key = name.removeprefix("optimizer.").rsplit(".", 1)
+            state.setdefault(parameter, {})[key] = tensor
+    model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+    groups = [dict(group) for group in about["param_groups"]]
+    return Checkpoint(model, str(about["optimizer"]), groups, state, int(about["turn"]), int(about["epoch"]))
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of its own: safetensors refuses tensors that share memory."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _plain_group(number: int, group: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, value in group.items():
+        if key == "params":
+            continue
+        what = f"{key} of parameter group {number}"
+        plain[key] = (
+            [_plain(v, what) for v in value] if isinstance(value, tuple | list) else _plain(value, what)
+        )
+    return plain
+
+
+def _plain(value: Any, what: str) -> Plain:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    raise CheckpointError(f"{what} is a {type(value).__name__}: a checkpoint holds tensors, numbers and text")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

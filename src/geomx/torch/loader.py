@@ -1,0 +1,163 @@
+"""`run.shard(loader)`: this worker's share of a data set, counted, and with its end known one batch ahead.
+
+A DataLoader over a map-style data set is built anew with every n-th index of its sampler, beginning with this worker's
+place; where the sampler draws by chance, it does so from the run's seed and the epoch, so that every worker cuts the same
+order. With a batch sampler of one's own it is every n-th batch of indices. From any other iterable this worker
+takes every n-th batch, and drops the others.
+
+Shares may differ in length. A worker at the end of its own takes part in further turns with weight 0 until all have
+come to theirs: otherwise the others would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from geomx.errors import Unsupported
+
+_END = object()
+_KEPT = (
+    "dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+    "generator", "prefetch_factor", "persistent_workers", "in_order",
+)  # fmt: skip
+
+
+class Epochs(Protocol):
+    """Who is told how far a share has been read."""
+
+    def begin(self, train: bool | None) -> tuple[int, bool]:
+        """A pass begins; returns its epoch, and whether it trains (else it evaluates, and is not reported)."""
+
+    def batch(self, samples: int | None, last: bool) -> None:
+        """A batch goes to the training loop; `samples`: None where they cannot be told."""
+
+    def end(self) -> None:
+        """This worker's share has been read; returns when everybody's has."""
+
+
+class ShareSampler(Sampler[Any]):
+    """Elements `place`, `place + places`, ... of what `whole` draws in an epoch."""
+
+    def __init__(self, whole: Iterable[Any], place: int, places: int, seed: int) -> None:
+        self._whole = whole
+        self._place, self._places, self._seed = place, places, seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._drawn(), self._place, None, self._places)
+
+    def __len__(self) -> int:
+        return share_length(self._whole, self._place, self._places)
+
+    def _drawn(self) -> Iterator[Any]:
+        """The whole epoch, the same on every worker."""
+        seed = (self._seed * 1_000_003 + self.epoch) % (1 << 63)
+        whole = self._whole
+        if isinstance(whole, RandomSampler):
+            generator = torch.Generator().manual_seed(seed)
+            return iter(RandomSampler(whole.data_source, whole.replacement, whole._num_samples, generator))
+        if isinstance(whole, SequentialSampler) or not isinstance(whole, Sized):
+            return iter(whole)
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(seed)
+            return iter(list(whole))
+
+
+class Share(Iterable[Any]):
+    """What `run.shard` returns: iterable as often as the loader, and as long as this worker's share of it."""
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        place: int,
+        places: int,
+        sampler: ShareSampler | None,
+        epochs: Epochs,
+        train: bool | None,
+    ) -> None:
+        self._batches = batches
+        self._place, self._places = place, places
+        self._sampler = sampler
+        self._epochs = epochs
+        self._train = train
+
+    def __len__(self) -> int:
+        if self._sampler is None:
+            return share_length(self._batches, self._place, self._places)
+        assert isinstance(self._batches, Sized)
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, trains = self._epochs.begin(self._train)
+        batches = self._pass(epoch)
+        if not trains:
+            yield from batches
+            return
+        batch = next(batches, _END)
+        while batch is not _END:
+            following = next(batches, _END)
+            self._epochs.batch(samples_in(batch), last=following is _END)
+            yield batch
+            batch = following
+        self._epochs.end()
+
+    def _pass(self, epoch: int) -> Iterator[Any]:
+        if self._sampler is None:
+            return itertools.islice(self._batches, self._place, None, self._places)
+        self._sampler.epoch = epoch
+        return iter(self._batches)
+
+
+def split(
+    loader: Iterable[Any], place: int, places: int, seed: int
+) -> tuple[Iterable[Any], ShareSampler | None]:
+    """The batches of a share, and the sampler to be told the epoch; None: every n-th batch is to be taken of them."""
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return loader, None
+    kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    if getattr(loader, "pin_memory_device", ""):
+        kept["pin_memory_device"] = loader.pin_memory_device
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        batches = ShareSampler(loader.batch_sampler, place, places, seed)
+        return DataLoader(**kept, batch_sampler=batches), batches
+    share = ShareSampler(loader.sampler, place, places, seed)
+    return DataLoader(**kept, batch_size=loader.batch_size, sampler=share, drop_last=loader.drop_last), share
+
+
+def share_length(whole: Any, place: int, places: int) -> int:
+    """How many of `whole` fall to this place; raises TypeError where `whole` has no length, as `len` does."""
+    return len(range(place, len(whole), places))
+
+
+def samples_in(batch: Any) -> int | None:
+    """The first dimension of the first tensor (or array) in a nested batch, else a sequence's length, else None."""
+    first = _first_extent(batch)
+    if first is None and isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        return len(batch)
+    return first
+
+
+def _first_extent(value: Any) -> int | None:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return int(shape[0])
+    inner: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        inner = value.values()
+    elif isinstance(value, tuple | list):
+        inner = value
+    return next((extent for extent in map(_first_extent, inner) if extent is not None), None)
+
+
+def place_of(name: str, workers: Sequence[str], over: str) -> int:
+    """This worker's place among those that share the data."""
+    if over not in ("party", "run"):
+        raise Unsupported(
+            f'run.shard(loader, over={over!r}): "party" (each party has its own data) or "run" (all share one set)'
+        )
+    return workers.index(name)

@@ -1,0 +1,57 @@
+"""Optimizer state between torch's form (a dict for each parameter) and slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from geomx.layout import Part
+from geomx.optim import state as slice_state
+from geomx.optim.base import SliceState
+from geomx.torch.tensors import Carried, write_flat
+
+_NUMBERS = (
+    "step",
+    "mu_product",
+    "eta",
+    "mu",
+)  # of torch.optim's elementwise rules; all else is an element's own
+
+
+def assemble(
+    carried: Carried, states: Mapping[int, SliceState]
+) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    """The state of whole parameters from that of their slices; parameters without state are left out."""
+    whole: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    for index, state in states.items():
+        piece = carried.layout.slices[index]
+        for part, values in zip(piece.parts, slice_state.unpack(piece, state), strict=True):
+            parameter = carried.trained[part.tensor]
+            for key, value in values.items():
+                kept = whole.setdefault(parameter, {})
+                if value.dim() == 0:
+                    kept[key] = value
+                else:
+                    write_flat(kept.setdefault(key, torch.empty_like(parameter)), part, value)
+    return whole
+
+
+def divide(carried: Carried, whole: Mapping[torch.Tensor, Mapping[str, Any]]) -> dict[int, SliceState]:
+    """The inverse: slice -> its state, on the CPU."""
+    return {
+        piece.index: slice_state.pack(
+            piece, [_cut(whole.get(carried.trained[part.tensor], {}), part) for part in piece.parts]
+        )
+        for piece in carried.slices("weight")
+    }
+
+
+def _cut(state: Mapping[str, Any], part: Part) -> dict[str, torch.Tensor | float | None]:
+    return {
+        key: value.detach().reshape(-1)[part.start : part.stop].cpu()
+        if isinstance(value, torch.Tensor) and key not in _NUMBERS
+        else value
+        for key, value in state.items()
+    }

@@ -1,0 +1,170 @@
+"""`overlap = "forward"`: `step()` returns while weights are still under way, and whoever touches one waits for it.
+
+A parameter with an update under way is given the class `Pending` until the update is in it (torch's own lazy parameters
+change their class in the same way). Every PyTorch function that takes it then calls `Pending.__torch_function__`, which waits for
+this parameter alone, gives it back its class and goes on. So nobody can read a stale weight, whichever way it is
+reached: by its own module, by another one (`nn.MultiheadAttention`), through a tie, `state_dict`, `torch._foreach_*`.
+What says nothing about values (shapes, gradients, flags) does not wait.
+
+This does not reach code that PyTorch does not call through Python. Therefore `step()` itself waits for the weights
+of compiled and scripted modules and of parameters with a class of their own; a model that was compiled after
+`attach`, or that is in evaluation mode, waits for everything as its forward begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from geomx.errors import Unsupported
+from geomx.torch.exchange import Exchange
+from geomx.torch.tensors import Carried
+
+_GETTERS = (
+    "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "ndim", "grad_fn", "names", "itemsize", "nbytes",
+    "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "retains_grad", "output_nr", "grad_dtype",
+)  # fmt: skip
+_METHODS = (
+    "size", "dim", "numel", "nelement", "ndimension", "element_size", "stride", "storage_offset", "is_contiguous",
+    "is_floating_point", "is_complex", "get_device", "requires_grad_", "register_hook",
+    "register_post_accumulate_grad_hook", "__len__", "is_same_size",
+)  # fmt: skip
+_FUNCTIONS = ("numel", "is_floating_point", "is_complex", "is_same_size")
+
+
+def _waitless() -> frozenset[Any]:
+    """The functions of PyTorch that say nothing about a tensor's values."""
+    getters = [getattr(torch.Tensor, name).__get__ for name in _GETTERS if hasattr(torch.Tensor, name)]
+    grad = torch.Tensor.grad
+    changers = [grad.__get__, grad.__set__, grad.__delete__, torch.Tensor.requires_grad.__set__]  # type: ignore[attr-defined]
+    methods = [getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name)]
+    return frozenset([*getters, *changers, *methods, *(getattr(torch, name) for name in _FUNCTIONS)])
+
+
+_WAITLESS = _waitless()
+
+
+class Pending(nn.Parameter):
+    """A parameter whose update is under way; see the module's text. Never made, only turned into and back."""
+
+    _geomx_wait: Callable[[], None]
+
+    @classmethod
+    def __torch_function__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if function in _WAITLESS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **given)
+        if torch.compiler.is_compiling():
+            raise Unsupported(
+                'a compiled function reads weights that are under way (overlap = "forward"): compile the model itself '
+                'before attach(), call run.wait() before it, or set overlap = "none"'
+            )
+        for pending in _pending_in((args, given)):
+            pending._geomx_wait()
+        return function(*args, **given)
+
+    # Parameter has these of its own, which PyTorch does not route through __torch_function__.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._geomx_wait()
+        return nn.Parameter.__deepcopy__(self, memo)  # type: ignore[no-untyped-call]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._geomx_wait()
+        return nn.Parameter.__reduce_ex__(self, protocol)  # type: ignore[no-untyped-call]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        self._geomx_wait()
+        return nn.Parameter.__repr__(self)
+
+
+class PendingWeights:
+    """Which trained parameters wait for which slices."""
+
+    def __init__(self, model: nn.Module, carried: Carried, exchange: Exchange) -> None:
+        self._model = model
+        self._carried = carried
+        self._exchange = exchange
+        self._left: dict[int, set[int]] = {}  # parameter -> the slices that it waits for
+        self._waiting: dict[int, list[int]] = {}  # slice -> the parameters that wait for it
+
+    def watch_forward(self) -> Callable[[], None]:
+        """Hook the model's forward; returns what takes the hook off."""
+        return self._model.register_forward_pre_hook(lambda module, inputs: self._before_forward()).remove
+
+    def begin(self) -> None:
+        """A step has pushed: from now on its parameters are pending, those that cannot be are waited for."""
+        seen_through = self._opaque()
+        at_once: set[int] = set()
+        for number, parameter in self._carried.trained.items():
+            slices = {s for s in self._carried.slices_of[number] if s in self._exchange.outstanding}
+            if id(parameter) in seen_through or type(parameter) is not nn.Parameter:
+                at_once |= slices
+            elif slices:
+                self._left[number] = slices
+                for index in slices:
+                    self._waiting.setdefault(index, []).append(number)
+                parameter.__class__ = Pending
+                parameter._geomx_wait = lambda number=number: self._wait(number)  # type: ignore[attr-defined]
+        self._exchange.wait(at_once)
+
+    def arrived(self, index: int) -> None:
+        """A slice's update is in its parameters: those that have all of theirs are parameters like others again."""
+        for number in self._waiting.pop(index, ()):
+            left = self._left[number]
+            left.discard(index)
+            if not left:
+                del self._left[number]
+                parameter: Any = self._carried.trained[number]
+                del parameter._geomx_wait
+                parameter.__class__ = nn.Parameter
+
+    def _wait(self, number: int) -> None:
+        left = self._left.get(number)
+        if left:
+            self._exchange.port.note(
+                "pending", turn=self._exchange.turn, parameter=self._carried.name(number)
+            )
+            self._exchange.wait(left)
+
+    def _before_forward(self) -> None:
+        if torch.compiler.is_compiling():
+            self._wait_for_all()
+        elif self._model.training:
+            self._exchange.port.note("forward", turn=self._exchange.turn)
+        else:
+            self._exchange.wait()
+
+    @torch.compiler.disable(
+        reason="compiled after attach() with overlap: weights must be current before the forward"
+    )
+    def _wait_for_all(self) -> None:
+        self._exchange.wait()
+
+    def _opaque(self) -> set[int]:
+        """The parameters (by id) that are read where `__torch_function__` is not asked."""
+        modules = (module for module in self._model.modules() if _is_opaque(module))
+        return {id(parameter) for module in modules for parameter in module.parameters()}
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    compiled = (
+        isinstance(module, torch._dynamo.eval_frame.OptimizedModule) or module._compiled_call_impl is not None
+    )
+    return compiled or isinstance(module, torch.jit.ScriptModule)
+
+
+def _pending_in(value: Any) -> Iterator[Pending]:
+    if isinstance(value, Pending):
+        yield value
+    elif isinstance(value, dict):
+        yield from _pending_in(tuple(value.values()))
+    elif isinstance(value, Iterable) and isinstance(value, tuple | list):
+        for each in value:
+            yield from _pending_in(each)

@@ -1,0 +1,138 @@
+"""Where the optimizer runs, and what a worker does with the answer to its gradients.
+
+On the global servers: the answer is the new weights. On the workers: it is the mean gradient, which goes into `.grad` (None
+where no worker had one), is clipped, and is handed to the user's own optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+
+from geomx.layout import Slice
+from geomx.node.local import Arrived
+from geomx.optim.hyper import Rule
+from geomx.protocol import presence
+from geomx.protocol.messages import Hyperparameters
+from geomx.torch.tensors import Carried, write_flat
+
+OWN_KEYS = ("params", "param_names")
+
+
+class OptimizerPlace(Protocol):
+    """What differs between the two places."""
+
+    on_server: bool
+
+    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
+        """What a parameter group says, as it travels."""
+
+    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+        """The same for a worker that has come to the end of its data; None: no opinion."""
+
+    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+        """The answer to one slice."""
+
+    def finish(self, idle: bool) -> None:
+        """Every answer of the turn has come. `idle`: this worker had no gradients of its own."""
+
+
+class OnServer:
+    """The global servers run `rule`."""
+
+    on_server = True
+
+    def __init__(self, carried: Carried, rule: str) -> None:
+        self._carried = carried
+        self._rule = Rule(rule)
+
+    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
+        return self._rule.send(group)
+
+    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+        return None
+
+    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+        if arrived.values is not None:
+            factor = arrived.apply.factor if arrived.apply.mode == "merge" else 1.0
+            self._carried.scatter(piece, arrived.values, factor)
+
+    def finish(self, idle: bool) -> None:
+        pass
+
+
+class OnWorkers:
+    """Each worker runs the user's `optimizer` on the mean; equal states and equal means keep the replicas equal."""
+
+    on_server = False
+
+    def __init__(self, carried: Carried, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
+        self._carried = carried
+        self._optimizer = optimizer
+        self._clip_norm = clip_norm
+        self._means: dict[int, Arrived] = {}
+
+    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
+        """What can be compared of a group, whatever optimizer it is for: workers that differ get a typed error."""
+        comparable: Hyperparameters = {}
+        for key, value in group.items():
+            values = [_number(each) for each in value] if isinstance(value, tuple | list) else _number(value)
+            if key not in OWN_KEYS and (isinstance(values, list) or not isinstance(value, tuple | list)):
+                if isinstance(values, list) and not all(isinstance(each, int | float) for each in values):
+                    continue
+                if isinstance(values, list | str | int | float | bool | None):
+                    comparable[key] = values
+        return comparable
+
+    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+        """Its own optimizer steps in an idle turn, too, so its hyper-parameters must fit those of the others."""
+        return self.hyper(group)
+
+    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+        self._means[piece.index] = arrived
+
+    def finish(self, idle: bool) -> None:
+        trained = self._carried.trained.values()
+        own = [parameter.grad for parameter in trained]
+        if idle:
+            for parameter in trained:
+                parameter.grad = None
+        self._clip()
+        self._write_means()
+        self._optimizer.step()
+        if idle:
+            for parameter, gradient in zip(trained, own, strict=True):
+                parameter.grad = gradient
+
+    def _clip(self) -> None:
+        """As the global servers do: square sums in float64, added in slice order."""
+        if self._clip_norm is None:
+            return
+        means = [mean.values for _, mean in sorted(self._means.items()) if mean.values is not None]
+        square = 0.0
+        for mean in means:
+            square += float(mean.to(torch.float64).square_().sum())
+        scale = min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
+        if scale < 1.0:
+            for mean in means:
+                mean.mul_(scale)
+
+    def _write_means(self) -> None:
+        for index, arrived in sorted(self._means.items()):
+            piece = self._carried.layout.slices[index]
+            present = presence.unpack(arrived.present, len(piece.parts))
+            for part, is_present in zip(piece.parts, present, strict=True):
+                parameter = self._carried.trained[part.tensor]
+                if not is_present or arrived.values is None:
+                    parameter.grad = None
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                write_flat(parameter.grad, part, arrived.values[part.offset : part.offset + part.elements])
+        self._means = {}
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -1,0 +1,247 @@
+"""What `geomx.join()` returns: a run, as its training loop sees it.
+
+    run = geomx.join()
+    model, optimizer = run.attach(model, optimizer)
+    for x, y in run.shard(loader):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+
+Alone (`members` of length 1) everything goes the same way: the global server is then in the same process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from torch import nn
+
+from geomx.errors import GeomxError, Unsupported
+from geomx.node.contract import Port
+from geomx.torch import saving
+from geomx.torch.attach import Attached, attach
+from geomx.torch.exchange import Exchange
+from geomx.torch.loader import Share, ShareSampler, place_of, split
+from geomx.torch.samples import Samples
+from geomx.torch.settings import Overlap, PushAt, Settings
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class LiveRun:
+    """One worker's place in a run.
+
+    `name`: this worker, "A/0". `members`: every worker of the run, `party_members`: those of this party, in order.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        *,
+        name: str,
+        members: Sequence[str],
+        party_members: Sequence[str],
+        settings: Settings | None = None,
+    ) -> None:
+        self.name = name
+        self.workers = tuple(members)
+        self._party_members = tuple(party_members)
+        self._settings = settings or Settings()
+        self._samples = Samples(self._settings, len(self.workers), len(self._party_members))
+        self._exchange = Exchange(port, name)
+        self._attached: Attached | None = None
+        self._epochs = _Epochs(self._samples)
+        self._shares: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._closed = False
+
+    # -- where we are -----------------------------------------------------------------------------------------
+
+    @property
+    def party(self) -> str:
+        """The party's name."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def rank(self) -> int:
+        """This worker's place within its party."""
+        return self._party_members.index(self.name)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the worker whose weights all begin with, and which writes checkpoints."""
+        return self.name == self.workers[0]
+
+    @property
+    def turn(self) -> int:
+        """How many collective calls (attach, steps, saves, ...) this run has made."""
+        return self._exchange.turn
+
+    @property
+    def ledger(self) -> torch.Tensor | None:
+        """With `run.ledger`: for each worker, in how many steps it was counted (int64); else None."""
+        return self._attached.turns.ledger if self._attached else None
+
+    # -- training ---------------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None = None,
+        push_at: PushAt | None = None,
+        overlap: Overlap | None = None,
+    ) -> tuple[Model, torch.optim.Optimizer]:
+        """Join the run with a model: the same module, and an optimizer whose `step()` is a turn with all workers.
+
+        `clip_norm` bounds the global norm of the mean gradient. `push_at` and `overlap` override the run's. Returns when this
+        worker has the first worker's weights and buffers. Raises `Unsupported` for what cannot be carried, `Refused`
+        when the workers' models or optimizers differ.
+        """
+        if self._attached is not None:
+            raise Unsupported(
+                "a run carries one model; attach several as one: torch.nn.ModuleDict({'first': ..., 'second': ...}), "
+                "with one optimizer whose groups have the parameters of each"
+            )
+        settings = dataclasses.replace(
+            self._settings,
+            push_at=push_at or self._settings.push_at,
+            overlap=overlap or self._settings.overlap,
+        )
+        self._attached = attach(
+            self._exchange, self.workers, self._samples, settings, model, optimizer, clip_norm
+        )
+        self._epochs.attached = self._attached
+        return model, self._attached.optimizer
+
+    def shard(
+        self, loader: Iterable[Any], over: Literal["party", "run"] = "party", train: bool | None = None
+    ) -> Share:
+        """This worker's share of a loader: of its party's data, or of one data set that the whole run shares.
+
+        Iterating counts samples. A pass under `torch.no_grad()` or after `model.eval()` is an evaluation: it counts nothing,
+        and its end waits for nobody; `train` says otherwise.
+        """
+        workers = self._party_members if over == "party" else self.workers
+        place = place_of(self.name, workers, over)
+        batches, sampler = self._split(loader, over, place, len(workers))
+        return Share(batches, place, len(workers), sampler, self._epochs, train)
+
+    def weight(self, weight: float) -> None:
+        """How much this worker counts in the next step, in place of the samples counted; call it before backward()."""
+        self._samples.give(weight)
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Within it, backward() adds to the gradients and nothing is pushed."""
+        return self._joined("accumulate").turns.accumulate()
+
+    def log(self, **values: Any) -> None:
+        """Show numbers (loss=..., accuracy=...) in the live view and the report."""
+        plain = {key: v.item() if isinstance(v, torch.Tensor) else v for key, v in values.items()}
+        self._exchange.port.note("log", turn=self.turn, **plain)
+
+    def wait(self) -> None:
+        """Return when every weight is current."""
+        self._exchange.wait()
+
+    # -- checkpoints ------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], everywhere: bool = False) -> None:
+        """Write weights, buffers and optimizer to one safetensors file. Every worker must call it.
+
+        The first worker writes; with `everywhere`, the first of each party does.
+        """
+        writes = self.is_first or (everywhere and self.rank == 0)
+        saving.save(self._joined("save"), Path(path), writes, self.turn, self._epochs.epoch)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint. Every worker must call it, after `attach`, and have the same file.
+
+        Raises `CheckpointError`; for another model, with every name that does not fit.
+        """
+        self._epochs.epoch = saving.load(self._joined("load"), Path(path))
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the run: the others go on without this worker."""
+        if self._closed:
+            return
+        self._closed = True
+        self.wait()
+        self._exchange.leave()
+        if self._attached is not None:
+            self._attached.turns.detach()
+
+    def fail(self, reason: str) -> None:
+        """End the run for everybody: this worker cannot go on."""
+        self._closed = True
+        with contextlib.suppress(GeomxError):  # the run may have ended already, which is why we are here
+            self._exchange.fail(reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.fail(f"{type(error).__name__}: {error}")
+
+    # -- helpers ------------------------------------------------------------------------------------------------
+
+    def _joined(self, method: str) -> Attached:
+        if self._attached is None:
+            raise Unsupported(f"run.{method}() before run.attach(model, optimizer)")
+        return self._attached
+
+    def _split(
+        self, loader: Iterable[Any], over: str, place: int, places: int
+    ) -> tuple[Iterable[Any], ShareSampler | None]:
+        """One rebuilt loader for each loader, so that persistent worker processes persist."""
+        known = self._shares.get(loader, {}) if isinstance(loader, torch.utils.data.DataLoader) else {}
+        if over in known:
+            return known[over]
+        batches, sampler = split(loader, place, places, self._settings.seed)
+        if sampler is not None:
+            self._shares.setdefault(loader, {})[over] = batches, sampler
+        return batches, sampler
+
+
+class _Epochs:
+    """How far the shares have been read; `epoch` counts the passes that trained."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self.attached: Attached | None = None
+        self.epoch = 0
+
+    def begin(self, train: bool | None) -> tuple[int, bool]:
+        attached, epoch = self.attached, self.epoch
+        if train is None:
+            train = torch.is_grad_enabled() and (attached is None or attached.model.training)
+        if train and attached is not None:
+            attached.turns.ended = attached.turns.all_ended = False
+        return epoch, train
+
+    def batch(self, samples: int | None, last: bool) -> None:
+        self._samples.count(samples or 0)
+        if self.attached is not None:
+            self.attached.turns.ended = last
+
+    def end(self) -> None:
+        self.epoch += 1
+        if self.attached is not None:
+            self.attached.turns.end_epoch()

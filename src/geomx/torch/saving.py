@@ -1,0 +1,114 @@
+"""`run.save` and `run.load`: between a model in a run and a checkpoint file.
+
+Buffers stay local while a model trains; a checkpoint has the mean of those in float32 and float64, weighted by all samples
+that each worker has contributed, and the first worker's of all others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geomx.errors import CheckpointError
+from geomx.torch import checkpoint as files
+from geomx.torch.attach import Attached
+from geomx.torch.checkpoint import Checkpoint
+from geomx.torch.tensors import Carried, write_flat
+
+AVERAGED = ("float32", "float64")
+
+
+def save(attached: Attached, path: Path, writes: bool, turn: int, epoch: int) -> None:
+    """Every worker takes part; those with `writes` leave a file."""
+    carried, turns = attached.carried, attached.turns
+    buffers = carried.slices("buffer")
+    averaged: dict[int, torch.Tensor] = {}
+    if buffers:
+        means = [piece for piece in buffers if piece.dtype in AVERAGED]
+        averaged = turns.average("save()", means, [piece for piece in buffers if piece.dtype not in AVERAGED])
+    else:
+        turns.current()
+    if not writes:
+        return
+    model = {name: tensor.detach() for name, tensor in _saved(carried).items()}
+    for index, values in averaged.items():
+        for part in carried.layout.slices[index].parts:
+            name = carried.name(part.tensor)
+            if name in model:
+                model[name] = model[name].clone() if part.start == 0 else model[name]
+                write_flat(model[name], part, values[part.offset : part.offset + part.elements])
+    names = _names(carried)
+    state = attached.optimizer.current_state()
+    named = {names[id(parameter)]: dict(values) for parameter, values in state.items() if values}
+    groups = [
+        {**group, "params": [names[id(p)] for p in group["params"]]}
+        for group in attached.optimizer.param_groups
+    ]
+    files.write(path, Checkpoint(model, attached.optimizer_class, groups, named, turn, epoch))
+
+
+def load(attached: Attached, path: Path) -> int:
+    """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`."""
+    carried, turns = attached.carried, attached.turns
+    turns.current()
+    checkpoint = files.read(path)
+    live = _saved(carried)
+    files.check_names(path, checkpoint.model, live)
+    state_dict = _state_dict(attached, path, checkpoint)
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(checkpoint.model[name])
+    states = attached.optimizer.adopt(state_dict)
+    turns.assign(f"load() of file {files.digest(path)}", carried.slices("weight", "frozen", "buffer"), states)
+    return checkpoint.epoch
+
+
+def _state_dict(attached: Attached, path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint's optimizer in torch's own format."""
+    groups = attached.optimizer.param_groups
+    names = _names(attached.carried)
+    ours = [[names[id(p)] for p in group["params"]] for group in groups]
+    theirs = [group.get("params") for group in checkpoint.groups]
+    if checkpoint.optimizer != attached.optimizer_class or ours != theirs:
+        raise CheckpointError(
+            f"{path} belongs to another optimizer: {checkpoint.optimizer} with {len(theirs)} parameter groups; "
+            f"here is {attached.optimizer_class} with {len(ours)}, or the groups have other parameters"
+        )
+    flat = [name for group in ours for name in group]
+    unknown = sorted(checkpoint.state.keys() - set(flat))
+    if unknown:
+        raise CheckpointError(
+            f"{path} has optimizer state for tensors that are not trained: {', '.join(unknown)}"
+        )
+    places = {name: place for place, name in enumerate(flat)}
+    restored = [
+        {key: _like(group.get(key), value) for key, value in saved.items()}
+        | {"params": [places[n] for n in own]}
+        for group, saved, own in zip(groups, checkpoint.groups, ours, strict=True)
+    ]
+    return {
+        "state": {places[name]: state for name, state in checkpoint.state.items()},
+        "param_groups": restored,
+    }
+
+
+def _like(live: Any, saved: Any) -> Any:
+    """A saved hyper-parameter in the type that the live one has."""
+    if isinstance(live, tuple):
+        return tuple(saved)
+    return torch.full_like(live, saved) if isinstance(live, torch.Tensor) else saved
+
+
+def _saved(carried: Carried) -> dict[str, torch.Tensor]:
+    """The live tensors that belong in a checkpoint: parameters and persistent buffers."""
+    return {
+        tensor.name: carried.tensor(number)
+        for number, tensor in enumerate(carried.layout.tensors)
+        if tensor.role in ("weight", "frozen") or (tensor.role == "buffer" and carried.is_persistent(number))
+    }
+
+
+def _names(carried: Carried) -> dict[int, str]:
+    return {id(parameter): carried.name(number) for number, parameter in enumerate(carried.parameters)}

@@ -1,0 +1,186 @@
+"""Every fault of a description is named, at once and in its place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from config_runs import TWO_PARTIES, faults_of, places_of
+
+from geomx.config import Run
+from geomx.errors import ConfigError
+
+EVERYTHING_WRONG = '''\
+wam = 3  # <- wam
+[run]
+sript = "train.py"  # <- run.sript
+shards = 2
+seed = -1  # <- run.seed
+arguments = [  # <- run.arguments[1]
+    "a # b",
+    2,
+]
+notes = """  # <- run.notes
+[sync]
+policy = "fsaa"
+"""
+[sync]
+policy = "fsaa"  # <- sync.policy
+weight = "dataset_size"
+[wnn]  # <- wnn
+codec_up = "dense"
+[global]
+addresses = ["h:1", "h:2", "h:3"]  # <- global.addresses
+[tls]  # <- tls.key  # <- tls.authority
+certificate = "c.pem"
+[wan]
+codec_upp = "dense"  # <- wan.codec_upp
+congestion = "BBR"  # <- wan.congestion
+heartbeat_s = 5
+timeout_s = 14.9  # <- wan.timeout_s
+"link" . "loss" = 1.0  # <- wan.link.loss
+[lan]
+heartbeat_s = inf  # <- lan.heartbeat_s
+link = { rate_mbps = -2, delay_ms = "3" }  # <- lan.link.rate_mbps  # <- lan.link.delay_ms
+
+[[party]]
+name = "A"
+workers = 0  # <- party[0].workers
+dataset_size = 5
+[[ party ]]  # <- party[1].workers  # <- party[1].dataset_size
+name = "A"  # <- party[1].name
+address = "h:1"  # <- party[1].address
+  [ party . 'link' ]
+  rate_mbps = true  # <- party[1].link.rate_mbps
+[[party]]
+name = "global"  # <- party[2].name
+workers = 2.0  # <- party[2].workers
+listen = "h:5"  # <- party[2].listen
+dataset_size = 5
+'''
+
+
+def test_every_fault_is_named_at_once_with_its_key_and_line():
+    expected = [
+        f"{key} (line {number})"
+        for number, line in enumerate(EVERYTHING_WRONG.split("\n"), 1)
+        for key in re.findall(r"# <- (\S+)", line)
+    ]
+    places = places_of(EVERYTHING_WRONG)
+    assert sorted(places) == sorted(expected)
+    lines = [int(re.search(r"line (\d+)", place)[1]) for place in places]
+    assert lines == sorted(lines)
+
+
+def test_the_message_has_every_fault():
+    with pytest.raises(ConfigError) as caught:
+        Run.parse(EVERYTHING_WRONG, "wrong.toml")
+    message = str(caught.value)
+    assert message.startswith(f"wrong.toml: {len(caught.value.faults)} faults\n")
+    assert all(str(fault) in message for fault in caught.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "found", "hint"),
+    [
+        ('[wnn]\ncodec_up = "dense"', "wnn", "an unknown table", "did you mean `wan`?"),
+        ('wan.codec_upp = "dense"', "wan.codec_upp", "an unknown key", "did you mean `codec_up`?"),
+        ("run.shard = 2", "run.shard", "an unknown key", "did you mean `shards`?"),
+        (
+            'run.codec_up = "dense"',
+            "run.codec_up",
+            "an unknown key",
+            "there is `wan.codec_up`, `lan.codec_up`",
+        ),
+        (
+            "wan.rate_mbps = 3",
+            "wan.rate_mbps",
+            "an unknown key",
+            "there is `party.link.rate_mbps`, `wan.link.rate_mbps`, `lan.link.rate_mbps`",
+        ),
+        ("run.xyz = 3", "run.xyz", "an unknown key", ""),
+        ('sync.policy = "fsaa"', "sync.policy", '"fsaa"', "did you mean `fsa`?"),
+        ('lan.codec_down = "Dense"', "lan.codec_down", '"Dense"', "did you mean `dense`?"),
+        ('wan.congestion = "cubc"', "wan.congestion", '"cubc"', "did you mean `cubic`?"),
+        ('worker.push_at = "steps"', "worker.push_at", '"steps"', "did you mean `step`?"),
+        ('worker.push_at = "whenever"', "worker.push_at", '"whenever"', ""),
+        ("worker.push_at = 1", "worker.push_at", "1", ""),
+    ],
+)
+def test_a_typo_is_answered_with_the_nearest_name(line, where, found, hint):
+    (fault,) = faults_of(f"# a run\n{line}\n{TWO_PARTIES}")
+    assert (fault.where, fault.found, fault.hint) == (f"{where} (line 2)", found, hint)
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("run.shards = 0", "integer ≥ 1"),
+        ('run.shards = "2"', "integer ≥ 1"),
+        ("run.shards = true", "integer ≥ 1"),
+        ("run.ledger = 1", "true or false"),
+        ("run.name = 3", "letters, digits, `_`, `.` and `-`"),
+        ('run.name = "a b"', "letters, digits, `_`, `.` and `-`"),
+        ('run.script = ""', "path of a file"),
+        ('run.arguments = "--fast"', "list of text"),
+        ("wan.heartbeat_s = 0", "number > 0"),
+        ("wan.link = {loss = 1}", "number ≥ 0, < 1"),
+        ("wan.link = 100", "table of `rate_mbps`, `delay_ms`, `jitter_ms`, `loss`"),
+        ('sync.policy = "my policy:Class"', '"fsa", or your own as "module:Class"'),
+        ('global.addresses = ["host"]', 'list of "host:port"'),
+        ('global.addresses = ["host:65536"]', 'list of "host:port"'),
+        ('global.addresses = ["host:0"]', 'list of "host:port"'),
+        ('sync.weight = "samples "', '"samples", "equal", "dataset_size"'),
+    ],
+)
+def test_a_fault_says_what_is_allowed(line, allowed):
+    (fault,) = faults_of(line + TWO_PARTIES)
+    assert fault.allowed == allowed
+
+
+@pytest.mark.parametrize("text", ["", "party = []", "party = 3", '[party]\nname = "A"\nworkers = 1'])
+def test_a_run_has_a_party(text):
+    (fault,) = faults_of(text)
+    assert fault.allowed == "one `[[party]]` table or more"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["run.shards=2", 'global.addresses=["h:1"]'], ["global.addresses"]),
+        (["run.shards=1", 'global.addresses=["h:1"]', 'global.listen=["h:1", "h:2"]'], ["global.listen"]),
+        (['global.listen=["h:1"]'], ["global.listen"]),
+        (["party.A.listen=h:1"], ["party[0].listen"]),
+        (["party.A.address=h:1", "party.B.address=h:1"], ["party[1].address"]),
+        (['global.addresses=["h:1"]', "party.B.address=h:1"], ["party[1].address"]),
+        (["run.shards=2", 'global.addresses=["h:1", "h:1"]'], ["global.addresses[1]"]),
+        (["party.B.name=A"], ["party[1].name"]),
+        (["sync.weight=dataset_size"], ["party[0].dataset_size", "party[1].dataset_size"]),
+        (["sync.weight=dataset_size", "party.B.dataset_size=9"], ["party[0].dataset_size"]),
+        (["party.A.dataset_size=9"], ["party[0].dataset_size"]),
+        (["wan.heartbeat_s=5.1"], ["wan.timeout_s"]),
+        (["lan.timeout_s=2.9"], ["lan.timeout_s"]),
+        (["tls.certificate=c", "tls.key=k"], ["tls.authority"]),
+        (['run.arguments=["--fast"]'], ["run.arguments"]),
+    ],
+)
+def test_keys_that_contradict_each_other_are_faults(overrides, keys):
+    assert [re.sub(r" \(.*", "", place) for place in places_of(TWO_PARTIES, *overrides)] == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('run.shrds = 2\nglobal.addresses = ["h:1", "h:2"]', "run.shrds"),
+        ('run.shards = 0\nglobal.addresses = ["h:1", "h:2"]', "run.shards"),
+        ('sync.wieght = "equal"\nparty = [{name = "A", workers = 1, dataset_size = 1}]', "sync.wieght"),
+        ('snyc.weight = "equal"\nparty = [{name = "A", workers = 1, dataset_size = 1}]', "snyc"),
+        ('tls.certificate = "c"\ntls.key = "k"\ntls.authorty = "a"', "tls.authorty"),
+        ("lan.timeout_s = 1\nlan.hartbeat_s = 0.1", "lan.hartbeat_s"),
+        ('party = [{name = "A", workers = 1, listen = "h:1", adress = "h:1"}]', "party[0].adress"),
+        ('run.arguments = ["a"]\nrun.script = 3', "run.script"),
+    ],
+)
+def test_a_fault_does_not_make_others_out_of_thin_air(text, key):
+    (fault,) = faults_of(text if "party" in text else text + TWO_PARTIES)
+    assert fault.where.startswith(f"{key} (")

@@ -1,0 +1,282 @@
+"""What a description says of a run: its keys, nodes, addresses, and what nodes must agree on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from config_runs import two_parties
+from pydantic import ValidationError
+
+from geomx.codecs.base import codecs
+from geomx.config import AGREED, AGREED_OF_A_PARTY, CODECS, POLICIES, Link, Party, Run, describe
+from geomx.config.fields import TABLES, as_table, keys
+from geomx.errors import ConfigError
+from geomx.sync.base import policies
+
+# -- what is allowed -----------------------------------------------------------------------------------
+
+
+def test_one_party_is_a_whole_description():
+    run = Run.parse('[[party]]\nname = "A"\nworkers = 1', "folder/cnn.toml")
+    assert run.run.name == "cnn"
+    assert (run.run.shards, run.sync.policy, run.sync.weight, run.optimizer.place) == (
+        1,
+        "fsa",
+        "samples",
+        "auto",
+    )
+    assert (run.wan.timeout_s, run.lan.timeout_s, run.wan.link, run.run.script) == (15.0, 5.0, None, None)
+
+
+def test_every_key_can_be_given():
+    text = """
+    [run]
+    name = "all.keys-1"
+    script = "train.py"
+    arguments = ["--epochs", "3"]
+    seed = 7
+    shards = 2
+    ledger = true
+    [sync]
+    policy = "my.policies:Patient"
+    weight = "dataset_size"
+    [optimizer]
+    place = "workers"
+    [worker]
+    overlap = "forward"
+    push_at = "step"
+    threads = 2
+    [layout]
+    slice_elements = 4096
+    size_lower_bound = 1
+    [global]
+    addresses = ["10.0.0.1:9000", "[fe80::1]:9001"]
+    listen = ["0.0.0.0:9000", "0.0.0.0:9001"]
+    [wan]
+    codec_up = "mine:Sparse"
+    codec_down = "dense"
+    congestion = "bbr"
+    heartbeat_s = 2
+    timeout_s = 6
+    link = { rate_mbps = 100, delay_ms = 20, jitter_ms = 2.5, loss = 0.01 }
+    [lan]
+    link = { delay_ms = 1 }
+    [limits]
+    start_s = 1
+    stall_s = 2
+    stop_s = 3
+    [tls]
+    certificate = "node.pem"
+    key = "/keys/node.key"
+    authority = "authority.pem"
+    [[party]]
+    name = "A"
+    workers = 3
+    address = "node-1.example:7000"
+    listen = "0.0.0.0:7000"
+    dataset_size = 1000
+    link = {}
+    """
+    run = Run.parse(text, "/runs/all.toml")
+    assert run.run.script == Path("/runs/train.py")
+    assert (run.tls.certificate, run.tls.key) == (Path("/runs/node.pem"), Path("/keys/node.key"))
+    assert run.wan.link == Link(rate_mbps=100.0, delay_ms=20.0, jitter_ms=2.5, loss=0.01)
+    assert run.parties[0].dataset_size == 1000
+    written = run.as_dict()
+    written["party"] = written["party"][0]
+    assert {name: set(table) for name, table in written.items()} == {
+        name: set(keys(table)) for name, table in TABLES.items()
+    }
+
+
+def test_a_run_cannot_be_changed():
+    run = two_parties()
+    with pytest.raises(ValidationError, match="frozen"):
+        run.wan.codec_up = "mine:Codec"
+
+
+def test_a_run_made_in_python_must_hold_together_too():
+    with pytest.raises(ConfigError, match=r"party\[1\]\.name"):
+        Run(run={"name": "r"}, party=[Party(name="A", workers=1), Party(name="A", workers=2)])
+
+
+def test_names_are_those_of_the_registries():
+    assert codecs.names == CODECS
+    assert policies.names == POLICIES
+
+
+def test_reading_a_description_does_not_import_torch():
+    code = "import sys, geomx.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- nodes ---------------------------------------------------------------------------------------------
+
+
+def test_nodes_have_names():
+    run = two_parties("run.shards=2")
+    assert run.workers == ("A/0", "A/1", "B/0")
+    assert run.workers_of("A") == ("A/0", "A/1")
+    assert run.servers == ("A", "B")
+    assert run.shard_names == ("global/0", "global/1")
+    assert run.party("B") is run.parties[1]
+
+
+def test_an_unknown_party_is_answered_with_the_nearest_name():
+    run = two_parties("party.A.name=berlin", "party.B.name=paris")
+    for ask in (run.party, run.workers_of, run.link_of):
+        with pytest.raises(ConfigError, match=r"no party `pariss`.*did you mean `paris`"):
+            ask("pariss")
+
+
+def test_a_party_has_its_own_link_or_that_of_the_wan():
+    run = two_parties("wan.link.rate_mbps=100", "party.B.link.delay_ms=5")
+    assert run.link_of("A") == Link(rate_mbps=100.0)
+    assert run.link_of("B") == Link(delay_ms=5.0)
+    assert two_parties().link_of("A") is None
+
+
+def test_addresses_are_filled_in():
+    run = two_parties(
+        "run.shards=2", "party.A.address=h:1", "party.A.listen=0.0.0.0:1", "run.script=train.py"
+    )
+    assert run.addresses == {"global/0": "", "global/1": "", "A": "h:1", "B": ""}
+    with pytest.raises(ConfigError, match=r"party\.B\.address: found nothing"):
+        run.address_of("B")
+    whole = run.with_addresses({"global/0": "h:2", "global/1": "h:3", "B": "h:4"})
+    assert [whole.address_of(node) for node in whole.addresses] == ["h:2", "h:3", "h:1", "h:4"]
+    assert (whole.listen_address_of("A"), whole.listen_address_of("B")) == ("0.0.0.0:1", "h:4")
+    assert whole.manifest() == run.manifest()
+    assert whole.run == run.run
+    assert run.addresses["B"] == ""
+
+
+def test_a_shard_listens_where_it_is_told_to():
+    run = two_parties('global.addresses=["h:1"]', 'global.listen=["0.0.0.0:2"]')
+    assert (run.address_of("global/0"), run.listen_address_of("global/0")) == ("h:1", "0.0.0.0:2")
+
+
+@pytest.mark.parametrize(
+    "addresses", [{"B": "h"}, {"C": "h:1"}, {"A": "h:1", "B": "h:1"}, {"global/0": "h:1"}]
+)
+def test_addresses_are_validated(addresses):
+    with pytest.raises(ConfigError):
+        two_parties("run.shards=2").with_addresses(addresses)
+
+
+def test_a_worker_has_no_address():
+    with pytest.raises(ConfigError, match="no server `A/0`"):
+        two_parties().address_of("A/0")
+
+
+# -- agreement -----------------------------------------------------------------------------------------
+
+OTHER_VALUES = {
+    "run.name": "other",
+    "run.script": "other.py",
+    "run.arguments": '["other"]',
+    "run.seed": "9",
+    "run.shards": "3",
+    "run.ledger": "true",
+    "sync.policy": "other:Policy",
+    "sync.weight": "equal",
+    "optimizer.place": "workers",
+    "worker.overlap": "forward",
+    "worker.push_at": "step",
+    "worker.threads": "9",
+    "layout.slice_elements": "9",
+    "layout.size_lower_bound": "9",
+    "global.addresses": '["other:1"]',
+    "global.listen": '["other:2"]',
+    "party.A.name": "other",
+    "party.A.workers": "9",
+    "party.A.address": "other:3",
+    "party.A.listen": "other:4",
+    "party.A.link": "{loss = 0.9}",
+    "party.A.dataset_size": "9",
+    **{f"{tier}.codec_{way}": "other:Codec" for tier in ("wan", "lan") for way in ("up", "down")},
+    **{f"{tier}.congestion": "reno" for tier in ("wan", "lan")},
+    **{f"{tier}.heartbeat_s": "0.9" for tier in ("wan", "lan")},
+    **{f"{tier}.timeout_s": "99" for tier in ("wan", "lan")},
+    **{f"{tier}.link": "{loss = 0.9}" for tier in ("wan", "lan")},
+    **{f"limits.{key}": "9" for key in ("start_s", "stall_s", "stop_s")},
+    **{f"tls.{key}": "other.pem" for key in ("certificate", "key", "authority")},
+}
+# What else has to be there for a value to be valid; it is the same in both runs that are compared.
+TOGETHER = {
+    "run.arguments": ["run.script=train.py"],
+    "global.listen": ['global.addresses=["h:1"]'],
+    "party.A.listen": ["party.A.address=h:2"],
+    "party.A.dataset_size": ["sync.weight=dataset_size", "party.A.dataset_size=1", "party.B.dataset_size=1"],
+    **{
+        f"tls.{key}": [f"tls.{k}=a.pem" for k in ("certificate", "key", "authority")]
+        for key in keys(TABLES["tls"])
+    },
+}
+
+
+def test_other_values_are_known_for_every_key():
+    every = {f"{name}.{key}" for name, table in TABLES.items() for key in keys(table)}
+    assert {key.replace("party.A.", "party.") for key in OTHER_VALUES} == every
+
+
+@pytest.mark.parametrize("key", OTHER_VALUES)
+def test_the_manifest_differs_exactly_where_nodes_must_agree(key):
+    together = TOGETHER.get(key, [])
+    before = two_parties(*together)
+    after = two_parties(*together, f"{key}={OTHER_VALUES[key]}")
+    agreed = {*AGREED, *(f"party.A.{name}" for name in (*AGREED_OF_A_PARTY, "name"))}
+    assert before != after
+    assert (before.manifest() != after.manifest()) == (key in agreed)
+
+
+def test_a_manifest_is_flat():
+    manifest = two_parties().manifest()
+    assert manifest["party"] == "A, B"
+    assert (manifest["party.A.workers"], manifest["party.B.workers"]) == (2, 1)
+    assert all(isinstance(value, str | int | float | bool | None) for value in manifest.values())
+
+
+def test_nodes_must_agree_on_the_order_of_the_parties():
+    swapped = Run.parse(json.dumps({"party": two_parties().as_dict()["party"][::-1]}), "two.json")
+    assert two_parties().manifest()["party"] != swapped.manifest()["party"]
+
+
+# -- for people ----------------------------------------------------------------------------------------
+
+
+def test_the_tree_is_drawn():
+    run = two_parties(
+        "run.shards=2",
+        'global.addresses=["h:1", "h:2"]',
+        "party.B.workers=5",
+        "wan.link={rate_mbps = 100, delay_ms = 20, jitter_ms = 2.5, loss = 0.01}",
+        "party.B.link={delay_ms = 5}",
+        "wan.codec_up=my:Codec",
+    )
+    assert describe(run) == (
+        "two: 2 shards, 2 parties, 7 workers\n"
+        "policy fsa, weight by samples, optimizer auto\n"
+        "\n"
+        "global/0  h:1\n"
+        "global/1  h:2\n"
+        "├── A  a free port  [up my:Codec, down dense; 100 Mbit/s, 20 ± 2.5 ms one way, loss 1 %]\n"
+        "│   ├── A/0  [up dense, down dense]\n"
+        "│   └── A/1  [up dense, down dense]\n"
+        "└── B  a free port  [up my:Codec, down dense; any rate, 5 ms one way]\n"
+        "    └── B/0 … B/4  [up dense, down dense]"
+    )
+
+
+def test_every_key_has_a_description():
+    fields = [field for table in (*TABLES.values(), Link) for field in keys(table).values()]
+    assert all(field.description or as_table(field.annotation) for field in fields)
+
+
+def test_the_reference_is_made_from_this_code():
+    command = [sys.executable, str(Path(__file__).parents[2] / "docs" / "make_configuration.py"), "--check"]
+    assert subprocess.run(command, check=False, capture_output=True, text=True).stderr == ""

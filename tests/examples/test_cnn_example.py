@@ -1,0 +1,128 @@
+"""The examples' model and data, apart from any run."""
+
+import gzip
+import importlib
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from geomx.config import Run
+from geomx.errors import DataMissing
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _examples_can_be_imported(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def cnn():
+    return importlib.import_module("cnn")
+
+
+@pytest.fixture
+def data():
+    return importlib.import_module("data")
+
+
+def test_the_model_is_geomxs(cnn):
+    model = cnn.build_model()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 178_762
+    assert model(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+
+
+def test_digits_are_grey_images_of_ten_classes(data):
+    train, test = data.load("digits")
+    assert (len(train), len(test)) == (1438, 359)
+    images = torch.cat([train.tensors[0], test.tensors[0]])
+    labels = torch.cat([train.tensors[1], test.tensors[1]])
+    assert images.shape == (1797, 1, 28, 28)
+    assert images.dtype == torch.float32
+    assert (images.min(), images.max()) == (0.0, 1.0)
+    assert labels.unique().tolist() == list(range(10))
+
+
+def test_digits_are_split_the_same_on_every_worker(data):
+    first, _ = data.load("digits")
+    torch.manual_seed(7)
+    second, _ = data.load("digits")
+    assert torch.equal(first.tensors[0], second.tensors[0])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 10])
+def test_parties_by_class_share_no_class_and_have_all_samples(data, parts):
+    train, _ = data.load("digits")
+    shares = [data.by_class(train, part, parts) for part in range(parts)]
+    seen = [{int(share[i][1]) for i in range(len(share))} for share in shares]
+    assert sum(len(share) for share in shares) == len(train)
+    assert sum(len(classes) for classes in seen) == len(set().union(*seen)) == 10
+
+
+def test_more_parties_than_classes_are_refused(data):
+    train, _ = data.load("digits")
+    with pytest.raises(ValueError, match="10 classes cannot be split over 11 parties"):
+        data.by_class(train, 0, 11)
+
+
+def test_an_epoch_lowers_the_loss_and_raises_the_accuracy(cnn, data):
+    torch.manual_seed(0)
+    train, test = data.load("digits")
+    model = cnn.build_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    untrained = cnn.evaluate(model, DataLoader(test, 500))
+    first, second = (cnn.train(model, optimizer, DataLoader(train, 64)) for _ in range(2))
+    assert second < first
+    assert cnn.evaluate(model, DataLoader(test, 500)) > max(untrained, 0.5)
+
+
+def write_idx(path, extents, body):
+    header = struct.pack(f">HBB{len(extents)}I", 0, 8, len(extents), *extents)
+    path.write_bytes(gzip.compress(header + bytes(body)))
+
+
+def write_fashion_mnist(folder, samples=3):
+    for prefix in ("train", "t10k"):
+        write_idx(folder / f"{prefix}-images-idx3-ubyte.gz", (samples, 28, 28), [255] * samples * 784)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte.gz", (samples,), range(samples))
+
+
+def test_fashion_mnist_is_read_from_its_original_files(data, tmp_path):
+    write_fashion_mnist(tmp_path)
+    train, test = data.load("fashion-mnist", tmp_path)
+    assert train.tensors[0].shape == test.tensors[0].shape == (3, 1, 28, 28)
+    assert train.tensors[0].unique().tolist() == [1.0]
+    assert train.tensors[1].tolist() == [0, 1, 2]
+
+
+def test_missing_data_says_how_to_get_it(data, tmp_path):
+    with pytest.raises(DataMissing, match=r"apt install dataset-fashion-mnist.*--data-folder"):
+        data.load("fashion-mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        gzip.compress(b""),
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x03\0\1"),
+        gzip.compress(b"\0\0\x08\x02\0\0\0\x01\0\0\0\x01\0"),
+        b"not gzip at all",
+    ],
+)
+def test_damaged_data_is_refused(data, tmp_path, content):
+    write_fashion_mnist(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(content)
+    with pytest.raises(DataMissing):
+        data.load("fashion-mnist", tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_description_of_every_run_holds_together(path):
+    run = Run.load(path)
+    assert run.run.script == EXAMPLES / "cnn.py"

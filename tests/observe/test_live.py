@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from geomx.config import Run
+from geomx.observe.live import PLAIN_S, LiveView, PlainView, clock, view_of
+from geomx.observe.records import Record
+
+TOML = """
+[[party]]
+name = "A"
+workers = 1
+[[party]]
+name = "Berlin"
+workers = 1
+"""
+RECORDS = [
+    Record(0.0, "A", "joined", "info", {"peer": "A/0"}),
+    Record(1.0, "A", "round", "debug", {"turn": 1, "seconds": 0.1}),
+    Record(1.0, "A/0", "log", "debug", {"loss": 0.5}),
+    Record(1.0, "A", "usage", "debug", {"sent": {"global/0": 0}, "received": {"global/0": 0}}),
+    Record(2.0, "A", "usage", "debug", {"sent": {"global/0": 1_000_000}, "received": {"global/0": 250_000}}),
+]
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run.parse(TOML, "demo.toml")
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=110, color_system=None)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_view_fits_the_terminal(run: Run) -> None:
+    assert isinstance(view_of(run, terminal(), plain=False), LiveView)
+    assert isinstance(view_of(run, terminal(), plain=True), PlainView)
+    assert isinstance(view_of(run, Console(file=io.StringIO()), plain=False), PlainView)
+
+
+def test_the_live_view_shows_lines_above_a_table(run: Run) -> None:
+    console = terminal()
+    with LiveView(run, console) as view:
+        view.show(RECORDS, now=2.5)
+        view.line("A/0", "hello [bold]you[/bold]", is_error=False)
+    text = written(console)
+    for expected in (
+        "demo",
+        "2 parties, 2 workers, 1 shard",
+        "0.5000",
+        "8.0",
+        "2.0",
+        "waits for Berlin/0 to join",
+    ):
+        assert expected in text
+    assert "A/0      │ hello [bold]you[/bold]" in text
+
+
+def test_the_live_view_draws_no_oftener_than_it_must(run: Run) -> None:
+    console = terminal()
+    with LiveView(run, console) as view:
+        view.show(RECORDS, now=2.5)
+        before = written(console)
+        view.show([], now=2.51)
+        assert written(console) == before
+        view.show([], now=3.5)
+        assert written(console) != before
+
+
+def test_plain_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with PlainView(run) as view:
+        view.line("A/0", "\x1b[31mred\x1b[0m", is_error=False)
+        view.line("Berlin", "trouble", is_error=True)
+        view.show(RECORDS, now=2.5)
+        view.show([], now=1e9 + PLAIN_S)
+    out, err = capsys.readouterr()
+    assert "A/0      │ red\n" in out
+    assert err == "Berlin   │ trouble\n"
+    assert "A: round 1, loss 0.5000, · samples/s, WAN up · down · Mbit/s, trains" in out
+    assert "Berlin: round ·, loss ·" in out
+
+
+def test_clock() -> None:
+    assert [clock(7.9), clock(750), clock(3723)] == ["0:07", "12:30", "1:02:03"]

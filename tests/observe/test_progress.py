@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from geomx.config import Run
+from geomx.observe.progress import WINDOW_S, Progress, Rate
+from geomx.observe.records import Record
+
+TOML = """
+[run]
+name = "two"
+[[party]]
+name = "A"
+workers = 2
+[[party]]
+name = "B"
+workers = 1
+"""
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run.parse(TOML, "two.toml")
+
+
+def told(progress: Progress, *notes: tuple[str, str, dict[str, object]]) -> None:
+    for number, (node, name, fields) in enumerate(notes):
+        progress.take(Record(float(number), node, name, "debug", fields))
+
+
+def test_a_rate_is_over_the_window_alone() -> None:
+    rate = Rate()
+    assert rate.at(0.0) == 0.0
+    for second in range(101):
+        rate.reach(second, 10.0 * second if second < 90 else 900.0 + 50.0 * (second - 90))
+    assert rate.at(100.0) == pytest.approx(50.0)
+
+
+def test_rare_points_give_the_rate_between_the_last_two() -> None:
+    rate = Rate()
+    for second in (0, 60, 120):
+        rate.reach(second, second * 3.0 if second < 120 else 180.0 + 60.0)
+    assert rate.at(150.0) == pytest.approx(1.0)
+
+
+def test_a_rate_ends_when_nothing_comes() -> None:
+    rate = Rate()
+    rate.reach(0.0, 0.0)
+    rate.reach(1.0, 5.0)
+    assert rate.at(1.0 + WINDOW_S) == 5.0
+    assert rate.at(1.1 + WINDOW_S) == 0.0
+
+
+def test_the_state_names_whom_a_party_waits_for(run: Run) -> None:
+    progress = Progress(run)
+    a = progress.parties["A"]
+    assert a.state == "waits for A/0, A/1 to join"
+    told(progress, ("A", "joined", {"peer": "A/0"}), ("A/1", "joined", {"peer": "A"}))
+    assert a.state == "waits for A/1 to join"
+    told(progress, ("A", "joined", {"peer": "A/1"}))
+    assert a.state == "starts"
+    told(progress, ("A", "round", {"turn": 0, "kind": "assign"}))
+    assert (a.state, a.rounds) == ("starts", 0)
+    told(progress, ("A", "round", {"turn": 1, "kind": "gradient"}))
+    assert (a.state, a.rounds) == ("trains", 1)
+    told(progress, ("A", "waiting", {"turn": 2, "whom": "A/1", "seconds": 30}))
+    assert a.state == "waits for A/1"
+    told(progress, ("A", "round", {"turn": 2}), ("A", "away", {"peer": "A/1", "reason": "cut"}))
+    assert a.state == "A/1 away"
+    told(progress, ("A", "resumed", {"peer": "A/1"}))
+    assert a.state == "trains"
+    told(progress, ("A", "left", {"peer": "A/0", "turn": 9}))
+    assert a.state == "ends"
+    told(progress, ("A/1", "finished", {}), ("A", "away", {"peer": "A/1", "reason": "closed"}))
+    assert a.state == "finished"
+
+
+def test_parties_wait_for_the_one_that_the_root_waits_for(run: Run) -> None:
+    progress = Progress(run)
+    told(
+        progress,
+        *[(p, "joined", {"peer": w}) for p, w in (("A", "A/0"), ("A", "A/1"), ("B", "B/0"))],
+        *[(p, "round", {"turn": 1}) for p in "AB"],
+        ("global/0", "waiting", {"turn": 2, "whom": "B/0", "seconds": 31.0}),
+    )
+    assert progress.parties["A"].state == "waits for B/0"
+    assert progress.parties["B"].state == "trains"
+
+
+def test_losses_samples_and_traffic(run: Run) -> None:
+    progress = Progress(run)
+    told(
+        progress,
+        ("A/0", "log", {"loss": 1.0}),
+        ("A/0", "log", {"loss": 0.5}),
+        ("A/1", "log", {"loss": 0.25, "accuracy": 0.5}),
+        ("B/0", "log", {"loss": None}),
+        ("A/0", "step", {"samples": 8.0}),
+        ("A/1", "step", {"samples": 8.0}),
+        ("A", "usage", {"sent": {"global/0": 100, "A/0": 9}, "received": {"global/0": 10}}),
+        ("A", "usage", {"sent": {"global/0": 150, "A/0": 9}, "received": {"global/0": 30}}),
+        ("A/0", "usage", {"sent": {"A": 7}, "received": {"A": 7}}),
+    )
+    a, b = progress.parties["A"], progress.parties["B"]
+    assert a.loss == pytest.approx(0.375)
+    assert b.loss is None
+    assert progress.loss == pytest.approx(0.375)
+    assert a.samples_rate.at(9.0) == 8.0
+    assert (a.up_rate.at(9.0), a.down_rate.at(9.0)) == (50.0, 20.0)

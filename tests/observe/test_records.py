@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geomx.observe.records import Record, Recorder, RecordFiles
+from geomx.observe.sentences import counted, sentence
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_record_is_one_line_with_its_fields_apart(tmp_path: Path) -> None:
+    path = tmp_path / "A.jsonl"
+    recorder = Recorder(path, "A")
+    recorder.record("failed", "debug", node="A/1", reason="boom", name="x", level="y")
+    recorder.close()
+    (line,) = lines_of(path)
+    assert isinstance(line.pop("t"), float)
+    assert line == {
+        "node": "A",
+        "name": "failed",
+        "level": "debug",
+        "fields": {"node": "A/1", "reason": "boom", "name": "x", "level": "y"},
+    }
+
+
+def test_values_that_json_lacks_do_not_stop_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "A.jsonl"
+    recorder = Recorder(path, "A")
+    recorder.record("log", loss=torch.tensor(0.5), diverged=float("nan"), where=Path("x"))
+    recorder.close()
+    assert lines_of(path)[0]["fields"] == {"loss": 0.5, "diverged": None, "where": "x"}
+
+
+def test_every_record_of_every_thread_is_kept_in_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "A.jsonl"
+    recorder = Recorder(path, "A")
+
+    def write(thread: int) -> None:
+        for number in range(500):
+            recorder.record("step", thread=thread, number=number)
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.close()
+    fields = [line["fields"] for line in lines_of(path)]
+    for thread in range(4):
+        assert [f["number"] for f in fields if f["thread"] == thread] == list(range(500))
+
+
+def test_a_record_is_in_the_file_without_close(tmp_path: Path) -> None:
+    files = RecordFiles(tmp_path)
+    recorder = Recorder(files.path_of("A/0"), "A/0")
+    recorder.record("step", turn=1)
+    found: list[Record] = []
+    patience = threading.Event()
+    for _ in range(1000):
+        found += files.new()
+        if found:
+            break
+        patience.wait(0.01)
+    recorder.close()
+    assert [(record.node, record.fields) for record in found] == [("A/0", {"turn": 1})]
+
+
+def test_spans_are_kept_only_for_a_trace(tmp_path: Path) -> None:
+    for trace in (False, True):
+        path = tmp_path / f"{trace}.jsonl"
+        recorder = Recorder(path, "A", trace)
+        recorder.record("span", track="t", label="l", start=0.0, stop=1.0)
+        recorder.close()
+        assert len(lines_of(path)) == int(trace)
+
+
+def test_without_a_path_it_only_logs(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(None, "A")
+    with caplog.at_level(logging.DEBUG, "geomx"):
+        recorder.record("joined", "info", peer="A/0")
+        recorder.record("step", turn=1)
+        recorder.record("waiting", "warning", whom="A/1", turn=3, seconds=30.2)
+    recorder.close()
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("INFO", "A/0 joined"),
+        ("WARNING", "waiting for A/1, 30 s so far"),
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_is_told_once_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(Path("/dev/full"), "A")
+    recorder.record("step", turn=1)
+    recorder.close()
+    recorder.record("step", turn=2)
+    recorder.close()
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["A is no longer recorded"]
+
+
+def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    files = RecordFiles(tmp_path)
+    whole = b'{"t":1.0,"node":"A","name":"joined","level":"info","fields":{"peer":"A/0"}}\n'
+    with files.path_of("A").open("ab", buffering=0) as file:
+        file.write(whole + whole[:20])
+        assert len(files.new()) == 1
+        assert files.new() == []
+        file.write(whole[20:])
+        assert files.new() == [Record(1.0, "A", "joined", "info", {"peer": "A/0"})]
+
+
+def test_records_of_all_nodes_come_in_the_order_of_time(tmp_path: Path) -> None:
+    files = RecordFiles(tmp_path)
+    for node, times in (("A", (1, 4)), ("B/0", (2, 3))):
+        line = '{{"t":{},"node":"{}","name":"x","level":"info","fields":{{}}}}\n'
+        files.path_of(node).write_text("".join(line.format(t, node) for t in times))
+    assert [record.t for record in files.new()] == [1, 2, 3, 4]
+
+
+@given(st.sampled_from(["joined", "failed", "waiting", "unheard"]), st.dictionaries(st.text(), st.integers()))
+def test_any_note_has_a_sentence(name: str, fields: dict[str, int]) -> None:
+    assert sentence(name, fields)
+
+
+def test_an_unknown_note_lists_its_fields() -> None:
+    assert sentence("melted", {"peer": "A", "degrees": 3}) == "melted: peer=A, degrees=3"
+    assert sentence("joined", {}) == "joined"
+
+
+def test_counted() -> None:
+    assert [counted(1, "party"), counted(2, "party"), counted(1200, "worker")] == [
+        "1 party", "2 parties", "1,200 workers",
+    ]  # fmt: skip

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from geomx.config import Run
+from geomx.observe.records import Record
+from geomx.observe.report import Report, closing_table, make_report
+
+TOML = """
+[run]
+name = "two"
+shards = 2
+[[party]]
+name = "A"
+workers = 1
+[[party]]
+name = "B"
+workers = 1
+"""
+KEYS = (
+    "algorithm codec_up codec_down parties workers shards rounds samples wall_s train_s final_loss final_accuracy "
+    "wan_bytes_up wan_bytes_down lan_bytes_up lan_bytes_down parameters parameters_sha256 round_s_median "
+    "node_cpu_s node_rss_mb config"
+).split()
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run.parse(TOML, "two.toml")
+
+
+def record(node: str, name: str, **fields: object) -> Record:
+    return Record(0.0, node, name, "debug", fields)
+
+
+def usage(node: str, sent: dict[str, int], received: dict[str, int], cpu_s: float, rss_mb: float) -> Record:
+    return record(node, "usage", sent=sent, received=received, cpu_s=cpu_s, rss_mb=rss_mb)
+
+
+def finished(node: str, sha256: str = "ab" * 32, train_s: float = 4.0) -> Record:
+    return record(
+        node, "finished", parameters_sha256=sha256, parameters=10, samples=64, rounds=3, train_s=train_s
+    )
+
+
+def whole_run() -> list[Record]:
+    return [
+        record("A/0", "log", turn=1, loss=9.0, accuracy=0.1),
+        *[record("A/0", "log", turn=2, loss=1.0, accuracy=0.9), record("B/0", "log", turn=2, loss=3.0)],
+        *[
+            record(node, "round", turn=1, seconds=s)
+            for node, s in (("A", 0.1), ("B", 0.2), ("global/0", 7.0))
+        ],
+        record("A", "round", turn=2, seconds=0.4),
+        record("A", "round", turn=2, kind="assign", seconds=50.0),
+        usage("A", {"global/0": 1, "A/0": 1}, {"global/0": 1}, 0.5, 90.0),
+        usage("A", {"global/0": 100, "global/1": 20, "A/0": 7}, {"global/0": 50, "A/0": 11}, 1.5, 80.0),
+        usage("B", {"global/1": 1000, "B/0": 70}, {"global/1": 500, "B/0": 110}, 2.5, 85.0),
+        usage("global/0", {"A": 50}, {"A": 100}, 3.5, 100.0),
+        finished("A/0"),
+        finished("B/0", train_s=5.0),
+    ]
+
+
+def test_the_report_of_a_whole_run(run: Run) -> None:
+    report = make_report(run, whole_run(), wall_s=12.3456)
+    assert list(report) == KEYS
+    json.dumps(report, allow_nan=False)
+    assert report | {
+        "algorithm": "fsa", "codec_up": "dense", "codec_down": "dense", "parties": 2, "workers": 2, "shards": 2,
+        "rounds": 3, "samples": 128, "wall_s": 12.346, "train_s": 5.0, "final_loss": 2.0, "final_accuracy": 0.9,
+        "wan_bytes_up": 1120, "wan_bytes_down": 550, "lan_bytes_up": 121, "lan_bytes_down": 77, "parameters": 10,
+        "parameters_sha256": "ab" * 32, "round_s_median": 0.2, "node_cpu_s": {"A": 1.5, "B": 2.5, "global/0": 3.5},
+        "node_rss_mb": {"A": 90.0, "B": 85.0, "global/0": 100.0}, "config": run.as_dict(),
+    } == report  # fmt: skip
+
+
+def test_workers_that_differ_are_named(run: Run) -> None:
+    report = make_report(run, [finished("A/0", "aa" * 32), finished("B/0", "bb" * 32)], 1.0)
+    assert report["parameters_sha256"] == {"A/0": "aa" * 32, "B/0": "bb" * 32}
+    assert "workers DIFFER: A/0 aaaaaaaaaaaa, B/0 bbbbbbbbbbbb" in shown(report)
+
+
+def test_a_run_that_told_nothing_has_a_report(run: Run) -> None:
+    report = make_report(run, [], 1.0)
+    assert list(report) == KEYS
+    assert (report["rounds"], report["samples"], report["final_loss"], report["train_s"]) == (
+        0,
+        0,
+        None,
+        None,
+    )
+    assert "accuracy" not in shown(report)
+
+
+def test_a_worker_that_did_not_finish_counts_its_steps(run: Run) -> None:
+    records = [
+        record("A/0", "step", samples=8),
+        record("A/0", "step", samples=4),
+        record("A", "round", seconds=1.0),
+    ]
+    report = make_report(run, records, 1.0)
+    assert (report["samples"], report["rounds"]) == (12, 1)
+
+
+@pytest.mark.parametrize("bad", [None, float("nan")])
+def test_a_loss_that_is_not_finite_is_no_number(run: Run, bad: float | None) -> None:
+    records = [record("A/0", "log", loss=1.0), record("B/0", "log", loss=bad)]
+    assert make_report(run, records, 1.0)["final_loss"] is None
+
+
+def test_the_closing_table(run: Run) -> None:
+    text = shown(make_report(run, whole_run(), 12.0))
+    for expected in (
+        "fsa, 2 parties, 2 workers, 2 shards",
+        "3, 0.2 s each (median)",
+        "12.0 s, of which training 5.0 s",
+        "90.00%",
+        "sha256 abababababab…",
+    ):
+        assert expected in text
+
+
+def shown(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(closing_table(report))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

@@ -1,0 +1,86 @@
+"""Whatever the network does, each contribution counts once: the weights end with the bits of the undisturbed run."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from trees import Loop, assert_well, layout_of, plan_of, run_tree
+
+from geomx.drive.simulated import Network, Simulator
+from geomx.protocol.session import Patience
+
+torch.set_num_threads(1)
+ROUNDS = 3
+SEEDS, CHUNK = 500, 25
+QUICK_RESEND = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.15)
+
+
+def undisturbed(shards: int) -> dict[int, torch.Tensor]:
+    plan = plan_of([2, 2], shards)
+    loop = Loop(layout_of(4), plan.workers, ROUNDS)
+    simulator, programs = run_tree(plan, loop, Network(50.0, 10.0))
+    assert_well(simulator, plan, programs)
+    return loop.weights["A/0"]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, dict[int, torch.Tensor]]:
+    return {shards: undisturbed(shards) for shards in (1, 2)}
+
+
+def disturb(simulator: Simulator, chance: random.Random, edges: list[tuple[str, str]]) -> None:
+    """Cuts, resets and stops at random times, on random edges."""
+    for _ in range(chance.randrange(4)):
+        one, other = chance.choice(edges)
+        duration, reset = chance.uniform(0.05, 3.0), chance.random() < 0.5
+        simulator.at(chance.uniform(0.0, 2.0), lambda o=one, p=other, d=duration, r=reset: simulator.cut(o, p, d, r))
+    if chance.random() < 0.3:
+        name = chance.choice([name for edge in edges for name in edge])
+        simulator.at(chance.uniform(0.0, 1.5), lambda: simulator.pause(name, chance.uniform(0.1, 4.0)))
+
+
+@pytest.mark.parametrize("chunk", range(SEEDS // CHUNK))
+def test_bits_survive_a_bad_network(chunk: int, expected: dict[int, dict[int, torch.Tensor]]) -> None:
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        chance = random.Random(seed)
+        shards = 1 + seed % 2
+        plan = plan_of([2, 2], shards, QUICK_RESEND)
+        edges = [(w, w[0]) for w in plan.workers] + [(p, s) for p in plan.parties for s in plan.shards]
+        network = Network(
+            rate_mbps=chance.choice([0.0, 5.0, 100.0]),
+            delay_ms=chance.uniform(0, 60),
+            jitter_ms=chance.uniform(0, 20),
+            loss=chance.choice([0.0, 0.02, 0.2]),
+            duplicate=chance.choice([0.0, 0.3]),
+            reorder=chance.choice([0.0, 0.5]),
+        )
+        loop = Loop(layout_of(4), plan.workers, ROUNDS)
+        simulator, programs = run_tree(
+            plan, loop, network, seed, lambda s, c=chance, e=edges: disturb(s, c, e)
+        )
+        try:
+            assert_well(simulator, plan, programs)
+            for worker in plan.workers:
+                for index, weights in expected[shards].items():
+                    assert torch.equal(loop.weights[worker][index], weights), (worker, index)
+            ledger = next(piece.index for piece in loop.layout.slices if piece.role == "ledger")
+            assert loop.weights["B/1"][ledger].tolist() == [ROUNDS] * 4
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, {network}: {error}") from error
+
+
+def test_one_shard_and_two_end_with_the_same_bits(expected: dict[int, dict[int, torch.Tensor]]) -> None:
+    assert expected[1].keys() == expected[2].keys()
+    assert all(torch.equal(expected[1][index], expected[2][index]) for index in expected[1])
+
+
+def test_a_run_replays_from_its_seed() -> None:
+    histories = []
+    for _ in range(2):
+        plan = plan_of([2, 1], 2, QUICK_RESEND)
+        loop = Loop(layout_of(3), plan.workers, ROUNDS)
+        run_tree(plan, loop, Network(20.0, 30.0, 10.0, 0.1, 0.1, 0.2), seed=7)
+        histories.append(loop.arrived)
+    assert histories[0] == histories[1]

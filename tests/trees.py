@@ -1,0 +1,125 @@
+"""Whole runs on the virtual clock, for tests: a tree of real nodes, and training loops against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from geomx.drive.programs import Program
+from geomx.drive.simulated import Network, Simulator
+from geomx.layout import Layout, Tensor
+from geomx.node.build import Plan, make_node
+from geomx.node.local import Arrived, Contribution, Left, Ready
+from geomx.protocol.presence import pack
+from geomx.protocol.session import Patience
+
+SGD = {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+
+
+def plan_of(parties: list[int], shards: int = 1, patience: Patience | None = None, **more: Any) -> Plan:
+    """`parties`: how many workers each has; they are called A, B, C, ..."""
+    names = {chr(65 + p): tuple(f"{chr(65 + p)}/{rank}" for rank in range(n)) for p, n in enumerate(parties)}
+    plan = Plan("test", names, tuple(f"global/{shard}" for shard in range(shards)), **more)
+    return plan if patience is None else plan.with_patience(patience)
+
+
+def layout_of(members: int, dtype: str = "float32") -> Layout:
+    """Three slices of weights, and a ledger that counts the contributions of each member."""
+    return Layout(
+        (
+            Tensor("conv", (40, 30), dtype),
+            Tensor("conv.bias", (40,), dtype),
+            Tensor("dense", (1500,), dtype),
+            Tensor("geomx.ledger", (members,), "int64", role="ledger"),
+        )
+    )
+
+
+@dataclass
+class Loop:
+    """A training loop that pulls each weight towards a target of its own, and keeps what it saw."""
+
+    layout: Layout
+    members: tuple[str, ...]
+    rounds: int
+    settings: dict[str, Any] = field(default_factory=lambda: {"optimizer": "torch.optim.SGD", "clip_norm": None})
+    hyper: dict[str, Any] = field(default_factory=lambda: dict(SGD))
+    compute_s: float = 0.02
+    weights: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+    arrived: list[tuple[float, str, int, int]] = field(default_factory=list)  # (time, worker, turn, slice)
+
+    def __call__(self, program: Program) -> None:
+        name, inbox = program.name, list[Any]()
+        weights = self.weights[name] = {}
+        place = self.members.index(name)
+
+        def hear(item: Any) -> None:
+            inbox.append(item)
+            if isinstance(item, Arrived):
+                self.arrived.append((program.now, name, item.turn, item.slice))
+                if item.values is not None:
+                    weights[item.slice] = item.values
+
+        program.listen(hear)
+        program.call("attach", self.layout, self.settings)
+        program.wait(lambda: any(isinstance(item, Ready) for item in inbox), lambda: "the run to take the model")
+        for turn in range(self.rounds + 1):
+            inbox.clear()
+            for piece in self.layout.slices:
+                program.call("contribute", self.contribution(piece.index, turn, place, weights))
+            program.wait(lambda: self.complete(inbox), lambda: "the updates")
+            program.sleep(self.compute_s * (1 + place / 10))
+        program.call("leave", self.rounds)
+        program.wait(lambda: any(isinstance(item, Left) for item in inbox), lambda: "the leave to be heard")
+
+    def complete(self, inbox: list[Any]) -> bool:
+        return sum(isinstance(item, Arrived) for item in inbox) == len(self.layout.slices)
+
+    def contribution(self, index: int, turn: int, place: int, weights: dict[int, torch.Tensor]) -> Contribution:
+        piece = self.layout.slices[index]
+        dtype = getattr(torch, piece.dtype)
+        if turn == 0:
+            if place:
+                return Contribution(turn, index, "assign", "attach()", 0.0, None, pack([False] * len(piece.parts)))
+            start = torch.zeros(piece.elements, dtype=dtype)
+            if piece.role == "weight":
+                start += torch.linspace(-1, 1, piece.elements, dtype=dtype)
+            return Contribution(turn, index, "assign", "attach()", 0.0, start)
+        if piece.role == "ledger":
+            mine = torch.zeros(piece.elements, dtype=dtype)
+            mine[place] = 1
+            return Contribution(turn, index, "gradient", "step()", 1.0, mine)
+        samples = 3.0 + place
+        gradient = samples * (weights[index] - torch.sin(torch.arange(piece.elements, dtype=dtype) * (place + 1)))
+        return Contribution(turn, index, "gradient", "step()", samples, gradient, None, self.hyper)
+
+
+def run_tree(
+    plan: Plan,
+    loop: Loop,
+    network: Network | None = None,
+    seed: int = 0,
+    faults: Callable[[Simulator], None] = lambda simulator: None,
+    until: float = 600.0,
+) -> tuple[Simulator, dict[str, Program]]:
+    """A whole run, until every node has ended."""
+    simulator = Simulator(seed, network)
+    for name in plan.nodes:
+        simulator.add(make_node(plan, name))
+    programs = {name: simulator.program(name, loop) for name in plan.workers}
+    faults(simulator)
+    simulator.run(until)
+    return simulator, programs
+
+
+def assert_well(simulator: Simulator, plan: Plan, programs: dict[str, Program]) -> None:
+    """Every node has ended well, and every loop came to its end."""
+    for name, program in programs.items():
+        assert program.error is None, f"{name}: {program.error!r}"
+        assert program.finished, f"{name} did not come to its end"
+    for name in plan.nodes:
+        assert simulator.error_of(name) is None, f"{name}: {simulator.error_of(name)}"
+        assert simulator.has_stopped(name), f"{name} has not ended"
