@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
     add("--epochs", type=int, default=20)
     add("--batch", type=int, default=32, help="samples of one worker's batch")
     add("--lr", type=float, default=1e-3, help="Adam's learning rate")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of the first weights; the order of samples is the run's")
     return parser.parse_args()
 
 
@@ -92,9 +92,9 @@ def main() -> None:
     run = geomx.join()  # ←
     share: Dataset = train_set
     if chosen.split == "class":
-        share = data.by_class(train_set, run.parties.index(run.party), len(run.parties))
-    shuffle = torch.Generator().manual_seed(chosen.seed)
-    loader = DataLoader(share, chosen.batch, shuffle=True, generator=shuffle)
+        parties = sorted({worker.split("/")[0] for worker in run.workers})
+        share = data.by_class(train_set, parties.index(run.party), len(parties))
+    loader = DataLoader(share, chosen.batch, shuffle=True)
     batches = run.shard(loader, over="run" if chosen.split == "iid" else "party")  # ←
     test = DataLoader(test_set, 500)
 

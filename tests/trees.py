@@ -16,12 +16,23 @@ from geomx.node.local import Arrived, Contribution, Left, Ready
 from geomx.protocol.presence import pack
 from geomx.protocol.session import Patience
 
-SGD = {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+SGD = {
+    "lr": 0.05,
+    "momentum": 0.9,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "nesterov": False,
+    "maximize": False,
+}
 
 
 def plan_of(parties: list[int], shards: int = 1, patience: Patience | None = None, **more: Any) -> Plan:
-    """`parties`: how many workers each has; they are called A, B, C, ..."""
-    names = {chr(65 + p): tuple(f"{chr(65 + p)}/{rank}" for rank in range(n)) for p, n in enumerate(parties)}
+    """`parties`: how many workers each has; they are called A, B, C, ..., Z, P26, ..."""
+    letters = [chr(65 + p) if p < 26 else f"P{p}" for p in range(len(parties))]
+    names = {
+        letter: tuple(f"{letter}/{rank}" for rank in range(n))
+        for letter, n in zip(letters, parties, strict=True)
+    }
     plan = Plan("test", names, tuple(f"global/{shard}" for shard in range(shards)), **more)
     return plan if patience is None else plan.with_patience(patience)
 
@@ -45,7 +56,9 @@ class Loop:
     layout: Layout
     members: tuple[str, ...]
     rounds: int
-    settings: dict[str, Any] = field(default_factory=lambda: {"optimizer": "torch.optim.SGD", "clip_norm": None})
+    settings: dict[str, Any] = field(
+        default_factory=lambda: {"optimizer": "torch.optim.SGD", "clip_norm": None}
+    )
     hyper: dict[str, Any] = field(default_factory=lambda: dict(SGD))
     compute_s: float = 0.02
     weights: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
@@ -65,7 +78,9 @@ class Loop:
 
         program.listen(hear)
         program.call("attach", self.layout, self.settings)
-        program.wait(lambda: any(isinstance(item, Ready) for item in inbox), lambda: "the run to take the model")
+        program.wait(
+            lambda: any(isinstance(item, Ready) for item in inbox), lambda: "the run to take the model"
+        )
         for turn in range(self.rounds + 1):
             inbox.clear()
             for piece in self.layout.slices:
@@ -78,12 +93,16 @@ class Loop:
     def complete(self, inbox: list[Any]) -> bool:
         return sum(isinstance(item, Arrived) for item in inbox) == len(self.layout.slices)
 
-    def contribution(self, index: int, turn: int, place: int, weights: dict[int, torch.Tensor]) -> Contribution:
+    def contribution(
+        self, index: int, turn: int, place: int, weights: dict[int, torch.Tensor]
+    ) -> Contribution:
         piece = self.layout.slices[index]
         dtype = getattr(torch, piece.dtype)
         if turn == 0:
             if place:
-                return Contribution(turn, index, "assign", "attach()", 0.0, None, pack([False] * len(piece.parts)))
+                return Contribution(
+                    turn, index, "assign", "attach()", 0.0, None, pack([False] * len(piece.parts))
+                )
             start = torch.zeros(piece.elements, dtype=dtype)
             if piece.role == "weight":
                 start += torch.linspace(-1, 1, piece.elements, dtype=dtype)
@@ -93,7 +112,9 @@ class Loop:
             mine[place] = 1
             return Contribution(turn, index, "gradient", "step()", 1.0, mine)
         samples = 3.0 + place
-        gradient = samples * (weights[index] - torch.sin(torch.arange(piece.elements, dtype=dtype) * (place + 1)))
+        gradient = samples * (
+            weights[index] - torch.sin(torch.arange(piece.elements, dtype=dtype) * (place + 1))
+        )
         return Contribution(turn, index, "gradient", "step()", samples, gradient, None, self.hyper)
 
 

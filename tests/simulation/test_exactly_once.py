@@ -35,7 +35,9 @@ def disturb(simulator: Simulator, chance: random.Random, edges: list[tuple[str, 
     for _ in range(chance.randrange(4)):
         one, other = chance.choice(edges)
         duration, reset = chance.uniform(0.05, 3.0), chance.random() < 0.5
-        simulator.at(chance.uniform(0.0, 2.0), lambda o=one, p=other, d=duration, r=reset: simulator.cut(o, p, d, r))
+        simulator.at(
+            chance.uniform(0.0, 2.0), lambda o=one, p=other, d=duration, r=reset: simulator.cut(o, p, d, r)
+        )
     if chance.random() < 0.3:
         name = chance.choice([name for edge in edges for name in edge])
         simulator.at(chance.uniform(0.0, 1.5), lambda: simulator.pause(name, chance.uniform(0.1, 4.0)))

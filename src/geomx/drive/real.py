@@ -254,7 +254,9 @@ class Driver:
                 sent[peer] = sent.get(peer, 0) + connection.bytes_sent
                 received[peer] = received.get(peer, 0) + connection.bytes_received
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        self._recorder.record("usage", cpu_s=time.process_time(), rss_mb=peak_mb, sent=sent, received=received)
+        self._recorder.record(
+            "usage", cpu_s=time.process_time(), rss_mb=peak_mb, sent=sent, received=received
+        )
 
 
 def _run(job: Job) -> tuple[Any, Exception | None]:

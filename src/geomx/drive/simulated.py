@@ -26,9 +26,11 @@ from geomx.node.contract import (
     Called, Closed, Dial, Effect, Event, Fired, Hangup, Job, JobDone, Node, Note, Notify, Opened, Received, Started,
     Stop, Timer, Write,
 )  # fmt: skip
+from geomx.protocol.messages import Message
 
 HEADER_BYTES = 96  # what a message's frame and head take, about
 CHUNK_BYTES = 64 << 10
+_GOODBYE = Message()  # the end of a connection, as it crosses a link
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class _Host:
     timers: dict[str, int] = field(default_factory=dict)
     listener: Callable[[Any], None] | None = None
     program: Program | None = None
+    starts_at: float = 0.0
     paused_until: float = 0.0
     stopped: bool = False
     error: GeomxError | None = None
@@ -88,6 +91,9 @@ class Simulator:
         self.notes: list[tuple[float, str, Note]] = []
         self._network = network or Network()
         self._memory_bytes_per_s = memory_bytes_per_s
+        self._chunk_bytes = (
+            chunk_bytes  # how finely messages overtake each other, and how many events they take
+        )
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)
@@ -100,7 +106,7 @@ class Simulator:
 
     def add(self, node: Node, at: float = 0.0) -> None:
         """Start a node at a time of the clock; one that crashed is replaced under the same name."""
-        host = self._hosts[node.name] = _Host(node)
+        host = self._hosts[node.name] = _Host(node, starts_at=max(at, self.now))
         self._plan(at - self.now, lambda: self._deliver(host, Started()))
 
     def link(self, one: str, other: str, network: Network) -> None:
@@ -129,7 +135,7 @@ class Simulator:
             lambda note: self.notes.append((self.now, name, note)),
         )
         host.program, host.listener = program, program.give
-        self._plan(0.0, lambda: self._advance(host))
+        self._plan(host.starts_at - self.now, lambda: self._advance(host))
         return program
 
     # -- faults ----------------------------------------------------------------------------------------------
@@ -280,7 +286,8 @@ class Simulator:
 
     def _connect(self, host: _Host, peer: str) -> None:
         target = self._hosts.get(peer)
-        if target is None or target.stopped or self._link(host.node.name, peer).silent_until > self.now:
+        absent = target is None or target.stopped or target.starts_at > self.now
+        if target is None or absent or self._link(host.node.name, peer).silent_until > self.now:
             self._deliver(host, Closed(0, peer, "unreachable"))
             return
         mine, theirs = next(self._numbers), next(self._numbers)
@@ -313,7 +320,7 @@ class Simulator:
             return
         link.busy = True
         item = link.queue[0][2]
-        chunk = min(item[0], CHUNK_BYTES)
+        chunk = min(item[0], self._chunk_bytes)
         item[0] -= chunk
         key = link.queue[0]
 
@@ -332,7 +339,9 @@ class Simulator:
     ) -> None:
         network = link.network
         copies = 1
-        if network.loss and self.random.random() < network.loss:
+        if write.message is _GOODBYE:
+            pass
+        elif network.loss and self.random.random() < network.loss:
             copies = 0
         elif network.duplicate and self.random.random() < network.duplicate:
             copies = 2
@@ -349,6 +358,9 @@ class Simulator:
         host = self._hosts[target]
         if not connection.alive or host.connections.get(number) is not connection:
             return
+        if write.message is _GOODBYE:
+            self._part(host, number, connection)
+            return
         try:
             host.node.admit(number, write.message)
         except GeomxError as error:
@@ -359,21 +371,13 @@ class Simulator:
         self._deliver(host, Received(number, write.number, write.message, _own(write.payload)))
 
     def _hang_up(self, host: _Host, number: int, connection: _Connection) -> None:
-        """Close one end: what was written before still arrives, then the other end sees it close."""
+        """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""
+        self._write(host, Write(number, 0, _GOODBYE))
         del host.connections[number]
-        target, theirs = connection.ends[host.node.name]
-        link = self._link(host.node.name, target)
-        delay = max(link.last_delivery - self.now, 1e-3 * link.network.delay_ms) + 1e-6
 
-        def closed() -> None:
-            other = self._hosts[target]
-            if other.connections.get(theirs) is connection:
-                del other.connections[theirs]
-                self._deliver(
-                    other, Closed(theirs, self._dialled(other, connection), "closed by the other side")
-                )
-
-        self._plan(delay, closed)
+    def _part(self, host: _Host, number: int, connection: _Connection) -> None:
+        del host.connections[number]
+        self._deliver(host, Closed(number, self._dialled(host, connection), "closed by the other side"))
 
     def _break(self, connection: _Connection, reason: str) -> None:
         """Close both ends at once; what was under way is lost."""

@@ -164,6 +164,9 @@ class SoloThread(_NodeThread):
         return [
             Driver(make_node(plan, root), Wiring(Door(channel, address)), self._recorder),
             Driver(
-                make_node(plan, worker), Wiring(peers={root: (channel, address)}), self._recorder, self.port.give
+                make_node(plan, worker),
+                Wiring(peers={root: (channel, address)}),
+                self._recorder,
+                self.port.give,
             ),
         ]

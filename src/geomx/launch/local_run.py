@@ -103,9 +103,7 @@ def commands(run: Run, folder: Path, trace: bool) -> Iterator[Command]:
     script = (sys.executable, str(run.run.script), *run.run.arguments)
     for party in run.parties:
         for rank, name in enumerate(party.worker_names):
-            environment = environment_of(
-                replace(place, records=records.path_of(name)), run.worker.threads or each
-            )
+            environment = environment_of(replace(place, records=records.path_of(name)), each)
             where = ("--party", party.name, "--rank", str(rank))
             yield Command(name, (*geomx, "worker", str(description), *where, "--", *script), environment)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from geomx.config import Run
-from geomx.drive import real
+from geomx.drive import loops
 from geomx.launch.environment import read_place
 from geomx.observe.records import Recorder
 
@@ -16,6 +16,6 @@ def serve(run: Run, node: str) -> None:
     recorder = Recorder(place.records, node, place.trace)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        real.serve(run, node, recorder)
+        loops.serve(run, node, recorder)
     finally:
         recorder.close()

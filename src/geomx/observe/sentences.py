@@ -12,6 +12,7 @@ _SENTENCES = {
     "finished": "finished after {rounds} rounds",
     "joined": "{peer} joined",
     "left": "{peer} left",
+    "listening": "listens at {address}",
     "lost": "{peer} is lost: {reason}",
     "refused": "refused {peer}: {reason}",
     "resumed": "{peer} is back",

@@ -1,4 +1,4 @@
-"""What happens once, when a model joins a run: it is checked, laid out, agreed on, and given the first worker's values."""
+"""What happens once, when a model joins a run: it is checked, laid out, agreed on, and given the first values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from geomx.torch.pending import PendingWeights
 from geomx.torch.places import OnServer, OnWorkers, OptimizerPlace
 from geomx.torch.samples import Samples
 from geomx.torch.settings import Settings
+from geomx.torch.sharing import Sharing
 from geomx.torch.support import check_model, served_rule
 from geomx.torch.tensors import Carried
-from geomx.torch.turns import TurnRules, Turns
+from geomx.torch.timeline import Timeline
+from geomx.torch.turns import Helpers, Rules, Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,44 +34,76 @@ class Attached:
     optimizer_class: str
     carried: Carried
     turns: Turns
+    sharing: Sharing
+    pending: PendingWeights
+
+    def unhook(self) -> None:
+        """Leave the model as it came, but for its weights."""
+        self.turns.unhook()
+        self.pending.unhook()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how a model joins: this worker's way to the run, and what the run says of training."""
+
+    exchange: Exchange
+    members: Sequence[str]
+    samples: Samples
+    settings: Settings
+    timeline: Timeline
 
 
 def attach(
-    exchange: Exchange,
-    members: Sequence[str],
-    samples: Samples,
-    settings: Settings,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    clip_norm: float | None,
+    place: Place, model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None
 ) -> Attached:
     """Returns when this worker has the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
-    check_model(model, optimizer)
-    if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
-        raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
-    rule = served_rule(optimizer, settings.place)
-    if settings.overlap == "forward" and rule is None:
-        raise Unsupported(
-            'overlap = "forward" needs the optimizer on the global servers: on a worker it needs the whole mean at once, so '
-            'there is nothing to overlap; set overlap = "none"'
-        )
-    ledger = len(members) if settings.ledger else 0
+    exchange, settings, members = place.exchange, place.settings, len(place.members)
+    rule = _check(model, optimizer, settings, clip_norm)
     carried = Carried(
-        model, optimizer.param_groups, ledger, settings.size_lower_bound, settings.slice_elements
+        model,
+        optimizer.param_groups,
+        members if settings.ledger else 0,
+        settings.size_lower_bound,
+        settings.slice_elements,
     )
-    place: OptimizerPlace
-    place = OnServer(carried, rule) if rule else OnWorkers(carried, optimizer, clip_norm)
-    rules = TurnRules(
-        members.index(exchange.name), len(members), settings.policy, settings.push_at, settings.overlap
-    )
-    pending = PendingWeights(model, carried, exchange)
-    turns = Turns(exchange, carried, place, lambda: optimizer.param_groups, samples, pending, rules)
-    wrapped = RunOptimizer(optimizer, place.on_server, turns, carried, exchange)
+    member = place.members.index(exchange.name)
+    sharing = Sharing(exchange, carried, member, members)
+    pending = PendingWeights(model, carried, exchange, place.timeline)
+    runs: OptimizerPlace
+    runs = OnServer(carried, rule) if rule else OnWorkers(carried, optimizer, clip_norm)
+    rules = Rules(member, settings.policy, settings.push_at, settings.overlap)
+    helpers = Helpers(lambda: optimizer.param_groups, runs, place.samples, sharing, pending, place.timeline)
+    turns = Turns(exchange, carried, rules, helpers)
+    wrapped = RunOptimizer(optimizer, runs.on_server, carried, turns, sharing)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     states = wrapped.take_state() if rule and optimizer.state else None
     if exchange.attach(carried.layout, _manifest(optimizer, rule, kind, settings, clip_norm)):
-        turns.assign("attach()", carried.layout.slices, states)
-    return Attached(model, wrapped, kind, carried, turns)
+        sharing.assign("attach()", carried.layout.slices, states)
+    turns.hook()
+    pending.hook()
+    return Attached(model, wrapped, kind, carried, turns, sharing, pending)
+
+
+def _check(
+    model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings, clip_norm: float | None
+) -> str | None:
+    """Raise `Unsupported` for what cannot be carried; returns the rule for the global servers, if they optimize."""
+    check_model(model, optimizer)
+    rule = served_rule(optimizer, settings.place)
+    if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
+        raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
+    if settings.overlap not in ("none", "forward") or settings.push_at not in ("backward", "step"):
+        raise Unsupported(
+            f'overlap={settings.overlap!r}, push_at={settings.push_at!r}: overlap is "none" or "forward", push_at is '
+            '"backward" or "step"'
+        )
+    if settings.overlap == "forward" and rule is None:
+        raise Unsupported(
+            'overlap = "forward" needs the optimizer on the global servers: on a worker it needs the whole mean at '
+            'once, so there is nothing to overlap; set overlap = "none"'
+        )
+    return rule
 
 
 def _manifest(
@@ -77,7 +111,7 @@ def _manifest(
 ) -> dict[str, Value]:
     """In what all workers must agree, field by field."""
     manifest: dict[str, Value] = {
-        "optimizer": rule or "workers",
+        "optimizer": f"torch.optim.{rule}" if rule else "workers",
         "optimizer.class": kind,
         "optimizer.place": settings.place,
         "clip_norm": clip_norm,

@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import torch
+
 from geomx.errors import Unsupported
 from geomx.layout import Layout
 from geomx.node.contract import Port
 from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
 from geomx.optim.base import SliceState
-from geomx.protocol.messages import Value
+from geomx.protocol.messages import Hyperparameters, Kind, Value
+
+Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
 
 
 class Exchange:
-    """See the module's text. `receive` is given every arrival, once it is accounted for."""
+    """See the module's text. `receive`, which its owner sets, is given every arrival that is accounted for."""
 
     def __init__(self, port: Port, name: str) -> None:
         self.port = port
         self.name = name
         self.turn = 0
         self.outstanding: dict[int, int] = {}  # slice -> the turn whose update it waits for
-        self.receive: Callable[[Arrived], None] = lambda arrived: None
+        self.receive: Callable[[Arrived], None] = lambda _: None
         self._have: dict[int, int] = {}  # slice -> the last turn whose update has arrived
         self._ready: Ready | None = None
         self._states: dict[int, SliceState] = {}
@@ -54,13 +58,27 @@ class Exchange:
         self.turn = min(turns[index] for index in trained) + 1
         return False
 
-    def contribute(self, contribution: Contribution) -> None:
+    def contribute(
+        self,
+        index: int,
+        kind: Kind,
+        operation: str,
+        weight: float,
+        packed: Packed,
+        *,
+        hyper: Hyperparameters | None = None,
+        ended: bool = False,
+        state: SliceState | None = None,
+    ) -> None:
         """Push one slice in the current turn, unless the run has closed that round already."""
-        index = contribution.slice
-        if self._have.get(index, -1) >= contribution.turn:
+        if self._have.get(index, -1) >= self.turn:
             return
-        self.outstanding[index] = contribution.turn
-        self._call("contribute", contribution)
+        values, present = packed
+        self.outstanding[index] = self.turn
+        self._call(
+            "contribute",
+            Contribution(self.turn, index, kind, operation, weight, values, present, hyper, ended, state),
+        )
 
     def next_turn(self) -> None:
         """Everything of this turn has been contributed."""

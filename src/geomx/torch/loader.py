@@ -74,9 +74,10 @@ class Share(Iterable[Any]):
     def __init__(
         self,
         batches: Iterable[Any],
+        sampler: ShareSampler | None,
+        *,
         place: int,
         places: int,
-        sampler: ShareSampler | None,
         epochs: Epochs,
         train: bool | None,
     ) -> None:

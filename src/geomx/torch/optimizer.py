@@ -14,7 +14,7 @@ import torch
 
 from geomx.errors import Unsupported
 from geomx.torch import optimizer_state
-from geomx.torch.exchange import Exchange
+from geomx.torch.sharing import Sharing
 from geomx.torch.tensors import Carried
 from geomx.torch.turns import Turns
 
@@ -35,12 +35,7 @@ class RunOptimizer(torch.optim.Optimizer):
     )
 
     def __init__(
-        self,
-        inner: torch.optim.Optimizer,
-        on_server: bool,
-        turns: Turns,
-        carried: Carried,
-        exchange: Exchange,
+        self, inner: torch.optim.Optimizer, on_server: bool, carried: Carried, turns: Turns, sharing: Sharing
     ) -> None:
         shared = _STATE_HOOKS + _STEP_HOOKS if on_server else _STATE_HOOKS
         self.__setstate__(
@@ -55,7 +50,7 @@ class RunOptimizer(torch.optim.Optimizer):
         self._on_server = on_server
         self._turns = turns
         self._carried = carried
-        self._exchange = exchange
+        self._sharing = sharing
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One turn with every worker. Raises the typed errors that `docs/training-loop.md` lists."""
@@ -94,14 +89,15 @@ class RunOptimizer(torch.optim.Optimizer):
         if not self._on_server:
             return self._inner.state
         self._turns.current()
-        fetched = self._exchange.fetch(piece.index for piece in self._carried.slices("weight"))
+        fetched = self._sharing.fetch(self._carried.slices("weight"))
         return optimizer_state.assemble(self._carried, fetched)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Every worker must call it with the same dict; on global servers the first worker's is what counts."""
+        self._turns.between("load_state_dict()")
         states = self.adopt(state_dict)
         if states is not None:
-            self._turns.assign("load_state_dict()", self._carried.slices("weight"), states)
+            self._sharing.assign("load_state_dict()", self._carried.slices("weight"), states)
 
     def adopt(self, state_dict: dict[str, Any]) -> dict[int, Any] | None:
         """Take over hyper-parameters, and the state here; returns the state that belongs to the servers."""

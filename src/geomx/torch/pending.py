@@ -13,15 +13,17 @@ of compiled and scripted modules and of parameters with a class of their own; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from geomx.errors import Unsupported
 from geomx.torch.exchange import Exchange
 from geomx.torch.tensors import Carried
+from geomx.torch.timeline import Timeline
 
 _GETTERS = (
     "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "ndim", "grad_fn", "names", "itemsize", "nbytes",
@@ -87,31 +89,42 @@ class Pending(nn.Parameter):
 class PendingWeights:
     """Which trained parameters wait for which slices."""
 
-    def __init__(self, model: nn.Module, carried: Carried, exchange: Exchange) -> None:
+    def __init__(self, model: nn.Module, carried: Carried, exchange: Exchange, timeline: Timeline) -> None:
         self._model = model
         self._carried = carried
         self._exchange = exchange
+        self._timeline = timeline
         self._left: dict[int, set[int]] = {}  # parameter -> the slices that it waits for
         self._waiting: dict[int, list[int]] = {}  # slice -> the parameters that wait for it
+        self._handles: list[RemovableHandle] = []
 
-    def watch_forward(self) -> Callable[[], None]:
-        """Hook the model's forward; returns what takes the hook off."""
-        return self._model.register_forward_pre_hook(lambda module, inputs: self._before_forward()).remove
+    def hook(self) -> None:
+        """Watch the model's forward from now on."""
+        before = self._model.register_forward_pre_hook(lambda *_: self._before_forward())
+        after = self._model.register_forward_hook(lambda *_: self._after_forward(), always_call=True)
+        self._handles = [before, after]
+
+    def unhook(self) -> None:
+        """Take the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def begin(self) -> None:
-        """A step has pushed: from now on its parameters are pending, those that cannot be are waited for."""
-        seen_through = self._opaque()
+        """A step has pushed: from now on its parameters are pending; those that cannot be are waited for."""
+        opaque = self._opaque()
         at_once: set[int] = set()
         for number, parameter in self._carried.trained.items():
-            slices = {s for s in self._carried.slices_of[number] if s in self._exchange.outstanding}
-            if id(parameter) in seen_through or type(parameter) is not nn.Parameter:
+            slices = {
+                index for index in self._carried.slices_of[number] if index in self._exchange.outstanding
+            }
+            if id(parameter) in opaque or type(parameter) is not nn.Parameter:
                 at_once |= slices
             elif slices:
                 self._left[number] = slices
                 for index in slices:
                     self._waiting.setdefault(index, []).append(number)
-                parameter.__class__ = Pending
-                parameter._geomx_wait = lambda number=number: self._wait(number)  # type: ignore[attr-defined]
+                _turn_into(parameter, lambda number=number: self._wait(number))
         self._exchange.wait(at_once)
 
     def arrived(self, index: int) -> None:
@@ -121,25 +134,26 @@ class PendingWeights:
             left.discard(index)
             if not left:
                 del self._left[number]
-                parameter: Any = self._carried.trained[number]
-                del parameter._geomx_wait
-                parameter.__class__ = nn.Parameter
+                _turn_back(self._carried.trained[number])
 
     def _wait(self, number: int) -> None:
         left = self._left.get(number)
         if left:
-            self._exchange.port.note(
-                "pending", turn=self._exchange.turn, parameter=self._carried.name(number)
-            )
-            self._exchange.wait(left)
+            with self._timeline.span(f"wait for {self._carried.name(number)}", turn=self._exchange.turn - 1):
+                self._exchange.wait(left)
 
     def _before_forward(self) -> None:
         if torch.compiler.is_compiling():
-            self._wait_for_all()
-        elif self._model.training:
-            self._exchange.port.note("forward", turn=self._exchange.turn)
-        else:
+            if self._left:
+                self._wait_for_all()
+            return
+        self._timeline.begin("forward")
+        if not self._model.training:
             self._exchange.wait()
+
+    def _after_forward(self) -> None:
+        if not torch.compiler.is_compiling():
+            self._timeline.end("forward", turn=self._exchange.turn)
 
     @torch.compiler.disable(
         reason="compiled after attach() with overlap: weights must be current before the forward"
@@ -160,11 +174,21 @@ def _is_opaque(module: nn.Module) -> bool:
     return compiled or isinstance(module, torch.jit.ScriptModule)
 
 
+def _turn_into(parameter: nn.Parameter, wait: Callable[[], None]) -> None:
+    parameter.__class__ = Pending
+    parameter._geomx_wait = wait  # type: ignore[attr-defined]
+
+
+def _turn_back(parameter: nn.Parameter) -> None:
+    del parameter._geomx_wait  # type: ignore[attr-defined]
+    parameter.__class__ = nn.Parameter
+
+
 def _pending_in(value: Any) -> Iterator[Pending]:
     if isinstance(value, Pending):
         yield value
     elif isinstance(value, dict):
         yield from _pending_in(tuple(value.values()))
-    elif isinstance(value, Iterable) and isinstance(value, tuple | list):
+    elif isinstance(value, tuple | list):
         for each in value:
             yield from _pending_in(each)

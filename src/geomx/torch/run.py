@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +29,12 @@ from torch import nn
 from geomx.errors import GeomxError, Unsupported
 from geomx.node.contract import Port
 from geomx.torch import saving
-from geomx.torch.attach import Attached, attach
+from geomx.torch.attach import Attached, Place, attach
 from geomx.torch.exchange import Exchange
 from geomx.torch.loader import Share, ShareSampler, place_of, split
 from geomx.torch.samples import Samples
 from geomx.torch.settings import Overlap, PushAt, Settings
+from geomx.torch.timeline import Timeline
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -41,6 +43,7 @@ class LiveRun:
     """One worker's place in a run.
 
     `name`: this worker, "A/0". `members`: every worker of the run, `party_members`: those of this party, in order.
+    `clock`: seconds, for the trace.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class LiveRun:
         members: Sequence[str],
         party_members: Sequence[str],
         settings: Settings | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.workers = tuple(members)
@@ -58,6 +62,8 @@ class LiveRun:
         self._settings = settings or Settings()
         self._samples = Samples(self._settings, len(self.workers), len(self._party_members))
         self._exchange = Exchange(port, name)
+        self._timeline = Timeline(port, clock)
+        self._began = 0.0
         self._attached: Attached | None = None
         self._epochs = _Epochs(self._samples)
         self._shares: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
@@ -71,6 +77,11 @@ class LiveRun:
     def party(self) -> str:
         """The party's name."""
         return self.name.rpartition("/")[0]
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The parties of the run, in order."""
+        return tuple(dict.fromkeys(member.rpartition("/")[0] for member in self.workers))
 
     @property
     def rank(self) -> int:
@@ -118,10 +129,10 @@ class LiveRun:
             push_at=push_at or self._settings.push_at,
             overlap=overlap or self._settings.overlap,
         )
-        self._attached = attach(
-            self._exchange, self.workers, self._samples, settings, model, optimizer, clip_norm
-        )
-        self._epochs.attached = self._attached
+        place = Place(self._exchange, self.workers, self._samples, settings, self._timeline)
+        self._attached = self._epochs.attached = attach(place, model, optimizer, clip_norm)
+        self._exchange.port.note("attached", parameters=self._attached.carried.trained_elements)
+        self._began = self._timeline.now()
         return model, self._attached.optimizer
 
     def shard(
@@ -135,7 +146,7 @@ class LiveRun:
         workers = self._party_members if over == "party" else self.workers
         place = place_of(self.name, workers, over)
         batches, sampler = self._split(loader, over, place, len(workers))
-        return Share(batches, place, len(workers), sampler, self._epochs, train)
+        return Share(batches, sampler, place=place, places=len(workers), epochs=self._epochs, train=train)
 
     def weight(self, weight: float) -> None:
         """How much this worker counts in the next step, in place of the samples counted; call it before backward()."""
@@ -162,7 +173,8 @@ class LiveRun:
         The first worker writes; with `everywhere`, the first of each party does.
         """
         writes = self.is_first or (everywhere and self.rank == 0)
-        saving.save(self._joined("save"), Path(path), writes, self.turn, self._epochs.epoch)
+        position = saving.Position(self.turn, self._epochs.epoch, self._samples.total)
+        saving.save(self._joined("save"), Path(path), writes, position)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint. Every worker must call it, after `attach`, and have the same file.
@@ -177,11 +189,12 @@ class LiveRun:
         """Leave the run: the others go on without this worker."""
         if self._closed:
             return
-        self._closed = True
         self.wait()
-        self._exchange.leave()
+        self._closed = True
         if self._attached is not None:
-            self._attached.turns.detach()
+            self._attached.unhook()
+            self._note_end(self._attached)
+        self._exchange.leave()
 
     def fail(self, reason: str) -> None:
         """End the run for everybody: this worker cannot go on."""
@@ -201,6 +214,16 @@ class LiveRun:
             self.fail(f"{type(error).__name__}: {error}")
 
     # -- helpers ------------------------------------------------------------------------------------------------
+
+    def _note_end(self, attached: Attached) -> None:
+        self._exchange.port.note(
+            "finished",
+            rounds=attached.turns.steps,
+            samples=self._samples.seen,
+            train_s=self._timeline.now() - self._began,
+            parameters=attached.carried.trained_elements,
+            parameters_sha256=attached.carried.trained_sha256(),
+        )
 
     def _joined(self, method: str) -> Attached:
         if self._attached is None:

@@ -16,7 +16,10 @@ from geomx.torch.settings import Settings
 
 
 class Samples:
-    """Counts samples, and turns them into weights. `total`: the sum of all weights so far."""
+    """Counts samples, and turns them into weights.
+
+    `total`: the sum of all weights so far; `seen`: the number of samples behind them.
+    """
 
     def __init__(self, settings: Settings, members: int, party_members: int) -> None:
         self._policy = settings.weight
@@ -32,6 +35,7 @@ class Samples:
         self._counted = 0
         self._given: float | None = None
         self.total = 0.0
+        self.seen = 0
 
     def count(self, samples: int) -> None:
         """A batch was handed to the training loop."""
@@ -46,6 +50,7 @@ class Samples:
     def take(self) -> float:
         """The weight of the turn that pushes now; counting starts anew. Raises `WeightUnknown`."""
         weight = self._weight()
+        self.seen += self._counted or int(self._given or 0)
         self._counted, self._given = 0, None
         self.total += weight
         return weight

@@ -6,6 +6,7 @@ that each worker has contributed, and the first worker's of all others.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,36 @@ from geomx.torch.tensors import Carried, write_flat
 AVERAGED = ("float32", "float64")
 
 
-def save(attached: Attached, path: Path, writes: bool, turn: int, epoch: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run is. `samples`: what this worker has contributed so far."""
+
+    turn: int
+    epoch: int
+    samples: float
+
+
+def save(attached: Attached, path: Path, writes: bool, position: Position) -> None:
     """Every worker takes part; those with `writes` leave a file."""
-    carried, turns = attached.carried, attached.turns
+    carried = attached.carried
+    attached.turns.between("save()")
     buffers = carried.slices("buffer")
     averaged: dict[int, torch.Tensor] = {}
     if buffers:
         means = [piece for piece in buffers if piece.dtype in AVERAGED]
-        averaged = turns.average("save()", means, [piece for piece in buffers if piece.dtype not in AVERAGED])
-    else:
-        turns.current()
+        others = [piece for piece in buffers if piece.dtype not in AVERAGED]
+        averaged = attached.sharing.average("save()", means, others, position.samples)
     if not writes:
         return
-    model = {name: tensor.detach() for name, tensor in _saved(carried).items()}
+    parameters = {carried.name(number) for number in range(len(carried.parameters))}
+    model = {
+        name: tensor.detach() if name in parameters else tensor.clone()  # buffers take the averages below
+        for name, tensor in _saved(carried).items()
+    }
     for index, values in averaged.items():
         for part in carried.layout.slices[index].parts:
             name = carried.name(part.tensor)
             if name in model:
-                model[name] = model[name].clone() if part.start == 0 else model[name]
                 write_flat(model[name], part, values[part.offset : part.offset + part.elements])
     names = _names(carried)
     state = attached.optimizer.current_state()
@@ -46,13 +59,15 @@ def save(attached: Attached, path: Path, writes: bool, turn: int, epoch: int) ->
         {**group, "params": [names[id(p)] for p in group["params"]]}
         for group in attached.optimizer.param_groups
     ]
-    files.write(path, Checkpoint(model, attached.optimizer_class, groups, named, turn, epoch))
+    files.write(
+        path, Checkpoint(model, attached.optimizer_class, groups, named, position.turn, position.epoch)
+    )
 
 
 def load(attached: Attached, path: Path) -> int:
     """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`."""
-    carried, turns = attached.carried, attached.turns
-    turns.current()
+    carried = attached.carried
+    attached.turns.between("load()")
     checkpoint = files.read(path)
     live = _saved(carried)
     files.check_names(path, checkpoint.model, live)
@@ -61,7 +76,9 @@ def load(attached: Attached, path: Path) -> int:
         for name, tensor in live.items():
             tensor.copy_(checkpoint.model[name])
     states = attached.optimizer.adopt(state_dict)
-    turns.assign(f"load() of file {files.digest(path)}", carried.slices("weight", "frozen", "buffer"), states)
+    attached.sharing.assign(
+        f"load() of file {files.digest(path)}", carried.slices("weight", "frozen", "buffer"), states
+    )
     return checkpoint.epoch
 
 

@@ -7,6 +7,7 @@ others are `frozen`. Slices address *logical* elements, so a tensor in channels_
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -55,11 +56,16 @@ class Carried:
         if members:
             tensors.append(Tensor(LEDGER, (members,), "int64", role="ledger"))
         self.layout = Layout(tuple(tensors), size_lower_bound, slice_elements)
-        self.slices_of: dict[int, tuple[int, ...]] = {number: () for number in range(len(tensors))}
+        self.slices_of: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(tensors)), ())
         for piece in self.layout.slices:
             for part in piece.parts:
                 self.slices_of[part.tensor] += (piece.index,)
         self.trained = {n: p for n, p in enumerate(self.parameters) if tensors[n].role == "weight"}
+
+    @property
+    def trained_elements(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.numel() for parameter in self.trained.values())
 
     def slices(self, *roles: Role) -> list[Slice]:
         """The slices of these roles, in order."""
@@ -78,6 +84,15 @@ class Carried:
         """Whether a buffer belongs in a checkpoint."""
         path, _, name = self._buffer_names[number].rpartition(".")
         return name not in self._model.get_submodule(path)._non_persistent_buffers_set
+
+    def trained_sha256(self) -> str:
+        """64 hex digits that are equal exactly when the trained parameters are, by name and bit for bit."""
+        digest = hashlib.sha256()
+        for name, parameter in sorted((self.name(number), p) for number, p in self.trained.items()):
+            digest.update(name.encode())
+            flat = parameter.detach().reshape(-1).cpu()
+            digest.update(flat.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def gather(
         self, piece: Slice, source: Callable[[int], torch.Tensor | None], weight: float = 1.0

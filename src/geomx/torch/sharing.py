@@ -1,0 +1,84 @@
+"""Turns that are no gradient turns: the first worker's values for all, and means over the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from geomx.layout import Slice
+from geomx.node.local import Arrived
+from geomx.optim.base import SliceState
+from geomx.torch.exchange import Exchange, Packed
+from geomx.torch.tensors import Carried, absent
+
+
+class Sharing:
+    """`member`: this worker's place among the `members` of the run; the one at 0 gives the values."""
+
+    def __init__(self, exchange: Exchange, carried: Carried, member: int, members: int) -> None:
+        self._exchange = exchange
+        self._carried = carried
+        self._is_first = member == 0
+        self._members = members
+        self._aside: dict[int, torch.Tensor] | None = None
+
+    def assign(
+        self, operation: str, slices: Iterable[Slice], states: Mapping[int, SliceState] | None = None
+    ) -> None:
+        """Give every worker the first one's values of these slices; `states`: their optimizer state, too."""
+        for piece in slices:
+            self._assign(operation, piece, None if states is None else states.get(piece.index))
+        self._exchange.next_turn()
+        self._exchange.wait()
+
+    def average(
+        self, operation: str, means: Iterable[Slice], firsts: Iterable[Slice], weight: float
+    ) -> dict[int, torch.Tensor]:
+        """The workers' means of some slices and the first worker's values of others, flat.
+
+        The live tensors stay as they are. A slice is absent where no worker has a weight.
+        """
+        self._aside = {}
+        try:
+            for piece in means:
+                packed = (
+                    self._carried.gather(piece, self._carried.tensor, weight)
+                    if weight
+                    else (None, absent(piece))
+                )
+                self._exchange.contribute(piece.index, "mean", operation, weight, packed)
+            for piece in firsts:
+                self._assign(operation, piece, None)
+            self._exchange.next_turn()
+            self._exchange.wait()
+            return self._aside
+        finally:
+            self._aside = None
+
+    def fetch(self, slices: Iterable[Slice]) -> dict[int, SliceState]:
+        """Their optimizer state, from the global servers; no other worker takes part."""
+        return self._exchange.fetch(piece.index for piece in slices)
+
+    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+        """The answer to one slice."""
+        if arrived.values is None:
+            return
+        if self._aside is None:
+            self._carried.scatter(piece, arrived.values)
+        else:
+            self._aside[piece.index] = arrived.values
+
+    def _assign(self, operation: str, piece: Slice, state: SliceState | None) -> None:
+        packed: Packed = (None, absent(piece))
+        if self._is_first:
+            packed = self._carried.gather(piece, self._source(piece))
+        weight = 1.0 if self._is_first else 0.0
+        self._exchange.contribute(
+            piece.index, "assign", operation, weight, packed, state=state if self._is_first else None
+        )
+
+    def _source(self, piece: Slice) -> Callable[[int], torch.Tensor]:
+        if piece.role == "ledger":
+            return lambda _: torch.zeros(self._members, dtype=torch.int64)
+        return self._carried.tensor

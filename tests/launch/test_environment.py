@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from geomx.errors import ConfigError
+from geomx.launch.environment import THREADS, Place, environment_of, read_place, threads_each
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("GEOMX_") or name in THREADS:
+            monkeypatch.delenv(name)
+
+
+def become(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_without_a_launcher_there_is_no_place() -> None:
+    assert read_place() == Place()
+
+
+def test_a_place_comes_back_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = Place(
+        tmp_path / "run.json", ("run.seed=3", 'run.name="a b"'), "A", 0, tmp_path / "A.0.jsonl", trace=True
+    )
+    become(monkeypatch, environment_of(place))
+    assert read_place() == place
+
+
+def test_a_child_does_not_inherit_its_parents_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    become(monkeypatch, environment_of(Place(Path("run.json"), ("a=1",), "A", 1, Path("r"), trace=True)))
+    become(monkeypatch, {"KEPT": "yes"})
+    environment = environment_of(Place(party="B"))
+    assert {k: v for k, v in environment.items() if k.startswith("GEOMX_") and v} == {"GEOMX_PARTY": "B"}
+    assert environment["KEPT"] == "yes"
+
+
+@pytest.mark.parametrize("rank", ["-1", "one", "1.5"])
+def test_a_rank_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    monkeypatch.setenv("GEOMX_RANK", rank)
+    with pytest.raises(ConfigError, match="GEOMX_RANK"):
+        read_place()
+
+
+def test_threads_share_the_cores_unless_the_user_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert threads_each(1) == cores
+    assert threads_each(10 * cores) == 1
+    assert environment_of(Place(), 3)["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert threads_each(1) is None
+    assert environment_of(Place(), None)["OMP_NUM_THREADS"] == "7"

@@ -1,0 +1,323 @@
+"""Supervision of real, tiny child processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from geomx.errors import RunFailed
+from geomx.launch import processes
+from geomx.launch.child import Command, Lines
+from geomx.launch.processes import Outcome, Supervisor
+
+pytestmark = pytest.mark.processes
+BOUND_S = 60.0
+
+SLEEP = "import time\ntime.sleep(600)"
+TREE = """
+    import subprocess, sys, os
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    grandchild = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    print("pids", os.getpid(), grandchild.pid, flush=True)
+"""
+
+
+def command(name: str, program: str, serves: bool = False) -> Command:
+    argv = (sys.executable, "-S", "-u", "-c", textwrap.dedent(program))
+    return Command(name, argv, dict(os.environ), serves)
+
+
+class Watched:
+    """A supervisor and what it has shown; `at` acts when a line is shown."""
+
+    def __init__(self, stop_s: float = 30.0) -> None:
+        self.lines: list[tuple[str, str, bool]] = []
+        self.ticks = 0
+        self.at: dict[str, Callable[[], None]] = {}
+        self._supervisor = Supervisor(self._show, self._tick, stop_s)
+
+    def run(self, *commands: Command) -> Outcome:
+        return self._supervisor.run(commands)
+
+    def _show(self, node: str, line: str, is_error: bool) -> None:
+        self.lines.append((node, line, is_error))
+        for start, act in self.at.items():
+            if line.startswith(start):
+                act()
+
+    def _tick(self) -> None:
+        self.ticks += 1
+
+    @property
+    def pids(self) -> list[int]:
+        return [
+            int(word) for _, line, _ in self.lines if line.startswith("pids") for word in line.split()[1:]
+        ]
+
+
+def pair(folder: Path, first: str, then: str) -> tuple[str, str]:
+    """Two programs, of which the second goes on once the first has ended and been buried."""
+    path = str(folder / "pid")
+    tells = f"import os\nwith open({path!r} + '~', 'w') as file: file.write(str(os.getpid()))\n"
+    tells += f"os.rename({path!r} + '~', {path!r})\n"
+    waits = f"""
+        import os, time
+        while not os.path.exists({path!r}): time.sleep(0.01)
+        pid = open({path!r}).read()
+        while os.path.exists(f"/proc/{{pid}}"): time.sleep(0.01)
+    """
+    return tells + first, textwrap.dedent(waits) + then
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(ready: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + BOUND_S
+    while not ready():
+        assert time.monotonic() < until, f"not within {BOUND_S:.0f} s: {what}"
+        time.sleep(0.01)
+
+
+def assert_gone(pids: list[int]) -> None:
+    assert pids
+    for pid in pids:
+        wait_until(lambda pid=pid: not is_alive(pid), f"the end of process {pid}")
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.3)
+    monkeypatch.setattr(processes, "POLL_S", 0.02)
+
+
+def test_lines_of_both_streams_are_shown_by_node() -> None:
+    watched = Watched()
+    program = (
+        "import sys\nprint('one')\nprint('two', end='')\nsys.stdout.flush()\nprint('bad ü', file=sys.stderr)"
+    )
+    outcome = watched.run(command("A/0", program), command("B/0", "print('three')"))
+    assert outcome == Outcome((), interrupted=False)
+    assert [line for node, line, is_error in watched.lines if node == "A/0" and not is_error] == [
+        "one",
+        "two",
+    ]
+    assert ("A/0", "bad ü", True) in watched.lines
+    assert ("B/0", "three", False) in watched.lines
+    assert watched.ticks
+
+
+def test_everything_a_process_wrote_before_its_end_is_shown() -> None:
+    watched = Watched()
+    watched.run(command("A/0", "for i in range(20_000): print(i)"))
+    assert [line for _, line, _ in watched.lines] == [str(i) for i in range(20_000)]
+
+
+def test_processes_run_side_by_side(tmp_path: Path) -> None:
+    meet = f"""
+        import os, time
+        open(os.path.join({str(tmp_path)!r}, str(os.getpid())), "w").close()
+        until = time.monotonic() + {BOUND_S}
+        while len(os.listdir({str(tmp_path)!r})) < 3 and time.monotonic() < until: time.sleep(0.01)
+        raise SystemExit(len(os.listdir({str(tmp_path)!r})) - 3)
+    """
+    assert Watched().run(*(command(f"A/{rank}", meet) for rank in range(3))).failures == ()
+
+
+def test_a_failure_names_status_and_last_lines_and_stops_the_others(tmp_path: Path) -> None:
+    watched, flag = Watched(), tmp_path / "flag"
+    watched.at["pids"] = flag.touch
+    failing = f"""
+        import os, sys, time
+        while not os.path.exists({str(flag)!r}): time.sleep(0.01)
+        for i in range(30): print("line", i, file=sys.stderr)
+        sys.exit(3)
+    """
+    others = command("A", textwrap.dedent(TREE) + SLEEP, serves=True), command("B/0", SLEEP)
+    outcome = watched.run(*others, command("A/0", failing))
+    (failure,) = outcome.failures
+    assert (failure.name, failure.status, failure.how) == ("A/0", 3, "ended with status 3")
+    assert failure.last_lines == tuple(f"line {i}" for i in range(18, 30))
+    assert not outcome.interrupted
+    assert_gone(watched.pids)
+
+
+def test_a_killed_process_is_named_with_its_signal() -> None:
+    watched = Watched()
+    outcome = watched.run(command("A/0", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    assert [failure.how for failure in outcome.failures] == ["was killed by SIGKILL"]
+
+
+def test_others_may_end_by_themselves_before_they_are_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", BOUND_S)
+    first, outlives = pair(tmp_path, "raise SystemExit(3)", "print('so do I')\nraise SystemExit(1)")
+    watched = Watched()
+    outcome = watched.run(command("A", outlives, serves=True), command("A/0", first))
+    assert [(failure.name, failure.status) for failure in outcome.failures] == [("A/0", 3), ("A", 1)]
+    assert ("A", "so do I", False) in watched.lines
+
+
+def test_interrupted_workers_end_before_servers() -> None:
+    waits = """
+        import signal, sys, time
+        def end(*_): print("end"); sys.exit({status})
+        signal.signal(signal.SIGINT, end)
+        print("ready")
+        time.sleep(600)
+    """
+    watched = Watched()
+    ready: list[None] = []
+
+    def one_more() -> None:
+        ready.append(None)
+        if len(ready) == 3:
+            interrupt()
+
+    watched.at["ready"] = one_more
+    outcome = watched.run(
+        command("A", waits.format(status=0), serves=True),
+        command("A/0", waits.format(status=1)),
+        command("A/1", waits.format(status=0)),
+    )
+    assert outcome == Outcome((), interrupted=True)
+    assert [node for node, line, _ in watched.lines if line == "end"][-1] == "A"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_child_that_ignores_every_request_is_killed_with_its_tree(number: int) -> None:
+    deaf = "import signal\nfor s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
+    program = deaf + textwrap.dedent(TREE) + SLEEP
+    watched = Watched(stop_s=0.2)
+    watched.at["pids"] = lambda: os.kill(os.getpid(), number)
+    outcome = watched.run(command("A/0", program))
+    assert outcome.interrupted
+    assert_gone(watched.pids)
+
+
+def test_a_second_interrupt_kills_at_once() -> None:
+    deaf = "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: print('no'))\nprint('ready')\n"
+    watched = Watched(stop_s=10 * BOUND_S)
+    watched.at |= {"ready": interrupt, "no": interrupt}
+    assert watched.run(command("A/0", deaf + "while True: time.sleep(0.1)")).interrupted
+
+
+def test_tracebacks_of_stopped_processes_are_not_shown() -> None:
+    watched = Watched()
+    watched.at["ready"] = interrupt
+    watched.run(command("A/0", "import time\nprint('ready')\ntime.sleep(600)"))
+    assert watched.lines == [("A/0", "ready", False)]
+
+
+def test_what_an_ended_process_left_behind_is_killed() -> None:
+    watched = Watched()
+    outcome = watched.run(command("A/0", TREE))
+    assert outcome.failures == ()
+    assert_gone(watched.pids)
+
+
+def test_servers_may_end_after_the_workers(tmp_path: Path) -> None:
+    first, outlives = pair(tmp_path, "", "print('bye')")
+    watched = Watched()
+    assert watched.run(command("A", outlives, serves=True), command("A/0", first)).failures == ()
+    assert watched.lines == [("A", "bye", False)]
+
+
+def test_a_server_that_does_not_end_is_stopped_and_named() -> None:
+    outcome = Watched(stop_s=0.3).run(command("A", SLEEP, serves=True), command("A/0", ""))
+    assert [(failure.name, failure.how) for failure in outcome.failures] == [
+        ("A", "did not end, though every worker had")
+    ]
+
+
+def test_a_command_that_cannot_start_is_named_and_nothing_is_left() -> None:
+    watched = Watched()
+    missing = Command("A/1", ("/nowhere/python",), {})
+    started = command("A/0", SLEEP)
+    before = children_of(os.getpid())
+    with pytest.raises(RunFailed, match="A/1: /nowhere/python cannot be started"):
+        watched.run(started, missing)
+    assert children_of(os.getpid()) <= before
+
+
+def test_handlers_of_signals_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    Watched().run(command("A/0", ""))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_error_of_the_view_ends_the_processes() -> None:
+    watched = Watched()
+
+    def fail() -> None:
+        raise BrokenPipeError
+
+    watched.at["pids"] = fail
+    with pytest.raises(BrokenPipeError):
+        watched.run(command("A/0", textwrap.dedent(TREE) + SLEEP))
+    assert_gone(watched.pids)
+
+
+LAUNCHER = """
+    import os, sys, threading
+    from geomx.launch.child import Command
+    from geomx.launch.processes import Supervisor
+    tree = sys.argv[1]
+    argv = (sys.executable, "-S", "-u", "-c", tree)
+    commands = [Command(f"A/{rank}", argv, dict(os.environ)) for rank in range(2)]
+    Supervisor(lambda node, line, is_error: print(line, flush=True), lambda: None, 10.0).run(commands)
+"""
+
+
+def test_nothing_survives_a_launcher_that_is_killed() -> None:
+    argv = [sys.executable, "-u", "-c", textwrap.dedent(LAUNCHER), textwrap.dedent(TREE) + SLEEP]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        give_up = threading.Timer(BOUND_S, launcher.kill)
+        give_up.start()
+        pids = [int(word) for _ in range(2) for word in launcher.stdout.readline().split()[1:]]
+        assert len(pids) == 4
+        pids += children_of(launcher.pid)
+        launcher.kill()
+        give_up.cancel()
+    assert_gone(pids)
+
+
+def children_of(pid: int) -> set[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return set(map(int, listed))
+
+
+def test_lines_are_cut_wherever_the_bytes_are() -> None:
+    lines = Lines()
+    whole = "one\nzwei ü\r\n10 %\r50 %\r100 %\nlast".encode()
+    found = [line for byte in whole for line in lines.feed(bytes([byte]))]
+    assert [*found, *lines.end()] == ["one", "zwei ü", "100 %", "last"]
+
+
+def test_a_line_without_end_takes_bounded_memory() -> None:
+    lines = Lines()
+    found = [line for _ in range(100) for line in lines.feed(b"x" * 10_000)]
+    assert "".join([*found, *lines.end()]) == "x" * 1_000_000
+    assert max(map(len, found)) < 100_000
+    assert list(lines.feed(b"progress\r" * 100_000)) == []
+    assert list(lines.feed(b"done\n")) == ["done"]

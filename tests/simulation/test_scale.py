@@ -1,0 +1,64 @@
+"""A thousand and six hundred workers in one process: tensors have shapes but no values, jobs have costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from trees import SGD, plan_of
+
+from geomx.drive.simulated import Network, Simulator
+from geomx.layout import Layout, Tensor
+from geomx.node.build import make_node
+from geomx.node.local import Arrived, Contribution, Ready
+from geomx.protocol.presence import pack
+
+PARTIES, WORKERS, ROUNDS = 200, 8, 100
+LAYOUT = Layout((Tensor("weights", (500, 500), "float32"),), slice_elements=1 << 18)
+
+
+class Counter:
+    """A training loop without a thread: it pushes again as soon as it is answered and has computed."""
+
+    def __init__(self, simulator: Simulator, name: str, place: int) -> None:
+        self.simulator, self.name, self.place = simulator, name, place
+        self.turn = 0
+
+    def __call__(self, item: Any) -> None:
+        if isinstance(item, Ready):
+            self.push()
+        elif isinstance(item, Arrived):
+            self.turn += 1
+            if self.turn > ROUNDS:
+                self.simulator.call(self.name, "leave", ROUNDS)
+            else:
+                compute_s = 0.3 + 0.05 * self.simulator.random.random()
+                self.simulator.at(self.simulator.now + compute_s, self.push)
+
+    def push(self) -> None:
+        weights = torch.empty(LAYOUT.slices[0].elements, device="meta")
+        if self.turn:
+            mine = Contribution(self.turn, 0, "gradient", "step()", 32.0, weights, None, SGD)
+        elif self.place:
+            mine = Contribution(0, 0, "assign", "attach()", 0.0, None, pack([False]))
+        else:
+            mine = Contribution(0, 0, "assign", "attach()", 0.0, weights)
+        self.simulator.call(self.name, "contribute", mine)
+
+
+def test_two_hundred_parties_of_eight_workers_run_a_hundred_rounds() -> None:
+    plan = plan_of([WORKERS] * PARTIES)
+    simulator = Simulator(0, Network(delay_ms=20.0, rate_mbps=1000.0), chunk_bytes=4 << 20)
+    for name in plan.nodes:
+        simulator.add(make_node(plan, name))
+    for place, name in enumerate(plan.workers):
+        simulator.listen(name, Counter(simulator, name, place))
+    simulator.run(1.0)
+    for name in plan.workers:
+        simulator.call(name, "attach", LAYOUT, {"optimizer": "torch.optim.SGD"})
+    simulator.run(10_000.0)
+    assert all(simulator.has_stopped(name) and simulator.error_of(name) is None for name in plan.nodes)
+    rounds = [fields["turn"] for _, node, fields in simulator.noted("round") if node == "global/0"]
+    assert rounds == list(range(1, ROUNDS + 1))
+    pushed = LAYOUT.slices[0].size_bytes * (ROUNDS + 1)
+    assert simulator.sent_bytes("Z", "global/0") > pushed - LAYOUT.slices[0].size_bytes
