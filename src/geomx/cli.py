@@ -118,11 +118,12 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
+    run = Run.load(arguments.run, arguments.overrides)
+    name = _server_name(run, arguments)
     from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
-    run = Run.load(arguments.run, arguments.overrides)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    serve(run, _server_name(run, arguments))
+    serve(run, name)
 
 
 def _server_name(run: Run, arguments: argparse.Namespace) -> str:

@@ -84,7 +84,11 @@ class Simulator:
     """See the module's text."""
 
     def __init__(
-        self, seed: int = 0, network: Network | None = None, memory_bytes_per_s: float = 5e9
+        self,
+        seed: int = 0,
+        network: Network | None = None,
+        memory_bytes_per_s: float = 5e9,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.now = 0.0
         self.random = random.Random(seed)

@@ -78,7 +78,7 @@ def read(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path} is not on this machine: every worker reads the file, so copy it to each (or save with everywhere=True)"
+            f"{path} is not on this machine: every worker reads the file, so copy it to each"
         ) from error
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -1,8 +1,8 @@
 """`run.shard(loader)`: this worker's share of a data set, counted, and with its end known one batch ahead.
 
 A DataLoader over a map-style data set is built anew with every n-th index of its sampler, beginning with this worker's
-place; where the sampler draws by chance, it does so from the run's seed and the epoch, so that every worker cuts the same
-order. With a batch sampler of one's own it is every n-th batch of indices. From any other iterable this worker
+place; where the sampler draws by chance, it does so from the run's seed and the epoch, so that every worker cuts the
+same order. With a batch sampler of one's own it is every n-th batch of indices. From any other iterable this worker
 takes every n-th batch, and drops the others.
 
 Shares may differ in length. A worker at the end of its own takes part in further turns with weight 0 until all have

@@ -1,8 +1,8 @@
 """The optimizer that `attach` gives back: torch's interface, whichever place the update is computed in.
 
-It shares the parameter groups (the very dicts) with the user's optimizer, so that every scheduler, made before or after
-`attach`, changes what is sent. While the optimizer runs on the global servers, its state lives there: `state_dict` fetches it,
-`load_state_dict` sends it.
+It shares the parameter groups (the very dicts) with the user's optimizer, so that every scheduler, made before or
+after `attach`, changes what is sent. While the optimizer runs on the global servers, its state lives there:
+`state_dict` fetches it, `load_state_dict` sends it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class RunOptimizer(torch.optim.Optimizer):
         self._carried = carried
         self._sharing = sharing
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One turn with every worker. Raises the typed errors that `docs/training-loop.md` lists."""
         if hasattr(self, "found_inf"):
             raise Unsupported(
-                "torch.amp.GradScaler decides on each worker by itself whether to step, and workers must step together; "
-                "use torch.autocast(..., dtype=torch.bfloat16), which needs no scaler"
+                "torch.amp.GradScaler decides on each worker by itself whether to step, and workers must step "
+                "together; use torch.autocast(..., dtype=torch.bfloat16), which needs no scaler"
             )
         loss = None
         if closure is not None:

@@ -1,8 +1,8 @@
 """`overlap = "forward"`: `step()` returns while weights are still under way, and whoever touches one waits for it.
 
 A parameter with an update under way is given the class `Pending` until the update is in it (torch's own lazy parameters
-change their class in the same way). Every PyTorch function that takes it then calls `Pending.__torch_function__`, which waits for
-this parameter alone, gives it back its class and goes on. So nobody can read a stale weight, whichever way it is
+change their class in the same way). Every PyTorch function that takes it then calls `Pending.__torch_function__`,
+which waits for this parameter alone, gives it back its class and goes on. So nobody can read a stale weight, whichever way it is
 reached: by its own module, by another one (`nn.MultiheadAttention`), through a tie, `state_dict`, `torch._foreach_*`.
 What says nothing about values (shapes, gradients, flags) does not wait.
 
@@ -13,6 +13,7 @@ of compiled and scripted modules and of parameters with a class of their own; a 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,8 +41,9 @@ _FUNCTIONS = ("numel", "is_floating_point", "is_complex", "is_same_size")
 def _waitless() -> frozenset[Any]:
     """The functions of PyTorch that say nothing about a tensor's values."""
     getters = [getattr(torch.Tensor, name).__get__ for name in _GETTERS if hasattr(torch.Tensor, name)]
-    grad = torch.Tensor.grad
-    changers = [grad.__get__, grad.__set__, grad.__delete__, torch.Tensor.requires_grad.__set__]  # type: ignore[attr-defined]
+    grad: Any = torch.Tensor.grad
+    requires_grad: Any = torch.Tensor.requires_grad
+    changers = [grad.__get__, grad.__set__, grad.__delete__, requires_grad.__set__]
     methods = [getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name)]
     return frozenset([*getters, *changers, *methods, *(getattr(torch, name) for name in _FUNCTIONS)])
 
@@ -55,7 +57,7 @@ class Pending(nn.Parameter):
     _geomx_wait: Callable[[], None]
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]
+    def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
@@ -80,10 +82,6 @@ class Pending(nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._geomx_wait()
         return nn.Parameter.__reduce_ex__(self, protocol)  # type: ignore[no-untyped-call]
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        self._geomx_wait()
-        return nn.Parameter.__repr__(self)
 
 
 class PendingWeights:
@@ -124,7 +122,7 @@ class PendingWeights:
                 self._left[number] = slices
                 for index in slices:
                     self._waiting.setdefault(index, []).append(number)
-                _turn_into(parameter, lambda number=number: self._wait(number))
+                _turn_into(parameter, functools.partial(self._wait, number))
         self._exchange.wait(at_once)
 
     def arrived(self, index: int) -> None:
@@ -145,7 +143,7 @@ class PendingWeights:
     def _before_forward(self) -> None:
         if torch.compiler.is_compiling():
             if self._left:
-                self._wait_for_all()
+                self._wait_uncompiled()
             return
         self._timeline.begin("forward")
         if not self._model.training:
@@ -155,11 +153,11 @@ class PendingWeights:
         if not torch.compiler.is_compiling():
             self._timeline.end("forward", turn=self._exchange.turn)
 
-    @torch.compiler.disable(
-        reason="compiled after attach() with overlap: weights must be current before the forward"
-    )
-    def _wait_for_all(self) -> None:
-        self._exchange.wait()
+    def _wait_uncompiled(self) -> None:
+        """Break the graph of a model that was compiled after `attach`: its weights must be current before it runs."""
+        reason = 'overlap = "forward": the weights must be current before a compiled forward; compile before attach()'
+        wait: Callable[[], None] = torch.compiler.disable(self._exchange.wait, reason=reason)  # type: ignore[no-untyped-call]
+        wait()
 
     def _opaque(self) -> set[int]:
         """The parameters (by id) that are read where `__torch_function__` is not asked."""

@@ -1,7 +1,7 @@
 """Where the optimizer runs, and what a worker does with the answer to its gradients.
 
-On the global servers: the answer is the new weights. On the workers: it is the mean gradient, which goes into `.grad` (None
-where no worker had one), is clipped, and is handed to the user's own optimizer.
+On the global servers: the answer is the new weights. On the workers: it is the mean gradient, which goes into `.grad`
+(None where no worker had one), is clipped, and is handed to the user's own optimizer.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class LiveRun:
     ) -> tuple[Model, torch.optim.Optimizer]:
         """Join the run with a model: the same module, and an optimizer whose `step()` is a turn with all workers.
 
-        `clip_norm` bounds the global norm of the mean gradient. `push_at` and `overlap` override the run's. Returns when this
-        worker has the first worker's weights and buffers. Raises `Unsupported` for what cannot be carried, `Refused`
+        `clip_norm` bounds the global norm of the mean gradient. `push_at` and `overlap` override the run's. Returns when
+        this worker has the first worker's weights and buffers. Raises `Unsupported` for what cannot be carried, `Refused`
         when the workers' models or optimizers differ.
         """
         if self._attached is not None:
@@ -140,8 +140,8 @@ class LiveRun:
     ) -> Share:
         """This worker's share of a loader: of its party's data, or of one data set that the whole run shares.
 
-        Iterating counts samples. A pass under `torch.no_grad()` or after `model.eval()` is an evaluation: it counts nothing,
-        and its end waits for nobody; `train` says otherwise.
+        Iterating counts samples. A pass under `torch.no_grad()` or after `model.eval()` is an evaluation: it counts
+        nothing, and its end waits for nobody; `train` says otherwise.
         """
         workers = self._party_members if over == "party" else self.workers
         place = place_of(self.name, workers, over)

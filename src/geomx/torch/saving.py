@@ -1,7 +1,7 @@
 """`run.save` and `run.load`: between a model in a run and a checkpoint file.
 
-Buffers stay local while a model trains; a checkpoint has the mean of those in float32 and float64, weighted by all samples
-that each worker has contributed, and the first worker's of all others.
+Buffers stay local while a model trains; a checkpoint has the mean of those in float32 and float64, weighted by all
+samples that each worker has contributed, and the first worker's of all others.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def check_gradient(name: str, gradient: torch.Tensor) -> None:
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(tensor):
         raise Unsupported(f"{name} has no shape yet: run one forward of the lazy modules before attach()")
     if tensor.is_meta:
         raise Unsupported(f"{name} is on the meta device: materialize the model before attach()")

@@ -101,9 +101,8 @@ class Turns:
         """From now on gradients leave as they are completed, unless they are to wait for `step()`."""
         if self._rules.push_at == "backward":
             for number, parameter in self._carried.trained.items():
-                self._removes.append(
-                    parameter.register_post_accumulate_grad_hook(self._hook_of(number)).remove
-                )
+                handle = parameter.register_post_accumulate_grad_hook(self._hook_of(number))  # type: ignore[no-untyped-call]
+                self._removes.append(handle.remove)
 
     def unhook(self) -> None:
         """Take the hooks off the parameters."""
@@ -254,8 +253,8 @@ class Turns:
                 continue
             if any(parameter is other for group in self._groups() for other in group["params"]):
                 raise Unsupported(
-                    f"{self._carried.name(number)} was frozen at attach() and requires a gradient now; attach the model "
-                    "with everything that will ever be trained requiring gradients, and freeze it afterwards"
+                    f"{self._carried.name(number)} was frozen at attach() and requires a gradient now; attach the "
+                    "model with everything that will ever be trained requiring gradients, and freeze it afterwards"
                 )
 
     def _check_gradients(self, turn: _Turn) -> None:

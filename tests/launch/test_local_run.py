@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from geomx.config import Run
+from geomx.launch.child import Ended
+from geomx.launch.local_run import commands, first_failure, with_free_ports
+from geomx.launch.processes import Outcome
+from geomx.observe.records import Record
+
+TOML = """
+[run]
+name = "two"
+shards = 2
+script = "train.py"
+arguments = ["--lr", "0.1"]
+[global]
+addresses = ["127.0.0.1:7000", "127.0.0.1:7001"]
+[[party]]
+name = "A"
+workers = 2
+[[party]]
+name = "B"
+workers = 1
+"""
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run.parse(TOML, "two.toml")
+
+
+def test_servers_without_address_get_ports_of_their_own(run: Run) -> None:
+    free = with_free_ports(run)
+    assert free.global_.addresses == run.global_.addresses
+    given = [free.address_of(party).split(":") for party in ("A", "B")]
+    assert {host for host, _ in given} == {"127.0.0.1"}
+    assert len({port for _, port in given}) == 2
+    assert run.addresses["A"] == ""
+
+
+def test_every_node_has_a_process(run: Run, tmp_path: Path) -> None:
+    started = list(commands(run, tmp_path, trace=True))
+    assert [command.name for command in started] == ["global/0", "global/1", "A", "B", "A/0", "A/1", "B/0"]
+    assert [command.serves for command in started] == [True] * 4 + [False] * 3
+    assert started[1].argv[-4:] == ("--role", "global", "--shard", "1")
+    assert started[3].argv[-4:] == ("--role", "local", "--party", "B")
+    assert started[5].argv[4:] == (
+        *(str(tmp_path / "run.json"), "--party", "A", "--rank", "1", "--"),
+        *(sys.executable, str(run.run.script), "--lr", "0.1"),
+    )
+    records = {command.environment["GEOMX_RECORDS"] for command in started}
+    assert len(records) == 7
+    assert str(tmp_path / "records" / "A.1.jsonl") in records
+    assert {command.environment["GEOMX_TRACE"] for command in started} == {"1"}
+
+
+def failed(t: float, by: str, node: str, error: str, reason: str) -> Record:
+    return Record(t, by, "failed", "error", {"node": node, "error": error, "reason": reason})
+
+
+def test_a_script_that_raised_is_named_though_others_ended_before_it() -> None:
+    outcome = Outcome((Ended("global/0", 1), Ended("A", 1), Ended("A/1", 1, ("ValueError: boom",))), False)
+    records = [
+        failed(1.0, "A/1", "A/1", "RunFailed", "ValueError: boom"),
+        failed(1.1, "A", "A/1", "RunFailed", "ValueError: boom"),
+        failed(1.2, "global/0", "A/1", "RunFailed", "ValueError: boom"),
+    ]
+    error = first_failure(outcome, records)
+    assert error.node == "A/1"
+    assert error.reason == "it ended with status 1: ValueError: boom; its last lines:\n  ValueError: boom"
+
+
+def test_a_killed_process_is_named_though_another_told_first() -> None:
+    outcome = Outcome((Ended("A/0", 1), Ended("A", -9)), False)
+    error = first_failure(outcome, [failed(1.0, "A/0", "A", "NodeLost", "silent for 5 s")])
+    assert (error.node, error.reason) == ("A", "it was killed by SIGKILL")
+
+
+def test_a_node_that_fell_silent_is_named_though_it_has_not_ended() -> None:
+    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False)
+    error = first_failure(outcome, [failed(1.0, "A", "A/1", "NodeLost", "silent for 5 s")])
+    assert (error.node, error.reason) == ("A/1", "silent for 5 s")
+
+
+def test_without_any_word_the_first_that_ended_is_named() -> None:
+    error = first_failure(Outcome((Ended("B/0", 2, ("no such file",)), Ended("B", 1)), False), [])
+    assert (error.node, error.reason) == ("B/0", "it ended with status 2; its last lines:\n  no such file")

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import geomx
+from geomx import cli
+
+TOML = """
+[run]
+script = "train.py"
+[[party]]
+name = "A"
+workers = 2
+"""
+SHOW_PLACE = """
+import json, os, sys
+print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k.startswith("GEOMX_")}]))
+"""
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> str:
+    path = tmp_path / "demo.toml"
+    path.write_text(TOML)
+    return str(path)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["check", "{toml}"]])
+def test_what_needs_no_torch_does_not_import_it(toml: str, arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom geomx.cli import main\n"
+        "try: status = main([w for w in sys.argv[1:]])\nexcept SystemExit as end: status = end.code\n"
+        "assert not status, status\nassert 'torch' not in sys.modules\nassert 'rich' not in sys.modules"
+    )
+    words = [word.format(toml=toml) for word in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_importing_geomx_imports_nothing_else() -> None:
+    program = (
+        "import sys, geomx\nassert [m for m in sys.modules if m.startswith(('geomx', 'torch'))] == ['geomx']"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_public_name_is_there() -> None:
+    assert len(geomx.__all__) <= 15
+    for name in set(geomx.__all__) - {"join", "LiveRun"}:
+        assert getattr(geomx, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'jion'"):
+        _ = geomx.jion
+
+
+def test_check_prints_the_tree(toml: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", toml, "run.shards=2"]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    for node in ("global/0", "global/1", "A/0", "A/1"):
+        assert node in out
+
+
+def test_faults_of_the_description_are_one_message_and_status_2(
+    toml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", toml, "run.shards=0", "sync.polisy=fsa"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert "run.shards" in err
+    assert "sync.polisy" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("where", [["run.shards=2", "--keep"], ["--keep", "run.shards=2"]])
+def test_settings_may_stand_anywhere(toml: str, where: list[str]) -> None:
+    arguments = cli._parse(["run", toml, *where, "--report", "r.json", "run.seed=3"])
+    assert set(arguments.overrides) == {"run.shards=2", "run.seed=3"}
+    assert (arguments.keep, arguments.report) == (True, Path("r.json"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["fly"],
+        ["run"],
+        ["check", "x.toml", "--nope"],
+        ["serve", "x.toml"],
+        ["run", "x.toml", "--keep", "stray"],
+    ],
+)
+def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 2
+    assert "usage: geomx" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("serve {} --role global --shard 1", "--shard: found 1"),
+        ("serve {} --role global --party A", "--party: found A"),
+        ("serve {} --role local", "--party: found nothing"),
+        ("serve {} --role local --party B", "B"),
+        ("serve {} --role local --party A --shard 0", "--shard: found 0"),
+        ("worker {} --party A --rank 2 -- true", "--rank: found 2"),
+        ("worker {} --party B --rank 0 -- true", "B"),
+        ("worker {} --party A --rank 0", "found nothing"),
+        ("worker {} --party A --rank 0 -- /nowhere/python", "found /nowhere/python"),
+        ("run {}", "no file"),
+        ("run {} run.script=", "run.script"),
+    ],
+)
+def test_a_place_that_does_not_exist_is_refused(
+    toml: str, words: str, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words.format(toml).split()) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("geomx: ")
+    assert fault in err
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_run(
+    toml: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
+    assert cli.main(["run", toml, "--report", f"{toml}/deep/r.json"]) == 2
+    assert "r.json" in capsys.readouterr().err
+
+
+def test_a_worker_is_its_command_in_its_place(toml: str, tmp_path: Path) -> None:
+    words = ["worker", toml, "--party", "A", "run.seed=7", "--rank", "1", "run.name=a b", "--"]
+    environment = os.environ | {"GEOMX_RECORDS": str(tmp_path / "r"), "GEOMX_RANK": "5"}
+    argv = [sys.executable, "-m", "geomx", *words, sys.executable, "-c", SHOW_PLACE, "x=1", "--rank", "9"]
+    bad = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert bad.returncode == 2  # `a b` is no name of a run
+    argv[argv.index("run.name=a b")] = 'run.arguments=["a b"]'
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    arguments, place = json.loads(done.stdout)
+    assert arguments == ["x=1", "--rank", "9"]
+    assert place == {
+        "GEOMX_RUN": toml,
+        "GEOMX_SET": "run.seed=7 'run.arguments=[\"a b\"]'",
+        "GEOMX_PARTY": "A",
+        "GEOMX_RANK": "1",
+        "GEOMX_RECORDS": str(tmp_path / "r"),
+    }
+
+
+def test_ctrl_c_is_status_130_without_a_traceback(
+    toml: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "describe", lambda run: os.kill(os.getpid(), signal.SIGINT))
+    assert cli.main(["check", toml]) == 130
+    assert capsys.readouterr().err == ""
