@@ -18,7 +18,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture(autouse=True)
 def _examples_can_be_imported(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

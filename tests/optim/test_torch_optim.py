@@ -15,8 +15,6 @@ from geomx.optim.hyper import Rule
 from geomx.optim.torch_optim import TorchOptimizer
 from geomx.protocol import presence
 
-torch.set_num_threads(1)
-
 rates = st.sampled_from([1e-3, 0.03, 0.1])
 decays = st.sampled_from([0, 0.01, 0.3])
 flags = st.booleans()
@@ -36,6 +34,7 @@ HYPER = {
     "Rprop": {"lr": rates, "maximize": flags, "etas": st.just((0.4, 1.3))},
 }
 DTYPES = {"float32": torch.int32, "float64": torch.int64}  # and the integers that show their bits
+HALVES = {"bfloat16": torch.int16, "float16": torch.int16}
 
 
 @st.composite
@@ -66,7 +65,7 @@ def gather(piece, tensors):
 
 def assert_same_bits(flat, piece, wholes):
     expected = gather(piece, [whole.detach() for whole in wholes])
-    bits = DTYPES[piece.dtype]
+    bits = (DTYPES | HALVES)[piece.dtype]
     assert torch.equal(flat.view(bits), expected.view(bits))
 
 
@@ -108,13 +107,13 @@ def moved(root, name, slices, flats):
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), model=cut_models())
 def test_slices_end_with_the_bits_of_whole_tensors(name, data, model):
     check_against_torch(name, data.draw(st.fixed_dictionaries(HYPER[name])), model, data)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     data=st.data(),
     model=cut_models(),
@@ -124,6 +123,26 @@ def test_slices_end_with_the_bits_of_whole_tensors(name, data, model):
 def test_a_momentum_buffer_that_is_not_there_yet_is_not_a_zero_one(data, model, dampening, momentum):
     hyper = {"lr": 0.1, "momentum": momentum, "dampening": dampening}
     check_against_torch("SGD", hyper, model, data)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_half_precision_has_the_same_bits_where_cuts_are_aligned(name, dtype):
+    layout = Layout((Tensor("w", (300,), dtype),), size_lower_bound=1, slice_elements=64)
+    make = torch.Generator().manual_seed(0)
+    whole = torch.randn(300, generator=make).to(getattr(torch, dtype))
+    flats = [gather(piece, [whole]) for piece in layout.slices]
+    hyper = {"lr": 0.01} | ({"momentum": 0.9} if name in ("SGD", "RMSprop") else {})
+    reference, root = getattr(torch.optim, name)([whole], foreach=False, **hyper), TorchOptimizer(name)
+    for piece, flat in zip(layout.slices, flats, strict=True):
+        root.adopt(piece, flat)
+    for _ in range(5):
+        whole.grad = torch.randn(300, generator=make).to(whole.dtype)
+        for piece in layout.slices:
+            root.apply(piece.index, gather(piece, [whole.grad]), None, hyper)
+        reference.step()
+    for piece, flat in zip(layout.slices, flats, strict=True):
+        assert_same_bits(flat, piece, [whole])
 
 
 def small_slice():

@@ -11,7 +11,6 @@ from geomx.protocol.messages import (
     HEAD_LIMIT_BYTES,
     AnyMessage,
     Beat,
-    Difference,
     Push,
     Update,
     decode_head,
@@ -120,11 +119,6 @@ def test_a_message_with_a_flipped_bit_is_a_message_or_refused(data):
 def test_only_messages_with_a_size_have_a_payload():
     assert payload_size(Update(0, 0, "gradient", 1.0, None, False, size=12)) == 12
     assert payload_size(Beat(3)) == 0
-
-
-def test_a_difference_reads_field_yours_ours():
-    difference = Difference("sync", "fsa", "hfa")
-    assert (difference.field, difference.yours, difference.ours) == ("sync", "fsa", "hfa")
 
 
 def test_the_largest_push_of_a_slice_fits_into_a_header():

@@ -33,6 +33,7 @@ def train(
     simulator, results = Simulator(0, network), dict[str, Any]()
 
     def main(program: Program) -> None:
+        torch.set_num_threads(1)  # holds for the thread that calls it
         party = program.name.partition("/")[0]
         run = LiveRun(
             program,

@@ -113,7 +113,7 @@ class OnWorkers:
         means = [mean.values for _, mean in sorted(self._means.items()) if mean.values is not None]
         square = 0.0
         for mean in means:
-            square += float(mean.to(torch.float64).square_().sum())
+            square += float(mean.to(torch.float64).square().sum())
         scale = min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
         if scale < 1.0:
             for mean in means:
