@@ -93,6 +93,10 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._wake()
         self._shut_if_flushed()
 
+    def pace(self, pacer: Pacer) -> None:
+        """From now on, write as this pacer says."""
+        self._pacer = pacer
+
     # -- out ------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:

@@ -1,92 +1,129 @@
-"""Both ends in one process and on one event loop: a run of one, and trees in tests.
+"""Both ends in one process, on one event loop: for a run of one, and for tests.
 
-Messages are handed over as they are, in the order of writing, by the loop's next turn. A receiver owns what it gets, so payloads are
-copied: the sender may need its own for a resend. Nothing is counted, for nothing crosses a socket.
+Nothing is encoded and nothing crosses a socket, so bytes are counted as 0. A payload is copied once, on arrival, for it
+belongs to the receiver from then on, while the sender's must not change. Of all messages that wait on a connection
+the most urgent arrives next, one for each turn of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import heapq
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from geomx.channels.base import Connection, Receiver
 from geomx.channels.connection import next_ident
 from geomx.errors import ProtocolError
-from geomx.protocol.messages import Message
+from geomx.protocol.messages import Message, payload_size
 
 
-class InprocConnection:
-    """One end; see `geomx.channels.base.Connection`."""
+class InProcConnection:
+    """One end; keeps the contract of `geomx.channels.base.Connection`."""
 
-    bytes_sent = 0
-    bytes_received = 0
-
-    def __init__(self, receiver: Receiver, address: str) -> None:
+    def __init__(self, receiver: Receiver, peer_address: str) -> None:
         self.ident = next_ident()
-        self.peer_address = address
-        self.receiver = receiver
-        self.other: InprocConnection | None = None
-        self._loop = asyncio.get_running_loop()
+        self.peer_address = peer_address
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._receiver = receiver
+        self._peer: InProcConnection
+        self._open = True  # we have not closed, and nothing was told
+        self._sending: list[tuple[int, int, int, Message, Any]] = []
+        self._order = count()
+
+    def join(self, peer: InProcConnection) -> None:
+        """Connect the two ends."""
+        self._peer, peer._peer = peer, self
 
     def write(self, number: int, message: Message, payload: Any, priority: int) -> None:
-        if self.other is not None:
-            self._loop.call_soon(self.other.take, number, message, payload)
+        """See `Connection.write`. On a connection that has ended the message is dropped."""
+        size = 0 if payload is None else payload.numel()
+        if size != payload_size(message):
+            raise ValueError(f"{type(message).__name__} says {payload_size(message)} payload bytes, but has {size}")
+        if self._open:
+            heapq.heappush(self._sending, (priority, next(self._order), number, message, payload))
+            asyncio.get_running_loop().call_soon(self._send_next)
 
     def close(self, reason: str) -> None:
-        other, self.other = self.other, None
-        if other is not None:
-            self._loop.call_soon(other.lose, reason)
+        """See `Connection.close`."""
+        del reason  # it stands in the message that was written before
+        if not self._open:
+            return
+        self._open = False
+        self._sending = [queued for queued in self._sending if queued[0] <= 0]
+        asyncio.get_running_loop().call_soon(self._flush)
 
-    def take(self, number: int, message: Message, payload: Any) -> None:
-        """The other end has written."""
-        if self.other is None:
+    def _send_next(self) -> None:
+        if self._sending:
+            _, _, number, message, payload = heapq.heappop(self._sending)
+            self._peer._arrive(number, message, payload)
+
+    def _flush(self) -> None:
+        while self._sending:
+            self._send_next()
+        self._peer._end("closed by the peer")
+
+    def _arrive(self, number: int, message: Message, payload: Any) -> None:
+        if not self._open:
             return
         try:
-            self.receiver.admit(self, message)
+            self._receiver.admit(self, message)
+            owned = payload.clone() if payload_size(message) else None
+            self._receiver.received(self, number, message, owned)
         except ProtocolError as error:
-            self.close(str(error))
-            self.receiver.closed(self, str(error))
-        else:
-            self.receiver.received(self, number, message, None if payload is None else payload.clone())
+            self._end(str(error))
+            self._peer._end("closed by the peer")
 
-    def lose(self, reason: str) -> None:
-        """The other end has closed."""
-        if self.other is not None:
-            self.other = None
-            self.receiver.closed(self, reason)
+    def _end(self, reason: str) -> None:
+        """The end that this side did not choose."""
+        if self._open:
+            self._open = False
+            self._sending.clear()
+            self._receiver.closed(self, reason)
 
 
-class InprocListener:
+class InProcListener:
     """An open door; see `geomx.channels.base.Listener`."""
 
-    def __init__(self, address: str, shut: Callable[[], None]) -> None:
+    def __init__(self, address: str, doors: dict[str, Any]) -> None:
         self.address = address
-        self._shut = shut
+        self._doors = doors
 
     async def close(self) -> None:
-        self._shut()
+        """Take no more connections."""
+        self._doors.pop(self.address, None)
 
 
-class Inproc:
-    """The channel within a process. Addresses are any names."""
+class InProc:
+    """The channel inside one process. Addresses are `host:port` as elsewhere, known to this object alone."""
 
     def __init__(self) -> None:
         self._doors: dict[str, tuple[Receiver, Callable[[Connection], None]]] = {}
+        self._free_port = count(1)
 
-    async def dial(self, address: str, receiver: Receiver) -> InprocConnection:
-        """Connect to whoever listens at `address`; raises OSError where nobody does."""
-        if address not in self._doors:
-            raise ConnectionRefusedError(f"nobody listens at {address} in this process")
-        their_receiver, accepted = self._doors[address]
-        mine, theirs = InprocConnection(receiver, address), InprocConnection(their_receiver, address)
-        mine.other, theirs.other = theirs, mine
-        accepted(theirs)
-        return mine
+    async def dial(self, address: str, receiver: Receiver) -> InProcConnection:
+        """Connect to a listener of the same channel; raises ConnectionRefusedError where there is none."""
+        door = self._doors.get(address)
+        if door is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {address} in this process")
+        theirs, accepted = door
+        ours = InProcConnection(receiver, address)
+        other = InProcConnection(theirs, f"inproc:{ours.ident}")
+        ours.join(other)
+        accepted(other)
+        return ours
 
     async def listen(
         self, address: str, receiver: Receiver, accepted: Callable[[Connection], None]
-    ) -> InprocListener:
-        """Accept connections at `address`."""
-        self._doors[address] = receiver, accepted
-        return InprocListener(address, lambda: self._doors.pop(address, None) and None)
+    ) -> InProcListener:
+        """Accept connections at `host:port` (port 0: any free one); raises OSError where it is taken."""
+        host, _, port = address.rpartition(":")
+        while port == "0" or (port == "" and address in self._doors):
+            address, port = f"{host}:{next(self._free_port)}", ""
+        if address in self._doors:
+            raise OSError(errno.EADDRINUSE, f"somebody listens at {address} already")
+        self._doors[address] = (receiver, accepted)
+        return InProcListener(address, self._doors)

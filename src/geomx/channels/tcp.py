@@ -98,6 +98,11 @@ class Tcp:
         )
         return TcpListener(server)
 
+    def shape(self, connection: Connection, link: LinkLike) -> None:
+        """Shape what is written on an accepted connection from now on: it is known only now who has come."""
+        if isinstance(connection, TcpConnection):
+            connection.pace(Pacer(Uplink(Shaper(link, next(self._seeds)))))
+
     def _new_pacer(self) -> Pacer | None:
         return None if self._link is None else Pacer(Uplink(Shaper(self._link, next(self._seeds))))
 

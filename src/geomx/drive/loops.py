@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import torch
@@ -13,21 +13,26 @@ from geomx.config import Run
 from geomx.drive.real import Driver, Recorder
 from geomx.drive.wiring import wire
 from geomx.node.build import Plan, make_node
+from geomx.optim.base import optimizers
 
 try:
-    from uvloop import new_event_loop
+    import uvloop
+
+    _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 except ImportError:  # no uvloop for this platform
-    from asyncio import new_event_loop
+    _new_event_loop = asyncio.new_event_loop
 
 
 def run_loop(coroutine: Coroutine[Any, Any, None]) -> None:
     """Run to its end on a new event loop."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         runner.run(coroutine)
 
 
 def serve(run: Run, name: str, recorder: Recorder) -> None:
     """Run a server's node until the run has ended; raises `GeomxError`."""
     torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
+    if name in run.shard_names:
+        optimizers.find("SGD")("SGD")  # torch imports for seconds at the first one: now, not between two heartbeats
     node = make_node(Plan.of(run), name, incarnation=time.time_ns())
     run_loop(Driver(node, wire(run, name), recorder).run())

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,7 +48,7 @@ class Wiring:
     """A node's edges: the door it opens, and how to reach each peer that it dials."""
 
     door: Door | None = None
-    peers: dict[str, tuple[Channel, str]] = field(default_factory=dict)
+    peers: Mapping[str, tuple[Channel, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

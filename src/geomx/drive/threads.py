@@ -32,7 +32,7 @@ class ThreadPort:
         self._items: deque[Any] = deque()
         self._changed = threading.Condition()
         self._listener: Callable[[Any], None] | None = None
-        self._call: Callable[[Called], None] | None = None
+        self._call: Callable[[Called], object] | None = None
         self._ended = False
         self._error: BaseException | None = None
 
@@ -77,7 +77,7 @@ class ThreadPort:
 
     # -- the node's side ------------------------------------------------------------------------------------------------
 
-    def connect(self, call: Callable[[Called], None]) -> None:
+    def connect(self, call: Callable[[Called], object]) -> None:
         self._call = call
 
     def give(self, item: Any) -> None:
@@ -91,8 +91,8 @@ class ThreadPort:
             self._changed.notify()
 
 
-class _NodeThread:
-    """A thread with an event loop, on which the drivers of `_drivers` run."""
+class NodeThread:
+    """A thread with an event loop, on which the nodes of `drivers()` run."""
 
     def __init__(self, name: str, recorder: Recorder, stall_s: float) -> None:
         self.port = ThreadPort(name, recorder, stall_s)
@@ -110,7 +110,7 @@ class _NodeThread:
         """Wait until the node has ended."""
         self._thread.join(timeout_s)
 
-    def _drivers(self) -> list[Driver]:
+    def drivers(self) -> list[Driver]:
         raise NotImplementedError
 
     def _main(self) -> None:
@@ -124,7 +124,7 @@ class _NodeThread:
             self.port.ended(error)
 
     async def _run(self) -> None:
-        *others, worker = self._drivers()
+        *others, worker = self.drivers()
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(driver.run()) for driver in (*others, worker)]
         await asyncio.sleep(0)
@@ -137,7 +137,7 @@ class _NodeThread:
                 task.cancel()
 
 
-class WorkerThread(_NodeThread):
+class WorkerThread(NodeThread):
     """A worker of a run, by name (`A/0`)."""
 
     def __init__(self, run: Run, name: str, recorder: Recorder) -> None:
@@ -145,19 +145,19 @@ class WorkerThread(_NodeThread):
         self._run_description = run
         self._name = name
 
-    def _drivers(self) -> list[Driver]:
+    def drivers(self) -> list[Driver]:
         run = self._run_description
         node = make_node(Plan.of(run), self._name, incarnation=time.time_ns())
         return [Driver(node, wire(run, self._name), self._recorder, self.port.give)]
 
 
-class SoloThread(_NodeThread):
+class SoloThread(NodeThread):
     """A run of one: a worker and its root in this process, joined by a channel that copies nothing over sockets."""
 
     def __init__(self, recorder: Recorder, stall_s: float = 30.0) -> None:
         super().__init__(Plan.solo().workers[0], recorder, stall_s)
 
-    def _drivers(self) -> list[Driver]:
+    def drivers(self) -> list[Driver]:
         plan, channel = Plan.solo(), Inproc()
         (root,), (worker,) = plan.shards, plan.workers
         address = "solo:1"

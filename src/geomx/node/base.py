@@ -225,7 +225,8 @@ class BaseNode:
             return
         if peer.session.conn:
             peer.session.away()
-            self.note("away", "warning", peer=peer.name, reason=event.reason)
+            level = "debug" if self.may_go(peer) else "warning"
+            self.note("away", level, peer=peer.name, reason=event.reason)
             self.on_away(peer)
         if peer.dialled and not self.stopped:
             self._redial(peer)

@@ -1,0 +1,312 @@
+"""How fast is the wire? One worker, one server, loopback: slices pushed and answered, beside raw sockets.
+
+    python benchmarks/wire.py                 64 MiB over loopback, against two raw sockets in the same run
+    python benchmarks/wire.py --link          10 million parameters over an emulated 100 Mbit/s, 40 ms
+
+Systems take turns, round after round, so that what disturbs the machine disturbs all of them; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
+from geomx.config import Link
+from geomx.drive.loops import run_loop
+from geomx.drive.real import Door, Driver, Wiring
+from geomx.drive.threads import NodeThread
+from geomx.layout import Layout, Tensor
+from geomx.node.build import Plan, make_node
+from geomx.node.local import Arrived, Contribution, Left, Ready
+
+MIB = 1 << 20
+SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+
+
+class Silent:
+    """A recorder that keeps nothing."""
+
+    def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
+        """Nothing."""
+
+
+def plan_of(workers: int) -> Plan:
+    return Plan("wire", {"W": tuple(f"W/{rank}" for rank in range(workers))}, flat=True)
+
+
+# -- geomx -----------------------------------------------------------------------------------------------------
+
+
+def serve(port: int, workers: int, link: Link | None) -> None:
+    """The server's process: prints what it used, as JSON, when the run has ended."""
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])  # torch imports what it needs now
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plan, channel = plan_of(workers), channel_of(link)
+    start = time.process_time()
+    run_loop(Driver(make_node(plan, "global/0"), Wiring(Door(channel, f"127.0.0.1:{port}")), Silent()).run())
+    after_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"cpu_s": time.process_time() - start, "peak_mib": (after_kb - before_kb) / 1024}))
+
+
+def channel_of(link: Link | None) -> Tcp:
+    return Tcp(link, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES)
+
+
+class Pusher(NodeThread):
+    """A worker of the wire's run, driven by hand."""
+
+    def __init__(self, port: int, rank: int, workers: int, link: Link | None) -> None:
+        super().__init__(f"W/{rank}", Silent(), 60.0)
+        self._driver = Driver(
+            make_node(plan_of(workers), f"W/{rank}"),
+            Wiring(peers={"global/0": (channel_of(link), f"127.0.0.1:{port}")}),
+            Silent(),
+            self.port.give,
+        )
+        self.inbox: list[Any] = []
+        self.turn = 0
+        self.first = rank == 0
+
+    def drivers(self) -> list[Driver]:
+        return [self._driver]
+
+    def attach(self, layout: Layout, optimizer: str) -> None:
+        self.layout = layout
+        self.port.listen(self.inbox.append)
+        self.start()
+        self.port.call("attach", layout, {"optimizer": optimizer})
+        self._until(lambda: any(isinstance(item, Ready) for item in self.inbox))
+        self.push([torch.zeros(p.elements) if self.first else None for p in layout.slices], "assign")
+
+    def push(self, values: list[torch.Tensor | None], kind: Any = "gradient") -> None:
+        self.inbox.clear()
+        for piece, mine in zip(self.layout.slices, values, strict=True):
+            present = None if mine is not None else bytes((len(piece.parts) + 7) // 8)
+            share = Contribution(self.turn, piece.index, kind, "step()", 1.0, mine, present, SGD)
+            self.port.call("contribute", share)
+        self.turn += 1
+        self._until(lambda: sum(isinstance(item, Arrived) for item in self.inbox) == len(values))
+
+    def leave(self) -> None:
+        self.port.call("leave", self.turn)
+        self._until(lambda: any(isinstance(item, Left) for item in self.inbox))
+        self.stop()
+
+    def _until(self, ready: Any) -> None:
+        self.port.wait(ready, lambda: "the server")
+
+
+class Geomx:
+    """A server process and workers in this one; `round()` pushes everything and waits for all of it."""
+
+    def __init__(self, size_bytes: int, optimizer: str, workers: int = 1, link: Link | None = None) -> None:
+        self.port = free_port()
+        self.layout = Layout((Tensor("weights", (size_bytes // 4,), "float32"),))
+        arguments = ["--serve", str(self.port), str(workers)] + (["--link"] if link else [])
+        self.server = subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
+        self.workers = [Pusher(self.port, rank, workers, link) for rank in range(workers)]
+        self._each(lambda worker: worker.attach(self.layout, optimizer))
+        self.gradients = [torch.ones(piece.elements) for piece in self.layout.slices]
+        self.rounds = 0
+
+    def round(self) -> float:
+        # A push belongs to the worker that sends it: the next round needs buffers of its own, as in training.
+        fresh = [[gradient.clone() for gradient in self.gradients] for _ in self.workers]
+        start = time.perf_counter()
+        self._each(lambda worker: worker.push(fresh[self.workers.index(worker)]))
+        self.rounds += 1
+        return time.perf_counter() - start
+
+    def close(self) -> dict[str, float]:
+        self._each(Pusher.leave)
+        usage, _ = self.server.communicate(timeout=60)
+        return dict(json.loads(usage.splitlines()[-1]))
+
+    def _each(self, action: Any) -> None:
+        if len(self.workers) == 1:
+            action(self.workers[0])
+            return
+        threads = [threading.Thread(target=action, args=(worker,)) for worker in self.workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+# -- raw sockets ----------------------------------------------------------------------------------------------------
+
+
+def echo(port: int, size: int, count: int) -> None:
+    """The raw server: answers every block that has come with a block of its own, while the next comes in."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        block, arrived = memoryview(bytearray(size)), threading.Semaphore(0)
+        answer = bytes(size)
+
+        def send() -> None:
+            for _ in range(count):
+                arrived.acquire()
+                sock.sendall(answer)
+
+        while sock.recv(1, socket.MSG_PEEK):
+            sender = threading.Thread(target=send)
+            sender.start()
+            for _ in range(count):
+                fill(sock, block)
+                arrived.release()
+            sender.join()
+
+
+def fill(sock: socket.socket, view: memoryview) -> None:
+    while view:
+        view = view[sock.recv_into(view) :]
+
+
+class Raw:
+    """Two raw, blocking sockets that do the same exchange."""
+
+    def __init__(self, size_bytes: int, block_bytes: int) -> None:
+        self.count, self.size = size_bytes // block_bytes, block_bytes
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            port = str(door.getsockname()[1])
+            self.server = subprocess.Popen(
+                [sys.executable, __file__, "--echo", port, str(self.size), str(self.count)]
+            )
+            self.sock, _ = door.accept()
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.block, self.into = bytes(self.size), memoryview(bytearray(self.size))
+
+    def round(self) -> float:
+        def send() -> None:
+            for _ in range(self.count):
+                self.sock.sendall(self.block)
+
+        start = time.perf_counter()
+        sender = threading.Thread(target=send)
+        sender.start()
+        for _ in range(self.count):
+            fill(self.sock, self.into)
+        sender.join()
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self.sock.close()
+        self.server.wait(10)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
+
+
+# -- the tables ---------------------------------------------------------------------------------------------------------
+
+
+def loopback(size_bytes: int, rounds: int) -> list[dict[str, Any]]:
+    """64 MiB pushed and answered, three systems in turn."""
+    systems: dict[str, Any] = {
+        "raw sockets": Raw(size_bytes, MIB),
+        "geomx, answer = mean": Geomx(size_bytes, "workers"),
+        "geomx, answer = SGD's weights": Geomx(size_bytes, "torch.optim.SGD"),
+    }
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for turn in range(rounds + 3):
+        for name, system in systems.items():
+            seconds = system.round()
+            if turn >= 3:  # the first fill caches and buffers
+                times[name].append(seconds)
+    base = statistics.median(times["raw sockets"])
+    rows = []
+    for name, system in systems.items():
+        usage = system.close() or {}
+        seconds = statistics.median(times[name])
+        moved_gb = 2 * size_bytes * (rounds + 3) / 1e9
+        rows.append(
+            {
+                "system": name,
+                "round_ms": 1e3 * seconds,
+                "gb_per_s": 2 * size_bytes / seconds / 1e9,
+                "of_raw": base / seconds,
+                "server_cpu_s_per_gb": usage.get("cpu_s", float("nan")) / moved_gb,
+                "server_peak_of_model": usage.get("peak_mib", float("nan")) * MIB / size_bytes,
+            }
+        )
+    return rows
+
+
+def memory(size_bytes: int, workers: int) -> dict[str, Any]:
+    """What a server holds for several workers."""
+    system = Geomx(size_bytes, "torch.optim.SGD", workers)
+    for _ in range(5):
+        system.round()
+    peak = system.close()["peak_mib"] * MIB / size_bytes
+    return {"workers": workers, "server_peak_of_model": peak, "bound": workers + 3 if workers > 1 else 3}
+
+
+def emulated(parameters: int, rounds: int) -> dict[str, Any]:
+    """A dense round over a shaped link, against the floor: bytes / rate each way overlapped, one round trip."""
+    link = Link(rate_mbps=100.0, delay_ms=20.0)
+    system = Geomx(4 * parameters, "torch.optim.SGD", link=link)
+    seconds = statistics.median(system.round() for _ in range(rounds))
+    system.close()
+    floor_s = 2e-3 * link.delay_ms + 32e-6 * parameters / link.rate_mbps
+    return {"parameters": parameters, "round_s": seconds, "floor_s": floor_s, "of_floor": seconds / floor_s}
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column == "system" else "right")
+    for row in rows:
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else f"{cell}" for cell in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--serve", nargs=2, metavar=("PORT", "WORKERS"), help=argparse.SUPPRESS)
+    parser.add_argument("--echo", nargs=3, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--link", action="store_true", help="measure the emulated link instead of loopback")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--mib", type=int, default=64)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.echo:
+        echo(*options.echo)
+    elif options.serve:
+        link = Link(rate_mbps=100.0, delay_ms=20.0) if options.link else None
+        serve(int(options.serve[0]), int(options.serve[1]), link)
+    elif options.link:
+        keep("link", [emulated(10_000_000, min(options.rounds, 3))], "10 M parameters, 100 Mbit/s, 40 ms")
+    else:
+        keep("loopback", loopback(options.mib * MIB, options.rounds), f"{options.mib} MiB pushed and answered")
+        keep("memory", [memory(options.mib * MIB, workers) for workers in (1, 2, 4)], "Memory of the server")
+
+
+def keep(name: str, rows: list[dict[str, Any]], title: str) -> None:
+    """Print the table, and leave its figures in `out/bench/wire.jsonl`."""
+    show(title, rows)
+    path = Path("out/bench/wire.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for row in rows:
+            file.write(json.dumps({"table": name, **row}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
