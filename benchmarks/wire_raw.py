@@ -24,6 +24,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+import torch
+import uvloop
+
+from geomx.channels.memory import reuse_freed_blocks
+from geomx.channels.tcp import Tcp
+from geomx.protocol.messages import Ack, Message, State
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -117,48 +124,42 @@ def _receive(sock: socket.socket, buffer: memoryview) -> None:
 @contextlib.contextmanager
 def channel(exchange: Exchange, loop_name: str = "uvloop", **settings: Any) -> Iterator[Callable[[], float]]:
     """One connection of `geomx.channels.tcp.Tcp(**settings)`; nothing above it."""
+    reuse_freed_blocks()
     with (
         _server(_channel_server, exchange, loop_name, settings) as port,
-        asyncio.Runner(loop_factory=_loop_factory(loop_name)) as runner,
+        asyncio.Runner(loop_factory=LOOPS[loop_name]) as runner,
     ):
-        client = runner.run(_Client.dial(port, exchange, settings))
+        client = _Client(exchange)
+        runner.run(client.dial(port, settings))
         yield lambda: runner.run(client.once())
         runner.run(client.hang_up())
 
 
 class _Peer:
-    """A receiver that lets everything in."""
+    """A receiver that lets everything in; see `geomx.channels.base.Receiver`."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.count = 0
         self.done = asyncio.Event()
 
-    def admit(self, connection: Any, message: Any) -> None:
+    def admit(self, connection: Any, message: Message) -> None:
         """Everybody is welcome."""
-
-    def received(self, connection: Any, number: int, message: Any, payload: Any) -> None:
-        raise NotImplementedError
 
     def closed(self, connection: Any, reason: str) -> None:
         self.done.set()
 
 
 class _Client(_Peer):
+    """Writes every message at once and waits for all answers."""
+
     connection: Any
 
-    @classmethod
-    async def dial(cls, port: int, exchange: Exchange, settings: dict[str, Any]) -> _Client:
-        import torch  # here, so that the process of a raw server needs none
-
-        from geomx.channels.tcp import Tcp
-        from geomx.protocol.messages import State
-
-        client = cls(exchange)
-        client.payloads = [torch.zeros(exchange.size_bytes, dtype=torch.uint8) for _ in range(exchange.messages)]
-        client.message = State(0, 0, (), (), exchange.size_bytes)
-        client.connection = await Tcp(**settings).dial(f"127.0.0.1:{port}", client)
-        return client
+    async def dial(self, port: int, settings: dict[str, Any]) -> None:
+        size = self.exchange.size_bytes
+        self.payloads = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.exchange.messages)]
+        self.message = State(0, 0, (), (), size)
+        self.connection = await Tcp(**settings).dial(f"127.0.0.1:{port}", self)
 
     async def once(self) -> float:
         self.done.clear()
@@ -169,20 +170,19 @@ class _Client(_Peer):
         await self.done.wait()
         return time.perf_counter() - started
 
-    def received(self, connection: Any, number: int, message: Any, payload: Any) -> None:
+    def received(self, connection: Any, number: int, message: Message, payload: Any) -> None:
         self.count -= 1
         if not self.count:
             self.done.set()
 
     async def hang_up(self) -> None:
         self.connection.close("done")
-        await asyncio.sleep(0.1)
 
 
 class _Echo(_Peer):
-    def received(self, connection: Any, number: int, message: Any, payload: Any) -> None:
-        from geomx.protocol.messages import Ack
+    """Answers each message with itself, or all of them with a word."""
 
+    def received(self, connection: Any, number: int, message: Message, payload: Any) -> None:
         self.count += 1
         if self.exchange.both_ways:
             connection.write(number, message, payload, number)
@@ -191,8 +191,6 @@ class _Echo(_Peer):
 
 
 def _channel_server(pipe: Pipe, exchange: Exchange, loop_name: str, settings: dict[str, Any]) -> None:
-    from geomx.channels.tcp import Tcp
-
     async def serve() -> None:
         echo = _Echo(exchange)
         listener = await Tcp(**settings).listen("127.0.0.1:0", echo, lambda _: None)
@@ -200,17 +198,15 @@ def _channel_server(pipe: Pipe, exchange: Exchange, loop_name: str, settings: di
         await echo.done.wait()
         await listener.close()
 
-    with asyncio.Runner(loop_factory=_loop_factory(loop_name)) as runner:
+    reuse_freed_blocks()
+    with asyncio.Runner(loop_factory=LOOPS[loop_name]) as runner:
         runner.run(serve())
 
 
-def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if name == "asyncio":
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop
-
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "uvloop": uvloop.new_event_loop,
+    "asyncio": asyncio.new_event_loop,
+}
 
 # -- the comparison -----------------------------------------------------------------------------------
 
@@ -224,11 +220,13 @@ def compare(exchange: Exchange, runs: int, loop_name: str = "uvloop", **settings
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=64)
     parser.add_argument("--size-mib", type=float, default=1.0)
     parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
+    parser.add_argument("--loop", choices=tuple(LOOPS), default="uvloop")
     parser.add_argument("--chunk-kib", type=int, default=None)
     arguments = parser.parse_args()
     settings = {} if arguments.chunk_kib is None else {"chunk_bytes": arguments.chunk_kib << 10}

@@ -122,7 +122,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     name = _server_name(run, arguments)
     from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     serve(run, name)
 
 

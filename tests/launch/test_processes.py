@@ -221,6 +221,19 @@ def test_a_second_interrupt_kills_at_once() -> None:
     assert watched.run(command("A/0", deaf + "while True: time.sleep(0.1)")).interrupted
 
 
+def test_a_suspended_process_is_woken_to_end() -> None:
+    suspended = """
+        import os, signal, sys
+        signal.signal(signal.SIGINT, lambda *_: (print("woken"), sys.exit(0)))
+        print("ready")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    watched = Watched(stop_s=10 * BOUND_S)
+    watched.at["ready"] = interrupt
+    watched.run(command("A/0", suspended))
+    assert [line for _, line, _ in watched.lines] == ["ready", "woken"]
+
+
 def test_tracebacks_of_stopped_processes_are_not_shown() -> None:
     watched = Watched()
     watched.at["ready"] = interrupt

@@ -72,7 +72,7 @@ def test_the_report_of_a_whole_run(run: Run) -> None:
     json.dumps(report, allow_nan=False)
     assert report | {
         "algorithm": "fsa", "codec_up": "dense", "codec_down": "dense", "parties": 2, "workers": 2, "shards": 2,
-        "rounds": 3, "samples": 128, "wall_s": 12.346, "train_s": 5.0, "final_loss": 2.0, "final_accuracy": 0.9,
+        "rounds": 3, "samples": 128, "wall_s": 12.3456, "train_s": 5.0, "final_loss": 2.0, "final_accuracy": 0.9,
         "wan_bytes_up": 1120, "wan_bytes_down": 550, "lan_bytes_up": 121, "lan_bytes_down": 77, "parameters": 10,
         "parameters_sha256": "ab" * 32, "round_s_median": 0.2, "node_cpu_s": {"A": 1.5, "B": 2.5, "global/0": 3.5},
         "node_rss_mb": {"A": 90.0, "B": 85.0, "global/0": 100.0}, "config": run.as_dict(),

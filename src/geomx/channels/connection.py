@@ -1,12 +1,13 @@
 """One TCP (or TLS) connection: lanes on the way out, a parser on the way in.
 
-States: OPEN until something ends it. `close` goes by way of CLOSING (what is queued at priority 0 leaves, then our
-half is shut; what the peer still sends is read and thrown away, for a socket closed with unread bytes resets the
-connection and takes our last words with it). Whatever the peer or the network does goes to CLOSED at once, and is told.
+States: OPEN until something ends it. `close` goes by way of CLOSING: what is queued at priority 0 leaves, then our
+half is shut, and what the peer still sends is read and thrown away (a socket closed with unread bytes resets the
+connection, and takes our last words with it). Whatever the peer or the network does leads to CLOSED at once, and
+is told.
 
-Out: chunks are taken from the lanes only while the transport holds nothing back, in one batch for each turn
-of the loop, so that reading gets its turns and what is more urgent can still overtake. A shaped connection leaves
-that to its `Pacer`. In: the parser says where the kernel shall put the next bytes, mostly the payload itself.
+Out: chunks are taken from the lanes only while the transport holds nothing back, in one batch for each turn of
+the loop, so that reading gets its turns and what is more urgent can still overtake. A shaped connection leaves that
+to its `Pacer`. In: the parser says where the kernel shall put the next bytes, mostly the payload itself.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class _State(Enum):
 class TcpConnection(asyncio.BufferedProtocol):
     """Keeps the contract of `geomx.channels.base.Connection`.
 
-    `bytes_sent` counts what was handed to the socket, `bytes_received` what was read from it; with TLS, before
-    encryption and after decryption.
+    `bytes_sent` counts what was handed to the socket, `bytes_received` what was read from it; with TLS, what
+    the ciphers add is not counted. `connected` is called as soon as the connection stands, with its socket.
     """
 
     def __init__(
@@ -75,6 +76,15 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     # -- for the session above ----------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """Tell nothing to the receiver until `release`: whoever dials must first have the connection."""
+        self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Undo `hold`."""
+        if self._state is not _State.CLOSED:
+            self._transport.resume_reading()
+
     def write(self, number: int, message: Message, payload: Any, priority: int) -> None:
         """Queue a message; see `Connection.write`. On a connection that has ended it is dropped."""
         if self._state is _State.OPEN:
@@ -94,8 +104,10 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._shut_if_flushed()
 
     def pace(self, pacer: Pacer) -> None:
-        """From now on, write as this pacer says."""
+        """From now on, write as this pacer says; for a connection that has none yet."""
+        assert self._pacer is None, "what the old pacer still holds would be overtaken"
         self._pacer = pacer
+        self._wake()
 
     # -- out ------------------------------------------------------------------------------------------
 
@@ -110,7 +122,7 @@ class TcpConnection(asyncio.BufferedProtocol):
     def _pump(self) -> None:
         """Write one batch, and come again if the transport took all of it."""
         self._pump_due = False
-        if self._paused or self._state is _State.CLOSED:
+        if self._paused or self._pacer is not None or self._state is _State.CLOSED:
             return
         batch: list[bytes | memoryview] = []
         size = 0
@@ -234,6 +246,8 @@ def view_of(payload: torch.Tensor) -> memoryview:
 
 def format_address(name: Any) -> str:
     """`host:port` of what a socket calls its name; IPv6 hosts in brackets."""
+    if not name:
+        return "unknown"  # a peer that was gone before it could be asked
     host, port = name[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -1,8 +1,8 @@
 """Both ends in one process, on one event loop: for a run of one, and for tests.
 
-Nothing is encoded and nothing crosses a socket, so bytes are counted as 0. A payload is copied once, on arrival, for it
-belongs to the receiver from then on, while the sender's must not change. Of all messages that wait on a connection
-the most urgent arrives next, one for each turn of the loop.
+Nothing is encoded and nothing crosses a socket, so bytes are counted as 0. A payload is copied once, on arrival, for
+it belongs to the receiver from then on, while the sender's must not change. Of all messages that wait on a
+connection the most urgent arrives next, one for each turn of the loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class InProcConnection:
         """See `Connection.write`. On a connection that has ended the message is dropped."""
         size = 0 if payload is None else payload.numel()
         if size != payload_size(message):
-            raise ValueError(f"{type(message).__name__} says {payload_size(message)} payload bytes, but has {size}")
+            name, expected = type(message).__name__, payload_size(message)
+            raise ValueError(f"{name} says {expected} payload bytes, but has {size}")
         if self._open:
             heapq.heappush(self._sending, (priority, next(self._order), number, message, payload))
             asyncio.get_running_loop().call_soon(self._send_next)
@@ -102,7 +103,6 @@ class InProc:
 
     def __init__(self) -> None:
         self._doors: dict[str, tuple[Receiver, Callable[[Connection], None]]] = {}
-        self._free_port = count(1)
 
     async def dial(self, address: str, receiver: Receiver) -> InProcConnection:
         """Connect to a listener of the same channel; raises ConnectionRefusedError where there is none."""
@@ -121,8 +121,8 @@ class InProc:
     ) -> InProcListener:
         """Accept connections at `host:port` (port 0: any free one); raises OSError where it is taken."""
         host, _, port = address.rpartition(":")
-        while port == "0" or (port == "" and address in self._doors):
-            address, port = f"{host}:{next(self._free_port)}", ""
+        if port == "0":
+            address = next(name for n in count(1) if (name := f"{host}:{n}") not in self._doors)
         if address in self._doors:
             raise OSError(errno.EADDRINUSE, f"somebody listens at {address} already")
         self._doors[address] = (receiver, accepted)

@@ -1,4 +1,4 @@
-"""A link of limited rate, with delay, jitter and loss, in user space: anyone can try a WAN on a laptop, without root.
+"""A link of limited rate, with delay, jitter and loss, in user space: try a WAN on a laptop, without root.
 
 Model, for one direction of a link
 
@@ -7,14 +7,14 @@ Model, for one direction of a link
     deliver = max(free + delay ± jitter + rounds · 2 · delay, delivery before it on the same stream)
 
 `lost` counts the 1,448-byte segments that were lost, each with probability `loss`; one that is sent again
-occupies the link again, and may be lost again. `rounds` is how often the unluckiest segment of the chunk was lost:
-each time holds its stream up by one more round trip. A stream is never reordered. Bytes are those of the
-stream: headers of TCP and IP are not charged, neither is the handshake delayed. **Not modelled:** the collapse
-of a congestion window on loss, nor its growth at the start; real links with loss are slower than this one, by as
-much as their congestion control is timid. Acknowledgements are free.
+occupies the link again, and may be lost again. `rounds` is how often the unluckiest segment of the chunk was
+lost: each time holds its stream up by one more round trip. A stream is never reordered. Bytes are those of the
+stream: headers of TCP and IP are not charged, and the handshake is not delayed. **Not modelled:** the growth of a
+congestion window at the start, and its collapse on loss; real links that lose are slower than this one, by as much
+as their congestion control is timid. Acknowledgements are free.
 
-Times are virtual: `free` is accumulated and owes nothing to when a timer fired. A sender that always had something
-to send gets the exact rate, however late it was woken.
+Times are virtual: `free` is accumulated and owes nothing to when a timer fired. A sender that always had
+something to send gets the exact rate, however late it was woken.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Shaper:
     def transmit(self, size_bytes: int, ready_at: float, after: float = -math.inf) -> float:
         """Put a chunk on the link; returns when it is delivered.
 
-        `ready_at`: since when something was there to be sent, without a break. `after`: the delivery before it on
-        the same stream.
+        `ready_at`: since when something was there to be sent, without a break. `after`: the delivery before
+        it on the same stream.
         """
         lost, rounds = self._losses(math.ceil(size_bytes / SEGMENT_BYTES))
         start = max(self.free_at, ready_at)

@@ -1,10 +1,11 @@
 """TCP: own frames over one connection for each edge, optionally shaped, optionally in TLS 1.3.
 
-What a channel writes on the connections that it dials shares one shaped link, a node's uplink; what it writes on a
-connection that it accepted has a link of its own, that peer's downlink.
+What a channel writes on the connections that it dials shares one shaped link, a node's uplink; what it writes on
+a connection that it accepted has a link of its own, that peer's downlink.
 
-`chunk_bytes` is the grain at which messages overtake each other. On a LAN one chunk of 1 MiB is half a
-millisecond, and smaller ones cost processor time; on a WAN 64 KiB are 5 ms of 100 Mbit/s.
+`chunk_bytes` is the grain at which messages overtake each other, and how much the kernel holds that can no longer
+be overtaken (`TCP_NOTSENT_LOWAT`). On a LAN 512 KiB are a fraction of a millisecond, and smaller ones cost processor
+time; on a WAN 64 KiB are 5 ms of 100 Mbit/s. `benchmarks/wire_raw.py` measures it against raw sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from geomx.channels.shaping import LinkLike, Shaper, Uplink
 from geomx.channels.tls import Contexts
 from geomx.errors import ConfigError, Fault
 
-LAN_CHUNK_BYTES = 1 << 20
+LAN_CHUNK_BYTES = 512 << 10
 WAN_CHUNK_BYTES = 64 << 10
 DIAL_LIMIT_S = 10.0
 BACKLOG = 1024  # all workers of a run may dial at the same moment
@@ -68,7 +69,10 @@ class Tcp:
         self._uplink = self._new_pacer()
 
     async def dial(self, address: str, receiver: Receiver) -> TcpConnection:
-        """Connect to `host:port`; raises OSError or TimeoutError, within 10 s."""
+        """Connect to `host:port`; raises OSError or TimeoutError, within 10 s.
+
+        The receiver hears of the connection only after this has returned.
+        """
         host, port = split_address(address)
         tls: dict[str, Any] = {}
         if self._tls is not None:
@@ -76,8 +80,9 @@ class Tcp:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(DIAL_LIMIT_S):
             _, connection = await loop.create_connection(
-                lambda: self._connection(receiver, self._uplink), host, port, **tls
+                lambda: self._connection(receiver, self._uplink, TcpConnection.hold), host, port, **tls
             )
+        loop.call_soon(connection.release)
         return connection
 
     async def listen(
@@ -107,15 +112,11 @@ class Tcp:
         return None if self._link is None else Pacer(Uplink(Shaper(self._link, next(self._seeds))))
 
     def _connection(
-        self,
-        receiver: Receiver,
-        pacer: Pacer | None,
-        accepted: Callable[[Connection], None] | None = None,
+        self, receiver: Receiver, pacer: Pacer | None, stands: Callable[[TcpConnection], None]
     ) -> TcpConnection:
         def connected(connection: TcpConnection, sock: Any) -> None:
             self._set_options(sock)
-            if accepted is not None:
-                accepted(connection)
+            stands(connection)
 
         return TcpConnection(receiver, self._chunk_bytes, pacer, connected)
 

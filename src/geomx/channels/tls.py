@@ -1,7 +1,7 @@
 """TLS 1.3 with a certificate on both sides: who has none from our authority does not get in.
 
-The dialling side also checks the host's name. With TLS 1.3 a client that is refused still sees its handshake succeed;
-the refusal shows at its first read. So a connection counts for nothing before the peer's `Welcome`.
+The dialling side also checks the host's name. With TLS 1.3 a client that is refused still sees its handshake
+succeed; the refusal shows at its first read. So a connection counts for nothing before the peer's `Welcome`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Contexts(NamedTuple):
 
 
 def contexts(certificate: Path | str, key: Path | str, authority: Path | str) -> Contexts:
-    """Both sides' contexts, from PEM files: this node's certificate (with its chain), its key, and the authority.
+    """Both sides' contexts, from PEM files: this node's certificate (with its chain), its key, the authority.
 
     Raises `ConfigError` naming each file that cannot be read, or the pair that does not fit.
     """

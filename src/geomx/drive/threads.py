@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from geomx.channels.inproc import Inproc
+from geomx.channels.inproc import InProc
 from geomx.config import Run
 from geomx.drive.loops import run_loop
 from geomx.drive.real import Door, Driver, Recorder, Wiring
@@ -158,7 +158,7 @@ class SoloThread(NodeThread):
         super().__init__(Plan.solo().workers[0], recorder, stall_s)
 
     def drivers(self) -> list[Driver]:
-        plan, channel = Plan.solo(), Inproc()
+        plan, channel = Plan.solo(), InProc()
         (root,), (worker,) = plan.shards, plan.workers
         address = "solo:1"
         return [

@@ -140,10 +140,11 @@ class Child:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process and to all that it has started."""
+        """Send a signal to the process and to all that it has started; those that are stopped go on, to take it."""
         self.last_signal = number
         with suppress(PermissionError):  # what Darwin says of a group whose last process is a zombie
             os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGCONT)
 
     def end(self) -> int:
         """Kill what is left of it and of its group; gives its status. What its pipes hold may still be read."""

@@ -117,7 +117,7 @@ class _Stay:
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The script raised. What another node brought about needs no traceback of this one."""
         if os.getpid() == self._process:
-            self._run.fail(f"{kind.__name__}: {error}")
+            self._run.fail(f"{kind.__name__}: {error}".removesuffix(": "))
         if isinstance(error, RunFailed | NodeLost):
             print(f"geomx: {error}", file=sys.stderr, flush=True)
         else:

@@ -124,10 +124,11 @@ def first_failure(outcome: Outcome, records: Sequence[Record]) -> RunFailed:
     """The failure that brought about the others, with the node's last words.
 
     It is that of a process that a signal killed, else of the first node that told of a failure of its own, else
-    of the first node that others told about (it may have fallen silent), else the first that was noticed.
+    of the first node that others told about (it may have fallen silent), else the first that was noticed. What
+    processes tell that have not ended by themselves says nothing: they were stopped.
     """
     ended = {failure.name: failure for failure in outcome.failures}
-    told = [record for record in records if record.name == "failed"]
+    told = [record for record in records if record.name == "failed" and record.node in ended]
     reasons = {
         record.node: record.fields["reason"] for record in told if record.node == record.fields["node"]
     }

@@ -25,6 +25,7 @@ from geomx.observe.sentences import sentence
 
 FLUSH_S = 0.05
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+NOT_LOGGED = "failed"  # the node ends with an error that says the same
 
 _logger = logging.getLogger("geomx")
 
@@ -73,7 +74,7 @@ class Recorder:
             self._lines.append(_encode(Record(time.monotonic(), self.node, name, level, fields)))
             if not self._wake.is_set():
                 self._wake.set()
-        if level in LEVELS:
+        if level in LEVELS and name != NOT_LOGGED:
             _logger.log(LEVELS[level], "%s", sentence(name, fields))
 
     def close(self) -> None:

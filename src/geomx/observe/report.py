@@ -26,7 +26,7 @@ Report = dict[str, Any]
 
 
 class Totals:
-    """Sums up the records of a run, whatever its length, in bounded memory but for the rounds' times."""
+    """Sums up the records of a run."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -117,18 +117,23 @@ def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
         "shards": run.run.shards,
         "rounds": totals.rounds,
         "samples": sum(map(totals.samples_of, run.workers)),
-        "wall_s": round(wall_s, 3),
-        "train_s": max((fields["train_s"] for fields in ended), default=None),
+        "wall_s": _rounded(wall_s),
+        "train_s": _rounded(max((fields["train_s"] for fields in ended), default=None)),
         "final_loss": _mean(totals.loss),
         "final_accuracy": _mean(totals.accuracy),
         **totals.traffic(),
         "parameters": max((fields["parameters"] for fields in ended), default=totals.parameters),
         "parameters_sha256": _agreed({node: f["parameters_sha256"] for node, f in totals.finished.items()}),
-        "round_s_median": totals.round_s_median,
+        "round_s_median": _rounded(totals.round_s_median),
         "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
         "config": run.as_dict(),
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """To microseconds: clocks know no more."""
+    return None if seconds is None else round(seconds, 6)
 
 
 def _mean(last: dict[str, float | None]) -> float | None:

@@ -8,7 +8,6 @@ from typing import Any
 _SENTENCES = {
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is away: {reason}",
-    "failed": "{node} failed: {reason}",
     "finished": "finished after {rounds} rounds",
     "joined": "{peer} joined",
     "left": "{peer} left",

@@ -12,20 +12,18 @@ Rules
    frame alone, and the whole header is in that frame. Frames of other messages may stand between two of its.
 3. A message without payload is one frame. Of a number there is never more than one unfinished message.
 4. A frame has no more body than is left of its message.
-5. Whatever breaks a rule, or cannot be decoded, raises `ProtocolError` before memory is taken for it. A parser that
-   has raised is of no more use, and neither is its stream.
+5. Whatever breaks a rule, or cannot be decoded, raises `ProtocolError` before memory is taken for it. A parser
+   that has raised is of no more use, and neither is its stream.
 
 Theory of operation
 
-The parser owns no socket. It says where the next bytes of the stream are to be put (`buffer`), and is told how many
-came (`advance`). Mostly that place is the *scratch*, one buffer of fixed size in which many small frames, or the
-prefix of a large one, are taken apart. Where much is left of a frame it is the message's own payload, so that large
-payloads are written once, by the kernel, where they will stay. Behind such a frame another one is likely: the
-scratch is then offered only as far as a prefix and a header need, so that little of the next payload strays
-into it and has to be copied.
+The parser owns no socket. It says where the next bytes of the stream are to be put (`buffer`), and is told how
+many came (`advance`). Mostly that place is the *scratch*, one buffer of fixed size in which many small frames, or
+the front of a large one, are taken apart. Where much is left of a frame it is the message's own payload: large
+payloads are written once, by the kernel, where they will stay.
 
-Memory that a peer can make us take: the scratch, and the payloads of unfinished messages, each of which `admit` has
-let in by its header and size. Numbers of unfinished messages are unique, so `admit` bounds them.
+Memory that a peer can make us take: the scratch (64 KiB), and the payloads of unfinished messages, each of which
+`admit` has let in by its header. Pages of a payload are touched only as its bytes come.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ PAYLOAD_LIMIT_BYTES = 1 << 32
 
 SCRATCH_BYTES = PREFIX_BYTES + HEAD_LIMIT_BYTES + 1  # the longest that may have to wait for its last byte
 DIRECT_BYTES = 32 << 10  # with as much left of a frame, reading straight into the payload beats a copy
-NARROW_BYTES = 512  # a prefix, a usual header, and little else
 
 
 class Arrival(NamedTuple):
@@ -84,7 +81,6 @@ class Parser:
         "_direct",
         "_end",
         "_left",
-        "_narrow",
         "_partials",
         "_scratch",
     )
@@ -100,7 +96,6 @@ class Parser:
         self._current: _Partial | None = None  # whose bytes come next
         self._left = 0  # how many of them are left of this frame
         self._direct = False  # whether `buffer` gave a part of the payload
-        self._narrow = False  # whether the last frame was large
 
     @property
     def unfinished(self) -> str:
@@ -118,19 +113,16 @@ class Parser:
             partial = self._current
             assert partial is not None
             return partial.view[partial.filled : partial.filled + self._left]
-        if self._narrow and not self._end and not self._left:
-            return self._scratch[:NARROW_BYTES]
         return self._scratch[self._end :]
 
     def advance(self, count: int) -> Iterator[Arrival]:
-        """`count` bytes have been put into `buffer()`. Must be iterated to its end; raises `ProtocolError`."""
+        """`count` bytes have been put into `buffer()`; to be iterated to the end. Raises `ProtocolError`."""
         if not self._direct:
             return self._take_apart(self._end + count)
         self._left -= count
         partial = self._current
         assert partial is not None
         partial.filled += count
-        self._narrow = True
         if self._left or partial.filled < len(partial.view):
             return iter(())
         return iter((self._finish(partial),))
@@ -138,7 +130,6 @@ class Parser:
     def _take_apart(self, end: int) -> Iterator[Arrival]:
         """The frames in scratch[:end]; what is not yet enough to go on stays, at the front."""
         scratch, at = self._scratch, 0
-        self._narrow = False
         while True:
             if self._left:
                 stop = min(at + self._left, end)

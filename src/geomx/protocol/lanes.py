@@ -3,14 +3,14 @@
 Rules
 1. A lower priority number is more urgent; the next chunk is always of the most urgent message there is.
 2. Within one priority, messages leave in the order in which they were put, each one whole.
-3. A message that was overtaken goes on later, where it stopped: its further chunks name its number, no header.
-4. A chunk is one frame of at most `chunk_bytes` of payload, with its header where it is the first (see `frames`).
+3. A message that was overtaken goes on later, where it stopped.
+4. A chunk is one frame (see `frames`) of at most `chunk_bytes` of payload, and the header where it is the first.
 
 Theory of operation
 
-A chunk, once handed out, can no longer be overtaken. So the caller takes one only when the link can
-carry it, and `chunk_bytes` says how long something urgent may have to wait: 64 KiB are 5 ms of a link of
-100 Mbit/s. Payloads are never copied: a chunk is a prefix (with its header) in bytes, and a view of the payload.
+A chunk, once handed out, can no longer be overtaken. So the caller takes one only when the link can carry it, and
+`chunk_bytes` says how long something urgent may have to wait: 64 KiB are 5 ms of a link of 100 Mbit/s. Payloads
+are never copied: a chunk is a prefix (with its header) in bytes, and a view of the payload.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Lanes:
     def put(self, number: int, message: Message, payload: memoryview | None, priority: int) -> None:
         """Queue a message. `payload`: `payload_size(message)` bytes that will not change, or None for none.
 
-        Priorities beyond 0 and 65,535 join the first and the last lane. Raises ValueError where payload or header has a size that
-        cannot be sent.
+        Priorities beyond 0 and 65,535 join the first and the last lane. Raises ValueError where payload or
+        header has a size that cannot be sent.
         """
         view = _NOTHING if payload is None else payload
         if len(view) != payload_size(message):
@@ -76,7 +76,7 @@ class Lanes:
         head = encode_head(message)
         if len(head) > HEAD_LIMIT_BYTES:
             raise ValueError(
-                f"{type(message).__name__} has a header of {len(head)} bytes; at most {HEAD_LIMIT_BYTES} can be sent"
+                f"{type(message).__name__} has a header of {len(head)} bytes; at most {HEAD_LIMIT_BYTES} fit"
             )
         priority = min(max(priority, 0), PRIORITY_LIMIT)
         lane = self._lanes.get(priority)

@@ -1,19 +1,21 @@
 """`overlap = "forward"`: `step()` returns while weights are still under way, and whoever touches one waits for it.
 
-A parameter with an update under way is given the class `Pending` until the update is in it (torch's own lazy parameters
-change their class in the same way). Every PyTorch function that takes it then calls `Pending.__torch_function__`,
-which waits for this parameter alone, gives it back its class and goes on. So nobody can read a stale weight, whichever way it is
-reached: by its own module, by another one (`nn.MultiheadAttention`), through a tie, `state_dict`, `torch._foreach_*`.
-What says nothing about values (shapes, gradients, flags) does not wait.
+A parameter with an update under way is given the class `Pending` until the update is in it (torch's own lazy
+parameters change their class in the same way). Every PyTorch function that takes it then calls
+`Pending.__torch_function__`, which waits for this parameter alone, gives it back its class and goes on. So nobody reads a
+stale weight, whichever way it is reached: by its own module, by another one (`nn.MultiheadAttention`), through a
+tie, `state_dict`, `torch._foreach_*`. What says nothing about values (shapes, gradients, flags) does not wait.
 
-This does not reach code that PyTorch does not call through Python. Therefore `step()` itself waits for the weights
-of compiled and scripted modules and of parameters with a class of their own; a model that was compiled after
-`attach`, or that is in evaluation mode, waits for everything as its forward begins.
+What PyTorch does not call through Python is not asked: the transforms of `torch.func`, extensions in C++. So while a
+parameter is pending its values are hidden, and in their place is NaN, of one element's memory: an error that
+shows at once, where a stale weight would not. Compiled and scripted modules, and parameters with a class of their own, are
+waited for by `step()` itself; a model in evaluation mode waits for everything as its forward begins.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +23,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from geomx.errors import Unsupported
 from geomx.torch.exchange import Exchange
 from geomx.torch.tensors import Carried
 from geomx.torch.timeline import Timeline
@@ -31,9 +32,8 @@ _GETTERS = (
     "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "retains_grad", "output_nr", "grad_dtype",
 )  # fmt: skip
 _METHODS = (
-    "size", "dim", "numel", "nelement", "ndimension", "element_size", "stride", "storage_offset", "is_contiguous",
-    "is_floating_point", "is_complex", "get_device", "requires_grad_", "register_hook",
-    "register_post_accumulate_grad_hook", "__len__", "is_same_size",
+    "size", "dim", "numel", "nelement", "ndimension", "element_size", "is_floating_point", "is_complex", "get_device",
+    "requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "__len__", "is_same_size",
 )  # fmt: skip
 _FUNCTIONS = ("numel", "is_floating_point", "is_complex", "is_same_size")
 
@@ -64,11 +64,6 @@ class Pending(nn.Parameter):
         if function in _WAITLESS:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **given)
-        if torch.compiler.is_compiling():
-            raise Unsupported(
-                'a compiled function reads weights that are under way (overlap = "forward"): compile the model itself '
-                'before attach(), call run.wait() before it, or set overlap = "none"'
-            )
         for pending in _pending_in((args, given)):
             pending._geomx_wait()
         return function(*args, **given)
@@ -93,13 +88,14 @@ class PendingWeights:
         self._exchange = exchange
         self._timeline = timeline
         self._left: dict[int, set[int]] = {}  # parameter -> the slices that it waits for
+        self._wait_for: Callable[[int], None] = torch.compiler.disable(self._wait)  # type: ignore[no-untyped-call]
         self._waiting: dict[int, list[int]] = {}  # slice -> the parameters that wait for it
         self._handles: list[RemovableHandle] = []
 
     def hook(self) -> None:
         """Watch the model's forward from now on."""
-        before = self._model.register_forward_pre_hook(lambda *_: self._before_forward())
-        after = self._model.register_forward_hook(lambda *_: self._after_forward(), always_call=True)
+        before = self._model.register_forward_pre_hook(_ForwardHook(self._before_forward))
+        after = self._model.register_forward_hook(_ForwardHook(self._after_forward), always_call=True)
         self._handles = [before, after]
 
     def unhook(self) -> None:
@@ -122,7 +118,7 @@ class PendingWeights:
                 self._left[number] = slices
                 for index in slices:
                     self._waiting.setdefault(index, []).append(number)
-                _turn_into(parameter, functools.partial(self._wait, number))
+                self._hide(number, parameter)
         self._exchange.wait(at_once)
 
     def arrived(self, index: int) -> None:
@@ -132,7 +128,7 @@ class PendingWeights:
             left.discard(index)
             if not left:
                 del self._left[number]
-                _turn_back(self._carried.trained[number])
+                self._show(number, self._carried.trained[number])
 
     def _wait(self, number: int) -> None:
         left = self._left.get(number)
@@ -140,10 +136,20 @@ class PendingWeights:
             with self._timeline.span(f"wait for {self._carried.name(number)}", turn=self._exchange.turn - 1):
                 self._exchange.wait(left)
 
+    def _hide(self, number: int, parameter: nn.Parameter) -> None:
+        values = self._carried.hidden[number] = parameter.data
+        parameter.data = values.new_full((), math.nan).expand(values.shape)
+        parameter.__class__ = Pending
+        parameter._geomx_wait = functools.partial(self._wait_for, number)  # type: ignore[attr-defined]
+
+    def _show(self, number: int, parameter: nn.Parameter) -> None:
+        del parameter._geomx_wait  # type: ignore[attr-defined]
+        parameter.__class__ = nn.Parameter
+        parameter.data = self._carried.hidden.pop(number)
+        torch.autograd.graph.increment_version(parameter)
+
     def _before_forward(self) -> None:
         if torch.compiler.is_compiling():
-            if self._left:
-                self._wait_uncompiled()
             return
         self._timeline.begin("forward")
         if not self._model.training:
@@ -152,12 +158,6 @@ class PendingWeights:
     def _after_forward(self) -> None:
         if not torch.compiler.is_compiling():
             self._timeline.end("forward", turn=self._exchange.turn)
-
-    def _wait_uncompiled(self) -> None:
-        """Break the graph of a model that was compiled after `attach`: its weights must be current before it runs."""
-        reason = 'overlap = "forward": the weights must be current before a compiled forward; compile before attach()'
-        wait: Callable[[], None] = torch.compiler.disable(self._exchange.wait, reason=reason)  # type: ignore[no-untyped-call]
-        wait()
 
     def _opaque(self) -> set[int]:
         """The parameters (by id) that are read where `__torch_function__` is not asked."""
@@ -172,14 +172,21 @@ def _is_opaque(module: nn.Module) -> bool:
     return compiled or isinstance(module, torch.jit.ScriptModule)
 
 
-def _turn_into(parameter: nn.Parameter, wait: Callable[[], None]) -> None:
-    parameter.__class__ = Pending
-    parameter._geomx_wait = wait  # type: ignore[attr-defined]
+class _ForwardHook:
+    """A hook on this model alone: copies of the model, deep or pickled, come without."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def __call__(self, *_: Any) -> None:
+        self._function()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ForwardHook, (_nothing,)
 
 
-def _turn_back(parameter: nn.Parameter) -> None:
-    del parameter._geomx_wait  # type: ignore[attr-defined]
-    parameter.__class__ = nn.Parameter
+def _nothing() -> None:
+    """What the hook of a copy does."""
 
 
 def _pending_in(value: Any) -> Iterator[Pending]:

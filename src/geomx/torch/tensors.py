@@ -43,6 +43,7 @@ class Carried:
         self._model = model
         group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         self.parameters: list[nn.Parameter] = []
+        self.hidden: dict[int, torch.Tensor] = {}  # the values of parameters that are `Pending`
         self._buffer_names: dict[int, str] = {}
         tensors: list[Tensor] = []
         for name, parameter in model.named_parameters():
@@ -76,6 +77,8 @@ class Carried:
 
     def tensor(self, number: int) -> torch.Tensor:
         """The live tensor with this number (a complex buffer as a real one with another dimension)."""
+        if number in self.hidden:
+            return self.hidden[number]
         if number < len(self.parameters):
             return self.parameters[number]
         return _real(self._model.get_buffer(self._buffer_names[number]))
@@ -103,7 +106,7 @@ class Carried:
         if all(tensor is None for tensor in found):
             return None, present
         values = torch.empty(piece.elements, dtype=getattr(torch, piece.dtype))
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with torch.no_grad():
             for part, tensor in zip(piece.parts, found, strict=True):
                 target = values[part.offset : part.offset + part.elements]
                 if tensor is None:
@@ -127,11 +130,8 @@ class Carried:
 
 
 def write_flat(tensor: torch.Tensor, part: Part, values: torch.Tensor, factor: float = 1.0) -> None:
-    """Write elements [part.start, part.stop) of a tensor, in logical order, in place.
-
-    Runs on the tensor as it is, even while it is `Pending`.
-    """
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    """Write elements [part.start, part.stop) of a tensor, in logical order, in place."""
+    with torch.no_grad():
         dense = tensor.is_contiguous()
         flat = tensor.view(-1) if dense else tensor.reshape(-1)
         window = flat[part.start : part.stop]

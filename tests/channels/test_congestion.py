@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+from wires import LOOPS, Witness, run_on
+
+from geomx.channels.congestion import available, check, choose
+from geomx.channels.tcp import Tcp
+from geomx.errors import ConfigError
+
+needs_linux = pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="TCP_CONGESTION is Linux's")
+
+
+def test_system_is_always_there_and_changes_nothing():
+    assert available()[0] == "system"
+    check("system")
+    choose(None, "system")
+
+
+@pytest.mark.parametrize("name", ["no_such_algorithm", "", "x" * 200])
+def test_an_unknown_name_is_refused_with_those_that_there_are(name):
+    with pytest.raises(ConfigError) as caught:
+        Tcp(congestion=name)
+    (fault,) = caught.value.faults
+    assert fault.where == "congestion"
+    assert fault.allowed == ", ".join(available())
+
+
+@needs_linux
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_both_ends_use_what_they_are_told(loop_name):
+    async def main():
+        for name in available()[1:]:
+            witness, tcp = Witness(), Tcp(congestion=name)
+            door = await tcp.listen("127.0.0.1:0", witness, witness.accept)
+            connection = await tcp.dial(door.address, Witness())
+            await witness.until(lambda witness=witness: bool(witness.accepted))
+            for end in (connection, witness.accepted[0]):
+                sock = end._transport.get_extra_info("socket")
+                used = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 32)
+                assert used.rstrip(b"\0").decode() == name
+            connection.close("done")
+            await door.close()
+
+    run_on(loop_name, main)

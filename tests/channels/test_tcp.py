@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+
+import pytest
+import torch
+from wires import LOOPS, Witness, run_on, state
+
+from geomx.channels import connection as connection_module
+from geomx.channels.shaping import Link
+from geomx.channels.tcp import Tcp, split_address
+from geomx.errors import ConfigError
+from geomx.protocol.frames import PREFIX, Parser
+from geomx.protocol.messages import Ack, Beat, Refuse, encode_head
+
+pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
+
+ANY_PORT = "127.0.0.1:0"
+
+
+@contextlib.asynccontextmanager
+async def pair(dialler: Tcp, listener: Tcp | None = None, limit: int = 1 << 26):
+    """(connection, its witness, the accepted connection, its witness)."""
+    ours, theirs = Witness(), Witness(limit)
+    door = await (listener or dialler).listen(ANY_PORT, theirs, theirs.accept)
+    connection = await dialler.dial(door.address, ours)
+    await theirs.until(lambda: bool(theirs.accepted))
+    yield connection, ours, theirs.accepted[0], theirs
+    connection.close("the test is over")
+    await door.close()
+
+
+@contextlib.asynccontextmanager
+async def stranger(limit: int = 1 << 26):
+    """(a bare socket, the witness of the connection that it is to a listener)."""
+    witness = Witness(limit)
+    door = await Tcp().listen(ANY_PORT, witness, witness.accept)
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, split_address(door.address))
+        await witness.until(lambda: bool(witness.accepted))
+        yield sock, witness
+    await door.close()
+
+
+def tensor(size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 64 << 10, None])
+def test_messages_of_all_sizes_arrive_intact_both_ways(loop_name, chunk_bytes):
+    sizes = [0, 1, 999, 1000, 1001, 40_000, 70_000, 300_000]
+
+    async def main():
+        async with pair(Tcp(chunk_bytes=chunk_bytes)) as (ours, mine, theirs, their):
+            for number, size in enumerate(sizes, 1):
+                for connection in (ours, theirs):
+                    payload = tensor(size, number) if size else None
+                    connection.write(number, state(size), payload, priority=number % 3)
+            for witness in (mine, their):
+                await witness.until(lambda witness=witness: len(witness.messages) == len(sizes))
+                for number, message, payload in witness.messages:
+                    assert message == state(sizes[number - 1])
+                    assert (payload is None) == (message.size == 0)
+                    assert payload is None or torch.equal(payload, tensor(message.size, number))
+            assert ours.bytes_sent == theirs.bytes_received > sum(sizes)
+            assert theirs.bytes_sent == ours.bytes_received > sum(sizes)
+
+    run_on(loop_name, main)
+
+
+def test_the_most_urgent_of_what_was_written_together_leaves_first(loop_name):
+    async def main():
+        async with pair(Tcp()) as (ours, _, _, their):
+            for priority in (9, 3, 7, 0):
+                ours.write(priority + 1, state(10), tensor(10), priority)
+            await their.until(lambda: len(their.messages) == 4)
+            assert their.numbers == [1, 4, 8, 10]
+
+    run_on(loop_name, main)
+
+
+def test_the_urgent_overtakes_a_message_that_is_under_way(loop_name):
+    async def main():
+        async with stranger() as (sock, witness):
+            (connection,) = witness.accepted
+            connection.write(1, state(32 << 20), torch.zeros(32 << 20, dtype=torch.uint8), priority=5)
+            while not connection.bytes_sent:
+                await asyncio.sleep(0)
+            connection.write(2, state(5), tensor(5), priority=0)
+            numbers: list[int] = []
+            parser = Parser(lambda message: None, lambda size: (None, memoryview(bytearray(size))))
+            while len(numbers) < 2:
+                count = await asyncio.get_running_loop().sock_recv_into(sock, parser.buffer())
+                numbers += [arrival.number for arrival in parser.advance(count)]
+            assert numbers == [2, 1]
+
+    run_on(loop_name, main)
+
+
+def test_little_is_handed_to_the_kernel_while_the_peer_does_not_read(loop_name):
+    async def main():
+        async with stranger() as (_, witness):
+            (connection,) = witness.accepted
+            size = 64 << 20
+            connection.write(1, state(size), torch.zeros(size, dtype=torch.uint8), priority=5)
+            before = -1
+            while connection.bytes_sent != before:
+                before = connection.bytes_sent
+                for _ in range(50):
+                    await asyncio.sleep(0)
+            assert 0 < connection.bytes_sent < size / 4
+
+    run_on(loop_name, main)
+
+
+def test_what_admit_refuses_closes_the_connection(loop_name):
+    async def main():
+        async with pair(Tcp(), limit=100) as (ours, mine, _, their):
+            ours.write(1, state(100), tensor(100), 0)
+            ours.write(2, state(101), tensor(101), 0)
+            assert await their.until_closed() == "more than this edge may carry"
+            assert await mine.until_closed()
+            assert their.numbers == [1]
+            ours.write(3, state(1), tensor(1), 0)  # dropped, as after any end
+            assert (len(mine.reasons), len(their.reasons)) == (1, 1)
+
+    run_on(loop_name, main)
+
+
+GARBAGE = {
+    "random bytes": (random.Random(4).randbytes(5000), ""),
+    "text": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20, ""),
+    "a payload of 2^62": (
+        PREFIX.pack(1, 50, len(encode_head(state(1 << 62))), 0) + encode_head(state(1 << 62)),
+        "claims",
+    ),
+    "numbers of 2^62": (struct.pack("<QQQQ", *[1 << 62] * 4), ""),
+    "an empty frame": (PREFIX.pack(1, 0, 0, 0), "none is under way"),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_closes_the_connection_with_a_reason(loop_name, what):
+    data, reason = GARBAGE[what]
+
+    async def main():
+        async with stranger() as (sock, witness):
+            await asyncio.get_running_loop().sock_sendall(sock, data)
+            assert reason in await witness.until_closed()
+            assert witness.messages == []
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "closed by the peer"),
+        (PREFIX.pack(1, 900, 40, 0), "closed by the peer in a frame"),
+        (
+            PREFIX.pack(3, 20, len(encode_head(state(900))), 0) + encode_head(state(900)) + b"abc",
+            "closed by the peer in message 3 (State), after 3 of 900 payload bytes",
+        ),
+    ],
+)
+def test_a_peer_that_goes_away_is_told_of_once(loop_name, data, reason):
+    async def main():
+        async with stranger() as (sock, witness):
+            await asyncio.get_running_loop().sock_sendall(sock, data)
+            await witness.until(
+                lambda: witness.accepted[0].bytes_received == len(data) or bool(witness.reasons)
+            ) if not data else None
+            sock.close()
+            assert await witness.until_closed() == reason
+            assert (witness.reasons, witness.messages) == ([reason], [])
+
+    run_on(loop_name, main)
+
+
+def test_a_peer_that_resets_is_told_of_once(loop_name):
+    async def main():
+        async with stranger() as (sock, witness):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+            assert await witness.until_closed() == "connection reset by peer"
+
+    run_on(loop_name, main)
+
+
+def test_half_a_frame_and_silence_takes_nothing_and_can_be_closed(loop_name):
+    async def main():
+        async with stranger() as (sock, witness):
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(sock, PREFIX.pack(1, 1 << 30, 200, 0) + b"half")
+            witness.accepted[0].close("we have waited long enough")
+            assert await loop.sock_recv(sock, 10) == b""
+            assert (witness.messages, witness.reasons) == ([], [])
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("link", [None, Link(rate_mbps=100, delay_ms=5)])
+def test_close_says_the_last_words_and_nothing_else(loop_name, link):
+    async def main():
+        async with pair(Tcp(), Tcp(link)) as (_, mine, theirs, their):
+            theirs.write(1, state(1 << 20), tensor(1 << 20), priority=6)
+            theirs.write(0, Refuse("run", "another run"), None, priority=0)
+            theirs.close("refused")
+            theirs.close("twice is once")
+            theirs.write(2, Beat(0), None, priority=0)
+            assert (await mine.until_closed()).startswith("closed by the peer")
+            assert mine.messages == [(0, Refuse("run", "another run"), None)]
+            assert (mine.reasons, their.reasons) == (mine.reasons[:1], [])
+
+    run_on(loop_name, main)
+
+
+def test_close_is_not_held_up_by_bytes_on_their_way_here(loop_name):
+    """A socket closed with unread bytes would reset the connection, and the last words with it."""
+
+    async def main():
+        async with pair(Tcp()) as (ours, mine, theirs, _):
+            ours.write(1, state(4 << 20), tensor(4 << 20), priority=1)
+            theirs.write(0, Refuse("run", "another run"), None, priority=0)
+            theirs.close("refused")
+            await mine.until_closed()
+            assert mine.numbers == [0]
+
+    run_on(loop_name, main)
+
+
+def test_close_is_bounded_where_the_peer_does_not_read(loop_name, monkeypatch):
+    monkeypatch.setattr(connection_module, "CLOSE_LIMIT_S", 0.02)
+
+    async def main():
+        async with stranger() as (sock, witness):
+            (connection,) = witness.accepted
+            connection.write(1, state(64 << 20), torch.zeros(64 << 20, dtype=torch.uint8), priority=0)
+            connection.close("bye")
+            loop, count = asyncio.get_running_loop(), 0
+            while connection._state is not connection_module._State.CLOSED:
+                await asyncio.sleep(0)
+            with contextlib.suppress(ConnectionResetError):
+                while data := await loop.sock_recv(sock, 1 << 20):
+                    count += len(data)
+            assert count < 64 << 20
+            assert witness.reasons == []
+
+    run_on(loop_name, main)
+
+
+def test_nothing_is_told_before_dial_has_returned(loop_name):
+    async def main():
+        ours = Witness()
+
+        def hang_up(connection):
+            connection.write(0, Ack(1), None, 0)
+            connection.close("go away")
+
+        door = await Tcp().listen(ANY_PORT, Witness(), hang_up)
+        for _ in range(5):
+            heard = len(ours.reasons)
+            await Tcp().dial(door.address, ours)
+            assert len(ours.reasons) == heard
+            await ours.until(lambda heard=heard: len(ours.reasons) > heard)
+        assert ours.numbers == [0] * 5
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+def test_a_closed_listener_takes_no_more_and_touches_no_other(loop_name):
+    async def main():
+        witness = Witness()
+        door = await Tcp().listen(ANY_PORT, witness, witness.accept)
+        connection = await Tcp().dial(door.address, Witness())
+        await door.close()
+        with pytest.raises(OSError):  # noqa: PT011 - which one depends on the loop
+            await Tcp().dial(door.address, Witness())
+        connection.write(1, Ack(1), None, 0)
+        await witness.until(lambda: witness.numbers == [1])
+        connection.close("done")
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", ":80", "host:", "host:x", "host:70000"])
+def test_an_address_is_host_and_port(loop_name, address):
+    async def main():
+        with pytest.raises(ConfigError, match="host:port"):
+            await Tcp().dial(address, Witness())
+
+    run_on(loop_name, main)
+
+
+def test_ipv6_hosts_stand_in_brackets(loop_name):
+    assert split_address("[::1]:80") == ("::1", 80)
+    assert connection_module.format_address(("::1", 80, 0, 0)) == "[::1]:80"
+    assert connection_module.format_address(None) == "unknown"
+
+
+def test_a_shaped_connection_carries_everything_in_order_of_urgency(loop_name):
+    link = Link(rate_mbps=400, delay_ms=2, jitter_ms=1, loss=0.01)
+
+    async def main():
+        async with pair(Tcp(link, seed=3)) as (ours, mine, theirs, their):
+            for connection in (ours, theirs):
+                for number in range(1, 9):
+                    connection.write(number, state(100_000), tensor(100_000, number), priority=9 - number)
+            for witness in (mine, their):
+                await witness.until(lambda witness=witness: len(witness.messages) == 8)
+                assert witness.numbers == [8, 7, 6, 5, 4, 3, 2, 1]
+                assert all(torch.equal(payload, tensor(100_000, n)) for n, _, payload in witness.messages)
+            assert ours.bytes_sent == theirs.bytes_received
+
+    run_on(loop_name, main)
+
+
+def test_connections_of_one_dialler_share_its_link(loop_name):
+    async def main():
+        tcp, witnesses = Tcp(Link(rate_mbps=400)), [Witness(), Witness()]
+        doors = [await Tcp().listen(ANY_PORT, witness, witness.accept) for witness in witnesses]
+        connections = [await tcp.dial(door.address, Witness()) for door in doors]
+        for priority, connection in zip((5, 1), connections, strict=True):
+            for number in range(1, 4):
+                connection.write(number, state(200_000), tensor(200_000), priority)
+        await witnesses[1].until(lambda: len(witnesses[1].messages) == 3)
+        assert len(witnesses[0].messages) == 0  # what is urgent on one goes before what is not on the other
+        await witnesses[0].until(lambda: len(witnesses[0].messages) == 3)
+        for connection, door in zip(connections, doors, strict=True):
+            connection.close("done")
+            await door.close()
+
+    run_on(loop_name, main)
+
+
+def test_an_accepted_connection_is_shaped_once_it_is_known_who_has_come(loop_name):
+    async def main():
+        tcp = Tcp()
+        async with pair(tcp) as (_, mine, theirs, _):
+            theirs.write(1, state(200_000), tensor(200_000, 1), priority=1)
+            tcp.shape(theirs, Link(rate_mbps=400, delay_ms=1))
+            theirs.write(2, state(200_000), tensor(200_000, 2), priority=0)
+            await mine.until(lambda: len(mine.messages) == 2)
+            assert all(torch.equal(payload, tensor(200_000, n)) for n, _, payload in mine.messages)
+
+    run_on(loop_name, main)
+
+
+def test_a_message_must_fit_its_payload(loop_name):
+    async def main():
+        async with pair(Tcp()) as (ours, _, _, _):
+            with pytest.raises(ValueError, match="says 5 payload bytes, but has 4"):
+                ours.write(1, state(5), tensor(4), 0)
+
+    run_on(loop_name, main)
+
+
+def test_no_memory_for_an_admitted_payload_closes_the_connection(loop_name, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("not enough memory: you tried to allocate")
+
+    async def main():
+        async with pair(Tcp()) as (ours, _, _, their):
+            ours.write(1, state(5), tensor(5), 0)
+            monkeypatch.setattr(torch, "empty", refuse)
+            assert (await their.until_closed()).startswith("no memory for a payload of 5 bytes")
+
+    run_on(loop_name, main)

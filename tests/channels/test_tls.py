@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import pytest
+import torch
+import trustme
+from wires import LOOPS, Witness, run_on, state
+
+from geomx.channels.tcp import Tcp, split_address
+from geomx.channels.tls import contexts
+from geomx.errors import ConfigError
+from geomx.protocol.messages import Ack
+
+ANY_PORT = "127.0.0.1:0"
+
+
+def files(folder, authority: trustme.CA, host: str = "127.0.0.1"):
+    """(certificate, key, authority) as files."""
+    folder.mkdir()
+    issued = authority.issue_cert(host)
+    certificate, key, root = folder / "certificate.pem", folder / "key.pem", folder / "authority.pem"
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(certificate, append=True)
+    issued.private_key_pem.write_to_path(key)
+    authority.cert_pem.write_to_path(root)
+    return certificate, key, root
+
+
+@pytest.fixture
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def ours(tmp_path, authority):
+    return contexts(*files(tmp_path / "ours", authority))
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_the_right_certificates_get_through(loop_name, ours):
+    async def main():
+        mine, theirs, tcp = Witness(), Witness(), Tcp(tls=ours)
+        door = await tcp.listen(ANY_PORT, theirs, theirs.accept)
+        connection = await tcp.dial(door.address, mine)
+        assert connection._transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+        payload = torch.arange(3_000_000).to(torch.uint8)
+        connection.write(1, state(payload.numel()), payload, 0)
+        await theirs.until(lambda: bool(theirs.messages))
+        assert torch.equal(theirs.messages[0][2], payload)
+        theirs.accepted[0].write(0, Ack(1), None, 0)
+        theirs.accepted[0].close("done")
+        await mine.until_closed()
+        assert mine.messages == [(0, Ack(1), None)]
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_a_strangers_certificate_is_refused(loop_name, ours, tmp_path, authority):
+    """With TLS 1.3 the client learns of it at its first read, after a handshake that seemed to succeed."""
+    strange = files(tmp_path / "strange", trustme.CA())
+    stranger = contexts(strange[0], strange[1], tmp_path / "ours" / "authority.pem")
+
+    async def main():
+        mine, theirs = Witness(), Witness()
+        door = await Tcp(tls=ours).listen(ANY_PORT, theirs, theirs.accept)
+        try:
+            connection = await Tcp(tls=stranger).dial(door.address, mine)
+            connection.write(1, Ack(1), None, 0)
+            assert await mine.until_closed()
+        except OSError:
+            pass  # the refusal overtook the end of the handshake
+        assert (mine.messages, theirs.messages, theirs.accepted) == ([], [], [])
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_a_server_of_another_authority_is_refused(loop_name, ours, tmp_path):
+    strange = contexts(*files(tmp_path / "strange", trustme.CA()))
+
+    async def main():
+        theirs = Witness()
+        door = await Tcp(tls=strange).listen(ANY_PORT, theirs, theirs.accept)
+        with pytest.raises(ssl.SSLError):
+            await Tcp(tls=ours).dial(door.address, Witness())
+        assert theirs.accepted == []
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_a_certificate_for_another_host_is_refused(loop_name, ours, tmp_path, authority):
+    elsewhere = contexts(*files(tmp_path / "elsewhere", authority, "elsewhere.example"))
+
+    async def main():
+        door = await Tcp(tls=elsewhere).listen(ANY_PORT, Witness(), lambda _: None)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await Tcp(tls=ours).dial(door.address, Witness())
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_plain_bytes_at_a_tls_port_do_no_harm(loop_name, ours):
+    async def main():
+        theirs, tcp = Witness(), Tcp(tls=ours)
+        door = await tcp.listen(ANY_PORT, theirs, theirs.accept)
+        plain = Witness()
+        connection = await Tcp().dial(door.address, plain)
+        connection.write(1, state(5000), torch.zeros(5000, dtype=torch.uint8), 0)
+        assert await plain.until_closed()
+        _, writer = await asyncio.open_connection(*split_address(door.address))
+        writer.close()
+        good = await tcp.dial(door.address, Witness())
+        good.write(1, Ack(1), None, 0)
+        await theirs.until(lambda: theirs.numbers == [1])
+        assert len(theirs.accepted) == 1
+        good.close("done")
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+def test_older_versions_are_not_spoken(ours):
+    assert {context.minimum_version for context in ours} == {ssl.TLSVersion.TLSv1_3}
+
+
+def test_every_unreadable_file_is_named(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        contexts(tmp_path / "a.pem", tmp_path / "b.pem", tmp_path / "c.pem")
+    assert [fault.where for fault in caught.value.faults] == ["tls.certificate", "tls.key", "tls.authority"]
+
+
+def test_a_key_that_is_anothers_is_refused(tmp_path, authority):
+    one, other = files(tmp_path / "one", authority), files(tmp_path / "other", authority)
+    with pytest.raises(ConfigError, match="a certificate and its own key"):
+        contexts(one[0], other[1], one[2])
+
+
+def test_an_authority_that_is_no_certificate_is_refused(tmp_path, authority):
+    certificate, key, root = files(tmp_path / "one", authority)
+    root.write_text("not a certificate")
+    with pytest.raises(ConfigError, match=r"tls\.authority"):
+        contexts(certificate, key, root)

@@ -1,0 +1,75 @@
+"""Helpers of the channels' tests: a receiver that keeps what it hears, and loops to run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from geomx.errors import ProtocolError
+from geomx.protocol.messages import Message, State, payload_size
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+PATIENCE_S = 20.0  # a test that waits for longer than this fails
+
+
+def run_on(loop_name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run `main()`; fails if anything reached the loop's exception handler, which prints tracebacks."""
+    complaints: list[dict[str, Any]] = []
+
+    async def bounded() -> Any:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        async with asyncio.timeout(PATIENCE_S):
+            return await main()
+
+    with asyncio.Runner(loop_factory=LOOPS[loop_name]) as runner:
+        result = runner.run(bounded())
+    assert complaints == []
+    return result
+
+
+def state(size: int, token: int = 0) -> State:
+    return State(token, 0, (), (), size)
+
+
+class Witness:
+    """A receiver: admits payloads up to `limit`, and keeps what it hears in order."""
+
+    def __init__(self, limit: int = 1 << 26) -> None:
+        self.limit = limit
+        self.messages: list[tuple[int, Message, Any]] = []
+        self.reasons: list[str] = []
+        self.accepted: list[Any] = []
+        self._changed = asyncio.Event()
+
+    def admit(self, connection: Any, message: Message) -> None:
+        if payload_size(message) > self.limit:
+            raise ProtocolError("more than this edge may carry")
+
+    def received(self, connection: Any, number: int, message: Message, payload: Any) -> None:
+        self.messages.append((number, message, payload))
+        self._changed.set()
+
+    def closed(self, connection: Any, reason: str) -> None:
+        self.reasons.append(reason)
+        self._changed.set()
+
+    def accept(self, connection: Any) -> None:
+        self.accepted.append(connection)
+        self._changed.set()
+
+    @property
+    def numbers(self) -> list[int]:
+        return [number for number, _, _ in self.messages]
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Wait until what it heard makes `ready()` true."""
+        while not ready():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def until_closed(self) -> str:
+        await self.until(lambda: bool(self.reasons))
+        return self.reasons[0]

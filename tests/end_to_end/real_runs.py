@@ -1,0 +1,207 @@
+"""Runs of real processes, started and ended node by node."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+SCRIPT = """
+import sys, time, torch, geomx
+torch.set_num_threads(1)
+steps, raises = int(sys.argv[1]), "raise" in sys.argv
+with geomx.join() as run:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer = run.attach(model, optimizer)
+    generator = torch.Generator().manual_seed(run.workers.index(run.name))
+    for step in range(steps):
+        run.weight(8)
+        x = torch.randn(8, 50, generator=generator)
+        loss = (model(x) - x[:, :3]).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        print("step", step, flush=True)
+        if raises and step == 5 and run.name == "B/0":
+            raise ValueError("no such batch")
+        time.sleep(0.02)
+    print("weights", sum(p.double().sum().item() for p in model.parameters()).hex())
+"""
+
+ALL_NODES = ("global/0", "A", "B", "A/0", "B/0")
+
+
+class RealRun:
+    """One global server, two parties of one worker each, on free ports of loopback."""
+
+    def __init__(self, folder: Path, steps: int = 40, toml: str = "", wan_through: int | None = None) -> None:
+        self.folder = folder
+        self.ports = {name: free_port() for name in ("global/0", "A", "B")}
+        dialled = wan_through or self.ports["global/0"]
+        (folder / "train.py").write_text(SCRIPT)
+        self.steps = steps
+        self.toml = folder / "run.toml"
+        self.toml.write_text(f"""
+[run]
+name = "real"
+[global]
+addresses = ["127.0.0.1:{dialled}"]
+listen = ["127.0.0.1:{self.ports["global/0"]}"]
+[lan]
+heartbeat_s = 0.5
+timeout_s = 4
+[wan]
+heartbeat_s = 0.5
+timeout_s = 12
+[[party]]
+name = "A"
+workers = 1
+address = "127.0.0.1:{self.ports["A"]}"
+[[party]]
+name = "B"
+workers = 1
+address = "127.0.0.1:{self.ports["B"]}"
+{toml}
+""")
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.outputs: dict[str, list[str]] = {}
+        self._changed = threading.Condition()
+
+    def start(self, names: Iterable[str] = ALL_NODES, *settings: str, script: Iterable[str] = ()) -> None:
+        for name in names:
+            self._spawn(name, [sys.executable, "-m", "geomx", *self._command(name, list(settings), list(script))])
+
+    def _command(self, name: str, settings: list[str], script: list[str]) -> list[str]:
+        toml = str(self.toml)
+        if name == "global/0":
+            return ["serve", toml, *settings, "--role", "global"]
+        if "/" not in name:
+            return ["serve", toml, *settings, "--role", "local", "--party", name]
+        party, rank = name.split("/")
+        train = [sys.executable, str(self.folder / "train.py"), str(self.steps), *script]
+        return ["worker", toml, *settings, "--party", party, "--rank", rank, "--", *train]
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=self.folder
+        )
+        self.processes[name] = process
+        lines = self.outputs[name] = []
+
+        def read() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                with self._changed:
+                    lines.append(line)
+                    self._changed.notify_all()
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def until(self, name: str, pattern: str, within_s: float = 90.0) -> None:
+        """Wait until a node has printed something."""
+        deadline = time.monotonic() + within_s
+        with self._changed:
+            while not re.search(pattern, "".join(self.outputs[name])):
+                left = deadline - time.monotonic()
+                assert left > 0, f"{name} never printed {pattern!r}:\n{self.report()}"
+                self._changed.wait(left)
+
+    def signal(self, name: str, number: int) -> None:
+        self.processes[name].send_signal(number)
+
+    def wait(self, names: Iterable[str], within_s: float = 90.0) -> dict[str, tuple[int, str]]:
+        """The exit status and output of each, all of which must end in time."""
+        deadline = time.monotonic() + within_s
+        ended = {}
+        for name in names:
+            try:
+                status = self.processes[name].wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{name} has not ended:\n{self.report()}") from None
+            ended[name] = status, "".join(self.outputs[name])
+        return ended
+
+    def weights(self) -> set[str]:
+        """What the workers' models came to, as they printed it."""
+        return {line.split()[1] for lines in self.outputs.values() for line in lines if line.startswith("weights")}
+
+    def report(self) -> str:
+        return "\n".join(f"--- {name}\n{''.join(lines[-15:])}" for name, lines in self.outputs.items())
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
+
+
+class Proxy:
+    """A link that can be cut: passes bytes between whoever dials `port` and `target`, or holds them."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.door.getsockname()[1])
+        self._whole = threading.Event()
+        self._whole.set()
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, reset: bool) -> None:
+        """Let nothing through; `reset`: and break what stands."""
+        self._whole.clear()
+        if reset:
+            for sock in self._sockets:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def heal(self) -> None:
+        self._whole.set()
+
+    def close(self) -> None:
+        self.heal()
+        for sock in [self.door, *self._sockets]:
+            with suppress(OSError):
+                sock.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self.door.accept()
+                self._whole.wait()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:
+                    near.close()
+                    continue
+                self._sockets += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._whole.wait()
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+def last_lines(ended: dict[str, tuple[int, str]]) -> dict[str, Any]:
+    return {name: output.strip().splitlines()[-1:] for name, (_, output) in ended.items()}

@@ -1,0 +1,167 @@
+"""Training scripts as processes of their own, alone and in a run of two parties."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import geomx
+from geomx.config import Run
+from geomx.launch.join import join
+
+BOUND_S = 300.0
+TOML = """
+[run]
+script = "train.py"
+[[party]]
+name = "A"
+workers = 1
+[[party]]
+name = "B"
+workers = 1
+"""
+SCRIPT = """
+    import sys
+    import torch
+    import geomx
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    run = geomx.join()
+    model = torch.nn.Linear(8, 4)
+    model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    batches = [(torch.randn(6, 8), torch.randn(6, 4)) for _ in range(5)]
+    for x, y in run.shard(batches):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+        if run.name in sys.argv[1:]:
+            raise ValueError(f"{run.name} has had enough")
+    print(run.name, "is done")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "two.toml").write_text(TOML)
+    return path
+
+
+def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GEOMX_")}
+    return subprocess.run(
+        [sys.executable, *words],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+def test_alone_a_script_trains_and_ends_in_order(script: Path, tmp_path: Path) -> None:
+    done = python(str(script), GEOMX_RECORDS=str(tmp_path / "solo.jsonl"))
+    assert (done.returncode, done.stdout) == (0, "solo/0 is done\n"), done.stderr
+    records = [json.loads(line) for line in (tmp_path / "solo.jsonl").read_text().splitlines()]
+    finished = [record["fields"] for record in records if record["name"] == "finished"]
+    assert [(fields["parameters"], fields["rounds"], fields["samples"]) for fields in finished] == [
+        (36, 5, 30)
+    ]
+
+
+@pytest.mark.processes
+def test_alone_a_script_that_raises_ends_as_it_would_without_geomx(script: Path) -> None:
+    done = python(str(script), "solo/0")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: solo/0 has had enough"
+    assert 'train.py", line' in done.stderr
+
+
+@pytest.mark.processes
+def test_a_run_of_two_parties_leaves_a_report_and_a_trace(script: Path, tmp_path: Path) -> None:
+    report, trace = tmp_path / "out" / "report.json", tmp_path / "out" / "trace.json"
+    words = ("-m", "geomx", "run", str(tmp_path / "two.toml"), "run.shards=2")
+    done = python(*words, "--report", str(report), "--trace", str(trace), "run.seed=1", TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("A/0      │ A/0 is done", "B/0      │ B/0 is done"):
+        assert line in done.stdout
+    told = json.loads(report.read_text())
+    assert (told["rounds"], told["samples"], told["parameters"], told["config"]["run"]["seed"]) == (
+        5,
+        60,
+        36,
+        1,
+    )
+    assert isinstance(told["parameters_sha256"], str)
+    assert told["final_loss"] > 0
+    nodes = {"global/0", "global/1", "A", "B", "A/0", "B/0"}
+    assert set(told["node_cpu_s"]) == nodes
+    least = 5 * 2 * 36 * 4  # rounds, parties, parameters, bytes each
+    for key in ("wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down"):
+        assert least < told[key] < 20 * least
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"A", "A/0", "B/0"} <= {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert not list(tmp_path.glob("geomx-*"))
+
+
+@pytest.mark.processes
+def test_a_script_that_raises_ends_the_run_and_is_named(script: Path, tmp_path: Path) -> None:
+    done = python(
+        "-m", "geomx", "run", str(tmp_path / "two.toml"), 'run.arguments=["B/0"]', TMPDIR=str(tmp_path)
+    )
+    assert done.returncode == 1
+    assert "B/0      │ ValueError: B/0 has had enough" in done.stderr
+    last = done.stderr[done.stderr.rindex("\ngeomx: ") + 1 :].splitlines()
+    assert last[0].startswith(
+        "geomx: the run failed at B/0: it ended with status 1: ValueError: B/0 has had enough"
+    )
+    assert last[-1] == "  ValueError: B/0 has had enough"
+    assert not list(tmp_path.glob("geomx-*"))
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("GEOMX_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_place_without_a_run_is_refused() -> None:
+    with pytest.raises(geomx.ConfigError, match=r"party: found 'A'.*\n.*rank: found 0"):
+        join(party="A", rank=0)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_run_without_a_place_is_refused_with_the_places_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.parse(TOML, "two.toml")
+    with pytest.raises(geomx.ConfigError, match="one of A, B") as refused:
+        join(run)
+    assert [fault.where for fault in refused.value.faults] == ["party", "rank"]
+    monkeypatch.setenv("GEOMX_PARTY", "A")
+    with pytest.raises(geomx.ConfigError, match="rank: found 1") as refused:
+        join(run, rank=1)
+    with pytest.raises(geomx.ConfigError, match="no party `C`"):
+        join(run, party="C", rank=0)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_environments_settings_are_those_of_its_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "two.toml").write_text(TOML)
+    monkeypatch.setenv("GEOMX_RUN", str(tmp_path / "two.toml"))
+    monkeypatch.setenv("GEOMX_SET", "run.shards=0")
+    with pytest.raises(geomx.ConfigError, match=r"run\.shards"):
+        join()
