@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import socket
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from geomx.channels.memory import reuse_freed_blocks
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
 from geomx.config import Link
 from geomx.drive.loops import run_loop
@@ -55,12 +55,18 @@ def serve(port: int, workers: int, link: Link | None) -> None:
     """The server's process: prints what it used, as JSON, when the run has ended."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # torch imports what it needs now
-    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    reuse_freed_blocks()  # as `geomx serve` does
+    before_kb = peak_kb()
     plan, channel = plan_of(workers), channel_of(link)
     start = time.process_time()
     run_loop(Driver(make_node(plan, "global/0"), Wiring(Door(channel, f"127.0.0.1:{port}")), Silent()).run())
-    after_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"cpu_s": time.process_time() - start, "peak_mib": (after_kb - before_kb) / 1024}))
+    print(json.dumps({"cpu_s": time.process_time() - start, "peak_mib": (peak_kb() - before_kb) / 1024}))
+
+
+def peak_kb() -> int:
+    """The most memory that this process has had, in KiB (getrusage would count the parent's, too)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0])
 
 
 def channel_of(link: Link | None) -> Tcp:

@@ -58,7 +58,7 @@ def test_the_live_view_shows_lines_above_a_table(run: Run) -> None:
         "0.5000",
         "8.0",
         "2.0",
-        "waits for Berlin/0 to join",
+        "waits for Berlin/0",
     ):
         assert expected in text
     assert "A/0      │ hello [bold]you[/bold]" in text

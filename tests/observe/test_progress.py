@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from geomx.config import Run
-from geomx.observe.progress import WINDOW_S, Progress, Rate
+from geomx.observe.progress import WINDOW_S, Progress, Rate, few
 from geomx.observe.records import Record
 
 TOML = """
@@ -54,9 +54,9 @@ def test_a_rate_ends_when_nothing_comes() -> None:
 def test_the_state_names_whom_a_party_waits_for(run: Run) -> None:
     progress = Progress(run)
     a = progress.parties["A"]
-    assert a.state == "waits for A/0, A/1 to join"
+    assert a.state == "waits for A/0, A/1"
     told(progress, ("A", "joined", {"peer": "A/0"}), ("A/1", "joined", {"peer": "A"}))
-    assert a.state == "waits for A/1 to join"
+    assert a.state == "waits for A/1"
     told(progress, ("A", "joined", {"peer": "A/1"}))
     assert a.state == "starts"
     told(progress, ("A", "round", {"turn": 0, "kind": "assign"}))
@@ -107,3 +107,9 @@ def test_losses_samples_and_traffic(run: Run) -> None:
     assert progress.loss == pytest.approx(0.375)
     assert a.samples_rate.at(9.0) == 8.0
     assert (a.up_rate.at(9.0), a.down_rate.at(9.0)) == (50.0, 20.0)
+
+
+def test_only_a_few_names_are_listed() -> None:
+    assert [few(["A/0"]), few(["A/0", "A/1"]), few(["A/0", "A/1", "A/2", "A/3"])] == [
+        "A/0", "A/0, A/1", "A/0, A/1 and 2 more",
+    ]  # fmt: skip

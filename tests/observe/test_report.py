@@ -8,7 +8,7 @@ from rich.console import Console
 
 from geomx.config import Run
 from geomx.observe.records import Record
-from geomx.observe.report import Report, closing_table, make_report
+from geomx.observe.report import Report, closing_table, make_report, size
 
 TOML = """
 [run]
@@ -116,7 +116,8 @@ def test_a_loss_that_is_not_finite_is_no_number(run: Run, bad: float | None) -> 
 def test_the_closing_table(run: Run) -> None:
     text = shown(make_report(run, whole_run(), 12.0))
     for expected in (
-        "fsa, 2 parties, 2 workers, 2 shards",
+        "two, fsa, 2 parties, 2 workers, 2 shards",
+        "1.12 kB up, 550 B down, 557 B a round",
         "3, 0.2 s each (median)",
         "12.0 s, of which training 5.0 s",
         "90.00%",
@@ -130,3 +131,7 @@ def shown(report: Report) -> str:
     console.print(closing_table(report))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_sizes() -> None:
+    assert [size(n) for n in (0, 999, 2_873_800, 5.5e9)] == ["0 B", "999 B", "2.87 MB", "5.5 GB"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
 from geomx.drive.real import Driver, Recorder
 from geomx.drive.wiring import wire
@@ -31,6 +32,7 @@ def run_loop(coroutine: Coroutine[Any, Any, None]) -> None:
 
 def serve(run: Run, name: str, recorder: Recorder) -> None:
     """Run a server's node until the run has ended; raises `GeomxError`."""
+    reuse_freed_blocks()
     torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
     if name in run.shard_names:
         optimizers.find("SGD")("SGD")  # torch imports for seconds at the first one: now, not between two heartbeats

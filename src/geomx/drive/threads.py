@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from geomx.channels.inproc import InProc
+from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
 from geomx.drive.loops import run_loop
 from geomx.drive.real import Door, Driver, Recorder, Wiring
@@ -103,6 +104,7 @@ class NodeThread:
 
     def start(self) -> None:
         """Start the node; it connects while the training loop prepares."""
+        reuse_freed_blocks()
         self._thread.start()
         self._running.wait()
 

@@ -116,6 +116,7 @@ def make_local_server(plan: Plan, name: str, incarnation: int = 1) -> Server:
 
 def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
     """One shard of the global server. The others dial the first, for what must be known of all slices."""
+    policy = policies.find(plan.policy)()
     place, lead = plan.shards.index(name), plan.shards[0]
     others = plan.shards[1:] if name == lead else ()
     if plan.flat:
@@ -130,13 +131,13 @@ def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
             server.send(peer, message)
 
         clipping = Clipping(send, others, "" if name == lead else lead)
-        return Root(server, place, len(plan.shards), _optimizer, clipping)
+        return Root(server, place, len(plan.shards), _optimizer, clipping, policy.in_step)
 
     return Server(
         _identity(plan, name, incarnation),
         plan.limits,
         below,
-        policies.find(plan.policy)(),
+        policy,
         upside,
         dials={} if name == lead else {lead: plan.wan.patience},
         others=dict.fromkeys(others, plan.wan.patience),

@@ -45,12 +45,19 @@ class Root:
     """See the module's text. It holds the slices of one shard."""
 
     def __init__(
-        self, server: Answers, shard: int, shards: int, optimizers: OptimizerFactory, clipping: Clipping
+        self,
+        server: Answers,
+        shard: int,
+        shards: int,
+        optimizers: OptimizerFactory,
+        clipping: Clipping,
+        in_step: bool,
     ) -> None:
         self._server = server
         self._shard, self._shards = shard, shards
         self._optimizers = optimizers
         self._clipping = clipping
+        self._in_step = in_step  # see `Policy.in_step`
         self._optimizer: RootOptimizer | None = None
         self._weights: dict[int, torch.Tensor] = {}
         self._hypers: dict[bytes, Hyperparameters] = {}
@@ -217,12 +224,14 @@ class Root:
             self._optimizer.adopt(piece, weights)
 
     def _finish(self, piece: Slice, round_: Round, work: Callable[[], torch.Tensor], snapshot: bool) -> None:
-        """Run `work`, encode its result and answer. A snapshot: the result will change again in place."""
+        """Run `work`, encode its result and answer. `snapshot`: the result will change again in place."""
         codec = self._server.down_codec(piece, round_.kind)
 
         def encoded() -> torch.Tensor:
             values = work()
-            return codec.encode(piece, round_.turn, values.clone() if snapshot else values)
+            return codec.encode(
+                piece, round_.turn, values.clone() if snapshot and not self._in_step else values
+            )
 
         cost_bytes = (len(round_.contributions) + 4) * piece.size_bytes + codec.cost_bytes(piece)
         self._server.run_job(

@@ -119,6 +119,7 @@ class Server(BaseNode):
         self._to_welcome: list[Peer] = []
         self._held: dict[int, Any] = {}  # slice -> the last weights sent down, for whoever joins later
         self._answered: dict[int, int] = {}
+        self._closing: set[int] = set()  # slices whose round has closed and is not answered yet
         self._all_left_at = 0.0
 
     # -- the upside's view --------------------------------------------------------------------------------------
@@ -131,6 +132,7 @@ class Server(BaseNode):
             if self._settings.get("optimizer") != "workers":
                 self._held[piece.index] = payload
         self._answered[piece.index] = update.turn
+        self._closing.discard(piece.index)
         priority = priority_of(piece)
         for name, leaves in self._below.children.items():
             child = self.peer(name)
@@ -242,7 +244,10 @@ class Server(BaseNode):
         if self._settings.get("optimizer") == "workers":
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         self.send(peer, Attached(turns))
-        for index, payload in self._held.items():
+        for index in (
+            self._held.keys() - self._closing
+        ):  # those that are changing now are answered in a moment
+            payload = self._held[index]
             piece = self._piece(index)
             update = Update(self._answered[index], index, "gradient", 0.0, None, False, payload.nbytes)
             self.send(peer, update, payload, priority_of(piece))
@@ -265,6 +270,7 @@ class Server(BaseNode):
         members = self._members.expected(round_.turn)
         view = View(round_.turn, piece.index, round_.kind, round_.origins.keys(), members)
         if not isinstance(self._policy.gathered(view, self._now), Wait):
+            self._closing.add(piece.index)
             self._upside.closed(piece, self._rounds[piece.index].close(round_.turn))
 
     def _same_operation(self, push: Push) -> None:

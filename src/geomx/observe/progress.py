@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -12,6 +12,7 @@ from geomx.config import Run
 from geomx.observe.records import Record
 
 WINDOW_S = 5.0
+FEW = 2
 
 
 class Rate:
@@ -62,11 +63,11 @@ class PartyProgress:
     def state(self) -> str:
         """What it does, or for whom it waits."""
         if self.away:
-            return f"{', '.join(sorted(self.away))} away"
+            return f"{few(sorted(self.away))} away"
         if self.absent:
-            return f"waits for {', '.join(sorted(self.absent))} to join"
+            return f"waits for {few(sorted(self.absent))}"
         if self.waits_for:
-            return f"waits for {self.waits_for}"
+            return f"waits for {few(self.waits_for.split(', '))}"
         if self.finished:
             return "finished" if self.finished >= self.working else "ends"
         return "trains" if self.rounds else "starts"
@@ -117,6 +118,12 @@ class Progress:
         """The mean over all workers that have told one."""
         losses = [loss for party in self.parties.values() for loss in party.losses.values()]
         return fmean(losses) if losses else None
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    named = ", ".join(names[:FEW])
+    return named if len(names) <= FEW else f"{named} and {len(names) - FEW} more"
 
 
 def wan_bytes(usage: dict[str, Any]) -> tuple[int, int]:

@@ -166,7 +166,11 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
     counts = ((report["parties"], "party"), (report["workers"], "worker"), (report["shards"], "shard"))
     rounds, train_s = report["rounds"], report["train_s"]
     rows = [
-        ("run", f"{report['algorithm']}, " + ", ".join(counted(*count) for count in counts)),
+        (
+            "run",
+            f"{report['config']['run']['name']}, {report['algorithm']}, "
+            + ", ".join(counted(*count) for count in counts),
+        ),
         ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)")),
         (
             "samples",
@@ -188,8 +192,17 @@ def _if(value: float | None, form: str) -> str:
 
 def _traffic(report: Report, tier: str, rounds: int) -> str:
     up, down = report[f"{tier}_bytes_up"], report[f"{tier}_bytes_down"]
-    each = f" ({(up + down) / rounds / 1e3:,.1f} kB a round)" if rounds else ""
-    return f"{up / 1e6:,.2f} MB up, {down / 1e6:,.2f} MB down{each}"
+    each = f", {size((up + down) / rounds)} a round" if rounds else ""
+    return f"{size(up)} up, {size(down)} down{each}"
+
+
+def size(count: float) -> str:
+    """Bytes as people read them: `999 B`, `2.87 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.4g} GB"
 
 
 def _hash(sha256: str | dict[str, str] | None) -> str:

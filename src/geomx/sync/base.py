@@ -49,7 +49,13 @@ class View:
 
 
 class Policy(Protocol):
-    """A sync policy; see `fsa.py` for the simplest one."""
+    """A sync policy; see `fsa.py` for the simplest one.
+
+    `in_step`: nobody contributes to a turn of a slice before it has that slice's update of the turn before. The root
+    may then send its weights as they lie in memory, for they change only after everybody has them.
+    """
+
+    in_step: bool
 
     def step(self, turn: int) -> Contribute | None:
         """On a worker: what the step that is turn `turn` contributes; None: a local step."""
