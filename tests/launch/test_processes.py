@@ -160,9 +160,12 @@ def test_a_failure_names_status_and_last_lines_and_stops_the_others(tmp_path: Pa
     assert_gone(watched.pids)
 
 
-def test_a_killed_process_is_named_with_its_signal() -> None:
-    watched = Watched()
-    outcome = watched.run(command("A/0", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+def test_a_killed_process_is_named_with_its_signal_and_waited_for_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 10 * BOUND_S)
+    killed = command("A/0", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    outcome = Watched().run(killed, command("A/1", SLEEP))
     assert [failure.how for failure in outcome.failures] == ["was killed by SIGKILL"]
 
 

@@ -313,7 +313,10 @@ def test_a_scripted_module_is_waited_for() -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("compiled", ["a function of weights", "a function that calls the model", "a submodule"])
 def test_compiled_code_reads_no_stale_weight(compiled: str, backend: str) -> None:
-    """Also when it is compiled again and again, until the limit at which torch gives up compiling."""
+    """Also when it is compiled again and again, until the limit at which torch gives up compiling.
+
+    One worker: torch compiles in one thread of a process at a time, and here workers are threads.
+    """
 
     def main(run: LiveRun) -> list[torch.Tensor]:
         model = small_model()
@@ -334,12 +337,13 @@ def test_compiled_code_reads_no_stale_weight(compiled: str, backend: str) -> Non
         return seen
 
     overlap = "forward"
-    overlapped, _ = train([1, 1], main, CUT, network=WAN)
+    overlapped, _ = train([1], main, CUT, network=WAN)
     torch._dynamo.reset()
     overlap = "none"
-    waited, _ = train([1, 1], main, CUT, network=WAN)
+    waited, _ = train([1], main, CUT, network=WAN)
     for ours, theirs in zip(overlapped["A/0"], waited["A/0"], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=0.0)
+        # torch says "compiling" to every thread: Adam at the root, a thread here, then has float32 numbers for its state
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # a stale weight is off by 1e-2
 
 
 def test_what_cannot_wait_sees_no_stale_weight() -> None:

@@ -172,7 +172,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         """The connection stands, and TLS is agreed on."""
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=0)
+        self._transport.set_write_buffer_limits(high=1, low=0)  # with TLS, a high of 0 pauses for ever
         self.peer_address = format_address(transport.get_extra_info("peername"))
         self._connected(self, transport.get_extra_info("socket"))
 

@@ -23,7 +23,7 @@ from geomx.node.contract import (
 )  # fmt: skip
 from geomx.protocol.messages import Message
 
-INLINE_BYTES = 64 << 10  # 64 KiB take some 10 us; a thread's way there and back 50
+INLINE_BYTES = 8 << 20  # about a millisecond: less than the way to a thread and back costs in caches and locks
 USAGE_EVERY_S = 0.5
 
 

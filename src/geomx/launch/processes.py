@@ -4,7 +4,8 @@ Theory of operation. One thread, one loop. Every process leads a group of its ow
 
     all well      the workers end with status 0; the servers, which see that, end within `stop_s`
     a failure     a process ends with another status. The others have `GRACE_S` to hear of it through the run
-                  and to end by themselves, each with its own last word; then they are stopped
+                  and to end by themselves, each with its own last word; then they are stopped. When a
+                  signal killed it, they are stopped at once
     servers late  the workers have ended, a server has not: it is stopped, and counts as failed
     Ctrl-C        (or SIGTERM, SIGHUP) they are stopped; a second Ctrl-C kills
 
@@ -32,7 +33,7 @@ from geomx.launch import guardian
 from geomx.launch.child import Child, Command, Ended
 
 POLL_S = 0.1
-GRACE_S = 2.0
+GRACE_S = 5.0
 
 Show = Callable[[str, str, bool], None]  # (node, line, whether it was written to stderr)
 
@@ -130,7 +131,8 @@ class Supervisor:
         if self._interrupts:
             self._stop_at = min(now, self._stop_at or now)
         elif self._failures and self._stop_at is None:
-            self._stop_at = now + GRACE_S
+            was_killed = self._failures[0].status < 0  # nobody will hear of it from the process itself
+            self._stop_at = now if was_killed else now + GRACE_S
         elif self._stop_at is None and all(child.serves for child in self._running):
             self._servers_until = self._servers_until or now + self._stop_s
             if now >= self._servers_until:

@@ -166,6 +166,11 @@ class BaseNode:
     def note(self, name: str, level: str = "debug", **fields: Any) -> None:
         self._effects.append(Note(name, fields, level))
 
+    @property
+    def now(self) -> float:
+        """The time of the event that is being handled, in seconds."""
+        return self._now
+
     def peer(self, name: str) -> Peer | None:
         return self._peers.get(name)
 

@@ -52,6 +52,7 @@ class Uplink:
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
         self._attached: dict[str, tuple[int, ...]] = {}
+        self._pushed: dict[int, tuple[int, float]] = {}  # slice -> its last push: turn and time
         self._hypers: dict[bytes, None] = {}  # already sent, oldest first
 
     def codec(self, piece: Slice, kind: Kind, codec: Codec) -> Codec:
@@ -95,6 +96,7 @@ class Uplink:
         """Push bytes that are encoded already."""
         size = 0 if payload is None else payload.nbytes
         sized = msgspec.structs.replace(push, size=size) if push.size != size else push
+        self._pushed[push.slice] = push.turn, self._node.now
         shard = self._parent(self.parents[self._shard_of[push.slice]])
         self._node.send(shard, sized, payload, priority_of(self._piece(push.slice)))
 
@@ -116,6 +118,7 @@ class Uplink:
         """A parent has sent something."""
         if isinstance(message, Update):
             self._piece(message.slice)
+            self._trace(message)
             self._owner.answered(message, payload)
         elif isinstance(message, Attached):
             self._attached[peer.name] = message.turns
@@ -137,6 +140,13 @@ class Uplink:
             possible = False
         if not possible:
             raise ProtocolError(f"{peer.name} announces an impossible {type(message).__name__}")
+
+    def _trace(self, update: Update) -> None:
+        """A row of the trace for each slice: from its push to its update."""
+        turn, since = self._pushed.get(update.slice, (-1, 0.0))
+        if turn == update.turn:
+            track, label = f"slice {update.slice}", f"{update.kind} {turn}"
+            self._node.note("span", track=track, label=label, start=since, stop=self._node.now)
 
     def _turns(self) -> dict[int, int]:
         """Each parent answers for the slices that it holds."""

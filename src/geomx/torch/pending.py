@@ -2,14 +2,14 @@
 
 A parameter with an update under way is given the class `Pending` until the update is in it (torch's own lazy
 parameters change their class in the same way). Every PyTorch function that takes it then calls
-`Pending.__torch_function__`, which waits for this parameter alone, gives it back its class and goes on. So nobody reads a
-stale weight, whichever way it is reached: by its own module, by another one (`nn.MultiheadAttention`), through a
+`Pending.__torch_function__`, which waits for this parameter alone, gives it back its class and goes on. So nobody reads
+a stale weight, whichever way it is reached: by its own module, by another one (`nn.MultiheadAttention`), through a
 tie, `state_dict`, `torch._foreach_*`. What says nothing about values (shapes, gradients, flags) does not wait.
 
 What PyTorch does not call through Python is not asked: the transforms of `torch.func`, extensions in C++. So while a
 parameter is pending its values are hidden, and in their place is NaN, of one element's memory: an error that
-shows at once, where a stale weight would not. Compiled and scripted modules, and parameters with a class of their own, are
-waited for by `step()` itself; a model in evaluation mode waits for everything as its forward begins.
+shows at once, where a stale weight would not. Compiled and scripted modules, and parameters with a class of their own,
+are waited for by `step()` itself; a model in evaluation mode waits for everything as its forward begins.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class PendingWeights:
         self._timeline = timeline
         self._left: dict[int, set[int]] = {}  # parameter -> the slices that it waits for
         self._wait_for: Callable[[int], None] = torch.compiler.disable(self._wait)  # type: ignore[no-untyped-call]
+        self._wait_for_all: Callable[[], None] = torch.compiler.disable(exchange.wait)  # type: ignore[no-untyped-call]
         self._waiting: dict[int, list[int]] = {}  # slice -> the parameters that wait for it
         self._handles: list[RemovableHandle] = []
 
@@ -149,7 +150,11 @@ class PendingWeights:
         torch.autograd.graph.increment_version(parameter)
 
     def _before_forward(self) -> None:
-        if torch.compiler.is_compiling():
+        if (
+            torch.compiler.is_compiling()
+        ):  # compiled after attach: break the graph if there is something to wait for
+            if self._left:
+                self._wait_for_all()
             return
         self._timeline.begin("forward")
         if not self._model.training:

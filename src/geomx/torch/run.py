@@ -115,9 +115,9 @@ class LiveRun:
     ) -> tuple[Model, torch.optim.Optimizer]:
         """Join the run with a model: the same module, and an optimizer whose `step()` is a turn with all workers.
 
-        `clip_norm` bounds the global norm of the mean gradient. `push_at` and `overlap` override the run's. Returns when
-        this worker has the first worker's weights and buffers. Raises `Unsupported` for what cannot be carried, `Refused`
-        when the workers' models or optimizers differ.
+        `clip_norm` bounds the global norm of the mean gradient. `push_at` and `overlap` override the run's. Returns
+        when this worker has the first worker's weights and buffers. Raises `Unsupported` for what cannot be carried,
+        `Refused` when the workers' models or optimizers differ.
         """
         if self._attached is not None:
             raise Unsupported(

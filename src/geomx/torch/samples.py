@@ -3,8 +3,8 @@
     mean = Σ_i w_i x_i / Σ_i w_i
 
 `samples`: w is what `run.shard` counted since the last turn that pushed, so that a mean over workers equals the mean
-over the concatenated batches. `equal`: 1. `dataset_size`: the party's number, divided among its workers. `run.weight(n)`
-overrides each of them, for one turn.
+over the concatenated batches. `equal`: 1. `dataset_size`: the party's number, divided among its workers.
+`run.weight(n)` overrides each of them, for one turn.
 """
 
 from __future__ import annotations

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geomx.channels.shaping import SEGMENT_BYTES, Link, Shaper, Uplink
+
+CHUNK = 65_536
+MBIT_100 = 8e-8  # seconds for one byte at 100 Mbit/s
+
+
+def test_the_rate_is_exact_however_late_the_sender_wakes():
+    shaper, now = Shaper(Link(rate_mbps=100)), 10.0
+    for number in range(600):
+        at = shaper.transmit(CHUNK, ready_at=10.0)
+        now = shaper.free_at + 0.001 * (number % 3)  # the timer fired up to 2 ms late
+    assert at == pytest.approx(10.0 + 600 * CHUNK * MBIT_100, rel=1e-9)
+    assert now > at
+
+
+def test_an_idle_link_saves_nothing_up():
+    shaper = Shaper(Link(rate_mbps=100))
+    shaper.transmit(CHUNK, ready_at=0.0)
+    assert shaper.transmit(CHUNK, ready_at=5.0) == pytest.approx(5.0 + CHUNK * MBIT_100)
+
+
+def test_the_delay_is_added_once_and_chunks_follow_each_other():
+    shaper = Shaper(Link(rate_mbps=100, delay_ms=20))
+    times = [shaper.transmit(CHUNK, ready_at=1.0) for _ in range(3)]
+    assert times == pytest.approx([1.02 + n * CHUNK * MBIT_100 for n in (1, 2, 3)])
+
+
+@pytest.mark.parametrize("rate", [None, 0])
+def test_without_a_rate_only_the_delay_counts(rate):
+    shaper = Shaper(Link(rate_mbps=rate, delay_ms=20))
+    assert [shaper.transmit(1 << 30, ready_at=1.0) for _ in range(2)] == [1.02, 1.02]
+
+
+@given(
+    jitter_ms=st.floats(0, 50),
+    loss=st.floats(0, 0.9),
+    chunks=st.lists(st.tuples(st.integers(1, 1 << 18), st.floats(0, 0.1)), max_size=40),
+    seed=st.integers(0, 9),
+)
+def test_a_stream_is_never_reordered_nor_early(jitter_ms, loss, chunks, seed):
+    shaper = Shaper(Link(100, 20, jitter_ms, loss), seed)
+    ready_at, after = 0.0, -math.inf
+    for size, pause in chunks:
+        ready_at += pause
+        start = max(ready_at, shaper.free_at)
+        at = shaper.transmit(size, ready_at, after)
+        assert shaper.free_at >= start + size * MBIT_100 - 1e-9
+        assert at >= after
+        assert at >= shaper.free_at + max(0.0, 0.020 - jitter_ms / 1e3) - 1e-9
+        after = at
+
+
+def test_jitter_strays_to_both_sides_within_its_bounds():
+    shaper = Shaper(Link(delay_ms=20, jitter_ms=5))
+    travels = [shaper.transmit(1, ready_at=0.0) for _ in range(500)]
+    assert min(travels) == pytest.approx(0.015, abs=3e-4)
+    assert max(travels) == pytest.approx(0.025, abs=3e-4)
+
+
+@pytest.mark.parametrize("loss", [0.01, 0.2])
+def test_lost_segments_occupy_the_link_again(loss):
+    shaper, segments = Shaper(Link(rate_mbps=100, loss=loss), seed=1), 45
+    for _ in range(2000):
+        shaper.transmit(segments * SEGMENT_BYTES, ready_at=0.0)
+    sent = shaper.free_at / (SEGMENT_BYTES * MBIT_100)
+    assert sent / (2000 * segments) == pytest.approx(1 / (1 - loss), rel=0.02)
+
+
+def test_a_loss_holds_its_stream_up_by_a_round_trip_and_no_other():
+    shaper = Shaper(Link(delay_ms=20, loss=0.5), seed=2)
+    times = [shaper.transmit(SEGMENT_BYTES, ready_at=0.0) for _ in range(200)]
+    assert {round(at / 0.020) % 2 for at in times} == {1}  # the delay, and whole round trips
+    assert min(times) == pytest.approx(0.020)
+    assert max(times) > 0.060
+    held_up = max(times)
+    assert min(shaper.transmit(SEGMENT_BYTES, 0.0, after=held_up) for _ in range(50)) == held_up
+    assert min(shaper.transmit(SEGMENT_BYTES, 0.0) for _ in range(50)) == pytest.approx(0.020)
+
+
+def test_the_same_seed_gives_the_same_times():
+    link = Link(100, 20, 5, 0.05)
+    series = []
+    for seed in (1, 1, 2):
+        shaper = Shaper(link, seed)
+        series.append([shaper.transmit(CHUNK, 0.0) for _ in range(50)])
+    assert series[0] == series[1] != series[2]
+
+
+class Stream:
+    """A sender with chunks of one priority; remembers when each was delivered."""
+
+    def __init__(self, name: str, sizes: list[int], priority: int = 0) -> None:
+        self.name, self.priority = name, priority
+        self.sizes = list(sizes)
+        self.held = False
+        self.delivered: list[tuple[str, int]] = []
+        self.taken: list[tuple[str, int]] = []
+
+    def urgency(self) -> int | None:
+        return self.priority if self.sizes and not self.held else None
+
+    def take(self) -> tuple[bytes, ...]:
+        chunk = (bytes(self.sizes.pop(0)),)
+        self.taken.append((self.name, len(chunk[0])))
+        return chunk
+
+    def deliver(self, chunk) -> None:
+        self.delivered.append((self.name, len(chunk[0])))
+
+
+def streams(*given: Stream) -> list[tuple[str, int]]:
+    """Let them share one record of what was taken, in order."""
+    record: list[tuple[str, int]] = []
+    for stream in given:
+        stream.taken = record
+    return record
+
+
+def drive(uplink: Uplink, now: float, late_s: float = 0.0) -> float:
+    """Run until nothing is due, each time a little late; returns the last time."""
+    while (due := uplink.run(now)) is not None:
+        now = max(now, due) + late_s
+    return now
+
+
+def test_streams_take_turns():
+    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    a, b = Stream("a", [1000] * 3), Stream("b", [1000] * 3)
+    taken = streams(a, b)
+    uplink.want(a, 0.0)
+    uplink.want(b, 0.0)
+    drive(uplink, 0.0)
+    assert [name for name, _ in taken] == ["a", "b", "a", "b", "a", "b"]
+    assert (len(a.delivered), len(b.delivered)) == (3, 3)
+
+
+def test_the_most_urgent_goes_first_even_in_the_middle():
+    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    a, b = Stream("a", [1000] * 3, priority=5), Stream("b", [1000] * 2, priority=1)
+    taken = streams(a, b)
+    uplink.want(a, 0.0)
+    due = uplink.run(0.0)
+    uplink.want(b, 0.0)
+    drive(uplink, due)
+    assert [name for name, _ in taken] == ["a", "b", "b", "a", "a"]
+
+
+def test_nothing_leaves_before_the_link_is_free():
+    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    stream = Stream("a", [CHUNK] * 2)
+    taken = streams(stream)
+    uplink.want(stream, 0.0)
+    due = uplink.run(0.0)
+    assert due == pytest.approx(CHUNK * MBIT_100)
+    assert uplink.run(due - 1e-6) == due
+    assert len(taken) == 1
+
+
+def test_late_wakes_cost_no_rate():
+    uplink = Uplink(Shaper(Link(rate_mbps=100, delay_ms=20)))
+    stream = Stream("a", [CHUNK] * 610)  # 40 MB
+    uplink.want(stream, 0.0)
+    end = drive(uplink, 0.0, late_s=0.0015)
+    assert len(stream.delivered) == 610
+    assert end == pytest.approx(610 * CHUNK * MBIT_100 + 0.020, abs=0.005)
+
+
+def test_chunks_put_one_by_one_behind_a_late_wake_keep_the_rate():
+    """The link falls idle between chunks only in the eyes of a timer; in virtual time it never does."""
+    shaper = Shaper(Link(rate_mbps=100))
+    uplink, stream, now = Uplink(shaper), Stream("a", []), 0.0
+    for _ in range(100):
+        stream.sizes.append(CHUNK)
+        uplink.want(stream, now)
+        uplink.run(now)
+        now += CHUNK * MBIT_100  # exactly when the link is free again
+    assert shaper.free_at == pytest.approx(100 * CHUNK * MBIT_100)
+
+
+def test_one_that_may_not_send_loses_its_turn_and_gets_it_back():
+    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    a, b = Stream("a", [1000] * 2), Stream("b", [1000] * 2)
+    taken = streams(a, b)
+    uplink.want(a, 0.0)
+    uplink.want(b, 0.0)
+    a.held = True
+    now = drive(uplink, 0.0)
+    assert [name for name, _ in taken] == ["b", "b"]
+    a.held = False
+    uplink.want(a, now)
+    drive(uplink, now)
+    assert [name for name, _ in taken] == ["b", "b", "a", "a"]
+
+
+def test_a_forgotten_stream_is_delivered_no_more_and_others_are():
+    uplink = Uplink(Shaper(Link(rate_mbps=100, delay_ms=20)))
+    a, b = Stream("a", [1000] * 3), Stream("b", [1000] * 3)
+    for stream in (a, b):
+        streams(stream)
+        uplink.want(stream, 0.0)
+    uplink.run(0.0)
+    uplink.run(0.0001)
+    uplink.forget(a)
+    drive(uplink, 0.0001)
+    assert (a.delivered, len(b.delivered)) == ([], 3)
+
+
+def test_a_loss_on_one_stream_lets_the_others_pass():
+    uplink = Uplink(Shaper(Link(delay_ms=20, loss=0.5), seed=2))
+    order = []
+    pair = [Stream(name, [SEGMENT_BYTES] * 20) for name in "ab"]
+    for stream in pair:
+        streams(stream)
+        stream.delivered = order
+        uplink.want(stream, 0.0)
+    drive(uplink, 0.0)
+    names = [name for name, _ in order]
+    assert sorted(names) == ["a"] * 20 + ["b"] * 20
+    assert names != ["a", "b"] * 20
+
+
+def test_nothing_to_do_means_no_wake():
+    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    assert uplink.run(1.0) is None
+    uplink.want(Stream("a", []), 1.0)
+    assert uplink.run(1.0) is None
