@@ -34,7 +34,14 @@ from geomx.node.build import Plan, make_node
 from geomx.node.local import Arrived, Contribution, Left, Ready
 
 MIB = 1 << 20
-SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+SGD = {
+    "lr": 0.1,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "nesterov": False,
+    "maximize": False,
+}
 
 
 class Silent:
@@ -124,7 +131,9 @@ class Geomx:
         self.port = free_port()
         self.layout = Layout((Tensor("weights", (size_bytes // 4,), "float32"),))
         arguments = ["--serve", str(self.port), str(workers)] + (["--link"] if link else [])
-        self.server = subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
+        self.server = subprocess.Popen(
+            [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True
+        )
         self.workers = [Pusher(self.port, rank, workers, link) for rank in range(workers)]
         self._each(lambda worker: worker.attach(self.layout, optimizer))
         self.gradients = [torch.ones(piece.elements) for piece in self.layout.slices]
@@ -300,7 +309,9 @@ def main() -> None:
     elif options.link:
         keep("link", [emulated(10_000_000, min(options.rounds, 3))], "10 M parameters, 100 Mbit/s, 40 ms")
     else:
-        keep("loopback", loopback(options.mib * MIB, options.rounds), f"{options.mib} MiB pushed and answered")
+        keep(
+            "loopback", loopback(options.mib * MIB, options.rounds), f"{options.mib} MiB pushed and answered"
+        )
         keep("memory", [memory(options.mib * MIB, workers) for workers in (1, 2, 4)], "Memory of the server")
 
 

@@ -78,7 +78,9 @@ address = "127.0.0.1:{self.ports["B"]}"
 
     def start(self, names: Iterable[str] = ALL_NODES, *settings: str, script: Iterable[str] = ()) -> None:
         for name in names:
-            self._spawn(name, [sys.executable, "-m", "geomx", *self._command(name, list(settings), list(script))])
+            self._spawn(
+                name, [sys.executable, "-m", "geomx", *self._command(name, list(settings), list(script))]
+            )
 
     def _command(self, name: str, settings: list[str], script: list[str]) -> list[str]:
         toml = str(self.toml)
@@ -93,7 +95,12 @@ address = "127.0.0.1:{self.ports["B"]}"
     def _spawn(self, name: str, command: list[str]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=self.folder
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            cwd=self.folder,
         )
         self.processes[name] = process
         lines = self.outputs[name] = []
@@ -133,7 +140,9 @@ address = "127.0.0.1:{self.ports["B"]}"
 
     def weights(self) -> set[str]:
         """What the workers' models came to, as they printed it."""
-        return {line.split()[1] for lines in self.outputs.values() for line in lines if line.startswith("weights")}
+        return {
+            line.split()[1] for lines in self.outputs.values() for line in lines if line.startswith("weights")
+        }
 
     def report(self) -> str:
         return "\n".join(f"--- {name}\n{''.join(lines[-15:])}" for name, lines in self.outputs.items())

@@ -35,7 +35,9 @@ def test_a_killed_node_is_named_by_all_others(tmp_path: Path, runs: list[RealRun
     others = [name for name in ALL_NODES if name != victim]
     for name, (status, output) in run.wait(others).items():
         assert status == 1, f"{name} ended with {status}:\n{output}"
-        assert any(f"{victim} is lost" in line or f"failed at {victim}" in line for line in output.splitlines()), output
+        assert any(
+            f"{victim} is lost" in line or f"failed at {victim}" in line for line in output.splitlines()
+        ), output
 
 
 def test_a_stopped_worker_is_named_by_all_others(tmp_path: Path, runs: list[RealRun]) -> None:
@@ -128,7 +130,13 @@ def greet_rudely(port: int, kind: int) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port))
     prefix = struct.pack("<QIHH", 1, 0xFFFFFFFF, 0xFFFF, 0)
     push = b"\x95\xa4Push" + struct.pack(">BQ", 0xCF, 1 << 62)
-    rude = [os.urandom(4096), struct.pack("<QIHH", 1, len(push), len(push), 0) + push, prefix[:9], bytes(1 << 16), b""]
+    rude = [
+        os.urandom(4096),
+        struct.pack("<QIHH", 1, len(push), len(push), 0) + push,
+        prefix[:9],
+        bytes(1 << 16),
+        b"",
+    ]
     with suppress(OSError):
         sock.sendall(rude[kind])
     return sock

@@ -12,9 +12,9 @@ from trees import SGD, Loop, assert_well, layout_of, plan_of, run_tree
 from geomx.drive.programs import Program
 from geomx.drive.simulated import Network, Simulator
 from geomx.errors import Disagreement, Fenced, NodeLost, Refused, RunFailed, WaitTimeout
-from geomx.node.base import Limits
 from geomx.node.build import Plan, make_node
 from geomx.node.local import Contribution, Ready
+from geomx.node.peers import Limits
 
 WAN = Network(100.0, 20.0)
 
@@ -144,7 +144,7 @@ def test_a_restarted_worker_catches_up() -> None:
         simulator.add(make_node(plan, "A/1", incarnation=2))
         simulator.program("A/1", lambda program: rejoin(program, again, joined))
 
-    simulator, programs = run_tree(plan, loop, WAN, faults=lambda s: s.at(1.0, lambda: restart(s)))
+    _, programs = run_tree(plan, loop, WAN, faults=lambda s: s.at(1.0, lambda: restart(s)))
     assert programs["A/0"].error is None
     assert joined[0] > 0
     for index, weights in loop.weights["A/0"].items():

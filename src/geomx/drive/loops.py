@@ -35,6 +35,8 @@ def serve(run: Run, name: str, recorder: Recorder) -> None:
     reuse_freed_blocks()
     torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
     if name in run.shard_names:
-        optimizers.find("SGD")("SGD")  # torch imports for seconds at the first one: now, not between two heartbeats
+        optimizers.find("SGD")(
+            "SGD"
+        )  # torch imports for seconds at the first one: now, not between two heartbeats
     node = make_node(Plan.of(run), name, incarnation=time.time_ns())
     run_loop(Driver(node, wire(run, name), recorder).run())

@@ -1,7 +1,7 @@
 """The real driver: asyncio, sockets, and the machine's clock, for the same nodes as the simulated one.
 
-Theory of operation. All of a node's events happen on one event loop, one after the other. Arithmetic (jobs) runs in a
-thread beside it, so that it never holds up a heartbeat; what is too small to be worth the way there and back runs at once.
+Theory of operation. All of a node's events happen on one event loop, one after the other. Arithmetic (jobs) runs in
+a thread beside it, so that it never holds up a heartbeat; what takes less than the way there and back runs at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,30 @@ from typing import Any, Protocol
 from geomx.channels.base import Channel, Connection, Listener
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.node.contract import (
-    Closed, Dial, Effect, Event, Fired, Hangup, Identified, Job, JobDone, Node, Note, Notify, Opened, Received,
-    Started, Stop, Timer, Write,
-)  # fmt: skip
+    Closed,
+    Dial,
+    Effect,
+    Event,
+    Fired,
+    Hangup,
+    Identified,
+    Job,
+    JobDone,
+    Node,
+    Note,
+    Notify,
+    Opened,
+    Received,
+    Started,
+    Stop,
+    Timer,
+    Write,
+)
 from geomx.protocol.messages import Message
 
-INLINE_BYTES = 8 << 20  # about a millisecond: less than the way to a thread and back costs in caches and locks
+INLINE_BYTES = (
+    8 << 20
+)  # about a millisecond: less than the way to a thread and back costs in caches and locks
 USAGE_EVERY_S = 0.5
 
 
@@ -182,7 +200,7 @@ class Driver:
         else:
             self._ended.set_exception(error)
 
-    # -- connections ----------------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------------------
 
     async def _open_door(self) -> None:
         door = self._wiring.door
@@ -237,7 +255,7 @@ class Driver:
         await asyncio.sleep(0.05)  # what hangs up says its last words
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    # -- usage ------------------------------------------------------------------------------------------------------------
+    # -- usage -------------------------------------------------------------------------------------------------
 
     def _use(self) -> None:
         if not self._ended.done():

@@ -1,13 +1,13 @@
 """The simulated driver: a virtual clock, a seeded network, and the same nodes as in the real one.
 
-Theory of operation. Everything that will happen stands in one heap, ordered by time and then by the order in which it was
-planned; the seed decides every random draw. So a run is a function of its seed, and replays bit for bit. Time passes only
-here: a link takes size / rate and a delay, a job takes the bytes that it touches / `memory_bytes_per_s`, a program sleeps as
-long as it says.
+Theory of operation. Everything that will happen stands in one heap, ordered by time and then by the order in which it
+was planned; the seed decides every random draw. So a run is a function of its seed, and replays bit for bit. Time
+passes only here: a link takes size / rate and a delay, a job takes the bytes that it touches / `memory_bytes_per_s`, a
+program sleeps as long as it says.
 
 A connection behaves like TCP unless its `Network` loses, doubles or swaps messages; then sessions must resend
-(`Patience.resend_s`). `cut` makes a link fall silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP does.
-Programs (training loops) run in threads of their own, but one at a time and only while the clock stands still.
+(`Patience.resend_s`). `cut` makes a link fall silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP
+does. Programs (training loops) run in threads of their own, but one at a time and only while the clock stands still.
 """
 
 from __future__ import annotations
@@ -20,12 +20,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from geomx.drive.network import Connection, Link, Network
 from geomx.drive.programs import Program
 from geomx.errors import GeomxError
 from geomx.node.contract import (
-    Called, Closed, Dial, Effect, Event, Fired, Hangup, Job, JobDone, Node, Note, Notify, Opened, Received, Started,
-    Stop, Timer, Write,
-)  # fmt: skip
+    Called,
+    Closed,
+    Dial,
+    Effect,
+    Event,
+    Fired,
+    Hangup,
+    Job,
+    JobDone,
+    Node,
+    Note,
+    Notify,
+    Opened,
+    Received,
+    Started,
+    Stop,
+    Timer,
+    Write,
+)
 from geomx.protocol.messages import Message
 
 HEADER_BYTES = 96  # what a message's frame and head take, about
@@ -33,44 +50,12 @@ CHUNK_BYTES = 64 << 10
 _GOODBYE = Message()  # the end of a connection, as it crosses a link
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """How the links behave. Shares are per message; `rate_mbps` 0: no limit."""
-
-    rate_mbps: float = 0.0
-    delay_ms: float = 0.0
-    jitter_ms: float = 0.0
-    loss: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0  # share of messages that are held up, so that later ones overtake them
-
-
-@dataclass(slots=True)
-class _Link:
-    """One direction between two nodes: what waits to be sent, most urgent first."""
-
-    network: Network
-    queue: list[tuple[int, int, list[Any]]] = field(default_factory=list)
-    busy: bool = False
-    last_delivery: float = 0.0
-    silent_until: float = 0.0
-    sent_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Connection:
-    """Both ends' view of one connection: (node, its connection number)."""
-
-    ends: dict[str, tuple[str, int]]  # node -> (other node, the other's number)
-    alive: bool = True
-
-
 @dataclass(slots=True)
 class _Host:
     """A node, and what the simulator keeps for it."""
 
     node: Node
-    connections: dict[int, _Connection] = field(default_factory=dict)
+    connections: dict[int, Connection] = field(default_factory=dict)
     timers: dict[str, int] = field(default_factory=dict)
     listener: Callable[[Any], None] | None = None
     program: Program | None = None
@@ -102,7 +87,7 @@ class Simulator:
         self._order = itertools.count()
         self._numbers = itertools.count(1)
         self._hosts: dict[str, _Host] = {}
-        self._links: dict[tuple[str, str], _Link] = {}
+        self._links: dict[tuple[str, str], Link] = {}
         self._networks: dict[tuple[str, str], Network] = {}
         self.events = 0
 
@@ -277,10 +262,10 @@ class Simulator:
 
     # -- the network -------------------------------------------------------------------------------------------
 
-    def _link(self, source: str, target: str) -> _Link:
+    def _link(self, source: str, target: str) -> Link:
         link = self._links.get((source, target))
         if link is None:
-            link = self._links[source, target] = _Link(self._networks.get((source, target), self._network))
+            link = self._links[source, target] = Link(self._networks.get((source, target), self._network))
         return link
 
     def _dial(self, host: _Host, peer: str) -> None:
@@ -295,7 +280,7 @@ class Simulator:
             self._deliver(host, Closed(0, peer, "unreachable"))
             return
         mine, theirs = next(self._numbers), next(self._numbers)
-        connection = _Connection({host.node.name: (peer, theirs), peer: (host.node.name, mine)})
+        connection = Connection({host.node.name: (peer, theirs), peer: (host.node.name, mine)})
         host.connections[mine] = target.connections[theirs] = connection
         self._deliver(target, Opened(theirs))
         self._deliver(host, Opened(mine, peer))
@@ -317,7 +302,7 @@ class Simulator:
         if not link.busy:
             self._transmit(link)
 
-    def _transmit(self, link: _Link) -> None:
+    def _transmit(self, link: Link) -> None:
         """Send one chunk of the most urgent message; what is more urgent may overtake behind it."""
         if not link.queue:
             link.busy = False
@@ -338,9 +323,7 @@ class Simulator:
 
         self._plan(chunk * 8e-6 / link.network.rate_mbps, sent)
 
-    def _propagate(
-        self, link: _Link, connection: _Connection, target: str, number: int, write: Write
-    ) -> None:
+    def _propagate(self, link: Link, connection: Connection, target: str, number: int, write: Write) -> None:
         network = link.network
         copies = 1
         if write.message is _GOODBYE:
@@ -358,7 +341,7 @@ class Simulator:
                 arrival = link.last_delivery = max(arrival, link.last_delivery)
             self._plan(arrival - self.now, lambda: self._arrive(connection, target, number, write))
 
-    def _arrive(self, connection: _Connection, target: str, number: int, write: Write) -> None:
+    def _arrive(self, connection: Connection, target: str, number: int, write: Write) -> None:
         host = self._hosts[target]
         if not connection.alive or host.connections.get(number) is not connection:
             return
@@ -374,16 +357,16 @@ class Simulator:
             return
         self._deliver(host, Received(number, write.number, write.message, _own(write.payload)))
 
-    def _hang_up(self, host: _Host, number: int, connection: _Connection) -> None:
+    def _hang_up(self, host: _Host, number: int, connection: Connection) -> None:
         """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""
         self._write(host, Write(number, 0, _GOODBYE))
         del host.connections[number]
 
-    def _part(self, host: _Host, number: int, connection: _Connection) -> None:
+    def _part(self, host: _Host, number: int, connection: Connection) -> None:
         del host.connections[number]
         self._deliver(host, Closed(number, self._dialled(host, connection), "closed by the other side"))
 
-    def _break(self, connection: _Connection, reason: str) -> None:
+    def _break(self, connection: Connection, reason: str) -> None:
         """Close both ends at once; what was under way is lost."""
         connection.alive = False
         for name in connection.ends:
@@ -393,7 +376,7 @@ class Simulator:
                 closed = Closed(number, self._dialled(host, connection), reason)
                 self._plan(0.0, functools.partial(self._deliver, host, closed))
 
-    def _dialled(self, host: _Host, connection: _Connection) -> str:
+    def _dialled(self, host: _Host, connection: Connection) -> str:
         """The other end's name, for whoever dialled (the first of the two ends)."""
         first = next(iter(connection.ends))
         return connection.ends[first][0] if host.node.name == first else ""

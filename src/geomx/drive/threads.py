@@ -76,7 +76,7 @@ class ThreadPort:
             raise self._error
         raise RunFailed(self._name, f"it has stopped, and cannot do {what}") from self._error
 
-    # -- the node's side ------------------------------------------------------------------------------------------------
+    # -- the node's side ----------------------------------------------------------------------------------------
 
     def connect(self, call: Callable[[Called], object]) -> None:
         self._call = call

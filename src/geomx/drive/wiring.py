@@ -23,7 +23,7 @@ def wire(run: Run, name: str) -> Wiring:
 
 
 def _wire_shard(run: Run, name: str) -> Wiring:
-    """Each party has its own link down. It is shared out evenly among the shards, which do not see each other's traffic."""
+    """Each party has its own link down; the shards, which do not see each other's traffic, get equal shares of it."""
     channel = _tcp(run, run.wan, None, WAN_CHUNK_BYTES)
 
     def shape(connection: Connection, peer: str) -> None:

@@ -12,51 +12,52 @@ Subclasses answer `on_start`, `on_open`, `on_message`, `on_tick` and list whom t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from geomx.errors import Fenced, GeomxError, NodeLost, ProtocolError, Refused, RunFailed, WaitTimeout
+from geomx.errors import GeomxError, NodeLost, ProtocolError, RunFailed, WaitTimeout
 from geomx.node.contract import (
-    Called, Closed, Dial, Effect, Event, Fired, Hangup, Identified, Job, JobDone, Note, Opened, Received, Started, Stop, Timer,
+    Called,
+    Closed,
+    Dial,
+    Effect,
+    Event,
+    Fired,
+    Hangup,
+    Identified,
+    Job,
+    JobDone,
+    Note,
+    Opened,
+    Received,
+    Started,
+    Stop,
+    Timer,
     Write,
-)  # fmt: skip
+)
+from geomx.node.peers import (
+    FIRST_REDIAL_S,
+    LAST_REDIAL_S,
+    Identity,
+    Limits,
+    Peer,
+    as_failure,
+    compare,
+    refused,
+)
 from geomx.protocol.messages import (
-    PROTOCOL_VERSION, Ack, Beat, Difference, Failure, Hello, Message, Refuse, Value, Welcome, payload_size,
-)  # fmt: skip
+    PROTOCOL_VERSION,
+    Ack,
+    Beat,
+    Failure,
+    Hello,
+    Message,
+    Refuse,
+    Welcome,
+    payload_size,
+)
 from geomx.protocol.session import Patience, Session
 
-FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 1.0
 STRANGER_S = 10.0  # how long whoever has not said Hello may stay
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who a node is, and which run it belongs to. `manifest`: what all nodes of a run must agree on."""
-
-    name: str
-    run: str
-    incarnation: int = 1
-    manifest: dict[str, Value] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The bounds of a node's waits, in seconds; see `[limits]` in the run's description."""
-
-    start_s: float = 300.0
-    stall_s: float = 30.0
-    stop_s: float = 10.0
-
-
-@dataclass(slots=True)
-class Peer:
-    """The other end of one edge."""
-
-    name: str
-    session: Session
-    dialled: bool  # whether we dial it
-    redial_s: float = FIRST_REDIAL_S
-    joined: bool = False
 
 
 class BaseNode:
@@ -186,7 +187,7 @@ class BaseNode:
         """End this node with an error, and tell every peer why."""
         if self.stopped:
             return
-        failure = _as_failure(self.name, error)
+        failure = as_failure(self.name, error)
         self.note("failed", "error", node=failure.node, error=failure.error, reason=failure.reason)
         for peer in self._by_conn.values():
             self._effects.append(Write(peer.session.conn, 0, failure))
@@ -389,7 +390,8 @@ class BaseNode:
         missing = self.waits_for()
         if missing and self._now - self._started > self.limits.start_s:
             raise WaitTimeout(
-                f"{self.name} waited {self.limits.start_s:.0f} s for {', '.join(missing)} to join; start them, or raise limits.start_s"
+                f"{self.name} waited {self.limits.start_s:.0f} s for {', '.join(missing)} to join; "
+                "start them, or raise limits.start_s"
             )
         self.on_tick()
         if not self.stopped:
@@ -428,29 +430,3 @@ class BaseNode:
     def _has_joined(self, name: str) -> bool:
         peer = self._peers.get(name)
         return peer is not None and peer.joined
-
-
-def _as_failure(me: str, error: GeomxError) -> Failure:
-    """What the others are told: the node that failed first, and why."""
-    if isinstance(error, RunFailed):
-        return Failure(error.node, error.error, error.reason)
-    if isinstance(error, NodeLost):
-        return Failure(error.node, "NodeLost", error.reason)
-    return Failure(me, type(error).__name__, str(error))
-
-
-def compare(theirs: dict[str, Value], ours: dict[str, Value]) -> tuple[Difference, ...]:
-    """The fields in which two manifests differ."""
-    absent = "(absent)"
-    return tuple(
-        Difference(key, str(theirs.get(key, absent)), str(ours.get(key, absent)))
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key, absent) != ours.get(key, absent)
-    )
-
-
-def refused(me: str, by: str, refusal: Refuse) -> GeomxError:
-    """The error of a node that was not let in."""
-    listed = "".join(f"\n  - {d.field}: {me} has {d.yours}, {by} has {d.ours}" for d in refusal.differences)
-    kind = Fenced if refusal.code == "fenced" else Refused
-    return kind(f"{by} refused {me}: {refusal.reason}{listed}")

@@ -10,8 +10,8 @@ from typing import Any
 
 from geomx.codecs.base import codecs
 from geomx.config import Run
-from geomx.node.base import Identity, Limits
 from geomx.node.clipping import Clipping
+from geomx.node.peers import Identity, Limits
 from geomx.node.relay import Relay
 from geomx.node.root import Root
 from geomx.node.server import Below, Server

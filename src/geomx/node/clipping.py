@@ -22,7 +22,7 @@ class _Turn:
 
 
 class Clipping:
-    """`send(peer, message)` reaches another shard; `followers` are those that report to us, `lead` whom we report to."""
+    """`send(peer, message)` reaches another shard; `followers` report to us, and we to `lead`, if there is one."""
 
     def __init__(self, send: Callable[[str, Message], None], followers: tuple[str, ...], lead: str) -> None:
         self._send = send

@@ -11,7 +11,7 @@ import torch
 from geomx.codecs.base import Codec
 from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
-from geomx.node.base import Peer
+from geomx.node.peers import Peer
 from geomx.node.server import Server
 from geomx.node.uplink import Uplink
 from geomx.protocol.messages import Hyperparameters, Message, Push, State, Update, Value

@@ -5,7 +5,7 @@
     mean       weights ← Σ w·x / Σ w;  the answer is the weights
     assign     weights ← the value of the lowest origin, with its optimizer state;  the answer is the weights
 
-Sums run in the order of the lowest origin, so that the same contributions give the same bits in whatever order they came.
+Sums run in the order of the lowest origin: the same contributions give the same bits, in whatever order they came.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from geomx.codecs.base import Codec
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
-from geomx.node.base import Peer
 from geomx.node.clipping import Clipping
+from geomx.node.peers import Peer
 from geomx.node.states import pack_state, unpack_state, unpack_weights
 from geomx.node.uplink import has_values
 from geomx.optim.base import RootOptimizer

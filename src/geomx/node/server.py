@@ -1,11 +1,11 @@
 """The inner node of the tree: gathers contributions from below, and answers them.
 
-One class for every tier. What becomes of a closed round is the business of its *upside*: a `Relay` adds the contributions
-and pushes the sum to the parents, a `Root` applies it. A local server is a server with a relay; a shard of the global server
-is one with a root; neither knows which it is.
+One class for every tier. What becomes of a closed round is the business of its *upside*: a `Relay` adds the
+contributions and pushes the sum to the parents, a `Root` applies it. A local server is a server with a relay, a
+shard of the global server is one with a root; the server itself does not know which it is.
 
-How a contribution travels: `Push` from a child -> `Rounds.add` (once for each origin) -> the policy says close or wait ->
-the upside's jobs -> `answer`, an `Update` to every child.
+How a contribution travels: `Push` from a child -> `Rounds.add` (once for each origin) -> the policy says close or
+wait -> the upside's jobs -> `answer`, an `Update` to every child.
 """
 
 from __future__ import annotations
@@ -21,14 +21,26 @@ from geomx.codecs.base import Codec
 from geomx.codecs.dense import Dense
 from geomx.errors import Disagreement, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.base import BaseNode, Identity, Limits, Peer, compare
+from geomx.node.base import BaseNode
 from geomx.node.contract import Write
+from geomx.node.peers import Identity, Limits, Peer, compare
 from geomx.node.uplink import has_values, priority_of
 from geomx.protocol.membership import Members
 from geomx.protocol.messages import (
-    Attach, Attached, Fetch, Hyper, Hyperparameters, Kind, Leave, Message, Push, Refuse, State, Update, Value
-    
-)  # fmt: skip
+    Attach,
+    Attached,
+    Fetch,
+    Hyper,
+    Hyperparameters,
+    Kind,
+    Leave,
+    Message,
+    Push,
+    Refuse,
+    State,
+    Update,
+    Value,
+)
 from geomx.protocol.rounds import Round, Rounds
 from geomx.protocol.session import Patience
 from geomx.sync.base import Policy, View, Wait

@@ -16,10 +16,22 @@ from geomx.codecs.base import Codec
 from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
-from geomx.node.base import BaseNode, Peer
+from geomx.node.base import BaseNode
+from geomx.node.peers import Peer
 from geomx.protocol.messages import (
-    Attach, Attached, Fetch, Hyper, Hyperparameters, Kind, Leave, Message, Push, State, Update, Value,
-)  # fmt: skip
+    Attach,
+    Attached,
+    Fetch,
+    Hyper,
+    Hyperparameters,
+    Kind,
+    Leave,
+    Message,
+    Push,
+    State,
+    Update,
+    Value,
+)
 from geomx.protocol.presence import is_absent
 
 HYPERS_KEPT = 1024

@@ -1,7 +1,7 @@
 """The leaf of the tree: takes contributions from a training loop, and hands it what comes back.
 
-See `geomx.node.local` for what the loop says and hears. The worker decides nothing and computes nothing itself; when to push
-is the training loop's policy, and arithmetic runs in jobs.
+See `geomx.node.local` for what the loop says and hears. The worker decides nothing and computes nothing itself: when
+to push is the training loop's business, and arithmetic runs in jobs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 from geomx.codecs.base import Codec
 from geomx.errors import RunFailed
 from geomx.layout import Layout
-from geomx.node.base import BaseNode, Identity, Limits, Peer
+from geomx.node.base import BaseNode
 from geomx.node.contract import Notify
 from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.peers import Identity, Limits, Peer
 from geomx.node.states import pack_state, unpack_state
 from geomx.node.uplink import Uplink
 from geomx.protocol.messages import Hyperparameters, Message, Push, State, Update, Value

@@ -98,7 +98,8 @@ class Rounds:
     def _agree(current: Round, push: Push) -> None:
         if push.kind != current.kind:
             raise Disagreement(
-                f"turn {push.turn}: {_names(push)} calls {push.operation}, others {current.contributions[0][1].operation}; "
+                f"turn {push.turn}: {_names(push)} calls {push.operation}, others "
+                f"{current.contributions[0][1].operation}; "
                 f"every worker must make the same calls in the same order"
             )
         ours = current.hyper
