@@ -3,7 +3,7 @@
     python benchmarks/wire.py                 64 MiB over loopback, against two raw sockets in the same run
     python benchmarks/wire.py --link          10 million parameters over an emulated 100 Mbit/s, 40 ms
 
-Systems take turns, round after round, so that what disturbs the machine disturbs all of them; figures are medians.
+Systems take turns, a few rounds each, so that what disturbs the machine disturbs all of them; figures are medians.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from geomx.drive.real import Door, Driver, Wiring
 from geomx.drive.threads import NodeThread
 from geomx.layout import Layout, Tensor
 from geomx.node.build import Plan, make_node
-from geomx.node.local import Arrived, Contribution, Left, Ready
+from geomx.node.local import Contribution, Left, Ready
 
 MIB = 1 << 20
+BLOCK = 5  # rounds that one system makes before it is another's turn
 SGD = {
     "lr": 0.1,
     "momentum": 0.0,
@@ -113,7 +114,7 @@ class Pusher(NodeThread):
             share = Contribution(self.turn, piece.index, kind, "step()", 1.0, mine, present, SGD)
             self.port.call("contribute", share)
         self.turn += 1
-        self._until(lambda: sum(isinstance(item, Arrived) for item in self.inbox) == len(values))
+        self._until(lambda: len(self.inbox) == len(values))
 
     def leave(self) -> None:
         self.port.call("leave", self.turn)
@@ -240,17 +241,16 @@ def loopback(size_bytes: int, rounds: int) -> list[dict[str, Any]]:
         "geomx, answer = SGD's weights": Geomx(size_bytes, "torch.optim.SGD"),
     }
     times: dict[str, list[float]] = {name: [] for name in systems}
-    for turn in range(rounds + 3):
+    for _ in range(rounds // BLOCK):
         for name, system in systems.items():
-            seconds = system.round()
-            if turn >= 3:  # the first fill caches and buffers
-                times[name].append(seconds)
+            system.round()  # the first of a block fills caches and buffers
+            times[name] += [system.round() for _ in range(BLOCK)]
     base = statistics.median(times["raw sockets"])
     rows = []
     for name, system in systems.items():
         usage = system.close() or {}
         seconds = statistics.median(times[name])
-        moved_gb = 2 * size_bytes * (rounds + 3) / 1e9
+        moved_gb = 2 * size_bytes * (rounds // BLOCK) * (BLOCK + 1) / 1e9
         rows.append(
             {
                 "system": name,
@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--serve", nargs=2, metavar=("PORT", "WORKERS"), help=argparse.SUPPRESS)
     parser.add_argument("--echo", nargs=3, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--link", action="store_true", help="measure the emulated link instead of loopback")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--mib", type=int, default=64)
     options = parser.parse_args()
     torch.set_num_threads(1)

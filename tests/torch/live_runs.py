@@ -83,7 +83,9 @@ def samples_of(place: int) -> int:
     return 3 + 2 * place
 
 
-def parts_of(step: int, places: int, dtype: torch.dtype = torch.float64) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def parts_of(
+    step: int, places: int, dtype: torch.dtype = torch.float64
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Every worker's batch in a step."""
     return [batch(100 * step + place, samples_of(place), dtype) for place in range(places)]
 

@@ -129,7 +129,9 @@ def test_tied_parameters(make_optimizer: MakeOptimizer, options: dict[str, str])
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("make_optimizer", [momentum, adam])
-def test_unused_parameters_are_skipped_as_in_pytorch(make_optimizer: MakeOptimizer, set_to_none: bool) -> None:
+def test_unused_parameters_are_skipped_as_in_pytorch(
+    make_optimizer: MakeOptimizer, set_to_none: bool
+) -> None:
     """With set_to_none=False a gradient of zeros stays, and momentum goes on; with True the parameter rests."""
 
     def body(loop: Loop) -> None:
@@ -235,7 +237,9 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 def test_schedulers(name: str, make_optimizer: MakeOptimizer) -> None:
     def body(loop: Loop) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # torch warns when it thinks that step() was not called
+            warnings.simplefilter(
+                "error", UserWarning
+            )  # torch warns when it thinks that step() was not called
             scheduler = SCHEDULERS[name](loop.optimizer)
             for step in range(STEPS):
                 loop.step(step)

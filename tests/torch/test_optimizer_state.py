@@ -111,10 +111,10 @@ def test_a_run_goes_on_from_a_plain_optimizer(name: str, how: str, place: str) -
         model.load_state_dict(middle)
         optimizer = make(model)
         if how == "before attach":
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(copy.deepcopy(state))  # torch keeps the tensors that it is given
         model, optimizer = run.attach(model, optimizer)
         if how == "after attach":
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(copy.deepcopy(state))
         run_steps(run, model, optimizer, LAST)
         return weights(model)
 

@@ -311,7 +311,9 @@ def test_a_scripted_module_is_waited_for() -> None:
 
 @pytest.mark.usefixtures("_fresh_dynamo")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("compiled", ["a function of weights", "a function that calls the model", "a submodule"])
+@pytest.mark.parametrize(
+    "compiled", ["a function of weights", "a function that calls the model", "a submodule"]
+)
 def test_compiled_code_reads_no_stale_weight(compiled: str, backend: str) -> None:
     """Also when it is compiled again and again, until the limit at which torch gives up compiling.
 

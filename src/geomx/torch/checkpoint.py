@@ -30,7 +30,7 @@ ParameterState = dict[str, torch.Tensor | Plain]
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What a file holds. `optimizer`: the class's name; `state` goes by the parameters' names."""
+    """What a file holds. `optimizer`: the class's name; `groups` and `state` go by the parameters' names."""
 
     model: dict[str, torch.Tensor]
     optimizer: str
@@ -64,7 +64,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         _sync(draft)
         draft.replace(path)
         _sync(path.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be written: {error}") from error
     finally:
         draft.unlink(missing_ok=True)
@@ -132,8 +132,6 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 def _plain_group(number: int, group: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, value in group.items():
-        if key == "params":
-            continue
         what = f"{key} of parameter group {number}"
         plain[key] = (
             [_plain(v, what) for v in value] if isinstance(value, tuple | list) else _plain(value, what)
