@@ -167,25 +167,28 @@ class Geomx:
 # -- raw sockets ----------------------------------------------------------------------------------------------------
 
 
-def echo(port: int, size: int, count: int) -> None:
-    """The raw server: answers every block that has come with a block of its own, while the next comes in."""
+def echo(port: int, size: int, block_bytes: int) -> None:
+    """The raw server: sends back every block that has come, while the next comes in."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        block, arrived = memoryview(bytearray(size)), threading.Semaphore(0)
-        answer = bytes(size)
+        blocks, arrived = blocks_of(bytearray(size), block_bytes), threading.Semaphore(0)
 
         def send() -> None:
-            for _ in range(count):
+            for block in blocks:
                 arrived.acquire()
-                sock.sendall(answer)
+                sock.sendall(block)
 
         while sock.recv(1, socket.MSG_PEEK):
             sender = threading.Thread(target=send)
             sender.start()
-            for _ in range(count):
+            for block in blocks:
                 fill(sock, block)
                 arrived.release()
             sender.join()
+
+
+def blocks_of(memory: bytearray, block_bytes: int) -> list[memoryview]:
+    return [memoryview(memory)[start : start + block_bytes] for start in range(0, len(memory), block_bytes)]
 
 
 def fill(sock: socket.socket, view: memoryview) -> None:
@@ -194,29 +197,21 @@ def fill(sock: socket.socket, view: memoryview) -> None:
 
 
 class Raw:
-    """Two raw, blocking sockets that do the same exchange."""
+    """Two raw, blocking sockets that do the same exchange: all of this memory there, and back into other memory."""
 
     def __init__(self, size_bytes: int, block_bytes: int) -> None:
-        self.count, self.size = size_bytes // block_bytes, block_bytes
         with socket.create_server(("127.0.0.1", 0)) as door:
-            port = str(door.getsockname()[1])
-            self.server = subprocess.Popen(
-                [sys.executable, __file__, "--echo", port, str(self.size), str(self.count)]
-            )
+            arguments = [str(door.getsockname()[1]), str(size_bytes), str(block_bytes)]
+            self.server = subprocess.Popen([sys.executable, __file__, "--echo", *arguments])
             self.sock, _ = door.accept()
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.block, self.into = bytes(self.size), memoryview(bytearray(self.size))
+        self.mine, self.into = bytearray(size_bytes), memoryview(bytearray(size_bytes))
 
     def round(self) -> float:
-        def send() -> None:
-            for _ in range(self.count):
-                self.sock.sendall(self.block)
-
         start = time.perf_counter()
-        sender = threading.Thread(target=send)
+        sender = threading.Thread(target=self.sock.sendall, args=(self.mine,))
         sender.start()
-        for _ in range(self.count):
-            fill(self.sock, self.into)
+        fill(self.sock, self.into)
         sender.join()
         return time.perf_counter() - start
 
@@ -230,7 +225,7 @@ def free_port() -> int:
         return int(door.getsockname()[1])
 
 
-# -- the tables ---------------------------------------------------------------------------------------------------------
+# -- the tables -------------------------------------------------------------------------------------------------
 
 
 def loopback(size_bytes: int, rounds: int) -> list[dict[str, Any]]:

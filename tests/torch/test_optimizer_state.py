@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from live_runs import assert_close, assert_equal, joined, parts_of, place_of, small_model, train, weights
 from torch import nn
 
+from geomx.errors import Refused
 from geomx.torch import LiveRun, Settings
 
 CUT = Settings(slice_elements=512, size_lower_bound=100)
@@ -139,8 +140,6 @@ def test_parameters_without_a_gradient_have_no_state() -> None:
 
 
 def test_workers_own_states_must_agree() -> None:
-    from geomx.errors import Refused
-
     def script(run: LiveRun) -> None:
         model = small_model()
         optimizer = OPTIMIZERS["Adam"](model)

@@ -344,7 +344,7 @@ def test_compiled_code_reads_no_stale_weight(compiled: str, backend: str) -> Non
     overlap = "none"
     waited, _ = train([1], main, CUT, network=WAN)
     for ours, theirs in zip(overlapped["A/0"], waited["A/0"], strict=True):
-        # torch says "compiling" to every thread: Adam at the root, a thread here, then has float32 numbers for its state
+        # torch says "compiling" to every thread: Adam at the root, here a thread, then computes with float32 numbers
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # a stale weight is off by 1e-2
 
 

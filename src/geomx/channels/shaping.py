@@ -28,6 +28,7 @@ from itertools import count
 from typing import Protocol
 
 SEGMENT_BYTES = 1448
+MOST_SEGMENTS = 1 << 62  # between two losses, however rare they are
 MOST_ROUNDS = 16  # of loss, for one segment: real connections have given up by then
 
 
@@ -109,7 +110,8 @@ class Shaper:
         """How many segments pass before the next that is lost."""
         if not self._loss:
             return 0
-        return int(math.log(1.0 - self._random.random()) / math.log1p(-self._loss))
+        segments = math.log(1.0 - self._random.random()) / math.log1p(-self._loss)
+        return int(min(segments, MOST_SEGMENTS))
 
 
 class Sender(Hashable, Protocol):

@@ -13,7 +13,16 @@ import torch
 
 from geomx.config import Run
 from geomx.drive.threads import SoloThread, WorkerThread
-from geomx.errors import ConfigError, Fault, GeomxError, NodeLost, RunFailed
+from geomx.errors import (
+    ConfigError,
+    Disagreement,
+    Fault,
+    GeomxError,
+    NodeLost,
+    Refused,
+    RunFailed,
+    WaitTimeout,
+)
 from geomx.launch.environment import Place, read_place
 from geomx.observe.records import Recorder
 from geomx.sync.base import policies
@@ -21,6 +30,8 @@ from geomx.torch.run import LiveRun
 from geomx.torch.settings import Settings
 
 SOLO = "solo/0"
+# What another node, the run's description or the network brought about.
+NOT_THE_SCRIPT = (ConfigError, Disagreement, NodeLost, Refused, RunFailed, WaitTimeout)
 
 
 def join(run: str | Path | Run | None = None, party: str | None = None, rank: int | None = None) -> LiveRun:
@@ -115,10 +126,10 @@ class _Stay:
         atexit.register(self._end)
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """The script raised. What another node brought about needs no traceback of this one."""
+        """The script raised. What lies outside it needs no traceback of it."""
         if os.getpid() == self._process:
             self._run.fail(f"{kind.__name__}: {error}".removesuffix(": "))
-        if isinstance(error, RunFailed | NodeLost):
+        if isinstance(error, NOT_THE_SCRIPT):
             print(f"geomx: {error}", file=sys.stderr, flush=True)
         else:
             self._report(kind, error, trace)

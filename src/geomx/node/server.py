@@ -304,7 +304,12 @@ class Server(BaseNode):
         if turn.answered == self._trained:
             seconds = self._now - turn.opened
             self.note(
-                "round", turn=update.turn, operation=turn.operation, seconds=seconds, weight=update.weight
+                "round",
+                turn=update.turn,
+                kind=update.kind,
+                operation=turn.operation,
+                seconds=seconds,
+                weight=update.weight,
             )
             for old in [t for t in self._turns if t <= update.turn]:
                 del self._turns[old]

@@ -78,6 +78,24 @@ class Totals:
             sums["lan_bytes_down"] += sum(usage["sent"].values()) - up
         return sums
 
+    def round_floor_s(self) -> float | None:
+        """Seconds that a round takes at least on the slowest emulated link: bytes / rate, and one round trip."""
+        floors = []
+        for server in self._run.servers:
+            link, usage = self._run.link_of(server), self.usage.get(server)
+            if link is not None and link.rate_mbps and usage is not None and self.rounds:
+                megabits = 8e-6 * max(wan_bytes(usage)) / self.rounds
+                floors.append(2e-3 * link.delay_ms + megabits / link.rate_mbps)
+        return max(floors, default=None)
+
+    def ledger(self) -> bool | None:
+        """Whether every step of every worker was counted exactly once; None where none has a ledger."""
+        told = [fields["ledger"] for fields in self.finished.values() if fields.get("ledger")]
+        steps = [self.finished[worker]["rounds"] for worker in self._run.workers if worker in self.finished]
+        return (
+            all(counts == steps for counts in told) if told and len(told) == len(self._run.workers) else None
+        )
+
     def _finished(self, record: Record) -> None:
         self.finished[record.node] = record.fields
 
@@ -125,6 +143,8 @@ def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
         "parameters": max((fields["parameters"] for fields in ended), default=totals.parameters),
         "parameters_sha256": _agreed({node: f["parameters_sha256"] for node, f in totals.finished.items()}),
         "round_s_median": _rounded(totals.round_s_median),
+        "round_floor_s": _rounded(totals.round_floor_s()),
+        "counted_exactly_once": totals.ledger(),
         "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
         "config": run.as_dict(),
@@ -181,7 +201,15 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
         ("accuracy", _if(report["final_accuracy"], "{:.2%}")),
         ("WAN", _traffic(report, "wan", rounds)),
         ("LAN", _traffic(report, "lan", rounds)),
+        ("saved", _saved(report)),
+        ("cost", _cost(report)),
         ("parameters", f"{report['parameters']:,}  {_hash(report['parameters_sha256'])}"),
+        (
+            "exactly once",
+            {None: "", True: "proved by the ledger", False: "NO: the ledger differs"}[
+                report["counted_exactly_once"]
+            ],
+        ),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -194,6 +222,23 @@ def _traffic(report: Report, tier: str, rounds: int) -> str:
     up, down = report[f"{tier}_bytes_up"], report[f"{tier}_bytes_down"]
     each = f", {size((up + down) / rounds)} a round" if rounds else ""
     return f"{size(up)} up, {size(down)} down{each}"
+
+
+def _saved(report: Report) -> str:
+    """Without local servers, what crosses the LANs would cross the WAN."""
+    wan = report["wan_bytes_up"] + report["wan_bytes_down"]
+    flat = report["lan_bytes_up"] + report["lan_bytes_down"]
+    if wan >= flat:
+        return ""
+    return f"{1 - wan / flat:.0%} of the {size(flat)} that would cross the WAN without local servers"
+
+
+def _cost(report: Report) -> str:
+    """How near a round comes to what its bytes take on the link."""
+    round_s, floor_s = report["round_s_median"], report["round_floor_s"]
+    if not round_s or not floor_s:
+        return ""
+    return f"a round takes {round_s / floor_s:.2f} × the {floor_s:.3g} s that the link needs for its bytes"
 
 
 def size(count: float) -> str:

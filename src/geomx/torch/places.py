@@ -78,12 +78,9 @@ class OnWorkers:
         """What can be compared of a group, whatever optimizer it is for: workers that differ get a typed error."""
         comparable: Hyperparameters = {}
         for key, value in group.items():
-            values = [_number(each) for each in value] if isinstance(value, tuple | list) else _number(value)
-            if key not in OWN_KEYS and (isinstance(values, list) or not isinstance(value, tuple | list)):
-                if isinstance(values, list) and not all(isinstance(each, int | float) for each in values):
-                    continue
-                if isinstance(values, list | str | int | float | bool | None):
-                    comparable[key] = values
+            plain = [_number(each) for each in value] if isinstance(value, tuple | list) else _number(value)
+            if key not in OWN_KEYS and _is_plain(plain):
+                comparable[key] = plain
         return comparable
 
     def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
@@ -96,30 +93,26 @@ class OnWorkers:
     def finish(self, idle: bool) -> None:
         trained = self._carried.trained.values()
         own = [parameter.grad for parameter in trained]
-        if idle:
+        if idle:  # what was accumulated for a later step stays this worker's
             for parameter in trained:
                 parameter.grad = None
-        self._clip()
-        self._write_means()
+        self._write_means(self._scale())
         self._optimizer.step()
         if idle:
             for parameter, gradient in zip(trained, own, strict=True):
                 parameter.grad = gradient
 
-    def _clip(self) -> None:
-        """As the global servers do: square sums in float64, added in slice order."""
+    def _scale(self) -> float:
+        """What `clip_norm` makes of the means: as on the global servers, squares in float64, added in slice order."""
         if self._clip_norm is None:
-            return
-        means = [mean.values for _, mean in sorted(self._means.items()) if mean.values is not None]
+            return 1.0
         square = 0.0
-        for mean in means:
-            square += float(mean.to(torch.float64).square().sum())
-        scale = min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
-        if scale < 1.0:
-            for mean in means:
-                mean.mul_(scale)
+        for _, arrived in sorted(self._means.items()):
+            if arrived.values is not None:
+                square += float(arrived.values.to(torch.float64).square().sum())
+        return min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
 
-    def _write_means(self) -> None:
+    def _write_means(self, scale: float) -> None:
         for index, arrived in sorted(self._means.items()):
             piece = self._carried.layout.slices[index]
             present = presence.unpack(arrived.present, len(piece.parts))
@@ -130,9 +123,16 @@ class OnWorkers:
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                write_flat(parameter.grad, part, arrived.values[part.offset : part.offset + part.elements])
+                mean = arrived.values[part.offset : part.offset + part.elements]
+                write_flat(parameter.grad, part, mean * scale if scale < 1.0 else mean)
         self._means = {}
 
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(each, int | float) for each in value)
+    return isinstance(value, str | int | float | bool | None)

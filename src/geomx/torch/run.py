@@ -131,7 +131,10 @@ class LiveRun:
         )
         place = Place(self._exchange, self.workers, self._samples, settings, self._timeline)
         self._attached = self._epochs.attached = attach(place, model, optimizer, clip_norm)
-        self._exchange.port.note("attached", parameters=self._attached.carried.trained_elements)
+        carried = self._attached.carried
+        self._exchange.port.note(
+            "attached", parameters=carried.trained_elements, slices=len(carried.layout.slices)
+        )
         self._began = self._timeline.now()
         return model, self._attached.optimizer
 
@@ -223,6 +226,7 @@ class LiveRun:
             train_s=self._timeline.now() - self._began,
             parameters=attached.carried.trained_elements,
             parameters_sha256=attached.carried.trained_sha256(),
+            ledger=None if self.ledger is None else self.ledger.tolist(),
         )
 
     def _joined(self, method: str) -> Attached:

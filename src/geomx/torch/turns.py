@@ -281,7 +281,7 @@ class Turns:
     def _receive(self, arrived: Arrived) -> None:
         piece = self._carried.layout.slices[arrived.slice]
         if piece.role == "ledger":
-            self.ledger = arrived.values if arrived.values is not None else self.ledger
+            self.ledger = self.ledger if arrived.values is None else arrived.values.clone()
         elif piece.role == "weight" and arrived.kind == "gradient":
             self.all_ended = arrived.ended
             self._place.arrived(piece, arrived)
