@@ -177,7 +177,7 @@ class Root:
 
         def work() -> tuple[torch.Tensor, float]:
             mean = make()
-            return mean, float(mean.to(torch.float64).square_().sum())
+            return mean, float(mean.to(torch.float64, copy=True).square_().sum())
 
         def done(result: tuple[torch.Tensor, float]) -> None:
             mean, square = result
@@ -204,24 +204,25 @@ class Root:
 
     def _assign(self, piece: Slice, round_: Round) -> None:
         chosen = next(((push, p) for push, p in round_.in_order() if p is not None), None)
-        if chosen is None:
+        optimizer = self._optimizer if piece.role == "weight" else None
+        changes = optimizer is not None or piece.role == "ledger"
+        if chosen is None or not (changes or has_values(chosen[0], piece)):
             self._server.answer(self._update(piece, round_), None)
             return
         push, payload = chosen
 
         def work() -> torch.Tensor:
+            if not changes:
+                return unpack_weights(piece, payload)  # nobody here needs it again
             if has_values(push, piece):
-                self._adopt(piece, unpack_weights(piece, payload).clone())
-            if (push.planes or push.scalars) and self._optimizer is not None and piece.role == "weight":
-                self._optimizer.restore(piece.index, unpack_state(piece, push, payload))
+                self._weights[piece.index] = unpack_weights(piece, payload).clone()
+                if optimizer is not None:
+                    optimizer.adopt(piece, self._weights[piece.index])
+            if optimizer is not None and (push.planes or push.scalars):
+                optimizer.restore(piece.index, unpack_state(piece, push, payload))
             return self._weights[piece.index]
 
-        self._finish(piece, round_, work, snapshot=True)
-
-    def _adopt(self, piece: Slice, weights: torch.Tensor) -> None:
-        self._weights[piece.index] = weights
-        if self._optimizer is not None and piece.role == "weight":
-            self._optimizer.adopt(piece, weights)
+        self._finish(piece, round_, work, snapshot=changes)
 
     def _finish(self, piece: Slice, round_: Round, work: Callable[[], torch.Tensor], snapshot: bool) -> None:
         """Run `work`, encode its result and answer. `snapshot`: the result will change again in place."""
