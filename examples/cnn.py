@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
     add("--split", choices=("iid", "class"), default="iid", help="class: each party has classes of its own")
     add("--epochs", type=int, default=20)
     add("--batch", type=int, default=32, help="samples of one worker's batch")
-    add("--lr", type=float, default=1e-3, help="Adam's learning rate")
+    add("--lr", type=float, default=1e-3, help="Adam's learning rate at first; it falls to 0")
     add("--seed", type=int, default=0, help="of the first weights; the order of samples is the run's")
     return parser.parse_args()
 
@@ -101,9 +101,11 @@ def main() -> None:
     model = build_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=chosen.lr)
     model, optimizer = run.attach(model, optimizer)  # ←
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs)
 
     for epoch in range(1, chosen.epochs + 1):
         loss = train(model, optimizer, batches)
+        schedule.step()
         if run.is_first:
             accuracy = evaluate(model, test)
             run.log(loss=loss, accuracy=accuracy)
