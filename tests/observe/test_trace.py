@@ -78,3 +78,10 @@ def test_spans_that_fit_share_a_row() -> None:
         Span("A", "t", "next", 10, 11, {}),
     ]
     assert len(list(without_overlap(spans))) == 1
+
+
+def test_training_stands_above_the_slices_in_their_order() -> None:
+    tracks = ("slice 10", "slice 2", "training", "rounds")
+    events = trace_events([span("A/0", track, "x", 0.0, 1.0) for track in tracks])
+    names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert names == ["rounds", "training", "slice 2", "slice 10"]
