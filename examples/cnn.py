@@ -20,7 +20,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import geomx
-from geomx.errors import DataMissing
 
 
 def build_model() -> nn.Sequential:
@@ -86,14 +85,13 @@ def main() -> None:
     torch.manual_seed(chosen.seed)
     try:
         train_set, test_set = data.load(chosen.data, chosen.data_folder)
-    except DataMissing as error:
+    except geomx.DataMissing as error:
         sys.exit(f"{chosen.data}: {error}")
 
     run = geomx.join()  # ←
     share: Dataset = train_set
     if chosen.split == "class":
-        parties = sorted({worker.split("/")[0] for worker in run.workers})
-        share = data.by_class(train_set, parties.index(run.party), len(parties))
+        share = data.by_class(train_set, run.parties.index(run.party), len(run.parties))
     loader = DataLoader(share, chosen.batch, shuffle=True)
     batches = run.shard(loader, over="run" if chosen.split == "iid" else "party")  # ←
     test = DataLoader(test_set, 500)

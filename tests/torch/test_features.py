@@ -2,94 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_close, batch, joined, parts_of, place_of, small_model, train, weights
+from live_runs import assert_close, batch, place_of, small_model, train, weights
+from loops import STEPS, Loop, MakeOptimizer, adam, both, momentum, plain_steps
 from torch import nn
-from torch.optim import lr_scheduler
 
 from geomx.torch import LiveRun, Settings
-
-STEPS = 6
-
-
-@dataclass
-class Loop:
-    """What a user's loop works with. `batches(step)`: this worker's, or in plain PyTorch everybody's."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    batches: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-    accumulate: Callable[[], AbstractContextManager[None]]
-    mean: Callable[[float], float] = lambda loss: loss
-
-    def gradient(self, step: int, model: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
-        x, y = self.batches(step)
-        loss = F.mse_loss((model or self.model)(x), y)
-        loss.backward()
-        return loss
-
-    def step(self, step: int) -> None:
-        self.optimizer.zero_grad()
-        self.gradient(step)
-        self.optimizer.step()
-
-
-MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-Body = Callable[[Loop], None]
-
-
-def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01)
-
-
-def both(
-    body: Body,
-    make_model: Callable[[], nn.Module] = small_model,
-    make_optimizer: MakeOptimizer = momentum,
-    settings: Settings | None = None,
-    rtol: float = 1e-12,
-    **options: Any,
-) -> dict[str, torch.Tensor]:
-    """Run a loop in plain PyTorch and on two workers; both must end with the same weights."""
-
-    def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = make_model()
-        optimizer = make_optimizer(model)
-        model, optimizer = run.attach(model, optimizer, **options)
-
-        def batches(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-            part = parts_of(step, 2)[place_of(run)]
-            run.weight(len(part[0]))
-            return part
-
-        body(Loop(model, optimizer, batches, run.accumulate))
-        run.wait()
-        return weights(model)
-
-    model = make_model()
-    body(Loop(model, make_optimizer(model), lambda step: joined(step, 2), contextlib.nullcontext))
-    results, _ = train([1, 1], main, settings)
-    assert_close(results["A/0"], weights(model), rtol)
-    assert_close(results["B/0"], results["A/0"], rtol=0.0)
-    return results["A/0"]
-
-
-def plain_steps(loop: Loop) -> None:
-    for step in range(STEPS):
-        loop.step(step)
+from geomx.torch.settings import Place
 
 
 class Tied(nn.Module):
@@ -119,6 +42,50 @@ class PartlyUsed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         return self.body(x) + (self.branch(x) if self.calls % 3 == 0 else 0)
+
+
+class Mixed(nn.Module):
+    """A part in float64 and a part in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = small_model(), nn.Linear(5, 5)
+        with torch.no_grad():
+            self.last.weight.copy_(torch.eye(5))
+            self.last.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.body(x).float()).double()
+
+
+class ChannelsLast(nn.Module):
+    """Weights that lie in memory in another order than they are counted in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 6, 2).double(), nn.Conv2d(6, 5, 2).double()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x.reshape(-1, 2, 2, 5)).relu().repeat(1, 1, 2, 1)).mean((2, 3))
+
+
+@pytest.mark.parametrize("place", ["server", "workers"])
+@pytest.mark.parametrize("make_optimizer", [momentum, adam])
+def test_several_dtypes(make_optimizer: MakeOptimizer, place: Place) -> None:
+    after = both(plain_steps, Mixed, make_optimizer, Settings(place=place), rtol=1e-4)
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32, torch.float64}
+
+
+@pytest.mark.parametrize("place", ["server", "workers"])
+@pytest.mark.parametrize("make_optimizer", [momentum, adam])
+def test_channels_last(make_optimizer: MakeOptimizer, place: Place) -> None:
+    assert not ChannelsLast().last.weight.is_contiguous()
+    both(plain_steps, ChannelsLast, make_optimizer, Settings(place=place, slice_elements=50))
 
 
 @pytest.mark.parametrize("make_optimizer", [momentum, adam])
@@ -215,80 +182,6 @@ def test_a_parameter_that_only_an_accumulated_batch_used() -> None:
             loop.optimizer.step()
 
     both(body, PartlyUsed)
-
-
-SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=STEPS + 1),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2),
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(o, 0.5, 3), lr_scheduler.ExponentialLR(o, 0.9)]
-    ),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 3), lr_scheduler.ExponentialLR(o, 0.9)], [3]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("make_optimizer", [momentum, adam])
-def test_schedulers(name: str, make_optimizer: MakeOptimizer) -> None:
-    def body(loop: Loop) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", UserWarning
-            )  # torch warns when it thinks that step() was not called
-            scheduler = SCHEDULERS[name](loop.optimizer)
-            for step in range(STEPS):
-                loop.step(step)
-                scheduler.step()
-
-    both(body, make_optimizer=make_optimizer)
-
-
-def test_a_scheduler_made_before_attach() -> None:
-    schedulers: list[Any] = []
-
-    def make(model: nn.Module) -> torch.optim.Optimizer:
-        optimizer = momentum(model)
-        schedulers.append(lr_scheduler.ExponentialLR(optimizer, 0.8))
-        return optimizer
-
-    def body(loop: Loop) -> None:
-        scheduler = next(s for s in schedulers if s.optimizer.param_groups is loop.optimizer.param_groups)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            for step in range(STEPS):
-                loop.step(step)
-                scheduler.step()
-
-    both(body, make_optimizer=make)
-
-
-def test_reduce_on_plateau() -> None:
-    def body(loop: Loop) -> None:
-        scheduler = lr_scheduler.ReduceLROnPlateau(loop.optimizer, factor=0.5, patience=1)
-        for step in range(STEPS):
-            loop.step(step)
-            scheduler.step(1.0)  # the same on every worker
-        assert loop.optimizer.param_groups[0]["lr"] < 0.1
-
-    both(body)
-
-
-def test_a_tensor_as_learning_rate() -> None:
-    def make(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False)
-
-    def body(loop: Loop) -> None:
-        scheduler = lr_scheduler.ExponentialLR(loop.optimizer, 0.5)
-        for step in range(3):
-            loop.step(step)
-            scheduler.step()
-
-    both(body, make_optimizer=make, rtol=1e-7)  # plain PyTorch computes with a float32 learning rate
 
 
 def test_named_parameters_in_the_optimizer() -> None:

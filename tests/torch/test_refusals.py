@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from live_runs import batch, parts_of, place_of, small_model, train
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from geomx.errors import (
     ConfigError,
@@ -105,19 +106,64 @@ def meta() -> nn.Module:
     return nn.Linear(3, 3, device="meta")
 
 
-@pytest.mark.parametrize(
-    ("make_model", "message"),
-    [(lazy, "run one forward"), (half, "autocast"), (sparse, "sparse=True"), (meta, "materialize")],
-)
+def max_norm() -> nn.Module:
+    return nn.EmbeddingBag(5, 3, max_norm=1.0)
+
+
+def expanded() -> nn.Module:
+    model = nn.Linear(3, 3)
+    model.bias = nn.Parameter(torch.zeros(1).expand(3))
+    return model
+
+
+def sharing_memory() -> nn.Module:
+    """A tie by mistake: two parameters over one piece of memory."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    return model
+
+
+MODELS: dict[Callable[[], nn.Module], str] = {
+    lazy: "run one forward",
+    half: "autocast",
+    sparse: "sparse=True",
+    meta: "materialize",
+    max_norm: "max_norm: its forward changes weights",
+    expanded: "bias is expanded",
+    sharing_memory: r"0\.weight and 1\.weight share memory|1\.weight and 0\.weight share memory",
+}
+
+
+@pytest.mark.parametrize(("make_model", "message"), MODELS.items())
 def test_models(make_model: Callable[[], nn.Module], message: str) -> None:
     refused(Unsupported, message, attaching(make_model, sgd))
 
 
 @pytest.mark.parametrize(
-    "options", [{"clip_norm": 0.0}, {"clip_norm": float("nan")}, {"overlap": "backward"}]
+    "options",
+    [
+        {"clip_norm": 0.0},
+        {"clip_norm": float("nan")},
+        {"clip_norm": "1"},
+        {"overlap": "backward"},
+        {"push_at": "x"},
+    ],
 )
 def test_options_of_attach(options: dict[str, Any]) -> None:
     refused(Unsupported, next(iter(options)), attaching(small_model, sgd, **options))
+
+
+def test_what_is_no_model_or_optimizer() -> None:
+    model = small_model()
+    scheduler = torch.optim.lr_scheduler.StepLR(sgd(model), 1)
+    for given in ((sgd(model), model), (model, scheduler), (nn.Linear, torch.optim.SGD), (model, None)):
+        refused(Unsupported, r"takes a torch\.nn\.Module", lambda run, given=given: run.attach(*given))
+
+
+def test_an_optimizer_of_another_run() -> None:
+    model, others = small_model(), list[torch.optim.Optimizer]()
+    train([], lambda run: others.append(run.attach(model, sgd(model))[1]))
+    refused(Unsupported, "belongs to another run", lambda run: run.attach(model, others[0]))
 
 
 def test_a_second_attach() -> None:
@@ -262,9 +308,23 @@ def test_no_samples_counted() -> None:
     refused(WeightUnknown, r"run\.shard", script, parties=(2,))
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_impossible_weights(weight: float) -> None:
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), "many", None, torch.ones(2)])
+def test_impossible_weights(weight: Any) -> None:
     refused(Unsupported, "finite", lambda run: run.weight(weight))
+
+
+@pytest.mark.parametrize("loader", [None, 3, TensorDataset(X, Y)])
+def test_what_is_no_loader(loader: Any) -> None:
+    refused(Unsupported, "DataLoader", lambda run: run.shard(loader))
+
+
+def test_a_share_of_the_world() -> None:
+    refused(Unsupported, '"party".*"run"', lambda run: run.shard([], over="world"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), object(), [1.0]])
+def test_what_cannot_be_logged(value: Any) -> None:
+    refused(Unsupported, "takes a number or text", lambda run: run.log(loss=value))
 
 
 def test_dataset_size_without_a_size() -> None:
@@ -276,14 +336,25 @@ def test_calls_before_attach(tmp_path: Any) -> None:
     refused(Unsupported, r"before run\.attach", lambda run: run.save(tmp_path / "c.safetensors"))
 
 
-def test_steps_after_close() -> None:
+def test_calls_after_close(tmp_path: Any) -> None:
     def script(run: LiveRun) -> None:
         model = small_model()
         _, optimizer = run.attach(model, sgd(model))
         run.close()
-        optimizer.step()
+        calls: list[Callable[[], Any]] = [
+            optimizer.step,
+            optimizer.state_dict,
+            run.wait,
+            lambda: run.save(tmp_path / "c"),
+            lambda: list(run.shard([(X, Y)])),
+        ]
+        for call in calls:
+            with pytest.raises(Unsupported, match=r"before run\.close"):
+                call()
+        run.close()  # once more changes nothing
+        model(X).sum().backward()  # the model is an ordinary one again
 
-    refused(Unsupported, r"before run\.close", script)
+    train([1, 1], script)
 
 
 def test_different_calls() -> None:

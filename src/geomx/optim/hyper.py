@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from geomx.errors import ProtocolError, Unsupported
@@ -35,11 +36,21 @@ class Rule:
         self.defaults = {key: value for key, value in probe.defaults.items() if key not in PINNED}
 
     def send(self, group: Mapping[str, Any]) -> Hyperparameters:
-        """What a parameter group says, as it travels; what a scheduler keeps in it stays behind."""
+        """What a parameter group says, as it travels; what a scheduler keeps in it stays behind.
+
+        Raises `Unsupported` for a value that is missing, or that this rule cannot compute with.
+        """
         sent: Hyperparameters = {}
         for key in self.defaults:
-            value = group[key]
-            sent[key] = [_plain(each) for each in value] if isinstance(value, tuple | list) else _plain(value)
+            if key not in group:
+                raise Unsupported(
+                    f"a parameter group has no {key}, which {self.name} needs; were these groups another optimizer's?"
+                )
+            sent[key] = as_plain(group[key])
+            try:
+                self._checked(key, sent[key])
+            except ProtocolError as error:
+                raise Unsupported(f"in a parameter group of {error}") from None
         return sent
 
     def receive(self, sent: Hyperparameters) -> dict[str, Any]:
@@ -86,5 +97,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
+def as_plain(value: Any) -> Any:
+    """A scalar of PyTorch or NumPy as a number, a tuple as a list, all else as it is."""
+    if isinstance(value, tuple | list):
+        return [as_plain(each) for each in value]
+    is_scalar = isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return value.item() if is_scalar else value

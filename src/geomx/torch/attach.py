@@ -13,6 +13,7 @@ from torch import nn
 from geomx.errors import Unsupported
 from geomx.protocol.messages import Value
 from geomx.torch.exchange import Exchange
+from geomx.torch.guard import Guard
 from geomx.torch.optimizer import RunOptimizer
 from geomx.torch.pending import PendingWeights
 from geomx.torch.places import OnServer, OnWorkers, OptimizerPlace
@@ -22,7 +23,7 @@ from geomx.torch.sharing import Sharing
 from geomx.torch.support import check_model, served_rule
 from geomx.torch.tensors import Carried
 from geomx.torch.timeline import Timeline
-from geomx.torch.turns import Helpers, Rules, Turns
+from geomx.torch.turns import Helpers, Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,11 @@ def attach(
     pending = PendingWeights(model, carried, exchange, place.timeline)
     runs: OptimizerPlace
     runs = OnServer(carried, rule) if rule else OnWorkers(carried, optimizer, clip_norm)
-    rules = Rules(member, settings.policy, settings.push_at, settings.overlap)
-    helpers = Helpers(lambda: optimizer.param_groups, runs, place.samples, sharing, pending, place.timeline)
-    turns = Turns(exchange, carried, rules, helpers)
+    guard = Guard(carried, lambda: optimizer.param_groups, runs.on_server)
+    helpers = Helpers(
+        lambda: optimizer.param_groups, runs, place.samples, sharing, pending, place.timeline, guard
+    )
+    turns = Turns(exchange, carried, settings, member, helpers)
     wrapped = RunOptimizer(optimizer, runs.on_server, carried, turns, sharing)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     states = wrapped.take_state() if rule and optimizer.state else None
@@ -89,9 +92,20 @@ def _check(
     model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings, clip_norm: float | None
 ) -> str | None:
     """Raise `Unsupported` for what cannot be carried; returns the rule for the global servers, if they optimize."""
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise Unsupported(
+            "attach(model, optimizer) takes a torch.nn.Module and a torch.optim.Optimizer; found "
+            f"{type(model).__name__} and {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, RunOptimizer):
+        raise Unsupported(
+            "this optimizer belongs to another run; attach the one that it was made from, or a new one"
+        )
     check_model(model, optimizer)
     rule = served_rule(optimizer, settings.place)
-    if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
+    if clip_norm is not None and not (
+        isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0
+    ):
         raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
     if settings.overlap not in ("none", "forward") or settings.push_at not in ("backward", "step"):
         raise Unsupported(

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from geomx.errors import CheckpointError
+from geomx.optim.hyper import as_plain
 
 FORMAT = 1
 Plain = str | int | float | bool | None
@@ -130,19 +131,15 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _plain_group(number: int, group: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for key, value in group.items():
-        what = f"{key} of parameter group {number}"
-        plain[key] = (
-            [_plain(v, what) for v in value] if isinstance(value, tuple | list) else _plain(value, what)
-        )
-    return plain
+    return {key: _plain(value, f"{key} of parameter group {number}") for key, value in group.items()}
 
 
-def _plain(value: Any, what: str) -> Plain:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, str | int | float | bool | None):
+def _plain(value: Any, what: str) -> Any:
+    value = as_plain(value)
+    if all(
+        isinstance(each, str | int | float | bool | None)
+        for each in (value if isinstance(value, list) else [value])
+    ):
         return value
     raise CheckpointError(f"{what} is a {type(value).__name__}: a checkpoint holds tensors, numbers and text")
 

@@ -85,8 +85,11 @@ class Exchange:
         self.turn += 1
 
     def wait(self, slices: Collection[int] | None = None) -> None:
-        """Return when none of `slices` (None: none at all) is outstanding."""
-        waited = set(self.outstanding if slices is None else slices)
+        """Return when none of `slices` is outstanding; None: none at all, but for those of a turn still open."""
+        self._check_open()
+        if slices is None:
+            slices = [index for index, turn in self.outstanding.items() if turn < self.turn]
+        waited = set(slices)
         if not waited.isdisjoint(self.outstanding):
             self.port.wait(lambda: waited.isdisjoint(self.outstanding), lambda: self._whom(waited))
 
@@ -106,7 +109,11 @@ class Exchange:
         return states
 
     def leave(self) -> None:
-        """Take no part in turns to come; returns when the run knows."""
+        """Take no part in turns to come; returns when the run knows.
+
+        What a backward() without a step() has pushed is answered before: it cannot be taken back.
+        """
+        self.wait(tuple(self.outstanding))
         self._call("leave", self.turn - 1)
         self._closed = True
         self.port.wait(lambda: self._left, lambda: f"{self.name} waits for the run to let it go")
@@ -117,9 +124,12 @@ class Exchange:
             self._closed = True
             self.port.call("fail", reason)
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise Unsupported("this run is closed: make every call before run.close()")
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        self._check_open()
         self.port.call(method, *arguments)
 
     def _hear(self, item: Any) -> None:

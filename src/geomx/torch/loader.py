@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from geomx.errors import Unsupported
 
@@ -118,6 +118,13 @@ def split(
     loader: Iterable[Any], place: int, places: int, seed: int
 ) -> tuple[Iterable[Any], ShareSampler | None]:
     """The batches of a share, and the sampler to be told the epoch; None: every n-th batch is to be taken of them."""
+    if not isinstance(loader, Iterable | Dataset) or (
+        isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+    ):
+        raise Unsupported(
+            f"run.shard() takes a torch.utils.data.DataLoader, or another iterable of batches; found a "
+            f"{type(loader).__name__}"
+        )
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return loader, None
     kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}

@@ -75,7 +75,10 @@ class RunOptimizer(torch.optim.Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """In torch's own format, to be loaded by this optimizer or a plain one. No other worker takes part."""
+        """In torch's own format, to be loaded by this optimizer or a plain one. No other worker takes part.
+
+        Raises `Unsupported` between a backward() that has pushed and `step()`.
+        """
         if not self._on_server:
             return self._inner.state_dict()
         self._inner.state.update(self.current_state())
@@ -88,7 +91,7 @@ class RunOptimizer(torch.optim.Optimizer):
         """Each parameter's state, fetched from the global servers if it lives there."""
         if not self._on_server:
             return self._inner.state
-        self._turns.current()
+        self._turns.between("optimizer.state_dict()")
         fetched = self._sharing.fetch(self._carried.slices("weight"))
         return optimizer_state.assemble(self._carried, fetched)
 
@@ -112,6 +115,12 @@ class RunOptimizer(torch.optim.Optimizer):
         states = optimizer_state.divide(self._carried, self._inner.state)
         self._inner.state.clear()
         return states
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise Unsupported(
+            "an attached optimizer cannot be copied or pickled: most of it is on other machines; keep its "
+            "state_dict(), which a plain optimizer loads"
+        )
 
     def __repr__(self) -> str:
         where = "the global servers" if self._on_server else "this worker"

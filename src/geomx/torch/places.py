@@ -13,7 +13,7 @@ import torch
 
 from geomx.layout import Slice
 from geomx.node.local import Arrived
-from geomx.optim.hyper import Rule
+from geomx.optim.hyper import Rule, as_plain
 from geomx.protocol import presence
 from geomx.protocol.messages import Hyperparameters
 from geomx.torch.tensors import Carried, write_flat
@@ -78,8 +78,7 @@ class OnWorkers:
         """What can be compared of a group, whatever optimizer it is for: workers that differ get a typed error."""
         comparable: Hyperparameters = {}
         for key, value in group.items():
-            plain = [_number(each) for each in value] if isinstance(value, tuple | list) else _number(value)
-            if key not in OWN_KEYS and _is_plain(plain):
+            if key not in OWN_KEYS and _is_plain(plain := as_plain(value)):
                 comparable[key] = plain
         return comparable
 
@@ -126,10 +125,6 @@ class OnWorkers:
                 mean = arrived.values[part.offset : part.offset + part.elements]
                 write_flat(parameter.grad, part, mean * scale if scale < 1.0 else mean)
         self._means = {}
-
-
-def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def _is_plain(value: Any) -> bool:

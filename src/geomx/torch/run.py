@@ -28,6 +28,7 @@ from torch import nn
 
 from geomx.errors import GeomxError, Unsupported
 from geomx.node.contract import Port
+from geomx.optim.hyper import as_plain
 from geomx.torch import saving
 from geomx.torch.attach import Attached, Place, attach
 from geomx.torch.exchange import Exchange
@@ -40,10 +41,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class LiveRun:
-    """One worker's place in a run.
+    """One worker's place in a run, made by `geomx.join()`.
 
-    `name`: this worker, "A/0". `members`: every worker of the run, `party_members`: those of this party, in order.
-    `clock`: seconds, for the trace.
+    Every worker makes the same collective calls (`attach`, `step()`, `save`, `load`, ...) in the same order, from one
+    thread at a time. Every method may raise `RunFailed` or `NodeLost`, which name the node that ended the run, and
+    `Unsupported` once the run is closed.
+
+    `name`: this worker, "A/0". `workers`: the names of all, in order; the first one's weights are the ones that all
+    begin with.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class LiveRun:
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`members`: the run's workers, `party_members`: those of this party. `clock`: seconds, for the trace."""
         self.name = name
         self.workers = tuple(members)
         self._party_members = tuple(party_members)
@@ -113,11 +119,15 @@ class LiveRun:
         push_at: PushAt | None = None,
         overlap: Overlap | None = None,
     ) -> tuple[Model, torch.optim.Optimizer]:
-        """Join the run with a model: the same module, and an optimizer whose `step()` is a turn with all workers.
+        """Join the run with a model: returns it as it is, and an optimizer whose `step()` all workers take together.
 
-        `clip_norm` bounds the global norm of the mean gradient. `push_at` and `overlap` override the run's. Returns
-        when this worker has the first worker's weights and buffers. Raises `Unsupported` for what cannot be carried,
-        `Refused` when the workers' models or optimizers differ.
+        `optimizer`: over parameters of `model`; it runs on the global servers if its update is elementwise, else here.
+        `clip_norm`: a bound above 0 for the L2 norm of the whole mean gradient; None: no bound. `push_at`: "backward"
+        (gradients leave as they are completed, and may not be edited) or "step" (they may). `overlap`: "none" or
+        "forward" (`step()` returns early, and the next forward waits for each weight as it comes to it). None: as the
+        run's description says. Returns when this worker has the first worker's weights and buffers.
+
+        Raises `Unsupported` for what cannot be carried, `Refused` when the workers' models or optimizers differ.
         """
         if self._attached is not None:
             raise Unsupported(
@@ -143,8 +153,10 @@ class LiveRun:
     ) -> Share:
         """This worker's share of a loader: of its party's data, or of one data set that the whole run shares.
 
-        Iterating counts samples. A pass under `torch.no_grad()` or after `model.eval()` is an evaluation: it counts
-        nothing, and its end waits for nobody; `train` says otherwise.
+        `loader`: a DataLoader, or another iterable of batches; the first dimension of the first tensor in a batch is
+        its number of samples, which is counted. The end of a pass waits for the other workers. A pass under
+        `torch.no_grad()` or after `model.eval()` is an evaluation: it counts nothing, and waits for nobody; `train`
+        says otherwise. Raises `Unsupported` for what is no loader.
         """
         workers = self._party_members if over == "party" else self.workers
         place = place_of(self.name, workers, over)
@@ -152,44 +164,55 @@ class LiveRun:
         return Share(batches, sampler, place=place, places=len(workers), epochs=self._epochs, train=train)
 
     def weight(self, weight: float) -> None:
-        """How much this worker counts in the next step, in place of the samples counted; call it before backward()."""
+        """How much this worker counts in the next step, in samples, in place of those counted; not below 0.
+
+        Call it before backward(), where gradients begin to leave.
+        """
         self._samples.give(weight)
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Within it, backward() adds to the gradients and nothing is pushed."""
+        """Within it, backward() adds to the gradients and nothing is pushed: for all micro-batches but the last."""
         return self._joined("accumulate").turns.accumulate()
 
     def log(self, **values: Any) -> None:
-        """Show numbers (loss=..., accuracy=...) in the live view and the report."""
-        plain = {key: v.item() if isinstance(v, torch.Tensor) else v for key, v in values.items()}
+        """Show numbers (loss=..., accuracy=...), one each, in the live view and the report."""
+        plain = {key: as_plain(value) for key, value in values.items()}
+        for key, value in plain.items():
+            if not isinstance(value, str | int | float | bool | None):
+                raise Unsupported(
+                    f"run.log({key}=...) takes a number or text; found a {type(value).__name__}"
+                )
         self._exchange.port.note("log", turn=self.turn, **plain)
 
     def wait(self) -> None:
-        """Return when every weight is current."""
+        """Return when every weight is current; with `overlap="none"` it always is."""
         self._exchange.wait()
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], everywhere: bool = False) -> None:
-        """Write weights, buffers and optimizer to one safetensors file. Every worker must call it.
+        """Write weights, buffers (floating ones as the mean over all samples) and optimizer to one safetensors file.
 
-        The first worker writes; with `everywhere`, the first of each party does.
+        Every worker must call it, between steps. The first worker writes; with `everywhere`, the first of each party
+        does, and `path` is on its own machine. The file appears whole or not at all. Raises `CheckpointError` where it
+        cannot be written.
         """
         writes = self.is_first or (everywhere and self.rank == 0)
         position = saving.Position(self.turn, self._epochs.epoch, self._samples.total)
         saving.save(self._joined("save"), Path(path), writes, position)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint. Every worker must call it, after `attach`, and have the same file.
+        """Go on from a checkpoint: weights, buffers, optimizer, and the count of epochs that orders the data.
 
-        Raises `CheckpointError`; for another model, with every name that does not fit.
+        Every worker must call it, after `attach` and between steps, and have the same file. Raises `CheckpointError`
+        for a file that is missing, damaged, or of another model, with every name that does not fit.
         """
         self._epochs.epoch = saving.load(self._joined("load"), Path(path))
 
     # -- the end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the run: the others go on without this worker."""
+        """Leave the run: the others go on without this worker. The model and its weights stay usable."""
         if self._closed:
             return
         self.wait()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from geomx.errors import ConfigError, Fault, Unsupported, WeightUnknown
+from geomx.optim.hyper import as_plain
 from geomx.torch.settings import Settings
 
 
@@ -43,9 +44,10 @@ class Samples:
 
     def give(self, weight: float) -> None:
         """The weight of the next turn that pushes; raises `Unsupported` for what is no weight."""
-        if not math.isfinite(weight) or weight < 0:
+        number = as_plain(weight)
+        if not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
             raise Unsupported(f"run.weight({weight!r}): a weight is a finite number, 0 or more")
-        self._given = float(weight)
+        self._given = float(number)
 
     def take(self) -> float:
         """The weight of the turn that pushes now; counting starts anew. Raises `WeightUnknown`."""
@@ -67,5 +69,6 @@ class Samples:
         raise WeightUnknown(
             "no samples were counted for this step: iterate over run.shard(loader), call run.weight(n) before "
             'backward(), or set sync.weight = "equal"; batches that were drawn under no_grad() or after model.eval() '
-            "count as evaluation, unless run.shard(loader, train=True) says otherwise"
+            "count as evaluation, unless run.shard(loader, train=True) says otherwise; a backward() that is for no "
+            "step() belongs in `with run.accumulate():`"
         )

@@ -34,6 +34,7 @@ def save(attached: Attached, path: Path, writes: bool, position: Position) -> No
     """Every worker takes part; those with `writes` leave a file."""
     carried = attached.carried
     attached.turns.between("save()")
+    carried.check_same()
     buffers = carried.slices("buffer")
     averaged: dict[int, torch.Tensor] = {}
     if buffers:
@@ -68,6 +69,7 @@ def load(attached: Attached, path: Path) -> int:
     """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`."""
     carried = attached.carried
     attached.turns.between("load()")
+    carried.check_same()
     checkpoint = files.read(path)
     live = _saved(carried)
     files.check_names(path, checkpoint.model, live)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
 from geomx.errors import Unsupported
-from geomx.layout import ITEM_BYTES
+from geomx.layout import ITEM_BYTES, Tensor
 from geomx.optim.base import ELEMENTWISE
 from geomx.torch.settings import Place
 from geomx.torch.tensors import dtype_name, plain_name
@@ -49,6 +51,35 @@ def served_rule(optimizer: torch.optim.Optimizer, place: Place) -> str | None:
 
 def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise `Unsupported` for tensors that cannot be carried, naming the first."""
+    _check_groups(model, optimizer)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    for name, parameter in model.named_parameters():
+        _check_tensor(plain_name(name), parameter, id(parameter) in trained)
+    for name, buffer in model.named_buffers():
+        _check_tensor(plain_name(name), torch.view_as_real(buffer) if buffer.is_complex() else buffer, False)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            _check_embedding(plain_name(name) or "the embedding", module)
+    _check_memory(model)
+    if not trained:
+        raise Unsupported("nothing is trained: no parameter of the optimizer requires a gradient")
+
+
+def check_gradient(tensor: Tensor, gradient: torch.Tensor) -> None:
+    """Raise `Unsupported` for a gradient that is sparse, or of a parameter that is not as it was at `attach`."""
+    if gradient.layout is not torch.strided:
+        raise Unsupported(
+            f"the gradient of {tensor.name} is {gradient.layout}: only dense gradients are carried"
+        )
+    dtype, shape = dtype_name(gradient.dtype), tuple(gradient.shape)
+    if (dtype, shape) != (tensor.dtype, tensor.shape):
+        raise Unsupported(
+            f"{tensor.name} was {tensor.dtype} {tensor.shape} at attach(), and its gradient is {dtype} {shape}; change "
+            "a model before attach(), and compute in half precision with torch.autocast(..., dtype=torch.bfloat16)"
+        )
+
+
+def _check_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     known = {id(p) for p in model.parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
@@ -57,24 +88,36 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                     f"parameter {place} of the optimizer's group {number} is not in the model; if it belongs to a "
                     "second model, attach both as one: torch.nn.ModuleDict({'first': ..., 'second': ...})"
                 )
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    for name, parameter in model.named_parameters():
-        _check_tensor(plain_name(name), parameter, id(parameter) in trained)
-    for name, buffer in model.named_buffers():
-        _check_tensor(plain_name(name), torch.view_as_real(buffer) if buffer.is_complex() else buffer, False)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+
+
+def _check_embedding(name: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
+    if module.sparse:
+        raise Unsupported(f"{name} has sparse=True: sparse gradients are not carried; set it False")
+    if module.max_norm is not None:
+        raise Unsupported(
+            f"{name} has max_norm: its forward changes weights, and each worker would change others; leave it None, "
+            "and normalize what the embedding returns"
+        )
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Raise `Unsupported` for parameters that share memory without being one: each would overwrite the other."""
+    spans = sorted(
+        (str(p.device), p.data_ptr(), p.data_ptr() + _extent(p) * p.element_size(), plain_name(name))
+        for name, p in model.named_parameters()
+        if p.numel()
+    )
+    for (device, _, stop, name), (other_device, start, _, other) in pairwise(spans):
+        if device == other_device and start < stop:
             raise Unsupported(
-                f"{plain_name(name)} has sparse=True: sparse gradients are not carried; set it False"
+                f"{name} and {other} share memory, but are not one parameter; tie them by giving both modules the same "
+                "torch.nn.Parameter, or clone one"
             )
-    if not trained:
-        raise Unsupported("nothing is trained: no parameter of the optimizer requires a gradient")
 
 
-def check_gradient(name: str, gradient: torch.Tensor) -> None:
-    """Raise `Unsupported` for a gradient that is not an ordinary tensor."""
-    if gradient.layout is not torch.strided:
-        raise Unsupported(f"the gradient of {name} is {gradient.layout}: only dense gradients are carried")
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements of memory lie between a tensor's first and its last, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
@@ -85,6 +128,10 @@ def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
     if type(tensor).__name__ == "DTensor" or tensor.layout is not torch.strided:
         raise Unsupported(
             f"{name} is a {type(tensor).__name__} ({tensor.layout}); only dense tensors are carried"
+        )
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise Unsupported(
+            f"{name} is expanded: several of its elements are one in memory; clone() it before attach()"
         )
     if trained and tensor.dtype not in TRAINED:
         raise Unsupported(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from geomx.errors import Unsupported
 from geomx.layout import Layout, Part, Role, Slice, Tensor
 from geomx.protocol import presence
 
@@ -41,6 +42,7 @@ class Carried:
         slice_elements: int,
     ) -> None:
         self._model = model
+        self._inventory = _inventory(model)
         group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         self.parameters: list[nn.Parameter] = []
         self.hidden: dict[int, torch.Tensor] = {}  # the values of parameters that are `Pending`
@@ -87,6 +89,15 @@ class Carried:
         """Whether a buffer belongs in a checkpoint."""
         path, _, name = self._buffer_names[number].rpartition(".")
         return name not in self._model.get_submodule(path)._non_persistent_buffers_set
+
+    def check_same(self) -> None:
+        """Raise `Unsupported` where the model has other tensors than at `attach`."""
+        changed = sorted({name for name, *_ in self._inventory ^ _inventory(self._model)})
+        if changed:
+            raise Unsupported(
+                f"added, removed, replaced, or of another shape or dtype than at attach(): {', '.join(changed)}; "
+                "change a model before it is attached"
+            )
 
     def trained_sha256(self) -> str:
         """64 hex digits that are equal exactly when the trained parameters are, by name and bit for bit."""
@@ -148,6 +159,12 @@ def absent(piece: Slice) -> bytes:
     bitmap = presence.pack([False] * len(piece.parts))
     assert bitmap is not None
     return bitmap
+
+
+def _inventory(model: nn.Module) -> set[tuple[Any, ...]]:
+    """A model's tensors: name, which one (parameters alone), shape and dtype."""
+    parameters = {(plain_name(n), id(p), p.shape, p.dtype) for n, p in model.named_parameters()}
+    return parameters | {(plain_name(n), 0, b.shape, b.dtype) for n, b in model.named_buffers()}
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

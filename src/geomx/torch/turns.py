@@ -12,6 +12,7 @@ The weight w, the end-of-data flag and each group's hyper-parameters are fixed w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,12 +24,12 @@ from geomx.errors import Disagreement, GradientEdited, Unsupported
 from geomx.layout import Slice
 from geomx.node.local import Arrived
 from geomx.protocol.messages import Hyperparameters
-from geomx.sync.base import Policy
 from geomx.torch.exchange import Exchange, Packed
+from geomx.torch.guard import Guard
 from geomx.torch.pending import PendingWeights
 from geomx.torch.places import OptimizerPlace
 from geomx.torch.samples import Samples
-from geomx.torch.settings import Overlap, PushAt
+from geomx.torch.settings import Settings
 from geomx.torch.sharing import Sharing
 from geomx.torch.support import check_gradient
 from geomx.torch.tensors import Carried, absent
@@ -50,16 +51,6 @@ class _Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """How turns go. `member`: this worker's place in the run."""
-
-    member: int
-    policy: Policy
-    push_at: PushAt
-    overlap: Overlap
-
-
-@dataclass(frozen=True, slots=True)
 class Helpers:
     """What the turns work with. `groups` returns the optimizer's parameter groups as they are now."""
 
@@ -69,26 +60,32 @@ class Helpers:
     sharing: Sharing
     pending: PendingWeights
     timeline: Timeline
+    guard: Guard
 
 
 class Turns:
-    """See the module's text."""
+    """See the module's text. `member`: this worker's place among the workers of the run."""
 
-    def __init__(self, exchange: Exchange, carried: Carried, rules: Rules, helpers: Helpers) -> None:
+    def __init__(
+        self, exchange: Exchange, carried: Carried, settings: Settings, member: int, helpers: Helpers
+    ) -> None:
         self._exchange = exchange
         self._carried = carried
-        self._rules = rules
+        self._settings = settings
+        self._member = member
         self._groups = helpers.groups
         self._place = helpers.place
         self._samples = helpers.samples
         self._sharing = helpers.sharing
         self._pending = helpers.pending
         self._timeline = helpers.timeline
+        self._guard = helpers.guard
         self._trained = carried.slices("weight")
         self._accumulating = False
         self._opened: _Turn | None = None
         self._missing = self._all_missing()
         self._removes: list[Callable[[], None]] = []
+        self._one_at_a_time = threading.Lock()  # autograd has a thread for each GPU
         self.steps = 0  # gradient turns so far
         self.ledger: torch.Tensor | None = None
         self.ended = False  # this worker is at the end of its data
@@ -99,23 +96,27 @@ class Turns:
 
     def hook(self) -> None:
         """From now on gradients leave as they are completed, unless they are to wait for `step()`."""
-        if self._rules.push_at == "backward":
+        if self._settings.push_at == "backward":
             for number, parameter in self._carried.trained.items():
                 handle = parameter.register_post_accumulate_grad_hook(self._hook_of(number))  # type: ignore[no-untyped-call]
                 self._removes.append(handle.remove)
 
     def unhook(self) -> None:
-        """Take the hooks off the parameters."""
+        """Take the hooks off the parameters; the weights stay as they are."""
         for remove in self._removes:
             remove()
         self._removes = []
+        self._exchange.receive = lambda _: None
 
     def _hook_of(self, number: int) -> Callable[[torch.Tensor], None]:
-        return lambda _: self._gradient_complete(number)
+        def complete(_: torch.Tensor) -> None:
+            with self._one_at_a_time:
+                if not self._accumulating:
+                    self._gradient_complete(number)
+
+        return complete
 
     def _gradient_complete(self, number: int) -> None:
-        if self._accumulating:
-            return
         self._timeline.begin("backward")
         for index in self._carried.slices_of[number]:
             if self._opened is not None and index in self._opened.pushed:
@@ -151,17 +152,17 @@ class Turns:
         self._timeline.end("backward", turn=self._exchange.turn)
         with self._timeline.span("step", turn=self._exchange.turn):
             turn = self._open()
-            self._check_frozen()
+            self._guard.check()
             self._check_gradients(turn)
             self._check_hypers(turn)
             for piece in self._trained:
                 if piece.index not in turn.pushed:
                     self._push(turn, piece)
             self._close(turn.samples, turn.ended)
-            if self._rules.overlap == "forward":
+            if self._settings.overlap == "forward":
                 self._pending.begin()
             else:
-                self.current()
+                self._exchange.wait()
                 self._place.finish(idle=False)
 
     def end_epoch(self) -> None:
@@ -171,18 +172,14 @@ class Turns:
             with self._timeline.span("idle", turn=self._exchange.turn):
                 self._idle()
 
-    def current(self) -> None:
-        """Return when every weight is current."""
-        self._exchange.wait()
-
     def between(self, operation: str) -> None:
-        """The same, before a call with a turn of its own; raises `Unsupported` between backward and step."""
+        """Return when every weight is current; raises `Unsupported` between a backward that has pushed and step()."""
         if self._opened is not None:
             raise Unsupported(
                 f"{operation} after a backward() that has pushed, and before step(): call step() first, or run that "
                 'backward() within run.accumulate(), or use push_at="step"'
             )
-        self.current()
+        self._exchange.wait()
 
     def _idle(self) -> None:
         groups = self._groups()
@@ -190,15 +187,15 @@ class Turns:
             hyper = self._place.idle_hyper(groups[piece.group])
             self._send(piece, 0.0, (None, absent(piece)), hyper, ended=True)
         self._close(0, ended=True)
-        self.current()
+        self._exchange.wait()
         self._place.finish(idle=True)
 
     def _open(self) -> _Turn:
         if self._opened is None:
-            self.current()
-            plan = self._rules.policy.step(self._exchange.turn)
+            self._exchange.wait()
+            plan = self._settings.policy.step(self._exchange.turn)
             if plan is None or plan.kind != "gradient" or plan.slices is not None:
-                name = type(self._rules.policy).__name__
+                name = type(self._settings.policy).__name__
                 raise Unsupported(
                     f"the sync policy {name} plans {plan}: only whole gradient steps are carried"
                 )
@@ -216,7 +213,7 @@ class Turns:
             value = self._carried.trained[number].grad
             if value is None or not turn.weight:
                 return None
-            check_gradient(self._carried.name(number), value)
+            check_gradient(self._carried.layout.tensors[number], value)
             turn.gradients[number] = value, value._version
             return value
 
@@ -233,8 +230,8 @@ class Turns:
         for piece in self._carried.slices("ledger"):
             mine = torch.zeros(piece.elements, dtype=torch.int64)
             part = piece.parts[0]
-            if part.start <= self._rules.member < part.stop:
-                mine[self._rules.member - part.start] = 1
+            if part.start <= self._member < part.stop:
+                mine[self._member - part.start] = 1
             self._send(piece, 1.0, (mine, None), None, ended)
         self._exchange.port.note("step", turn=self._exchange.turn, samples=samples)
         self._opened = None
@@ -246,16 +243,6 @@ class Turns:
         return {piece.index: {part.tensor for part in piece.parts} for piece in self._trained}
 
     # -- checks -------------------------------------------------------------------------------------------------
-
-    def _check_frozen(self) -> None:
-        for number, parameter in enumerate(self._carried.parameters):
-            if not parameter.requires_grad or number in self._carried.trained:
-                continue
-            if any(parameter is other for group in self._groups() for other in group["params"]):
-                raise Unsupported(
-                    f"{self._carried.name(number)} was frozen at attach() and requires a gradient now; attach the "
-                    "model with everything that will ever be trained requiring gradients, and freeze it afterwards"
-                )
 
     def _check_gradients(self, turn: _Turn) -> None:
         for number, (gradient, version) in turn.gradients.items():
@@ -288,3 +275,4 @@ class Turns:
         else:
             self._sharing.arrived(piece, arrived)
         self._pending.arrived(piece.index)
+        self._guard.written(piece)
