@@ -111,8 +111,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that run nodes)
     from geomx.launch.local_run import Wishes, run_here  # noqa: PLC0415 (other commands do without rich)
 
+    import_beside(Path(arguments.run))
     run = Run.load(arguments.run, arguments.overrides)
     run_here(run, Wishes(arguments.report, arguments.trace, arguments.keep, arguments.plain))
 
@@ -120,8 +122,10 @@ def _run(arguments: argparse.Namespace) -> None:
 def _serve(arguments: argparse.Namespace) -> None:
     run = Run.load(arguments.run, arguments.overrides)
     name = _server_name(run, arguments)
+    from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that run nodes)
     from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
+    import_beside(Path(arguments.run))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     serve(run, name)
 
@@ -145,8 +149,14 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
 
 
 def _worker(arguments: argparse.Namespace) -> None:
-    from geomx.launch.environment import Place, environment_of, read_place  # noqa: PLC0415 (only needed here)
+    from geomx.launch.environment import (  # noqa: PLC0415 (only needed by commands that run nodes)
+        Place,
+        environment_of,
+        import_beside,
+        read_place,
+    )
 
+    import_beside(Path(arguments.run))
     run, overrides, rank = (
         Run.load(arguments.run, arguments.overrides),
         tuple(arguments.overrides),

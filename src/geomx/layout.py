@@ -45,7 +45,8 @@ ITEM_BYTES: dict[str, int] = {
 SIZE_LOWER_BOUND = 1000
 SMALLEST_SLICE, LARGEST_SLICE, SLICES_WANTED = 1 << 14, 1 << 18, 64
 MOST_PARTS = 1024  # so that what is said of each part fits into a message's header
-MOST_SLICES = 1 << 20  # so that a layout that came over the wire cannot fill the memory
+MOST_SLICES = 1 << 15  # of LARGEST_SLICE float32 elements: 32 GiB; a session's window follows from it
+MOST_DIMENSIONS = 64  # as in PyTorch; the product of more, sent by a stranger, would take hours
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -118,6 +119,10 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
                 raise Unsupported(
                     f"tensor {tensor.name} has dtype {tensor.dtype}; allowed: {', '.join(ITEM_BYTES)}"
                 )
+            if len(tensor.shape) > MOST_DIMENSIONS:
+                raise Unsupported(
+                    f"tensor {tensor.name} has {len(tensor.shape)} dimensions; at most {MOST_DIMENSIONS}"
+                )
             if any(extent < 0 for extent in tensor.shape):
                 raise Unsupported(f"tensor {tensor.name} has a negative extent: {tensor.shape}")
         if self.slice_elements < 0:
@@ -168,11 +173,11 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         return Slice(index, first.dtype, first.group, first.role, large, parts[0].tensor, parts)
 
     def _check_count(self, largest: int) -> None:
-        count = sum(tensor.elements // largest for tensor in self.tensors)
+        count = sum(-(-t.elements // largest) for t in self.tensors if t.elements >= self.size_lower_bound)
         if count > MOST_SLICES:
             raise Unsupported(
-                f"slices of {largest} elements cut this model into more than {MOST_SLICES}; "
-                f"raise slice_elements"
+                f"slices of {largest} elements cut this model into {count}, more than {MOST_SLICES}; "
+                f"raise slice_elements, or size_lower_bound"
             )
 
 

@@ -5,6 +5,7 @@ import socket
 import pytest
 from wires import LOOPS, Witness, run_on
 
+from geomx.channels import congestion
 from geomx.channels.congestion import available, check, choose
 from geomx.channels.tcp import Tcp
 from geomx.errors import ConfigError
@@ -25,6 +26,19 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(name):
     (fault,) = caught.value.faults
     assert fault.where == "congestion"
     assert fault.allowed == ", ".join(available())
+
+
+def test_a_system_without_the_setting_has_its_own_alone(monkeypatch):
+    monkeypatch.delattr(socket, "TCP_CONGESTION", raising=False)
+    assert available() == ("system",)
+    check("system")
+    with pytest.raises(ConfigError, match="allowed: system "):
+        Tcp(congestion="cubic")
+
+
+def test_lists_that_cannot_be_read_leave_the_systems_own(monkeypatch):
+    monkeypatch.setattr(congestion, "_LISTS", ("no_such_list",))
+    assert available() == ("system",)
 
 
 @needs_linux

@@ -77,6 +77,18 @@ def test_close_says_the_last_words_and_nothing_else():
     run(main)
 
 
+def test_gone_waits_for_the_last_words():
+    async def main():
+        _, mine, theirs, _ = await pair()
+        theirs.write(0, Refuse("run", "another run"), None, 0)
+        theirs.close("refused")
+        await theirs.gone()
+        assert mine.messages == [(0, Refuse("run", "another run"), None)]
+        assert mine.reasons == ["closed by the peer"]
+
+    run(main)
+
+
 def test_a_message_must_fit_its_payload():
     async def main():
         ours, _, _, _ = await pair()

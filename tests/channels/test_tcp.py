@@ -141,6 +141,8 @@ GARBAGE = {
         "claims",
     ),
     "numbers of 2^62": (struct.pack("<QQQQ", *[1 << 62] * 4), "message 4611686018427387904"),
+    "a TLS alert": (b"\x15\x03\x03\x00\x02\x02\x28", "speaks TLS"),
+    "a TLS handshake": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "speaks TLS"),
     "an empty frame": (PREFIX.pack(1, 0, 0, 0), "none is under way"),
 }
 
@@ -315,6 +317,67 @@ def test_a_shaped_connection_carries_everything_in_order_of_urgency(loop_name):
                 assert witness.numbers == [8, 7, 6, 5, 4, 3, 2, 1]
                 assert all(torch.equal(payload, tensor(100_000, n)) for n, _, payload in witness.messages)
             assert ours.bytes_sent == theirs.bytes_received
+
+    run_on(loop_name, main)
+
+
+def test_a_peer_that_floods_and_never_reads_is_cut_off(loop_name, monkeypatch):
+    """What we owe it (acknowledgements, heartbeats, welcomes) may not pile up here."""
+    monkeypatch.setattr(connection_module, "MOST_CONTROLS", 100)
+
+    async def main():
+        async with stranger() as (_, witness):
+            (connection,) = witness.accepted
+            connection.write(1, state(64 << 20), torch.zeros(64 << 20, dtype=torch.uint8), priority=0)
+            for number in range(300):
+                connection.write(0, Ack(number), None, priority=0)
+            assert await witness.until_closed() == "it does not read what it is sent"
+            assert connection._lanes.queued_bytes == 0
+            connection.write(0, Ack(1), None, priority=0)
+            assert (witness.reasons, connection._lanes.queued_bytes) == (witness.reasons[:1], 0)
+
+    run_on(loop_name, main)
+
+
+def test_more_messages_than_that_wait_where_they_are_less_urgent(loop_name, monkeypatch):
+    monkeypatch.setattr(connection_module, "MOST_CONTROLS", 100)
+
+    async def main():
+        async with pair(Tcp()) as (ours, _, _, their):
+            for number in range(1, 301):
+                ours.write(number, state(1000), tensor(1000), priority=3)
+            await their.until(lambda: len(their.messages) == 300)
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("link", [None, Link(rate_mbps=100, delay_ms=120)])
+def test_gone_waits_for_the_last_words(loop_name, link):
+    """However long the link is: a node that ends may stop its loop after that."""
+
+    async def main():
+        async with pair(Tcp(), Tcp(link)) as (_, mine, theirs, _):
+            theirs.write(0, Refuse("run", "another run"), None, priority=0)
+            theirs.close("refused")
+            await theirs.gone()
+            assert mine.messages == [(0, Refuse("run", "another run"), None)]
+            assert mine.reasons
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="not every system has it")
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, 512 << 10), ({"link": Link()}, 64 << 10), ({"chunk_bytes": 999}, 999)],
+)
+def test_the_kernel_holds_one_chunk_and_waits_for_no_other(loop_name, settings, expected):
+    async def main():
+        async with pair(Tcp(**settings)) as (ours, _, theirs, _):
+            for end in (ours, theirs):
+                sock = end._transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == expected
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     run_on(loop_name, main)
 

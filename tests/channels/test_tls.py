@@ -9,7 +9,7 @@ import trustme
 from wires import LOOPS, Witness, run_on, state
 
 from geomx.channels.tcp import Tcp, split_address
-from geomx.channels.tls import contexts
+from geomx.channels.tls import Contexts, contexts
 from geomx.errors import ConfigError
 from geomx.protocol.messages import Ack
 
@@ -73,6 +73,8 @@ def test_a_strangers_certificate_is_refused(loop_name, ours, tmp_path, authority
             assert await mine.until_closed()
         except OSError:
             pass  # the refusal overtook the end of the handshake
+        await theirs.until(lambda: bool(theirs.refusals))
+        assert theirs.refusals == ["TLS: CERTIFICATE_VERIFY_FAILED"]
         assert (mine.messages, theirs.messages, theirs.accepted) == ([], [], [])
         await door.close()
 
@@ -128,8 +130,77 @@ def test_plain_bytes_at_a_tls_port_do_no_harm(loop_name, ours):
     run_on(loop_name, main)
 
 
-def test_older_versions_are_not_spoken(ours):
-    assert {context.minimum_version for context in ours} == {ssl.TLSVersion.TLSv1_3}
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_the_plain_dialler_of_a_tls_port_is_refused_for_a_reason(loop_name, ours):
+    async def main():
+        theirs, mine = Witness(), Witness()
+        door = await Tcp(tls=ours).listen(ANY_PORT, theirs, theirs.accept)
+        connection = await Tcp().dial(door.address, mine)
+        connection.write(0, Ack(1), None, 0)
+        assert await mine.until_closed()
+        await theirs.until(lambda: bool(theirs.refusals))
+        assert theirs.refusals[0].startswith("TLS: ")
+        assert (mine.messages, theirs.messages, theirs.accepted) == ([], [], [])
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_a_tls_dialler_at_a_plain_port_is_refused_at_once_and_by_both_sides(loop_name, ours):
+    async def main():
+        theirs = Witness()
+        door = await Tcp().listen(ANY_PORT, theirs, theirs.accept)
+        with pytest.raises(OSError):  # noqa: PT011 - which one depends on the loop
+            await Tcp(tls=ours).dial(door.address, Witness())
+        assert (await theirs.until_closed()).startswith(
+            "the peer speaks TLS, and this end does not: give both"
+        )
+        assert theirs.messages == []
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+def bare_client(authority_file, older: bool) -> ssl.SSLContext:
+    """One that knows our authority, and has no certificate of its own."""
+    context = ssl.create_default_context(cafile=authority_file)
+    if older:
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_who_has_no_certificate_is_refused(loop_name, ours, tmp_path):
+    """As with a stranger's certificate, the dialler learns of it at its first read."""
+    bare = bare_client(tmp_path / "ours" / "authority.pem", older=False)
+
+    async def main():
+        mine, theirs = Witness(), Witness()
+        door = await Tcp(tls=ours).listen(ANY_PORT, theirs, theirs.accept)
+        connection = await Tcp(tls=Contexts(ours.server, bare)).dial(door.address, mine)
+        connection.write(0, Ack(1), None, 0)
+        assert await mine.until_closed()
+        assert theirs.refusals == ["TLS: PEER_DID_NOT_RETURN_A_CERTIFICATE"]
+        assert (mine.messages, theirs.messages, theirs.accepted) == ([], [], [])
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_older_versions_are_not_spoken(loop_name, ours, tmp_path):
+    older = bare_client(tmp_path / "ours" / "authority.pem", older=True)
+
+    async def main():
+        theirs = Witness()
+        door = await Tcp(tls=ours).listen(ANY_PORT, theirs, theirs.accept)
+        with pytest.raises(OSError):  # noqa: PT011 - which one depends on what arrives first
+            await Tcp(tls=Contexts(ours.server, older)).dial(door.address, Witness())
+        assert (theirs.refusals, theirs.accepted) == (["TLS: UNSUPPORTED_PROTOCOL"], [])
+        await door.close()
+
+    run_on(loop_name, main)
 
 
 def test_every_unreadable_file_is_named(tmp_path):

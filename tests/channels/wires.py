@@ -41,6 +41,7 @@ class Witness:
         self.limit = limit
         self.messages: list[tuple[int, Message, Any]] = []
         self.reasons: list[str] = []
+        self.refusals: list[str] = []
         self.accepted: list[Any] = []
         self._changed = asyncio.Event()
 
@@ -54,6 +55,10 @@ class Witness:
 
     def closed(self, connection: Any, reason: str) -> None:
         self.reasons.append(reason)
+        self._changed.set()
+
+    def refused(self, reason: str) -> None:
+        self.refusals.append(reason)
         self._changed.set()
 
     def accept(self, connection: Any) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 
 import pytest
@@ -94,6 +95,26 @@ def test_any_messages_in_any_chunks_and_reads_arrive_intact(messages, chunk_byte
         assert bytes(arrivals[number].payload or b"") == content(number, size)
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    messages=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3)), min_size=1, max_size=6),
+    chunk_bytes=st.integers(1, 150),
+    cuts=st.lists(st.integers(0, 2000), max_size=30),
+)
+def test_wherever_the_stream_is_cut_the_same_messages_come(messages, chunk_bytes, cuts):
+    lanes = Lanes(chunk_bytes)
+    for number, (size, priority) in enumerate(messages, 1):
+        lanes.put(number, state(size), memoryview(content(number, size)), priority)
+    stream = b"".join(b"".join(chunk) for chunk in iter(lanes.next_chunk, None))
+    places = sorted({0, len(stream), *(cut % len(stream) for cut in cuts)})
+    whole, cut = Reader(), Reader()
+    whole.feed(stream)
+    for start, stop in itertools.pairwise(places):
+        cut.feed(stream[start:stop])
+    assert cut.arrivals == whole.arrivals
+    assert len(whole.arrivals) == len(messages)
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     at=st.integers(0, 1 << 20),
@@ -149,6 +170,10 @@ BROKEN = {
     "while another of that number": frame(1, state(4), b"12") + frame(1, state(4), b"12"),
     "0 bytes; 2 are left": frame(1, state(4), b"12") + PREFIX.pack(1, 0, 0, U16),
     "begins while another": frame(1, state(4), b"12") + frame(1, Ack(3)),
+    "of priority 3 overtakes one of priority 3": frame(1, state(4), b"12", 3) + frame(2, state(0), b"", 3),
+    "of priority 4 overtakes one of priority 2": (
+        frame(1, state(2), b"1", 3) + frame(2, state(2), b"1", 2) + frame(3, state(2), b"1", 4)
+    ),
 }
 
 
@@ -184,6 +209,16 @@ def test_a_header_is_admitted_before_its_payload_has_come():
     assert (reader.admitted, reader.allocated) == (1000, 1000)
     assert reader.arrivals == []
     assert reader.parser.unfinished == "in message 1 (State), after 0 of 1000 payload bytes"
+
+
+def test_a_flood_of_beginnings_is_refused():
+    """Each of them takes memory, and none ever ends."""
+    reader = Reader()
+    for number in range(1, 2001):
+        reader.feed(frame(number, state(2), b"1", 2000 - number))
+    with pytest.raises(ProtocolError, match="overtakes"):
+        reader.feed(frame(2001, state(2), b"1", 0))
+    assert reader.allocated == 2 * 2000
 
 
 def test_half_a_frame_takes_no_memory():

@@ -49,6 +49,44 @@ def test_within_one_priority_messages_leave_whole_in_order():
     assert [number for number, _, _ in drain(lanes)] == [3, 3, 1, 1, 2, 2]
 
 
+def test_what_waits_is_counted_by_priority():
+    lanes = Lanes(10)
+    for number in (1, 2):
+        put(lanes, number, 15, priority=4)
+    assert (lanes.waiting(4), lanes.waiting(0)) == (2, 0)
+    pull(lanes)
+    assert lanes.waiting(4) == 2  # the first has not left whole
+    pull(lanes)
+    assert lanes.waiting(4) == 1
+    drain(lanes)
+    assert lanes.waiting(4) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=15),
+    st.integers(1, 20),
+)
+def test_the_next_chunk_is_always_of_the_most_urgent_and_of_the_oldest_among_those(messages, chunk_bytes):
+    lanes, left = Lanes(chunk_bytes), {}
+
+    def take():
+        number, priority, size = pull(lanes)
+        assert (priority, number) == min((p, n) for n, (p, _) in left.items())
+        left[number] = priority, left[number][1] - size
+        if left[number][1] == 0:
+            del left[number]
+
+    for number, (size, priority, pulls) in enumerate(messages):
+        put(lanes, number, size, priority)
+        left[number] = priority, size
+        for _ in range(min(pulls, len(left))):
+            if left:
+                take()
+    while left:
+        take()
+    assert pull(lanes) is None
+
+
 def test_the_payload_is_not_copied():
     payload = bytearray(100)
     lanes = Lanes(60)

@@ -25,6 +25,9 @@ class Receiver(Protocol):
     def closed(self, connection: Connection, reason: str) -> None:
         """Nothing more will come or go. Called once, unless `close` was called."""
 
+    def refused(self, reason: str) -> None:
+        """The channel itself has turned somebody away, before there was a connection."""
+
 
 class Connection(Protocol):
     """One connection. `bytes_sent` and `bytes_received` count what crossed the socket, frames included."""
@@ -39,6 +42,9 @@ class Connection(Protocol):
 
     def close(self, reason: str) -> None:
         """Write what is queued at priority 0, then close. `closed` is not called."""
+
+    async def gone(self) -> None:
+        """Return when nothing more will leave; after `close` that takes 2 s and one delay of the link at most."""
 
 
 class Listener(Protocol):

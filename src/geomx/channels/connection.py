@@ -23,6 +23,7 @@ import torch
 
 from geomx.channels.base import Receiver
 from geomx.channels.pacing import Pacer
+from geomx.channels.tls import reason_of
 from geomx.errors import ProtocolError
 from geomx.protocol.frames import Parser
 from geomx.protocol.lanes import Chunk, Lanes
@@ -30,6 +31,13 @@ from geomx.protocol.messages import Message
 
 CLOSE_LIMIT_S = 2.0
 BATCH_BYTES = 64 << 10  # small frames are written together up to this
+MOST_CONTROLS = (
+    10_000  # of priority 0 that wait to be written: heartbeats of hours, or acknowledgements of a flood
+)
+_TLS_RECORDS = (
+    b"\x15\x03",
+    b"\x16\x03",
+)  # how an alert and a handshake begin; a greeting of ours begins with 0
 
 next_ident = count(1).__next__
 """Numbers the connections of this process, whatever their channel; 0 stands for none."""
@@ -71,6 +79,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._pump_due = False
         self._flying = 0  # chunks that the pacer has taken and not delivered
         self._deadline: asyncio.TimerHandle | None = None
+        self._gone = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._transport: asyncio.Transport
 
@@ -89,6 +98,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         """Queue a message; see `Connection.write`. On a connection that has ended it is dropped."""
         if self._state is _State.OPEN:
             self._lanes.put(number, message, None if payload is None else view_of(payload), priority)
+            if self._lanes.waiting(0) > MOST_CONTROLS:
+                self._loop.call_soon(self._fail, "it does not read what it is sent")
             self._wake()
 
     def close(self, reason: str) -> None:
@@ -102,6 +113,10 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._deadline = self._loop.call_later(CLOSE_LIMIT_S + delay_s, self._transport.abort)
         self._wake()
         self._shut_if_flushed()
+
+    async def gone(self) -> None:
+        """See `Connection.gone`."""
+        await self._gone.wait()
 
     def pace(self, pacer: Pacer) -> None:
         """From now on, write as this pacer says; for a connection that has none yet."""
@@ -194,10 +209,13 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """They are there."""
+        is_first = self.bytes_received == 0
         self.bytes_received += nbytes
         if self._state is not _State.OPEN:
             return
         try:
+            if is_first:
+                _check_plain(self._parser.buffer()[:nbytes])
             for number, message, payload in self._parser.advance(nbytes):
                 self._receiver.received(self, number, message, payload)
                 if self._state is not _State.OPEN:
@@ -216,6 +234,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._fail(_reason(exc))
+        self._gone.set()
 
     def _fail(self, reason: str) -> None:
         """The end that we did not choose."""
@@ -244,6 +263,14 @@ def view_of(payload: torch.Tensor) -> memoryview:
     return memoryview(payload.numpy())  # type: ignore[arg-type]
 
 
+def _check_plain(start: memoryview) -> None:
+    """Without this, a TLS handshake would pass for the prefix of a frame whose rest never comes."""
+    if bytes(start[:2]) in _TLS_RECORDS:
+        raise ProtocolError(
+            "the peer speaks TLS, and this end does not: give both ends certificates, or neither"
+        )
+
+
 def format_address(name: Any) -> str:
     """`host:port` of what a socket calls its name; IPv6 hosts in brackets."""
     if not name:
@@ -256,7 +283,7 @@ def _reason(error: Exception | None) -> str:
     if error is None:
         return "closed"
     if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}"
+        return reason_of(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return f"{type(error).__name__}: {error}"

@@ -57,6 +57,10 @@ class InProcConnection:
         self._sending = [queued for queued in self._sending if queued[0] <= 0]
         asyncio.get_running_loop().call_soon(self._flush)
 
+    async def gone(self) -> None:
+        """See `Connection.gone`."""
+        await asyncio.sleep(0)  # for one turn of the loop, in which `close` flushes
+
     def _send_next(self) -> None:
         if self._sending:
             _, _, number, message, payload = heapq.heappop(self._sending)

@@ -22,7 +22,7 @@ from geomx.channels.base import Connection, Receiver
 from geomx.channels.connection import TcpConnection, format_address
 from geomx.channels.pacing import Pacer
 from geomx.channels.shaping import LinkLike, Shaper, Uplink
-from geomx.channels.tls import Contexts
+from geomx.channels.tls import Contexts, report_to
 from geomx.errors import ConfigError, Fault
 
 LAN_CHUNK_BYTES = 512 << 10
@@ -92,6 +92,7 @@ class Tcp:
         host, port = split_address(address)
         tls: dict[str, Any] = {}
         if self._tls is not None:
+            report_to(self._tls.server, receiver.refused)
             tls = {"ssl": self._tls.server, "ssl_handshake_timeout": DIAL_LIMIT_S}
         loop = asyncio.get_running_loop()
         server = await loop.create_server(

@@ -1,12 +1,14 @@
 """TLS 1.3 with a certificate on both sides: who has none from our authority does not get in.
 
 The dialling side also checks the host's name. With TLS 1.3 a client that is refused still sees its handshake
-succeed; the refusal shows at its first read. So a connection counts for nothing before the peer's `Welcome`.
+succeed; the refusal shows at its first read, and asyncio ends the connection before the reason has left. So a
+connection counts for nothing before the peer's `Welcome`, and it is the listening side that tells why (`report_to`).
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +39,27 @@ def contexts(certificate: Path | str, key: Path | str, authority: Path | str) ->
         _context(ssl.PROTOCOL_TLS_SERVER, **files),
         _context(ssl.PROTOCOL_TLS_CLIENT, **files),
     )
+
+
+def report_to(context: ssl.SSLContext, refused: Callable[[str], None]) -> None:
+    """Call `refused(reason)` whenever a handshake with this context fails; event loops themselves keep silent."""
+
+    class Handshake(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                refused(reason_of(error))
+                raise
+
+    context.sslobject_class = Handshake
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """What OpenSSL calls it."""
+    return f"TLS: {error.reason or error}"
 
 
 def _problem(path: Path) -> str:

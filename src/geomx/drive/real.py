@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from geomx.channels.base import Channel, Connection, Listener
 from geomx.errors import ConfigError, Fault, GeomxError
@@ -94,6 +95,7 @@ class Driver:
         self._notify = notify
         self._threads = threads
         self._connections: dict[int, Connection] = {}
+        self._closing: WeakSet[Connection] = WeakSet()
         self._peer_of: dict[int, str] = {}
         self._traffic: dict[str, _Traffic] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -137,6 +139,9 @@ class Driver:
         self._forget(connection.ident)
         self.deliver(Closed(connection.ident, peer if peer in self._wiring.peers else "", reason))
 
+    def refused(self, reason: str) -> None:
+        self._recorder.record("refused", "warning", peer="somebody at the door", reason=reason)
+
     # -- effects ----------------------------------------------------------------------------------------------------
 
     def _carry_out(self, effects: Any) -> None:
@@ -160,10 +165,7 @@ class Driver:
             case Dial():
                 self._spawn(self._dial(effect.peer))
             case Hangup():
-                connection = self._connections.get(effect.conn)
-                if connection is not None:
-                    self._forget(effect.conn)
-                    connection.close(effect.reason)
+                self._hang_up(effect.conn, effect.reason)
             case Identified():
                 self._peer_of[effect.conn] = effect.peer
                 if self._wiring.door is not None and effect.conn in self._connections:
@@ -241,18 +243,26 @@ class Driver:
             traffic.sent += connection.bytes_sent
             traffic.received += connection.bytes_received
 
+    def _hang_up(self, conn: int, reason: str) -> None:
+        connection = self._connections.get(conn)
+        if connection is not None:
+            self._forget(conn)
+            self._closing.add(connection)
+            connection.close(reason)
+
     async def _close(self) -> None:
         self._record_usage()
         for timer in self._timers.values():
             timer.cancel()
         for task in list(self._tasks):
             task.cancel()
-        for conn, connection in list(self._connections.items()):
-            self._forget(conn)
-            connection.close("the node has ended")
+        for conn in list(self._connections):
+            self._hang_up(conn, "the node has ended")
         if self._listener is not None:
             await self._listener.close()
-        await asyncio.sleep(0.05)  # what hangs up says its last words
+        await asyncio.gather(
+            *(connection.gone() for connection in self._closing)
+        )  # with their last words said
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # -- usage -------------------------------------------------------------------------------------------------

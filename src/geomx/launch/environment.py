@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,18 @@ def environment_of(place: Place, threads: int | None = None) -> dict[str, str]:
         environment |= dict.fromkeys(THREADS, str(threads))
     environment["PYTHONUNBUFFERED"] = "1"  # what a node prints is seen when it is printed
     return environment
+
+
+def import_beside(run: Path) -> None:
+    """Let this process, and those that it starts, import what lies beside a run's description.
+
+    The codecs and policies of a user's own are there, which the description names as `module:Class`.
+    """
+    folder = str(run.absolute().parent)
+    sys.path.append(folder)
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if folder not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*known, folder]))
 
 
 def threads_each(processes: int) -> int | None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from geomx.protocol.messages import Kind, Message, Norms, Scale
 
+NORMS_SENT = 4096  # at a time: more would not fit into a header
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -47,7 +49,9 @@ class Clipping:
         current.squares[index] = square
         current.resume.append(resume)
         if self._lead and self._mine <= current.squares.keys():
-            self._send(self._lead, Norms(turn, current.squares))
+            squares = list(current.squares.items())
+            for start in range(0, len(squares), NORMS_SENT):
+                self._send(self._lead, Norms(turn, dict(squares[start : start + NORMS_SENT])))
         self._total(turn, current)
 
     def message(self, message: Norms | Scale) -> None:

@@ -1,14 +1,15 @@
-"""Who stands at the ends of an edge, and what the two must agree on before they talk."""
+"""Who stands at the ends of an edge, and what the others are told when one of them fails."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from geomx.errors import Fenced, GeomxError, NodeLost, Refused, RunFailed
-from geomx.protocol.messages import Difference, Failure, Refuse, Value
+from geomx.errors import GeomxError, NodeLost, RunFailed
+from geomx.protocol.messages import Failure, Value
 from geomx.protocol.session import Session
 
 FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 1.0
+MOST_REASON_CHARACTERS = 4000  # a message's header is limited, what a script raises is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +40,18 @@ class Peer:
     dialled: bool  # whether we dial it
     redial_s: float = FIRST_REDIAL_S
     joined: bool = False
+    trouble: str = ""  # why it could not be reached the last time
+    trouble_told: str = ""
 
 
 def as_failure(me: str, error: GeomxError) -> Failure:
     """What the others are told: the node that failed first, and why."""
     if isinstance(error, RunFailed):
-        return Failure(error.node, error.error, error.reason)
-    if isinstance(error, NodeLost):
-        return Failure(error.node, "NodeLost", error.reason)
-    return Failure(me, type(error).__name__, str(error))
-
-
-def compare(theirs: dict[str, Value], ours: dict[str, Value]) -> tuple[Difference, ...]:
-    """The fields in which two manifests differ."""
-    absent = "(absent)"
-    return tuple(
-        Difference(key, str(theirs.get(key, absent)), str(ours.get(key, absent)))
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key, absent) != ours.get(key, absent)
-    )
-
-
-def refused(me: str, by: str, refusal: Refuse) -> GeomxError:
-    """The error of a node that was not let in."""
-    listed = "".join(f"\n  - {d.field}: {me} has {d.yours}, {by} has {d.ours}" for d in refusal.differences)
-    kind = Fenced if refusal.code == "fenced" else Refused
-    return kind(f"{by} refused {me}: {refusal.reason}{listed}")
+        node, name, reason = error.node, error.error, error.reason
+    elif isinstance(error, NodeLost):
+        node, name, reason = error.node, "NodeLost", error.reason
+    else:
+        node, name, reason = me, type(error).__name__, str(error)
+    if len(reason) > MOST_REASON_CHARACTERS:
+        reason = f"{reason[:MOST_REASON_CHARACTERS]}..."
+    return Failure(node, name, reason)

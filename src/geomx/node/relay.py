@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from geomx.codecs.base import Codec
+from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
 from geomx.node.peers import Peer
@@ -101,7 +102,9 @@ class Relay:
         )
 
     def fetched(self, state: State, payload: Any) -> None:
-        reply = self._replies.pop(state.token)
+        reply = self._replies.pop(state.token, None)
+        if reply is None:
+            raise ProtocolError(f"State came for a Fetch {state.token} that nobody made")
         reply(msgspec.structs.replace(state, token=self._tokens.pop(state.token)), payload)
 
 

@@ -84,6 +84,7 @@ class Root:
         return [piece for piece in layout.slices if table[piece.index] == self._shard]
 
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
+        self._hypers.pop(digest, None)  # what is said again is in use: it becomes the newest
         self._hypers[digest] = values
         if len(self._hypers) > HYPERS_KEPT:
             del self._hypers[next(iter(self._hypers))]
@@ -93,12 +94,11 @@ class Root:
     def message(self, peer: Peer, message: Message, payload: Any) -> None:
         """From another shard."""
         if not isinstance(message, Norms | Scale):
-            raise ProtocolError(f"{peer.name} sent {type(message).__name__} to a shard beside it")
+            raise ProtocolError(f"{type(message).__name__} was sent to a shard beside it")
         self._clipping.message(message)
 
     def check_payload(self, peer: Peer, message: Message) -> None:
-        if not isinstance(message, Norms | Scale):
-            raise ProtocolError(f"{peer.name} announces {type(message).__name__} to a shard beside it")
+        raise ProtocolError(f"{type(message).__name__} announces a payload to a shard beside it")
 
     def left(self, turn: int, origins: tuple[str, ...]) -> None:
         """Nobody above needs to know."""
@@ -118,10 +118,14 @@ class Root:
             self._server.answer(self._update(piece, round_), None)
         elif round_.kind == "mean":
             self._mean(piece, round_)
+        elif self._optimizer is None and piece.role != "ledger":
+            self._pass_on(piece, round_)
+        elif piece.index not in self._weights:
+            raise ProtocolError(f"slice {piece.index} has no weights yet that a gradient could change")
         elif piece.role == "ledger":
             self._ledger(piece, round_)
-        elif self._optimizer is None:
-            self._pass_on(piece, round_)
+        elif not round_.hyper:
+            raise ProtocolError(f"slice {piece.index} was pushed without hyper-parameters")
         elif round_.hyper not in self._hypers:
             self._parked.setdefault(round_.hyper, []).append((piece, round_))
         elif self._clipping.wants(piece.index, round_.kind):
@@ -134,6 +138,8 @@ class Root:
         optimizer = self._optimizer
         if optimizer is None:
             raise Unsupported("the workers own the optimizer: its state is theirs, not the global server's")
+        if index not in self._weights:
+            raise ProtocolError(f"slice {index} has no optimizer state to be fetched")
 
         def work() -> tuple[Any, tuple[str, ...], Any]:
             return pack_state(None, optimizer.export(index))

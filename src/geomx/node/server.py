@@ -10,6 +10,7 @@ wait -> the upside's jobs -> `answer`, an `Update` to every child.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,7 +24,9 @@ from geomx.errors import Disagreement, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.contract import Write
-from geomx.node.peers import Identity, Limits, Peer, compare
+from geomx.node.greeting import compare
+from geomx.node.payloads import pack_turns, unpack_layout
+from geomx.node.peers import Identity, Limits, Peer
 from geomx.node.uplink import has_values, priority_of
 from geomx.protocol.membership import Members
 from geomx.protocol.messages import (
@@ -45,7 +48,7 @@ from geomx.protocol.rounds import Round, Rounds
 from geomx.protocol.session import Patience
 from geomx.sync.base import Policy, View, Wait
 
-LAYOUT_LIMIT_BYTES = 64 << 20
+LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 PLANES_LIMIT = 8
 
 
@@ -186,32 +189,37 @@ class Server(BaseNode):
         elif isinstance(message, Leave):
             self._on_leave(peer, leaves, message)
         else:
-            raise ProtocolError(f"{peer.name} sent {type(message).__name__} up to {self.name}")
+            raise ProtocolError(f"{type(message).__name__} was sent up to {self.name}")
 
     def check_payload(self, peer: Peer, message: Message) -> None:
         if peer.name not in self._below.children:
             self._upside.check_payload(peer, message)
         elif isinstance(message, Push):
-            piece = self._piece(message.slice)
-            if not self._fits(piece, message):
-                raise ProtocolError(f"{peer.name} announces {message.size} bytes for slice {piece.index}")
-        elif isinstance(message, Attach):
-            if message.size > LAYOUT_LIMIT_BYTES:
-                raise ProtocolError(f"{peer.name} announces a layout of {message.size} bytes")
-        else:
-            raise ProtocolError(f"{peer.name} announces a payload behind {type(message).__name__}")
+            self._check_size(self._piece(message.slice), message)
+        elif not isinstance(message, Attach):
+            raise ProtocolError(f"{type(message).__name__} announces a payload")
+        elif message.size > LAYOUT_LIMIT_BYTES:
+            raise ProtocolError(
+                f"a layout of {message.size} bytes is announced; at most {LAYOUT_LIMIT_BYTES} are read"
+            )
 
-    def _fits(self, piece: Slice, push: Push) -> bool:
-        if push.kind != "assign":
-            return self._codec(piece, push.kind, self._below.up).accepts(piece, push.size)
-        weights = 1 if has_values(push, piece) else 0
-        return (
-            len(push.planes) <= PLANES_LIMIT and push.size == (weights + len(push.planes)) * piece.size_bytes
-        )
+    def _check_size(self, piece: Slice, push: Push) -> None:
+        carries = has_values(push, piece)
+        if push.kind == "assign":
+            count = carries + len(push.planes)
+            fits = len(push.planes) <= PLANES_LIMIT and push.size == count * piece.size_bytes
+        elif carries:
+            fits = self._codec(piece, push.kind, self._below.up).accepts(piece, push.size)
+        else:
+            fits = push.size == 0
+        if not fits:
+            raise ProtocolError(
+                f"{push.size} bytes are announced for slice {piece.index}, which do not fit it"
+            )
 
     def _on_attach(self, peer: Peer, message: Attach, payload: Any) -> None:
         if self._layout is None:
-            self._adopt(peer, message, payload)
+            self._adopt(message, payload)
         assert self._layout is not None
         ours = {"model.fingerprint": self._layout.fingerprint, **self._settings}
         differences = compare({"model.fingerprint": message.fingerprint, **message.settings}, ours)
@@ -219,20 +227,15 @@ class Server(BaseNode):
             text = f"{peer.name} brings another model or optimizer than the others"
             self.emit(Write(peer.session.conn, 0, Refuse("manifest", text, differences)))
             listed = "; ".join(f"{d.field}: {d.yours}, others {d.ours}" for d in differences)
-            self.abort(Refused(f"{text}: {listed}"))
-        elif self._is_attached:
+            raise Refused(f"{text}: {listed}")
+        if self._is_attached:
             self._welcome_member(peer)
-        else:
+        elif peer not in self._to_welcome:
             self._to_welcome.append(peer)
 
-    def _adopt(self, peer: Peer, message: Attach, payload: Any) -> None:
+    def _adopt(self, message: Attach, payload: Any) -> None:
         """The first model that comes is the run's."""
-        try:
-            layout = msgspec.msgpack.decode(bytes(payload.numpy()), type=Layout)
-        except (msgspec.MsgspecError, Unsupported) as error:
-            raise ProtocolError(f"{peer.name} sent no layout: {error}") from error
-        if layout.fingerprint != message.fingerprint:
-            raise ProtocolError(f"{peer.name}: the layout is not the one of its fingerprint")
+        layout = unpack_layout(payload, message.fingerprint)
         self._layout, self._settings = layout, message.settings
         mine = self._upside.holds(layout)
         self._rounds = {piece.index: Rounds() for piece in mine}
@@ -252,10 +255,11 @@ class Server(BaseNode):
             self.send(peer, Attached())
             return
         assert self._layout is not None
-        turns = tuple(self._answered.get(index, -1) for index in range(len(self._layout.slices)))
         if self._settings.get("optimizer") == "workers":
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
-        self.send(peer, Attached(turns))
+        turns = [self._answered.get(piece.index, -1) for piece in self._layout.slices]
+        body = pack_turns(turns)
+        self.send(peer, Attached(body.numel()), body)
         for index in (
             self._held.keys() - self._closing
         ):  # those that are changing now are answered in a moment
@@ -267,14 +271,19 @@ class Server(BaseNode):
     def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
             raise ProtocolError(
-                f"{peer.name} pushes for {', '.join(push.origins) or 'nobody'}; its members: {', '.join(leaves)}"
+                f"a push for {', '.join(push.origins) or 'nobody'}; its members: {', '.join(leaves)}"
             )
+        if not 0.0 <= push.weight < math.inf:
+            raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         piece = self._piece(push.slice)
-        has_values(push, piece)  # refuses a bitmap of another length
-        if push.turn <= self._rounds[piece.index].closed:
+        self._check_size(piece, push)
+        rounds = self._rounds[piece.index]
+        if push.turn <= rounds.closed:
             return
         self._same_operation(push)
-        round_ = self._rounds[piece.index].add(push, payload, self._members.first(push.origins), self._now)
+        round_ = rounds.add(push, payload, self._members.first(push.origins), self._now)
+        if self._policy.in_step:
+            rounds.check_one_open()
         if round_ is not None:
             self._decide(piece, round_)
 

@@ -17,6 +17,7 @@ from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
+from geomx.node.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.peers import Peer
 from geomx.protocol.messages import (
     Attach,
@@ -31,6 +32,7 @@ from geomx.protocol.messages import (
     State,
     Update,
     Value,
+    payload_size,
 )
 from geomx.protocol.presence import is_absent
 
@@ -63,7 +65,7 @@ class Uplink:
         self._dense = Dense()
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
-        self._attached: dict[str, tuple[int, ...]] = {}
+        self._attached: dict[str, list[int]] = {}  # each parent's last closed turn of every slice
         self._pushed: dict[int, tuple[int, float]] = {}  # slice -> its last push: turn and time
         self._hypers: dict[bytes, None] = {}  # already sent, oldest first
 
@@ -77,7 +79,7 @@ class Uplink:
         """Tell every parent the model; answered by `Owner.attached`."""
         self.layout = layout
         self._shard_of = layout.shards(len(self.parents))
-        body = torch.frombuffer(bytearray(msgspec.msgpack.encode(layout)), dtype=torch.uint8)
+        body = pack_layout(layout)
         for name in self.parents:
             self._node.send(self._parent(name), Attach(layout.fingerprint, settings, body.numel()), body)
 
@@ -133,13 +135,16 @@ class Uplink:
             self._trace(message)
             self._owner.answered(message, payload)
         elif isinstance(message, Attached):
-            self._attached[peer.name] = message.turns
+            if self.layout is None:
+                raise ProtocolError("Attached came before there was a model")
+            self._attached[peer.name] = unpack_turns(payload)
             if len(self._attached) == len(self.parents):
                 self._owner.attached(self._turns())
         elif isinstance(message, State):
+            self._piece(message.slice)
             self._owner.fetched(message, payload)
         else:
-            raise ProtocolError(f"{peer.name} sent {type(message).__name__} down to {self._node.name}")
+            raise ProtocolError(f"{type(message).__name__} was sent down to {self._node.name}")
 
     def check_payload(self, peer: Peer, message: Message) -> None:
         """Whether a payload of that size is possible; see `Node.admit`."""
@@ -148,10 +153,14 @@ class Uplink:
             possible = self.codec(piece, message.kind, self.down).accepts(piece, message.size)
         elif isinstance(message, State):
             possible = message.size == self._piece(message.slice).size_bytes * len(message.planes)
+        elif isinstance(message, Attached):
+            possible = self.layout is not None and message.size == TURN_BYTES * len(self.layout.slices)
         else:
             possible = False
         if not possible:
-            raise ProtocolError(f"{peer.name} announces an impossible {type(message).__name__}")
+            raise ProtocolError(
+                f"{type(message).__name__} announces {payload_size(message)} bytes, which cannot be"
+            )
 
     def _trace(self, update: Update) -> None:
         """A row of the trace for each slice: from its push to its update."""

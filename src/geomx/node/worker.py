@@ -64,7 +64,7 @@ class Worker(BaseNode):
 
     def fail(self, reason: str) -> None:
         """The user's script raised: every node of the run ends, and names this worker."""
-        self.abort(RunFailed(self.name, reason))
+        raise RunFailed(self.name, reason)
 
     def _digest(self, hyper: Hyperparameters) -> bytes:
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(hyper.items())), digest_size=8).digest()

@@ -10,7 +10,8 @@ Rules
 
 2. A message is its header and then `payload_size(message)` raw bytes. `head` is non-zero in a message's first
    frame alone, and the whole header is in that frame. Frames of other messages may stand between two of its.
-3. A message without payload is one frame. Of a number there is never more than one unfinished message.
+3. A message without payload is one frame. Of a number there is never more than one unfinished message, and a message
+   that begins while others are unfinished is more urgent than each of them: so there are at most as many as lanes.
 4. A frame has no more body than is left of its message.
 5. Whatever breaks a rule, or cannot be decoded, raises `ProtocolError` before memory is taken for it. A parser
    that has raised is of no more use, and neither is its stream.
@@ -22,8 +23,8 @@ many came (`advance`). Mostly that place is the *scratch*, one buffer of fixed s
 the front of a large one, are taken apart. Where much is left of a frame it is the message's own payload: large
 payloads are written once, by the kernel, where they will stay.
 
-Memory that a peer can make us take: the scratch (64 KiB), and the payloads of unfinished messages, each of which
-`admit` has let in by its header. Pages of a payload are touched only as its bytes come.
+Memory that a peer can make us take: the scratch (64 KiB), and the payloads of unfinished messages, one for each lane
+at most, each of which `admit` has let in by its header. Pages of a payload are touched only as its bytes come.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ class Arrival(NamedTuple):
 class _Partial:
     """A message of which payload bytes are missing."""
 
-    __slots__ = ("filled", "message", "number", "payload", "view")
+    __slots__ = ("filled", "message", "number", "payload", "priority", "view")
 
-    def __init__(self, number: int, message: Message, payload: Any, view: memoryview) -> None:
+    def __init__(self, number: int, message: Message, priority: int, payload: Any, view: memoryview) -> None:
         self.number = number
         self.message = message
+        self.priority = priority
         self.payload = payload
         self.view = view
         self.filled = 0
@@ -92,7 +94,7 @@ class Parser:
         self._allocate = allocate
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._end = 0  # scratch[:_end] has come, and is less than a prefix with its header
-        self._partials: dict[int, _Partial] = {}
+        self._partials: dict[int, _Partial] = {}  # by number, the most urgent last
         self._current: _Partial | None = None  # whose bytes come next
         self._left = 0  # how many of them are left of this frame
         self._direct = False  # whether `buffer` gave a part of the payload
@@ -138,7 +140,7 @@ class Parser:
                 at = stop
             if end - at < PREFIX_BYTES:
                 break
-            number, size, head, _ = PREFIX.unpack_from(scratch, at)
+            number, size, head, priority = PREFIX.unpack_from(scratch, at)
             if head == 0:
                 self._go_on(number, size)
                 at += PREFIX_BYTES
@@ -148,7 +150,7 @@ class Parser:
             if end - body < head:
                 break
             message = _decode(number, scratch[body : body + head])
-            payload_bytes = self._open(number, message, size - head)
+            payload_bytes = self._open(number, message, priority, size - head)
             if payload_bytes == 0:
                 yield Arrival(number, message, None)
             at = body + head
@@ -168,7 +170,7 @@ class Parser:
             )
         self._current, self._left = partial, size
 
-    def _open(self, number: int, message: Message, present: int) -> int:
+    def _open(self, number: int, message: Message, priority: int, present: int) -> int:
         """A message begins, with `present` payload bytes in its first frame; returns its payload's size."""
         size = payload_size(message)
         name = type(message).__name__
@@ -182,10 +184,15 @@ class Parser:
             )
         if number in self._partials:
             raise ProtocolError(f"message {number} ({name}) begins while another of that number is under way")
+        overtaken = next(reversed(self._partials.values()), None)  # the most urgent of them
+        if overtaken is not None and overtaken.priority <= priority:
+            raise ProtocolError(
+                f"message {number} ({name}) of priority {priority} overtakes one of priority {overtaken.priority}"
+            )
         self._admit(message)
         if size:
             payload, view = self._allocate(size)
-            self._partials[number] = self._current = _Partial(number, message, payload, view)
+            self._partials[number] = self._current = _Partial(number, message, priority, payload, view)
             self._left = present
         return size
 

@@ -62,6 +62,10 @@ class Lanes:
         """The priority of the next chunk; None where nothing is queued."""
         return self._order[0] if self._order else None
 
+    def waiting(self, priority: int) -> int:
+        """How many messages of this priority have not left whole."""
+        return len(self._lanes.get(priority, ()))
+
     def put(self, number: int, message: Message, payload: memoryview | None, priority: int) -> None:
         """Queue a message. `payload`: `payload_size(message)` bytes that will not change, or None for none.
 

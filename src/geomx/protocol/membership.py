@@ -6,6 +6,7 @@ leaves, never children: an aggregate that was merged on the way still names the 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from geomx.errors import ProtocolError
@@ -17,18 +18,18 @@ class Members:
     def __init__(self, names: Iterable[str]) -> None:
         self.order: dict[str, int] = {name: place for place, name in enumerate(names)}
         self._everyone = frozenset(self.order)
-        self._left: dict[str, int] = {}
-        self._expected: dict[int, frozenset[str]] = {}
+        self._left: dict[str, int] = {}  # the last turn of each that has left
+        self._last_turns: list[int] = []  # the same, in order
+        self._remaining: dict[int, frozenset[str]] = {0: self._everyone}  # once so many are gone
 
     def expected(self, turn: int) -> frozenset[str]:
         """The members of one turn: those that have not left before it."""
-        if not self._left:
-            return self._everyone
-        cached = self._expected.get(turn)
-        if cached is None:
-            gone = {name for name, last in self._left.items() if last < turn}
-            cached = self._expected[turn] = self._everyone - gone
-        return cached
+        gone = bisect_left(self._last_turns, turn)
+        if gone not in self._remaining:
+            self._remaining[gone] = self._everyone - {
+                name for name, last in self._left.items() if last < turn
+            }
+        return self._remaining[gone]
 
     def leave(self, names: Iterable[str], last_turn: int) -> None:
         """These members take no part in turns after `last_turn`. Saying it twice changes nothing."""
@@ -36,7 +37,8 @@ class Members:
             if name not in self.order:
                 raise ProtocolError(f"{name} leaves a run of which it is no member")
             self._left.setdefault(name, last_turn)
-        self._expected.clear()
+        self._last_turns = sorted(self._left.values())
+        self._remaining = {0: self._everyone}
 
     def has_left(self, names: Iterable[str]) -> bool:
         """Whether all of these have left."""

@@ -80,12 +80,12 @@ class Attach(Message, frozen=True, array_like=True, tag=True):
 
 
 class Attached(Message, frozen=True, array_like=True, tag=True):
-    """The answer to `Attach`. `turns`: for each slice the last turn that closed before, -1 where none has.
+    """The answer to `Attach`. Payload: for each slice an int64, the last turn that closed before, -1 where none has.
 
-    An empty tuple means a fresh run. Otherwise the current values follow as `Update`s.
+    Without payload the run is fresh. Otherwise the current values follow as `Update`s.
     """
 
-    turns: tuple[int, ...] = ()
+    size: int = 0
 
 
 class Hyper(Message, frozen=True, array_like=True, tag=True):

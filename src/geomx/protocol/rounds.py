@@ -74,7 +74,7 @@ class Rounds:
         if current is None:
             if len(self.open) >= OPEN_ROUNDS:
                 raise ProtocolError(
-                    f"slice {push.slice}: {OPEN_ROUNDS} rounds are open, turn {push.turn} is another"
+                    f"slice {push.slice}: {OPEN_ROUNDS} rounds are open, turn {push.turn} would be another"
                 )
             current = self.open[push.turn] = Round(push.turn, push.kind, now)
         known = current.origins.keys() & push.origins.keys()
@@ -88,6 +88,15 @@ class Rounds:
         current.origins.update(push.origins)
         current.contributions.append((place, push, payload))
         return current
+
+    def check_one_open(self) -> None:
+        """Raise `Disagreement` where rounds are open beside each other, and nobody may be ahead of the others."""
+        if len(self.open) > 1:
+            turns = [f"turn {turn} ({', '.join(self.open[turn].origins)})" for turn in sorted(self.open)]
+            raise Disagreement(
+                f"{' and '.join(turns)} are open at the same time; "
+                f"every worker must make the same calls in the same order"
+            )
 
     def close(self, turn: int) -> Round:
         """Take a round out; nothing can be added to it any more."""

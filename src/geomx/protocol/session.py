@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from geomx.errors import ProtocolError
+from geomx.layout import MOST_SLICES
 from geomx.protocol.messages import Message, payload_size
 
-WINDOW = 65_536
+WINDOW = 2 * MOST_SLICES  # a joiner is sent every slice as it stands, and may be sent the next turn behind it
 ACK_EVERY_MESSAGES = 32
 ACK_EVERY_BYTES = 4 << 20
 
@@ -81,7 +82,9 @@ class Session:
     def enqueue(self, message: Message, payload: Any, priority: int, now: float) -> int:
         """Give a message its number and keep it until it is acknowledged."""
         if len(self.unacknowledged) >= WINDOW:
-            raise ProtocolError(f"{self.peer} has not acknowledged {WINDOW} messages")
+            raise ProtocolError(
+                f"{self.peer} has not acknowledged {WINDOW} messages: it reads none, or answers none"
+            )
         self.sent += 1
         self.unacknowledged[self.sent] = Sent(message, payload, priority, now)
         return self.sent
@@ -89,7 +92,7 @@ class Session:
     def acknowledged(self, number: int) -> None:
         """The peer has everything up to `number`."""
         if number > self.sent:
-            raise ProtocolError(f"{self.peer} acknowledges message {number}; {self.sent} were sent")
+            raise ProtocolError(f"message {number} is acknowledged, {self.sent} were sent")
         kept = self.unacknowledged
         while kept:
             first = next(iter(kept))
@@ -115,7 +118,7 @@ class Session:
             self._ack_messages = ACK_EVERY_MESSAGES  # the peer does not know that we have it
             return False
         if number > self.received + WINDOW:
-            raise ProtocolError(f"{self.peer} sent message {number} when {self.received} was the last")
+            raise ProtocolError(f"message {number} came when {self.received} was the last without a gap")
         self._ack_messages += 1
         self._ack_bytes += payload_size(message)
         if number != self.received + 1:

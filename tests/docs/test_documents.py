@@ -1,0 +1,108 @@
+"""What the documents say of the code, held against the code; and that their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from geomx import cli
+from geomx.config import Run
+from geomx.protocol.frames import PREFIX
+from geomx.protocol.messages import AnyMessage, Beat, Message, decode_head
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Every fenced block in a language: (page, content)."""
+    form = re.compile(rf"^```{language}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    return [(page.name, block) for page in PAGES for block in form.findall(page.read_text(encoding="utf-8"))]
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The first table below a heading, without its head; cells without backquotes."""
+    section = text_of(page).partition(f"\n## {heading}\n")[2]
+    table = re.search(r"^\|.*?(?=\n\n|\n\Z)", section, re.DOTALL | re.MULTILINE)
+    assert table is not None, f"{page} has no table below {heading}"
+    return [
+        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+        for line in table[0].splitlines()[2:]
+    ]
+
+
+def test_the_wire_format_lists_every_message_with_its_fields() -> None:
+    listed = {name: fields.split(", ") for name, fields, *_ in rows("docs/wire-format.md", "Messages")}
+    kinds: tuple[type[Message], ...] = get_args(AnyMessage)
+    assert listed == {kind.__name__: list(kind.__struct_fields__) for kind in kinds}
+
+
+@pytest.mark.parametrize(("constant", "value"), [row[:2] for row in rows("docs/wire-format.md", "Limits")])
+def test_the_wire_format_has_the_limits_of_the_code(constant: str, value: str) -> None:
+    module, _, name = constant.rpartition(".")
+    assert getattr(importlib.import_module(module), name) == float(value)
+
+
+def test_the_heartbeat_of_the_wire_format_is_one() -> None:
+    shown = re.search(r"A heartbeat, whole:\n\n```text\n(.*?)```", text_of("docs/wire-format.md"), re.DOTALL)
+    assert shown is not None
+    frame = bytes.fromhex("".join(line.partition("   ")[0] for line in shown[1].splitlines()))
+    number, size, head, priority = PREFIX.unpack_from(frame)
+    assert (number, size, head, priority) == (0, len(frame) - PREFIX.size, size, 0)
+    assert decode_head(frame[PREFIX.size :]) == Beat(7)
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    named = set(re.findall(r"`([a-z_]+/[a-z_]+\.py|layout\.py|cli\.py)`", text_of("docs/architecture.md")))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / "src" / "geomx" / name).is_file()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.is_file(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}, target
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("toml"))
+def test_descriptions_are_valid(page: str, block: str) -> None:
+    tomllib.loads(block)
+    if "[[party]]" in block:
+        Run.parse(block, page)
+
+
+COMMANDS = [
+    (page, line) for page, block in blocks("sh") for line in block.splitlines() if line.startswith("geomx ")
+]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_commands_are_understood(page: str, line: str) -> None:
+    assert callable(cli._parse(shlex.split(line, comments=True)[1:]).action)
+
+
+@pytest.mark.processes
+def test_the_script_of_the_quick_start_trains_alone(tmp_path: Path) -> None:
+    code = next(block for page, block in blocks("python") if page == "quick-start.md")
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True)
+    assert (tmp_path / "model.safetensors").is_file()

@@ -1,0 +1,210 @@
+"""The examples of docs/extending.md, taken out of the page and run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from trees import Loop, assert_well, layout_of, plan_of, run_tree
+
+from geomx.codecs.base import codecs
+from geomx.drive.programs import Program
+from geomx.drive.simulated import Network, Simulator
+from geomx.layout import Layout, Tensor
+from geomx.node.build import Edge, Plan, make_node
+from geomx.sync.base import policies
+from geomx.torch import LiveRun, Settings
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+STEPS = 6
+Weights = dict[str, torch.Tensor]
+Script = Callable[[LiveRun, Program], Weights]
+
+
+@pytest.fixture(autouse=True)
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the page's files, from which they can be imported for as long as the test runs."""
+    for name, code in FILES.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in FILES:
+        sys.modules.pop(name, None)
+
+
+def load(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def small_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).double()
+
+
+def batch(step: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs [3 + place, 20] and targets [3 + place, 5]."""
+    generator = torch.Generator().manual_seed(100 * step + place)
+    x, y = (torch.randn(3 + place, width, generator=generator, dtype=torch.float64) for width in (20, 5))
+    return x, y
+
+
+def weights(model: nn.Module) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def step_with(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    (model(x) - y).square().mean().backward()
+    optimizer.step()
+
+
+def assert_equal(ours: Weights, theirs: Weights) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
+
+
+def run_live(plan: Plan, script: Script, settings: Settings) -> dict[str, Weights]:
+    """Train on the virtual clock; what the script returned, by worker."""
+    network = Network(rate_mbps=1000.0, delay_ms=1.0)
+    simulator, results = Simulator(0, network), dict[str, Weights]()
+
+    def main(program: Program) -> None:
+        torch.set_num_threads(1)
+        party = program.name.partition("/")[0]
+        with LiveRun(
+            program,
+            name=program.name,
+            members=plan.workers,
+            party_members=plan.parties[party],
+            settings=settings,
+        ) as run:
+            results[program.name] = script(run, program)
+
+    for name in plan.nodes:
+        simulator.add(make_node(plan, name))
+    programs = {name: simulator.program(name, main) for name in plan.workers}
+    simulator.run(until=600.0)
+    assert_well(simulator, plan, programs)
+    return results
+
+
+def descend(
+    make: Callable[[Any], torch.optim.Optimizer], pause_s: Callable[[int], float] = lambda place: 0.0
+) -> Script:
+    """A training loop; returns the weights that it ends with."""
+
+    def script(run: LiveRun, program: Program) -> Weights:
+        model, place = small_model(), run.workers.index(run.name)
+        model, optimizer = run.attach(model, make(model.parameters()))
+        for step in range(STEPS):
+            program.sleep(pause_s(place))
+            x, y = batch(step, place)
+            run.weight(len(x))
+            step_with(model, optimizer, x, y)
+        return weights(model)
+
+    return script
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def test_every_example_is_run_here() -> None:
+    assert FILES.keys() == {"half", "majority", "lion", "descent", "unix", "over_unix"}
+
+
+def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
+    assert codecs.find("half:Half") is load("half").Half
+    layout = Layout((Tensor("weights", (300, 100), "float32"),))
+    dense = plan_of([1, 1])
+    half = plan_of([1, 1], wan=Edge(codec_up="half:Half"))
+    sent, ended = [], []
+    for plan in (dense, half):
+        loop = Loop(layout, plan.workers, rounds=5)
+        simulator, programs = run_tree(plan, loop)
+        assert_well(simulator, plan, programs)
+        assert torch.equal(loop.weights["A/0"][0], loop.weights["B/0"][0])
+        sent.append(simulator.sent_bytes("B", "global/0"))
+        ended.append(loop.weights["A/0"][0])
+    assert sent[1] < 0.55 * sent[0]
+    assert not torch.equal(ended[0], ended[1])
+    torch.testing.assert_close(ended[1], ended[0], rtol=0.0, atol=2e-3)
+
+
+def test_the_codec_refuses_other_sizes() -> None:
+    codec = load("half").Half()
+    piece = layout_of(2).slices[0]
+    assert codec.accepts(piece, 2 * piece.elements)
+    assert not codec.accepts(piece, 2 * piece.elements + 1)
+
+
+@pytest.mark.parametrize("policy", ["fsa", "majority:Majority"])
+def test_a_majority_does_not_wait_for_the_slow_one(policy: str) -> None:
+    """Six workers, one of which takes a hundred times as long: who steps together with it, and who does not?"""
+    plan = plan_of([3, 3], policy=policy)
+    slow = 5
+    script = descend(sgd, pause_s=lambda place: 10.0 if place == slow else 0.1)
+    ended: dict[str, float] = {}
+
+    def timed(run: LiveRun, program: Program) -> Weights:
+        trained = script(run, program)
+        ended[run.name] = program.now
+        return trained
+
+    results = run_live(plan, timed, Settings(policy=policies.find(policy)()))
+    if policy == "fsa":
+        assert min(ended.values()) > 10.0 * STEPS
+    else:
+        assert ended["A/0"] < 10.0 < 10.0 * STEPS <= ended["B/2"]
+    for name in plan.workers:
+        assert_equal(results[name], results["A/0"])
+
+
+def test_the_optimizer_on_the_workers_does_what_it_does_alone() -> None:
+    lion = load("lion").Lion
+    results = run_live(plan_of([2, 1]), descend(lambda parameters: lion(parameters, lr=0.01)), Settings())
+    model = small_model()
+    optimizer = lion(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        xs, ys = zip(*(batch(step, place) for place in range(3)), strict=True)
+        step_with(model, optimizer, torch.cat(xs), torch.cat(ys))
+    for trained in results.values():
+        assert_equal(trained, results["A/0"])
+        torch.testing.assert_close(trained, weights(model), rtol=1e-9, atol=1e-12)
+
+
+def test_the_rule_at_the_root_is_plain_gradient_descent() -> None:
+    plan, layout = plan_of([1, 2], shards=2), layout_of(3)
+    ended = []
+    for name, hyper in (("torch.optim.SGD", None), ("descent:Descent", {"lr": 0.05})):
+        loop = Loop(layout, plan.workers, rounds=5, settings={"optimizer": name, "clip_norm": None})
+        loop.hyper = hyper or {**loop.hyper, "momentum": 0.0}
+        simulator, programs = run_tree(plan, loop)
+        assert_well(simulator, plan, programs)
+        ended.append(loop.weights["B/1"])
+    assert ended[0].keys() == ended[1].keys()
+    for index, values in ended[0].items():
+        assert torch.equal(values, ended[1][index])
+
+
+def test_the_channel_carries_a_run(beside: Path) -> None:
+    run, pair = load("over_unix").join(str(beside / "socket"))
+    model, plain = small_model(), small_model()
+    model, optimizer = run.attach(model, sgd(model.parameters()))
+    alone = sgd(plain.parameters())
+    for step in range(3):
+        x, y = batch(step, 4)
+        step_with(model, optimizer, x, y)
+        step_with(plain, alone, x, y)
+    run.close()
+    pair.stop()
+    assert_equal(weights(model), weights(plain))

@@ -1,0 +1,192 @@
+"""One node, driven by hand: events go in, and everything that it does is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from trees import SGD, layout_of, plan_of
+
+from geomx.errors import GeomxError, ProtocolError
+from geomx.node.build import Plan, make_node
+from geomx.node.contract import (
+    Called,
+    Closed,
+    Effect,
+    Event,
+    Fired,
+    Hangup,
+    Job,
+    JobDone,
+    Note,
+    Notify,
+    Opened,
+    Received,
+    Started,
+    Stop,
+    Write,
+)
+from geomx.node.payloads import pack_layout
+from geomx.protocol.messages import (
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    Hello,
+    Hyper,
+    Message,
+    Push,
+    Refuse,
+    Welcome,
+    payload_size,
+)
+
+torch.set_num_threads(1)
+PLAN = plan_of([2, 1])
+LAYOUT = layout_of(3)
+SETTINGS = {"optimizer": "torch.optim.SGD", "clip_norm": None}
+
+
+def hello(node: str, incarnation: int = 1, **more: Any) -> Hello:
+    fields = {"version": PROTOCOL_VERSION, "run": "test", "manifest": {}, "received": 0} | more
+    return Hello(node=node, incarnation=incarnation, **fields)
+
+
+def push(origin: str, turn: int = 1, index: int = 0, incarnation: int = 1, **more: Any) -> Push:
+    fields = {
+        "kind": "gradient",
+        "operation": "step()",
+        "weight": 1.0,
+        "origins": {origin: incarnation},
+        "present": None,
+        "hyper": b"sgd",
+        "ended": False,
+    } | more
+    if "size" not in fields:
+        fields["size"] = LAYOUT.slices[index].size_bytes
+    return Push(turn=turn, slice=index, **fields)
+
+
+class Driven:
+    """A node and its peers, each of which numbers what it sends. Jobs are done at once."""
+
+    def __init__(self, name: str, plan: Plan = PLAN) -> None:
+        self.node: Any = make_node(plan, name)
+        self.now = 0.0
+        self.effects: list[Effect] = []
+        self._numbers: dict[int, int] = {}
+        self(Started())
+
+    def __call__(self, event: Event) -> list[Effect]:
+        before = len(self.effects)
+        for effect in self.node.handle(event, self.now):
+            self.effects.append(effect)
+            if isinstance(effect, Job):
+                try:
+                    done = JobDone(effect, effect.function())
+                except Exception as error:
+                    done = JobDone(effect, error=error)
+                self(done)
+        return self.effects[before:]
+
+    def tick(self, seconds: float, step_s: float = 1.0) -> None:
+        """Let time pass."""
+        for _ in range(round(seconds / step_s)):
+            self.now += step_s
+            self(Fired("tick"))
+
+    def say(
+        self, conn: int, message: Message, payload: Any = None, number: int | None = None
+    ) -> list[Effect]:
+        """A whole message comes on a connection, as a channel would bring it."""
+        self.node.admit(conn, message)
+        if payload is None and payload_size(message):
+            payload = torch.zeros(message.size, dtype=torch.uint8)  # type: ignore[attr-defined]
+        if number is None:
+            number = self._numbers[conn] = self._numbers.get(conn, 0) + 1
+        return self(Received(conn, number, message, payload))
+
+    def greet(self, conn: int, message: Hello) -> list[Effect]:
+        """Somebody dials and says Hello."""
+        self(Opened(conn))
+        return self.say(conn, message, number=0)
+
+    def reach(self, conn: int, peer: str) -> None:
+        """A dialled peer answers."""
+        self(Opened(conn, peer))
+        self.say(conn, Welcome(peer, 1, 0), number=0)
+
+    def written(self, conn: int) -> list[Message]:
+        """What has been sent on a connection."""
+        return [e.message for e in self.effects if isinstance(e, Write) and e.conn == conn]
+
+    def hung_up(self) -> list[int]:
+        return [effect.conn for effect in self.effects if isinstance(effect, Hangup)]
+
+    def noted(self, name: str) -> list[dict[str, Any]]:
+        return [effect.fields for effect in self.effects if isinstance(effect, Note) and effect.name == name]
+
+    def notified(self) -> list[Any]:
+        """What the local program got."""
+        return [effect.item for effect in self.effects if isinstance(effect, Notify)]
+
+    @property
+    def stopped(self) -> bool:
+        return any(isinstance(effect, Stop) for effect in self.effects)
+
+    @property
+    def error(self) -> GeomxError | None:
+        """What the node has ended with."""
+        (stop,) = [effect for effect in self.effects if isinstance(effect, Stop)]
+        return stop.error
+
+    def refusal(self, conn: int) -> Refuse:
+        (refusal,) = [message for message in self.written(conn) if isinstance(message, Refuse)]
+        return refusal
+
+
+def attach(node: str, driven: Driven, conn: int, settings: dict[str, Any] | None = None) -> None:
+    """A child greets and brings the model."""
+    driven.greet(conn, hello(node))
+    body = pack_layout(LAYOUT)
+    driven.say(conn, Attach(LAYOUT.fingerprint, settings or SETTINGS, body.numel()), body)
+
+
+def local_server() -> Driven:
+    """A, to which A/0 (1), A/1 (2) and the global server (9) are connected, all with the model."""
+    server = Driven("A")
+    server.reach(9, "global/0")
+    attach("A/0", server, 1)
+    attach("A/1", server, 2)
+    server.say(9, Attached())
+    return server
+
+
+def global_server(settings: dict[str, Any] | None = None) -> Driven:
+    """The root, to which A (1) and B (2) are connected, with the model, its weights and hyper-parameters."""
+    server = Driven("global/0")
+    for conn, node in enumerate(("A", "B"), 1):
+        attach(node, server, conn, settings)
+        server.say(conn, Hyper(b"sgd", dict(SGD)))
+    for piece in LAYOUT.slices:
+        assigned = {"turn": 0, "index": piece.index, "kind": "assign", "operation": "attach()", "hyper": b""}
+        server.say(1, push("A/0", **assigned, origins={"A/0": 1, "A/1": 1}))
+        server.say(2, push("B/0", **assigned))
+    return server
+
+
+def worker() -> Driven:
+    """A/0, connected to A (1), with the model."""
+    node = Driven("A/0")
+    node.reach(1, "A")
+    node(Called("attach", (LAYOUT, SETTINGS)))
+    node.say(1, Attached())
+    return node
+
+
+def refused_by(driven: Driven, *said: Any) -> GeomxError | None:
+    """Say it as a channel would: what `admit` refuses closes the connection, which the node then hears."""
+    try:
+        driven.say(*said)
+    except ProtocolError as error:
+        driven(Closed(said[0], "", str(error)))
+    return driven.error

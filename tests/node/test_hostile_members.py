@@ -1,0 +1,226 @@
+"""What a broken, old, hostile or slow child can do: end the run with an error that names it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from driven import (
+    LAYOUT,
+    SETTINGS,
+    Driven,
+    attach,
+    global_server,
+    hello,
+    local_server,
+    push,
+    refused_by,
+)
+
+from geomx.errors import (
+    Disagreement,
+    ProtocolError,
+)
+from geomx.layout import Layout, Tensor
+from geomx.node.contract import Write
+from geomx.protocol.messages import (
+    HEAD_LIMIT_BYTES,
+    Ack,
+    Attach,
+    Attached,
+    Beat,
+    Failure,
+    Fetch,
+    Leave,
+    Norms,
+    Update,
+    encode_head,
+)
+from geomx.protocol.rounds import OPEN_ROUNDS
+from geomx.protocol.session import WINDOW
+
+SIZE = LAYOUT.slices[0].size_bytes
+
+
+PUSHES: dict[str, tuple[dict[str, Any], str]] = {
+    "a slice that is not there": ({"slice": 99}, "slice 99 is not held by A"),
+    "a slice before the first": ({"slice": -1}, "slice -1 is not held by A"),
+    "no slice, no bytes": ({"slice": 99, "size": 0}, "slice 99 is not held by A"),
+    "too few bytes": ({"size": SIZE - 4}, "do not fit"),
+    "too many bytes": ({"size": SIZE + 4}, "do not fit"),
+    "bytes beyond all memory": ({"size": 1 << 62}, "do not fit"),
+    "values, and no bytes": ({"size": 0}, "0 bytes are announced"),
+    "no values, and bytes": ({"present": b"\x00"}, "do not fit"),
+    "planes without end": ({"kind": "assign", "planes": ("p",) * 9, "size": 10 * SIZE}, "do not fit"),
+    "another slice's bitmap": ({"present": b"\x01\x01"}, "a bitmap of 2 bytes"),
+    "a weight of NaN": ({"weight": math.nan}, "weighs nan"),
+    "a negative weight": ({"weight": -1.0}, "weighs -1.0"),
+    "an infinite weight": ({"weight": math.inf}, "weighs inf"),
+    "nobody's": ({"origins": {}}, "a push for nobody"),
+    "another's": ({"origins": {"A/1": 1}}, "a push for A/1; its members: A/0"),
+    "a stranger's": ({"origins": {"C/7": 1}}, "a push for C/7"),
+}
+
+
+@pytest.mark.parametrize("what", PUSHES)
+def test_a_push_that_cannot_be_ends_the_run_and_names_who_sent_it(what):
+    fields, reason = PUSHES[what]
+    server = local_server()
+    message = msgspec.structs.replace(push("A/0"), **fields)
+    error = refused_by(server, 1, message, torch.zeros(SIZE, dtype=torch.uint8))
+    assert isinstance(error, ProtocolError)
+    assert "A/0 broke the protocol" in str(error)
+    assert reason in str(error)
+    assert any(isinstance(message, Failure) and "A/0" in message.reason for message in server.written(9))
+
+
+def test_a_push_before_the_model_is_refused():
+    server = Driven("A")
+    server.greet(1, hello("A/0"))
+    assert "slice 0 is not held by A" in str(refused_by(server, 1, push("A/0")))
+
+
+def test_a_round_far_ahead_is_told_as_a_disagreement_and_not_waited_for():
+    server = local_server()
+    server.say(2, push("A/1", turn=1))
+    server.say(1, push("A/0", turn=1 << 60))
+    assert isinstance(server.error, Disagreement)
+    assert f"turn 1 (A/1) and turn {1 << 60} (A/0)" in str(server.error)
+
+
+def test_where_members_may_be_ahead_the_open_rounds_are_bounded():
+    server = local_server()
+    server.node._policy.in_step = False
+    for turn in range(1, OPEN_ROUNDS + 2):
+        server.say(1, push("A/0", turn=turn))
+    assert isinstance(server.error, ProtocolError)
+    assert "A/0" in str(server.error)
+
+
+def test_a_round_of_the_past_changes_nothing():
+    server = local_server()
+    before = len(server.effects)
+    server.say(1, push("A/0", turn=-(1 << 60)))
+    assert server.effects[before:] == []
+    assert not server.node._turns
+
+
+def test_duplicates_of_two_incarnations_count_once():
+    server = local_server()
+    ones = torch.ones(LAYOUT.slices[0].elements).view(torch.uint8)
+    server.say(1, push("A/0"), ones)
+    attach("A/0", server, 3)  # the same incarnation: it resumes
+    server.greet(4, hello("A/0", incarnation=2))
+    server.say(4, push("A/0", incarnation=2), ones)
+    server.say(2, push("A/1"), ones)
+    (sent,) = [e for e in server.effects if isinstance(e, Write) and getattr(e.message, "turn", 0) == 1]
+    assert sent.message.origins == {"A/0": 1, "A/1": 1}
+    assert sent.message.weight == 2.0
+    assert set(sent.payload.view(torch.float32).tolist()) == {2.0}
+    assert server.refusal(3).code == "fenced"
+
+
+@pytest.mark.parametrize("message", [Ack(99), Beat(99)])
+def test_an_acknowledgement_of_what_was_never_sent_names_who_made_it(message):
+    server = local_server()
+    server.say(1, message, None, 0)
+    assert isinstance(server.error, ProtocolError)
+    assert "A/0 broke the protocol: message 99 is acknowledged" in str(server.error)
+    assert "see that A/0 is healthy and runs the same geomx" in str(server.error)
+
+
+def test_a_flood_of_heartbeats_costs_nothing_that_stays():
+    server = local_server()
+    before = len(server.effects)
+    for _ in range(10_000):
+        server.say(1, Beat(0), None, 0)
+    assert server.effects[before:] == []
+    assert not server.stopped
+
+
+@pytest.mark.parametrize(
+    ("message", "number", "reason"),
+    [
+        (Leave(1, ("A/1",)), None, "A/1"),
+        (Fetch(1, 77), None, "slice 77 is not held"),
+        (Attached(), None, "Attached was sent up to A"),
+        (Norms(1, {}), None, "Norms was sent up to A"),
+        (push("A/0"), 0, "Push was sent without a number"),
+        (Leave(1, ("A/0",)), WINDOW + 9, f"message {WINDOW + 9} came when 1 was the last"),
+        (Update(1, 0, "gradient", 1.0, None, False, SIZE), None, "Update announces a payload"),
+    ],
+)
+def test_what_a_child_may_not_say_names_it(message, number, reason):
+    server = local_server()
+    error = refused_by(server, 1, message, None, number)
+    assert isinstance(error, ProtocolError)
+    assert "A/0" in str(error)
+    assert reason in str(error)
+
+
+def test_a_slow_reader_holds_up_a_bounded_number_of_messages(monkeypatch):
+    monkeypatch.setattr("geomx.protocol.session.WINDOW", 50)
+    server = global_server()
+    for token in range(100):
+        if not server.stopped:
+            server.say(1, Fetch(token, 0))
+    assert isinstance(server.error, ProtocolError)
+    assert "A has not acknowledged 50 messages" in str(server.error)
+
+
+def encoded(**fields: Any) -> bytes:
+    return msgspec.msgpack.encode(fields)
+
+
+LAYOUTS = {
+    "nothing": b"",
+    "garbage": bytes(range(200)),
+    "a tensor of 2^120 elements": encoded(tensors=[["w", [1 << 60, 1 << 60], "float32"]]),
+    "slices of one element": encoded(tensors=[["w", [1 << 40], "float32"]], slice_elements=1),
+    "a thousand dimensions": encoded(tensors=[["w", [1 << 62] * 1000, "float32"]]),
+    "as many tensors as slices can be": encoded(tensors=[[str(n), [1000], "int8"] for n in range(40_000)]),
+    "a negative extent": encoded(tensors=[["w", [-4], "float32"]]),
+    "twice the same": encoded(tensors=[["w", [4], "float32"]] * 2),
+    "an unknown dtype": encoded(tensors=[["w", [4], "complex64"]]),
+    "an unknown role": encoded(tensors=[["w", [4], "float32", 0, "root"]]),
+    "two billion tensors": b"\x81\xa7tensors\xdd\x7f\xff\xff\xff",
+    "another fingerprint": msgspec.msgpack.encode(Layout((Tensor("w", (4,), "float32"),))),
+}
+
+
+@pytest.mark.parametrize("what", LAYOUTS)
+def test_a_layout_that_cannot_be_names_who_brought_it(what):
+    server = Driven("A")
+    server.greet(1, hello("A/0"))
+    body = torch.tensor(list(LAYOUTS[what]), dtype=torch.uint8)
+    server.say(1, Attach("f", SETTINGS, body.numel()), body if body.numel() else None)
+    assert isinstance(server.error, ProtocolError)
+    assert "A/0 broke the protocol" in str(server.error)
+
+
+def test_a_layout_of_gigabytes_is_refused_before_memory_is_taken():
+    server = Driven("A")
+    server.greet(1, hello("A/0"))
+    with pytest.raises(ProtocolError, match="a layout of 1073741824 bytes"):
+        server.node.admit(1, Attach("f", {}, 1 << 30))
+
+
+def test_who_attaches_again_and_again_is_welcomed_once():
+    server = Driven("A")
+    server.reach(9, "global/0")
+    for conn in (1, 2):
+        attach("A/0", server, conn)
+    server.say(9, Attached())
+    assert sum(isinstance(message, Attached) for message in server.written(2)) == 1
+
+
+def test_absurd_settings_are_told_in_a_header_that_fits():
+    server = local_server()
+    server.greet(3, hello("A/1", incarnation=2))
+    settings = {f"{n:x}": "x" * 3 for n in range(8000)}
+    server.say(3, Attach(LAYOUT.fingerprint, settings, 8))
+    assert len(encode_head(server.refusal(3))) <= HEAD_LIMIT_BYTES
+    assert "A/1 brings another model or optimizer than the others" in str(server.error)

@@ -1,0 +1,321 @@
+"""Every collective call over a whole tree on the virtual clock: assign, gradient, mean, fetch, and how they compose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from driven import SETTINGS
+from trees import SGD, plan_of
+
+from geomx.drive.programs import Program
+from geomx.drive.simulated import Network, Simulator
+from geomx.errors import GeomxError, Unsupported
+from geomx.layout import Layout, Tensor
+from geomx.node.build import Edge, Plan, make_node
+from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
+from geomx.optim.base import SliceState
+from geomx.protocol.presence import pack
+
+torch.set_num_threads(1)
+WAN = Network(rate_mbps=100.0, delay_ms=20.0)
+LAYOUT = Layout(
+    (
+        Tensor("w", (1200,), "float32"),
+        Tensor("v", (2000,), "float32"),
+        Tensor("b", (7,), "float32"),
+        Tensor("running", (5,), "float32", role="buffer"),
+    )
+)
+W, V, B, RUNNING = (piece.index for piece in LAYOUT.slices)
+WEIGHTS = (W, V, B)
+
+
+class Member:
+    """A worker's side of a few calls, by hand."""
+
+    def __init__(self, program: Program, place: int, settings: dict[str, Any]) -> None:
+        self.program, self.place, self.settings = program, place, settings
+        self.inbox: list[Any] = []
+        self.weights: dict[int, torch.Tensor] = {}
+        self.turn = 0
+        program.listen(self.inbox.append)
+
+    def attach(self) -> tuple[int, ...]:
+        self.program.call("attach", LAYOUT, self.settings)
+        self._until(Ready, 1)
+        (ready,) = self.inbox
+        return ready.turns
+
+    def assign(self, state: dict[int, SliceState] | None = None, values: float = 1.0) -> dict[int, Arrived]:
+        """The first member's weights are everybody's."""
+        given = []
+        for piece in LAYOUT.slices:
+            call = Contribution(
+                self.turn, piece.index, "assign", "load()", 0.0, None, pack([False] * len(piece.parts))
+            )
+            if not self.place:
+                held = (state or {}).get(piece.index)
+                call = replace(call, values=torch.full((piece.elements,), values), present=None, state=held)
+            given.append(call)
+        return self._exchange(given)
+
+    def step(
+        self, gradient: float, weight: float = 1.0, hyper: dict[str, Any] | None = None
+    ) -> dict[int, Arrived]:
+        return self._exchange(
+            [
+                Contribution(
+                    self.turn, index, "gradient", "step()", weight,
+                    torch.full((LAYOUT.slices[index].elements,), weight * gradient), None, hyper or dict(SGD),
+                )
+                for index in WEIGHTS
+            ]
+        )  # fmt: skip
+
+    def mean(self, value: float, weight: float) -> torch.Tensor | None:
+        values = torch.full((LAYOUT.slices[RUNNING].elements,), weight * value)
+        call = Contribution(self.turn, RUNNING, "mean", "save()", weight, values)
+        return self._exchange([call])[RUNNING].values
+
+    def fetch(self, index: int) -> SliceState:
+        self.inbox.clear()
+        self.program.call("fetch", index)
+        self._until(Fetched, 1)
+        return self.inbox[0].state
+
+    def leave(self) -> None:
+        self.program.call("leave", self.turn - 1)
+        self._until(Left, 1)
+
+    def _exchange(self, calls: list[Contribution]) -> dict[int, Arrived]:
+        self.inbox.clear()
+        for call in calls:
+            self.program.call("contribute", call)
+        self._until(Arrived, len(calls))
+        self.turn += 1
+        return {item.slice: item for item in self.inbox}
+
+    def _until(self, kind: type, count: int) -> None:
+        self.program.wait(
+            lambda: sum(isinstance(i, kind) for i in self.inbox) == count, lambda: f"{kind.__name__}"
+        )
+
+
+def run(
+    plan: Plan, script: Callable[[Member], Any], settings: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Every worker runs `script`; returns what each came to."""
+    simulator, results = Simulator(0, WAN), dict[str, Any]()
+    for name in plan.nodes:
+        simulator.add(make_node(plan, name))
+
+    def main(program: Program) -> None:
+        member = Member(program, plan.workers.index(program.name), settings or SETTINGS)
+        results[program.name] = script(member)
+        member.leave()
+
+    programs = {name: simulator.program(name, main) for name in plan.workers}
+    simulator.run(120.0)
+    for name, program in programs.items():
+        if program.error is not None:
+            raise program.error
+        assert program.finished, name
+    for name in plan.nodes:
+        if simulator.error_of(name) is not None:
+            raise simulator.error_of(name)
+        assert simulator.has_stopped(name)
+    return results
+
+
+def test_a_mean_is_weighted_and_changes_no_weights():
+    def script(member: Member) -> Any:
+        member.attach()
+        member.assign()
+        return member.mean(value=member.place + 1.0, weight=[1.0, 2.0, 5.0][member.place])
+
+    for mean in run(plan_of([2, 1]), script).values():
+        torch.testing.assert_close(mean, torch.full((5,), (1 + 4 + 15) / 8))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_the_global_norm_is_clipped_over_all_shards(shards):
+    """g = 2 everywhere: its norm is 2 * sqrt(elements of all trained slices), wherever they lie."""
+
+    def script(member: Member) -> Any:
+        member.attach()
+        member.assign(values=0.0)
+        return member.step(gradient=2.0, hyper={**SGD, "lr": 1.0, "momentum": 0.0})
+
+    elements = sum(LAYOUT.slices[index].elements for index in WEIGHTS)
+    expected = -2.0 * 3.0 / (2.0 * math.sqrt(elements) + 1e-6)
+    settings = {"optimizer": "torch.optim.SGD", "clip_norm": 3.0}
+    for updates in run(plan_of([1, 1], shards), script, settings).values():
+        for index in WEIGHTS:
+            torch.testing.assert_close(
+                updates[index].values, torch.full_like(updates[index].values, expected)
+            )
+
+
+def test_a_norm_within_the_limit_changes_nothing():
+    def script(member: Member) -> Any:
+        member.attach()
+        member.assign(values=0.0)
+        return (
+            member.step(gradient=2.0, hyper={**SGD, "lr": 1.0, "momentum": 0.0})[B].values.unique().tolist()
+        )
+
+    settings = {"optimizer": "torch.optim.SGD", "clip_norm": 1e6}
+    assert set(map(tuple, run(plan_of([1, 1], 2), script, settings).values())) == {(-2.0,)}
+
+
+def test_a_slice_without_any_gradient_counts_as_zero_in_the_norm():
+    def script(member: Member) -> Any:
+        member.attach()
+        member.assign(values=0.0)
+        calls = [
+            Contribution(1, index, "gradient", "step()", 1.0, None, pack([False]), dict(SGD))
+            for index in (W, V)
+        ]
+        calls.append(
+            Contribution(1, B, "gradient", "step()", 1.0, torch.full((7,), 3.0), None, {**SGD, "lr": 1.0})
+        )
+        updates = member._exchange(calls)
+        assert updates[W].values is None
+        return updates[B].values[0].item()
+
+    settings = {"optimizer": "torch.optim.SGD", "clip_norm": 1.0}
+    for value in run(plan_of([1, 1], 2), script, settings).values():
+        assert value == pytest.approx(-1 / math.sqrt(7), rel=1e-5)
+
+
+def test_where_the_workers_own_the_optimizer_the_mean_gradient_comes_back():
+    def script(member: Member) -> Any:
+        member.attach()
+        assert member.assign()[W].values is not None
+        return (
+            member.step(gradient=[1.0, 4.0][member.place], weight=[1.0, 2.0][member.place])[V]
+            .values[0]
+            .item()
+        )
+
+    settings = {"optimizer": "workers", "clip_norm": None}
+    assert set(run(plan_of([1, 1], 2), script, settings).values()) == {3.0}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_optimizer_state_comes_and_goes(shards):
+    """A step, the state, another step; then back to where the state was taken, and the same step again."""
+
+    def script(member: Member) -> Any:
+        member.attach()
+        member.assign()
+        before = member.step(gradient=1.0)
+        weight = before[W].values[0].item()
+        states = {index: member.fetch(index) for index in WEIGHTS}
+        after = member.step(gradient=2.0)[W].values
+        assert torch.equal(states[W].planes["momentum_buffer"], torch.ones(1200))
+        member.assign(states, values=weight)
+        assert torch.equal(member.step(gradient=2.0)[W].values, after)
+        return after
+
+    first, second = run(plan_of([1, 1], shards), script).values()
+    assert torch.equal(first, second)
+
+
+def test_the_optimizer_state_of_what_is_not_trained_is_refused():
+    def script(member: Member) -> Any:
+        member.attach()
+        member.assign()
+        return member.fetch(RUNNING)
+
+    with pytest.raises(GeomxError, match=f"slice {RUNNING} has no optimizer state"):
+        run(plan_of([1]), script)
+
+
+def test_the_state_of_workers_that_own_the_optimizer_is_refused():
+    def script(member: Member) -> Any:
+        member.attach()
+        return member.fetch(W)
+
+    with pytest.raises(GeomxError, match="the workers own the optimizer"):
+        run(plan_of([1]), script, {"optimizer": "workers", "clip_norm": None})
+
+
+HALF = "half_codec:Half"
+
+
+@pytest.mark.parametrize(
+    ("lan", "wan"),
+    [
+        (Edge(), Edge(HALF, HALF)),
+        (Edge(HALF, HALF), Edge()),
+        (Edge(HALF, "dense"), Edge("dense", HALF)),
+        (Edge(HALF, HALF), Edge(HALF, HALF)),
+    ],
+)
+def test_each_edge_and_direction_has_the_codec_that_it_was_given(lan, wan):
+    """1 - lr * mean(0.1, 0.2) as float16 and float32 see it; what must be exact travels dense."""
+
+    def script(member: Member) -> Any:
+        member.attach()
+        member.assign(values=1.0 + 2**-20)
+        return member.step(gradient=[0.1, 0.2][member.place], hyper={**SGD, "momentum": 0.0})[V].values
+
+    rows = run(plan_of([1, 1], lan=lan, wan=wan), script)
+    down_halved = HALF in (lan.codec_down, wan.codec_down)
+    for values in rows.values():
+        exact = torch.full((2000,), 1.0 + 2**-20 - 0.05 * 0.15)
+        torch.testing.assert_close(values, exact, atol=1e-3, rtol=0)
+        assert torch.equal(values, values.to(torch.float16).float()) == down_halved
+
+
+def test_an_assign_is_exact_whatever_the_codecs():
+    def script(member: Member) -> Any:
+        member.attach()
+        return member.assign(values=1.0 + 2**-20)[V].values
+
+    for values in run(plan_of([1, 1], lan=Edge(HALF, HALF), wan=Edge(HALF, HALF)), script).values():
+        assert torch.equal(values, torch.full((2000,), 1.0 + 2**-20))
+
+
+def test_a_worker_cannot_rejoin_where_the_weights_live_on_the_workers():
+    plan = plan_of([1, 1])
+    simulator, settings = Simulator(0, WAN), {"optimizer": "workers", "clip_norm": None}
+    for name in plan.nodes:
+        simulator.add(make_node(plan, name))
+
+    def main(program: Program) -> None:
+        member = Member(program, plan.workers.index(program.name), settings)
+        member.attach()
+        member.assign()
+        member.step(1.0)
+        program.sleep(30.0)
+
+    for name in plan.workers:
+        simulator.program(name, main)
+
+    def restart() -> None:
+        simulator.crash("B/0")
+        simulator.add(make_node(plan, "B/0", incarnation=2))
+        simulator.program("B/0", main)
+
+    simulator.at(5.0, restart)
+    simulator.run(20.0)
+    assert isinstance(simulator.error_of("B"), Unsupported)
+    assert "B/0 cannot rejoin: the weights live on the workers" in str(simulator.error_of("B"))
+    assert "B/0 cannot rejoin" in str(simulator.error_of("A/0"))
+
+
+def test_every_node_has_its_place_in_the_plan():
+    plan, solo = plan_of([2, 1], shards=2), Plan.solo()
+    assert plan.nodes == ("global/0", "global/1", "A", "B", "A/0", "A/1", "B/0")
+    assert plan.parents("B/0") == ("B",)
+    assert solo.nodes == ("global/0", "solo/0")
+    assert solo.parents("solo/0") == ("global/0",)
+    for each in (plan, solo):
+        assert [make_node(each, name).name for name in each.nodes] == list(each.nodes)
