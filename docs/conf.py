@@ -6,11 +6,11 @@ project = "geomx"
 author = "the geomx authors"
 version = release = version_of("geomx")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
 
-myst_enable_extensions = ["deflist", "dollarmath"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
 default_role = "code"  # docstrings are written in plain text, with `names` in single backquotes

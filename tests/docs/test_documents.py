@@ -64,6 +64,12 @@ def test_the_heartbeat_of_the_wire_format_is_one() -> None:
     assert decode_head(frame[PREFIX.size :]) == Beat(7)
 
 
+def test_the_final_table_is_the_same_wherever_it_is_quoted() -> None:
+    quoted = [block for _, block in blocks("text") if block.startswith(" run ")]
+    assert len(quoted) == 2
+    assert quoted[0] == quoted[1]
+
+
 def test_files_that_the_architecture_names_exist() -> None:
     named = set(re.findall(r"`([a-z_]+/[a-z_]+\.py|layout\.py|cli\.py)`", text_of("docs/architecture.md")))
     assert len(named) > 20

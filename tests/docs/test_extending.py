@@ -20,6 +20,7 @@ from geomx.drive.programs import Program
 from geomx.drive.simulated import Network, Simulator
 from geomx.layout import Layout, Tensor
 from geomx.node.build import Edge, Plan, make_node
+from geomx.node.local import Arrived
 from geomx.sync.base import policies
 from geomx.torch import LiveRun, Settings
 
@@ -145,6 +146,37 @@ def test_the_codec_refuses_other_sizes() -> None:
     piece = layout_of(2).slices[0]
     assert codec.accepts(piece, 2 * piece.elements)
     assert not codec.accepts(piece, 2 * piece.elements + 1)
+
+
+def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> None:
+    """Between `attach` and the first step they are dense, whatever the codec."""
+    plan = plan_of([2], lan=Edge(codec_down="half:Half"))
+    loop = Loop(layout_of(2), plan.workers, rounds=2, compute_s=3.0)
+    again: dict[int, torch.Tensor] = {}
+
+    def rejoin(program: Program) -> None:
+        def hear(item: Any) -> None:
+            if isinstance(item, Arrived):
+                again[item.slice] = item.values
+
+        program.listen(hear)
+        program.call("attach", loop.layout, loop.settings)
+        program.wait(lambda: len(again) == len(loop.layout.slices), lambda: "the current weights")
+        first = [loop.contribution(index, 0, 0, {}).values for index in again]
+        assert all(map(torch.equal, again.values(), first))
+        program.call("leave", 0)
+
+    def restart(simulator: Simulator) -> None:
+        simulator.crash("A/1")
+        simulator.add(make_node(plan, "A/1", incarnation=2))
+        simulator.program("A/1", rejoin)
+
+    simulator, programs = run_tree(
+        plan, loop, faults=lambda simulator: simulator.at(1.0, lambda: restart(simulator))
+    )
+    assert len(again) == len(loop.layout.slices)
+    assert programs["A/0"].error is None
+    assert [simulator.error_of(name) for name in plan.nodes] == [None] * len(plan.nodes)
 
 
 @pytest.mark.parametrize("policy", ["fsa", "majority:Majority"])

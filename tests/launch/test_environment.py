@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from geomx.errors import ConfigError
-from geomx.launch.environment import THREADS, Place, environment_of, read_place, threads_each
+from geomx.launch.environment import THREADS, Place, environment_of, import_beside, read_place, threads_each
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +58,16 @@ def test_threads_share_the_cores_unless_the_user_has_set_them(monkeypatch: pytes
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert threads_each(1) is None
     assert environment_of(Place(), None)["OMP_NUM_THREADS"] == "7"
+
+
+def test_what_lies_beside_a_description_can_be_imported_here_and_in_children(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    (tmp_path / "beside_a_run.py").write_text("answer = 42")
+    import_beside(tmp_path / "run.toml")
+    assert importlib.import_module("beside_a_run").answer == 42
+    assert environment_of(Place())["PYTHONPATH"].split(os.pathsep) == ["elsewhere", str(tmp_path)]
+    import_beside(tmp_path / "run.toml")
+    assert os.environ["PYTHONPATH"].count(str(tmp_path)) == 1

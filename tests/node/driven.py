@@ -147,6 +147,11 @@ class Driven:
 def attach(node: str, driven: Driven, conn: int, settings: dict[str, Any] | None = None) -> None:
     """A child greets and brings the model."""
     driven.greet(conn, hello(node))
+    bring_model(driven, conn, settings)
+
+
+def bring_model(driven: Driven, conn: int, settings: dict[str, Any] | None = None) -> None:
+    """A child that has greeted brings the model."""
     body = pack_layout(LAYOUT)
     driven.say(conn, Attach(LAYOUT.fingerprint, settings or SETTINGS, body.numel()), body)
 

@@ -9,6 +9,7 @@ from driven import (
     Driven,
     attach,
     global_server,
+    local_server,
     push,
     refused_by,
 )
@@ -108,3 +109,11 @@ def test_nobody_contributing_changes_nothing_and_is_answered():
     step(server, turn=2, weight=0.0)
     (update,) = answers(server, 2)
     assert (update.weight, update.size) == (0.0, 0)
+
+
+def test_hyper_parameters_go_up_once_and_again_when_they_were_long_ago(monkeypatch):
+    monkeypatch.setattr("geomx.node.uplink.HYPERS_KEPT", 3)
+    server = local_server()
+    for digest in (b"a", b"b", b"a", b"c", b"d", b"a", b"d"):
+        server.say(1, Hyper(digest, {"lr": 0.5}))
+    assert [m.digest for m in server.written(9) if isinstance(m, Hyper)] == [b"a", b"b", b"c", b"d", b"a"]

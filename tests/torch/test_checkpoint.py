@@ -159,6 +159,23 @@ def test_all_begin_with_the_buffers_of_the_first(tmp_path: Path) -> None:
     assert results["B/0"]["table"].tolist() == [1j] * 3
 
 
+def test_a_checkpoint_is_as_readable_as_any_file(tmp_path: Path) -> None:
+    path, other = tmp_path / "model.safetensors", tmp_path / "other"
+    other.touch()
+
+    def script(run: LiveRun) -> None:
+        model = small_model()
+        run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        run.save(path)
+        if run.is_first:
+            assert path.stat().st_mode == other.stat().st_mode
+            path.chmod(0o600)
+        run.save(path)
+
+    train([1], script)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_file_for_each_party(tmp_path: Path) -> None:
     def script(run: LiveRun) -> None:
         model = Normed()

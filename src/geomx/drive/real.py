@@ -260,9 +260,7 @@ class Driver:
             self._hang_up(conn, "the node has ended")
         if self._listener is not None:
             await self._listener.close()
-        await asyncio.gather(
-            *(connection.gone() for connection in self._closing)
-        )  # with their last words said
+        await asyncio.gather(*(connection.gone() for connection in self._closing))
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # -- usage -------------------------------------------------------------------------------------------------

@@ -11,13 +11,12 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from geomx.optim.base import SliceState
 from geomx.protocol.messages import Hyperparameters, Kind
-from geomx.sync.base import Apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ class Arrived:
     values: torch.Tensor | None
     present: bytes | None
     ended: bool
-    apply: Apply = field(default_factory=Apply)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -102,7 +102,8 @@ class _Turn:
     by: str
     opened: float
     answered: int = 0
-    reported: float = field(default=0.0)
+    weight: float = 0.0
+    reported: float = 0.0
 
 
 class Server(BaseNode):
@@ -132,7 +133,7 @@ class Server(BaseNode):
         self._turns: dict[int, _Turn] = {}
         self._is_attached = False
         self._to_welcome: list[Peer] = []
-        self._held: dict[int, Any] = {}  # slice -> the last weights sent down, for whoever joins later
+        self._held: dict[int, tuple[Kind, Any]] = {}  # by slice: what was sent down last, for joiners
         self._answered: dict[int, int] = {}
         self._closing: set[int] = set()  # slices whose round has closed and is not answered yet
         self._all_left_at = 0.0
@@ -145,7 +146,7 @@ class Server(BaseNode):
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
             if self._settings.get("optimizer") != "workers":
-                self._held[piece.index] = payload
+                self._held[piece.index] = update.kind, payload
         self._answered[piece.index] = update.turn
         self._closing.discard(piece.index)
         priority = priority_of(piece)
@@ -263,9 +264,9 @@ class Server(BaseNode):
         for index in (
             self._held.keys() - self._closing
         ):  # those that are changing now are answered in a moment
-            payload = self._held[index]
+            kind, payload = self._held[index]
             piece = self._piece(index)
-            update = Update(self._answered[index], index, "gradient", 0.0, None, False, payload.nbytes)
+            update = Update(self._answered[index], index, kind, 0.0, None, False, payload.nbytes)
             self.send(peer, update, payload, priority_of(piece))
 
     def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
@@ -310,6 +311,8 @@ class Server(BaseNode):
         if turn is None or update.kind != "gradient":
             return
         turn.answered += 1
+        if piece.role == "weight":  # a ledger's weight counts contributions
+            turn.weight = update.weight
         if turn.answered == self._trained:
             seconds = self._now - turn.opened
             self.note(
@@ -318,7 +321,7 @@ class Server(BaseNode):
                 kind=update.kind,
                 operation=turn.operation,
                 seconds=seconds,
-                weight=update.weight,
+                weight=turn.weight,
             )
             for old in [t for t in self._turns if t <= update.turn]:
                 del self._turns[old]

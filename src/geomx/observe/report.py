@@ -24,6 +24,8 @@ from geomx.observe.sentences import counted
 Fields = dict[str, Any]
 Report = dict[str, Any]
 
+LEAST_SAVED = 0.005  # less would be shown as 0%
+
 
 class Totals:
     """Sums up the records of a run."""
@@ -228,9 +230,10 @@ def _saved(report: Report) -> str:
     """Without local servers, what crosses the LANs would cross the WAN."""
     wan = report["wan_bytes_up"] + report["wan_bytes_down"]
     flat = report["lan_bytes_up"] + report["lan_bytes_down"]
-    if wan >= flat:
+    saved = 1 - wan / flat if flat else 0.0
+    if saved < LEAST_SAVED:
         return ""
-    return f"{1 - wan / flat:.0%} of the {size(flat)} that would cross the WAN without local servers"
+    return f"{saved:.0%} of the {size(flat)} that would cross the WAN without local servers"
 
 
 def _cost(report: Report) -> str:

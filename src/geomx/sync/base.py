@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from geomx.protocol.messages import Kind
 from geomx.registry import Registry
@@ -24,10 +24,7 @@ class Contribute:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Close the round. How a receiver derives its live weights: replace them, or merge by `factor`."""
-
-    mode: Literal["replace", "merge"] = "replace"
-    factor: float = 1.0
+    """Close the round with what is there."""
 
 
 @dataclass(frozen=True, slots=True)

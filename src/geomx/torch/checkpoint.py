@@ -62,6 +62,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         save_file(tensors, draft, metadata={"geomx": json.dumps(about)})
+        draft.chmod(_mode(path))
         _sync(draft)
         draft.replace(path)
         _sync(path.parent)
@@ -69,6 +70,15 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{path} cannot be written: {error}") from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _mode(path: Path) -> int:
+    """A new file is as readable as any other (safetensors makes it the owner's alone); an old one stays as it was."""
+    if path.exists():
+        return path.stat().st_mode
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def read(path: Path) -> Checkpoint:

@@ -56,8 +56,7 @@ class OnServer:
 
     def arrived(self, piece: Slice, arrived: Arrived) -> None:
         if arrived.values is not None:
-            factor = arrived.apply.factor if arrived.apply.mode == "merge" else 1.0
-            self._carried.scatter(piece, arrived.values, factor)
+            self._carried.scatter(piece, arrived.values)
 
     def finish(self, idle: bool) -> None:
         pass

@@ -132,24 +132,18 @@ class Carried:
                     target.copy_(flat * weight)
         return values, present
 
-    def scatter(self, piece: Slice, values: torch.Tensor, factor: float = 1.0) -> None:
-        """Move the live tensors of a slice towards `values` (flat) by `factor`; 1 replaces them."""
+    def scatter(self, piece: Slice, values: torch.Tensor) -> None:
+        """Give the live tensors of a slice its `values` (flat)."""
         for part in piece.parts:
-            write_flat(
-                self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements], factor
-            )
+            write_flat(self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements])
 
 
-def write_flat(tensor: torch.Tensor, part: Part, values: torch.Tensor, factor: float = 1.0) -> None:
+def write_flat(tensor: torch.Tensor, part: Part, values: torch.Tensor) -> None:
     """Write elements [part.start, part.stop) of a tensor, in logical order, in place."""
     with torch.no_grad():
         dense = tensor.is_contiguous()
         flat = tensor.view(-1) if dense else tensor.reshape(-1)
-        window = flat[part.start : part.stop]
-        if factor == 1.0:
-            window.copy_(values)
-        else:
-            window.lerp_(values.to(window.device), factor)
+        flat[part.start : part.stop].copy_(values)
         if not dense:
             tensor.copy_(flat.view(tensor.shape))
 

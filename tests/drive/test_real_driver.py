@@ -1,0 +1,157 @@
+"""One node on real sockets, and peers that do as the tests say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trustme
+from trees import plan_of
+from wires import LOOPS, Witness, run_on
+
+from geomx.channels.base import Channel
+from geomx.channels.shaping import Link
+from geomx.channels.tcp import Tcp, split_address
+from geomx.channels.tls import contexts
+from geomx.drive.real import Door, Driver, Wiring
+from geomx.errors import ConfigError, GeomxError, ProtocolError
+from geomx.node.build import make_node
+from geomx.node.greeting import LEAST_STRANGERS
+from geomx.protocol.messages import PROTOCOL_VERSION, Ack, Failure, Hello, Message, Welcome
+
+pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
+PLAN = plan_of([2])
+HELLO = Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0)
+
+
+class Records:
+    """A recorder that can be waited on."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, dict[str, Any]]] = []
+        self._changed = asyncio.Event()
+
+    def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
+        self.records.append((name, fields))
+        self._changed.set()
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.records if each == name]
+
+    async def until(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        while len(self.named(name)) < count:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.named(name)
+
+
+@contextlib.asynccontextmanager
+async def serving(channel: Channel) -> AsyncIterator[tuple[str, Records, asyncio.Task[None]]]:
+    """The global server at a free port: its address, what it records, and its run."""
+    records = Records()
+    driver = Driver(make_node(PLAN, "global/0"), Wiring(Door(channel, "127.0.0.1:0")), records)
+    task = asyncio.get_running_loop().create_task(driver.run())
+    (listening,) = await records.until("listening")
+    try:
+        yield listening["address"], records, task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, GeomxError):
+            await task
+
+
+def said(witness: Witness, kind: type[Message]) -> list[Message]:
+    return [message for _, message, _ in witness.messages if isinstance(message, kind)]
+
+
+def test_many_strangers_at_once_do_not_keep_a_member_out(loop_name):
+    async def main():
+        async with serving(Tcp()) as (address, records, task):
+            crowd = [
+                await asyncio.open_connection(*split_address(address)) for _ in range(3 * LEAST_STRANGERS)
+            ]
+            mine = Witness()
+            connection = await Tcp().dial(address, mine)
+            connection.write(0, HELLO, None, 0)
+            await mine.until(lambda: bool(said(mine, Welcome)))
+            turned_out = crowd[: len(crowd) - LEAST_STRANGERS]
+            for reader, _ in turned_out:
+                assert await reader.read() == b""
+            assert [fields["peer"] for fields in records.named("joined")] == ["A"]
+            assert not task.done()
+            for _, writer in crowd:
+                writer.close()
+            connection.close("done")
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("link", [None, Link(rate_mbps=100, delay_ms=150)])
+def test_what_a_node_fails_with_reaches_its_peers_before_its_loop_may_end(loop_name, link):
+    async def main():
+        async with serving(Tcp(link)) as (address, _, task):
+            mine = Witness()
+            connection = await Tcp().dial(address, mine)
+            connection.write(0, HELLO, None, 0)
+            await mine.until(lambda: bool(said(mine, Welcome)))
+            connection.write(0, Ack(99), None, 0)
+            with pytest.raises(ProtocolError, match="A broke the protocol"):
+                await task
+            (failure,) = said(mine, Failure)
+            assert "A broke the protocol: message 99 is acknowledged" in failure.reason
+
+    run_on(loop_name, main)
+
+
+def test_a_peer_that_never_reads_does_not_keep_a_node_from_ending(loop_name, monkeypatch):
+    monkeypatch.setattr("geomx.channels.connection.CLOSE_LIMIT_S", 0.02)
+
+    async def main():
+        async with serving(Tcp()) as (address, _, task):
+            _, deaf = await asyncio.open_connection(*split_address(address))
+            mine = Witness()
+            connection = await Tcp().dial(address, mine)
+            connection.write(0, HELLO, None, 0)
+            connection.write(0, Ack(99), None, 0)
+            with pytest.raises(ProtocolError):
+                await task
+            deaf.close()
+
+    run_on(loop_name, main)
+
+
+def test_who_has_no_certificate_is_recorded_with_the_reason(loop_name, tmp_path):
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    paths = [tmp_path / name for name in ("certificate.pem", "key.pem", "authority.pem")]
+    issued.cert_chain_pems[0].write_to_path(paths[0])
+    issued.private_key_pem.write_to_path(paths[1])
+    authority.cert_pem.write_to_path(paths[2])
+
+    async def main():
+        async with serving(Tcp(tls=contexts(*paths))) as (address, records, task):
+            plain = Witness()
+            connection = await Tcp().dial(address, plain)
+            connection.write(0, HELLO, None, 0)
+            (refused,) = await records.until("refused")
+            assert refused["peer"] == "somebody at the door"
+            assert refused["reason"].startswith("TLS: ")
+            assert await plain.until_closed()
+            assert not task.done()
+
+    run_on(loop_name, main)
+
+
+def test_a_door_that_is_taken_says_which(loop_name):
+    async def main():
+        async with serving(Tcp()) as (address, _, _):
+            second = Driver(make_node(PLAN, "global/0"), Wiring(Door(Tcp(), address)), Records())
+            with pytest.raises(
+                ConfigError, match=f"address: found {address}; allowed: an address of this machine"
+            ):
+                await second.run()
+
+    run_on(loop_name, main)
