@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+import torch
 import uvloop
 
+from geomx.channels.tcp import Tcp, split_address
 from geomx.errors import ProtocolError
 from geomx.protocol.messages import Message, State, payload_size
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+ANY_PORT = "127.0.0.1:0"
 PATIENCE_S = 20.0  # a test that waits for longer than this fails
 
 
@@ -78,3 +83,33 @@ class Witness:
     async def until_closed(self) -> str:
         await self.until(lambda: bool(self.reasons))
         return self.reasons[0]
+
+
+@contextlib.asynccontextmanager
+async def pair(dialler: Tcp, listener: Tcp | None = None, limit: int = 1 << 26) -> AsyncIterator[Any]:
+    """(connection, its witness, the accepted connection, its witness)."""
+    ours, theirs = Witness(), Witness(limit)
+    door = await (listener or dialler).listen(ANY_PORT, theirs, theirs.accept)
+    connection = await dialler.dial(door.address, ours)
+    await theirs.until(lambda: bool(theirs.accepted))
+    yield connection, ours, theirs.accepted[0], theirs
+    connection.close("the test is over")
+    await door.close()
+
+
+@contextlib.asynccontextmanager
+async def stranger(limit: int = 1 << 26) -> AsyncIterator[tuple[socket.socket, Witness]]:
+    """(a bare socket, the witness of the connection that it is to a listener)."""
+    witness = Witness(limit)
+    door = await Tcp().listen(ANY_PORT, witness, witness.accept)
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, split_address(door.address))
+        await witness.until(lambda: bool(witness.accepted))
+        yield sock, witness
+    await door.close()
+
+
+def tensor(size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))

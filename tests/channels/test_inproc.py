@@ -77,6 +77,17 @@ def test_close_says_the_last_words_and_nothing_else():
     run(main)
 
 
+def test_what_is_on_its_way_to_one_that_has_closed_is_dropped():
+    async def main():
+        ours, mine, theirs, their = await pair()
+        ours.write(1, Ack(3), None, 0)
+        theirs.close("done")
+        await mine.until_closed()
+        assert their.messages == []
+
+    run(main)
+
+
 def test_gone_waits_for_the_last_words():
     async def main():
         _, mine, theirs, _ = await pair()

@@ -1,55 +1,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import socket
+import ssl
 import struct
 
 import pytest
 import torch
-from wires import LOOPS, Witness, run_on, state
+from wires import ANY_PORT, LOOPS, Witness, pair, run_on, state, stranger, tensor
 
 from geomx.channels import connection as connection_module
 from geomx.channels.shaping import Link
 from geomx.channels.tcp import Tcp, split_address
 from geomx.errors import ConfigError
 from geomx.protocol.frames import PREFIX, Parser
-from geomx.protocol.messages import Ack, Beat, Refuse, encode_head
+from geomx.protocol.messages import encode_head
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
-
-ANY_PORT = "127.0.0.1:0"
-
-
-@contextlib.asynccontextmanager
-async def pair(dialler: Tcp, listener: Tcp | None = None, limit: int = 1 << 26):
-    """(connection, its witness, the accepted connection, its witness)."""
-    ours, theirs = Witness(), Witness(limit)
-    door = await (listener or dialler).listen(ANY_PORT, theirs, theirs.accept)
-    connection = await dialler.dial(door.address, ours)
-    await theirs.until(lambda: bool(theirs.accepted))
-    yield connection, ours, theirs.accepted[0], theirs
-    connection.close("the test is over")
-    await door.close()
-
-
-@contextlib.asynccontextmanager
-async def stranger(limit: int = 1 << 26):
-    """(a bare socket, the witness of the connection that it is to a listener)."""
-    witness = Witness(limit)
-    door = await Tcp().listen(ANY_PORT, witness, witness.accept)
-    loop = asyncio.get_running_loop()
-    with socket.socket() as sock:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, split_address(door.address))
-        await witness.until(lambda: bool(witness.accepted))
-        yield sock, witness
-    await door.close()
-
-
-def tensor(size: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("chunk_bytes", [1000, 64 << 10, None])
@@ -160,135 +128,6 @@ def test_garbage_closes_the_connection_with_a_reason(loop_name, what):
     run_on(loop_name, main)
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"", "closed by the peer"),
-        (PREFIX.pack(1, 900, 40, 0), "closed by the peer in a frame"),
-        (
-            PREFIX.pack(3, 20, len(encode_head(state(900))), 0) + encode_head(state(900)) + b"abc",
-            "closed by the peer in message 3 (State), after 3 of 900 payload bytes",
-        ),
-    ],
-)
-def test_a_peer_that_goes_away_is_told_of_once(loop_name, data, reason):
-    async def main():
-        async with stranger() as (sock, witness):
-            await asyncio.get_running_loop().sock_sendall(sock, data)
-            sock.close()
-            assert await witness.until_closed() == reason
-            assert (witness.reasons, witness.messages) == ([reason], [])
-
-    run_on(loop_name, main)
-
-
-def test_a_peer_that_resets_is_told_of_once(loop_name):
-    async def main():
-        async with stranger() as (sock, witness):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            sock.close()
-            assert await witness.until_closed() == "connection reset by peer"
-
-    run_on(loop_name, main)
-
-
-def test_half_a_frame_and_silence_takes_nothing_and_can_be_closed(loop_name):
-    async def main():
-        async with stranger() as (sock, witness):
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(sock, PREFIX.pack(1, 1 << 30, 200, 0) + b"half")
-            witness.accepted[0].close("we have waited long enough")
-            assert await loop.sock_recv(sock, 10) == b""
-            assert (witness.messages, witness.reasons) == ([], [])
-
-    run_on(loop_name, main)
-
-
-@pytest.mark.parametrize("link", [None, Link(rate_mbps=100, delay_ms=5)])
-def test_close_says_the_last_words_and_nothing_else(loop_name, link):
-    async def main():
-        async with pair(Tcp(), Tcp(link)) as (_, mine, theirs, their):
-            theirs.write(1, state(1 << 20), tensor(1 << 20), priority=6)
-            theirs.write(0, Refuse("run", "another run"), None, priority=0)
-            theirs.close("refused")
-            theirs.close("twice is once")
-            theirs.write(2, Beat(0), None, priority=0)
-            assert (await mine.until_closed()).startswith("closed by the peer")
-            assert mine.messages == [(0, Refuse("run", "another run"), None)]
-            assert (mine.reasons, their.reasons) == (mine.reasons[:1], [])
-
-    run_on(loop_name, main)
-
-
-def test_close_is_not_held_up_by_bytes_on_their_way_here(loop_name):
-    """A socket closed with unread bytes would reset the connection, and the last words with it."""
-
-    async def main():
-        async with pair(Tcp()) as (ours, mine, theirs, _):
-            ours.write(1, state(4 << 20), tensor(4 << 20), priority=1)
-            theirs.write(0, Refuse("run", "another run"), None, priority=0)
-            theirs.close("refused")
-            await mine.until_closed()
-            assert mine.numbers == [0]
-
-    run_on(loop_name, main)
-
-
-def test_close_is_bounded_where_the_peer_does_not_read(loop_name, monkeypatch):
-    monkeypatch.setattr(connection_module, "CLOSE_LIMIT_S", 0.02)
-
-    async def main():
-        async with stranger() as (sock, witness):
-            (connection,) = witness.accepted
-            connection.write(1, state(64 << 20), torch.zeros(64 << 20, dtype=torch.uint8), priority=0)
-            connection.close("bye")
-            loop, count = asyncio.get_running_loop(), 0
-            while connection._state is not connection_module._State.CLOSED:
-                await asyncio.sleep(0)
-            with contextlib.suppress(ConnectionResetError):
-                while data := await loop.sock_recv(sock, 1 << 20):
-                    count += len(data)
-            assert count < 64 << 20
-            assert witness.reasons == []
-
-    run_on(loop_name, main)
-
-
-def test_nothing_is_told_before_dial_has_returned(loop_name):
-    async def main():
-        ours = Witness()
-
-        def hang_up(connection):
-            connection.write(0, Ack(1), None, 0)
-            connection.close("go away")
-
-        door = await Tcp().listen(ANY_PORT, Witness(), hang_up)
-        for _ in range(5):
-            heard = len(ours.reasons)
-            await Tcp().dial(door.address, ours)
-            assert len(ours.reasons) == heard
-            await ours.until(lambda heard=heard: len(ours.reasons) > heard)
-        assert ours.numbers == [0] * 5
-        await door.close()
-
-    run_on(loop_name, main)
-
-
-def test_a_closed_listener_takes_no_more_and_touches_no_other(loop_name):
-    async def main():
-        witness = Witness()
-        door = await Tcp().listen(ANY_PORT, witness, witness.accept)
-        connection = await Tcp().dial(door.address, Witness())
-        await door.close()
-        with pytest.raises(OSError):  # noqa: PT011 - which one depends on the loop
-            await Tcp().dial(door.address, Witness())
-        connection.write(1, Ack(1), None, 0)
-        await witness.until(lambda: witness.numbers == [1])
-        connection.close("done")
-
-    run_on(loop_name, main)
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1", ":80", "host:", "host:x", "host:70000"])
 def test_an_address_is_host_and_port(loop_name, address):
     async def main():
@@ -321,24 +160,6 @@ def test_a_shaped_connection_carries_everything_in_order_of_urgency(loop_name):
     run_on(loop_name, main)
 
 
-def test_a_peer_that_floods_and_never_reads_is_cut_off(loop_name, monkeypatch):
-    """What we owe it (acknowledgements, heartbeats, welcomes) may not pile up here."""
-    monkeypatch.setattr(connection_module, "MOST_CONTROLS", 100)
-
-    async def main():
-        async with stranger() as (_, witness):
-            (connection,) = witness.accepted
-            connection.write(1, state(64 << 20), torch.zeros(64 << 20, dtype=torch.uint8), priority=0)
-            for number in range(300):
-                connection.write(0, Ack(number), None, priority=0)
-            assert await witness.until_closed() == "it does not read what it is sent"
-            assert connection._lanes.queued_bytes == 0
-            connection.write(0, Ack(1), None, priority=0)
-            assert (witness.reasons, connection._lanes.queued_bytes) == (witness.reasons[:1], 0)
-
-    run_on(loop_name, main)
-
-
 def test_more_messages_than_that_wait_where_they_are_less_urgent(loop_name, monkeypatch):
     monkeypatch.setattr(connection_module, "MOST_CONTROLS", 100)
 
@@ -347,21 +168,6 @@ def test_more_messages_than_that_wait_where_they_are_less_urgent(loop_name, monk
             for number in range(1, 301):
                 ours.write(number, state(1000), tensor(1000), priority=3)
             await their.until(lambda: len(their.messages) == 300)
-
-    run_on(loop_name, main)
-
-
-@pytest.mark.parametrize("link", [None, Link(rate_mbps=100, delay_ms=120)])
-def test_gone_waits_for_the_last_words(loop_name, link):
-    """However long the link is: a node that ends may stop its loop after that."""
-
-    async def main():
-        async with pair(Tcp(), Tcp(link)) as (_, mine, theirs, _):
-            theirs.write(0, Refuse("run", "another run"), None, priority=0)
-            theirs.close("refused")
-            await theirs.gone()
-            assert mine.messages == [(0, Refuse("run", "another run"), None)]
-            assert mine.reasons
 
     run_on(loop_name, main)
 
@@ -382,17 +188,27 @@ def test_the_kernel_holds_one_chunk_and_waits_for_no_other(loop_name, settings, 
     run_on(loop_name, main)
 
 
-def test_connections_of_one_dialler_share_its_link(loop_name):
+def test_connections_of_one_dialler_share_its_link(loop_name, monkeypatch):
+    """What is urgent on one of them goes before what is not on the other, as long as the kernel takes it."""
+    written, deliver = [], connection_module.TcpConnection.deliver
+
+    def record(connection, chunk):
+        written.append(connection.ident)
+        deliver(connection, chunk)
+
+    monkeypatch.setattr(connection_module.TcpConnection, "deliver", record)
+
     async def main():
-        tcp, witnesses = Tcp(Link(rate_mbps=400)), [Witness(), Witness()]
+        tcp, witnesses = Tcp(Link(rate_mbps=100), chunk_bytes=1000), [Witness(), Witness()]
         doors = [await Tcp().listen(ANY_PORT, witness, witness.accept) for witness in witnesses]
         connections = [await tcp.dial(door.address, Witness()) for door in doors]
         for priority, connection in zip((5, 1), connections, strict=True):
             for number in range(1, 4):
-                connection.write(number, state(200_000), tensor(200_000), priority)
-        await witnesses[1].until(lambda: len(witnesses[1].messages) == 3)
-        assert len(witnesses[0].messages) == 0  # what is urgent on one goes before what is not on the other
-        await witnesses[0].until(lambda: len(witnesses[0].messages) == 3)
+                connection.write(number, state(4000), tensor(4000), priority)
+        for witness in witnesses:
+            await witness.until(lambda witness=witness: len(witness.messages) == 3)
+        idle, urgent = (connection.ident for connection in connections)
+        assert written == [urgent] * 12 + [idle] * 12
         for connection, door in zip(connections, doors, strict=True):
             connection.close("done")
             await door.close()
@@ -411,6 +227,19 @@ def test_an_accepted_connection_is_shaped_once_it_is_known_who_has_come(loop_nam
             assert all(torch.equal(payload, tensor(200_000, n)) for n, _, payload in mine.messages)
 
     run_on(loop_name, main)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (None, "closed"),
+        (ConnectionResetError(104, "Connection reset by peer"), "connection reset by peer"),
+        (ssl.SSLError(1, "[SSL] something"), "TLS: "),
+        (TimeoutError("SSL handshake is taking longer"), "TimeoutError: SSL handshake is taking longer"),
+    ],
+)
+def test_every_end_has_a_reason_in_words(loop_name, error, reason):
+    assert connection_module._reason(error).startswith(reason)
 
 
 def test_a_message_must_fit_its_payload(loop_name):

@@ -6,14 +6,12 @@ import ssl
 import pytest
 import torch
 import trustme
-from wires import LOOPS, Witness, run_on, state
+from wires import ANY_PORT, LOOPS, Witness, run_on, state
 
 from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import Contexts, contexts
 from geomx.errors import ConfigError
 from geomx.protocol.messages import Ack
-
-ANY_PORT = "127.0.0.1:0"
 
 
 def files(folder, authority: trustme.CA, host: str = "127.0.0.1"):

@@ -55,20 +55,19 @@ class InProcConnection:
             return
         self._open = False
         self._sending = [queued for queued in self._sending if queued[0] <= 0]
-        asyncio.get_running_loop().call_soon(self._flush)
+        asyncio.get_running_loop().call_soon(self._say_closed)
 
     async def gone(self) -> None:
         """See `Connection.gone`."""
-        await asyncio.sleep(0)  # for one turn of the loop, in which `close` flushes
+        await asyncio.sleep(0)  # by then the turns of the loop that `close` has planned are over
 
     def _send_next(self) -> None:
         if self._sending:
             _, _, number, message, payload = heapq.heappop(self._sending)
             self._peer._arrive(number, message, payload)
 
-    def _flush(self) -> None:
-        while self._sending:
-            self._send_next()
+    def _say_closed(self) -> None:
+        """Comes behind the turns of the loop in which what was queued has left."""
         self._peer._end("closed by the peer")
 
     def _arrive(self, number: int, message: Message, payload: Any) -> None:

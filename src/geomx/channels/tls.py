@@ -58,8 +58,8 @@ def report_to(context: ssl.SSLContext, refused: Callable[[str], None]) -> None:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """What OpenSSL calls it."""
-    return f"TLS: {error.reason or error}"
+    """What OpenSSL calls it; an error that Python has raised itself has no such name."""
+    return f"TLS: {getattr(error, 'reason', None) or error}"
 
 
 def _problem(path: Path) -> str:
