@@ -8,7 +8,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs bench-quick bench clean
 
 demo: $(VENV)/.has-examples
 	@mkdir -p out/demo
@@ -28,10 +28,16 @@ docs: $(VENV)/.has-docs
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+bench-quick: $(VENV)/.has-examples
+	@$(BIN)/python benchmarks/run.py quick --page
+
+bench: $(VENV)/.has-examples
+	@for suite in quick dense scale fallback accuracy full; do $(BIN)/python benchmarks/run.py $$suite --page || exit 1; done
+
 clean:
 	rm -rf $(VENV) .ci-venv build dist out docs/_build .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
-	find src tests examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
+	find src tests examples benchmarks docs lab -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.has-%: pyproject.toml | $(BIN)/pip
 	@echo "installing geomx[$*] into $(VENV) ..."

@@ -1,0 +1,92 @@
+from itertools import pairwise
+from math import inf, sqrt
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.chance import Jitter, Loss, geometric
+
+
+def lost(model, counts):
+    """The numbers of the lost segments, over packets of `counts` segments each."""
+    numbers, base = [], 0
+    for count in counts:
+        alive = set()
+        for first, end in model.survivors(count):
+            assert 0 <= first < end <= count
+            alive |= set(range(first, end))
+        numbers += [base + number for number in range(count) if number not in alive]
+        base += count
+    return numbers
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_losses_do_not_depend_on_how_segments_are_packed(seed, counts):
+    together = lost(Loss(Random(seed), 0.1, 0.05, 0.3, 0.9), counts)
+    alone = lost(Loss(Random(seed), 0.1, 0.05, 0.3, 0.9), [1] * sum(counts))
+    assert together == alone
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_runs_lie_apart_and_in_order(seed, count):
+    runs = Loss(Random(seed), 0.3, 0.1, 0.2, 1.0).survivors(count)
+    for (_, end), (first, _) in pairwise(runs):
+        assert end < first
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.05, 0.5])
+def test_random_loss_loses_its_share(share):
+    count = 400_000
+    found = len(lost(Loss(Random(1), share, 0.0, 1.0, 1.0), [40] * (count // 40))) / count
+    assert abs(found - share) < 4 * sqrt(share * (1 - share) / count)
+
+
+def test_bursts_have_their_share_and_their_length():
+    enter, leave = 0.002, 0.1
+    count = 1_000_000
+    numbers = lost(Loss(Random(2), 0.0, enter, leave, 1.0), [50] * (count // 50))
+    bursts = 1 + sum(b - a > 1 for a, b in pairwise(numbers))
+    assert len(numbers) / count == pytest.approx(enter / (enter + leave), rel=0.1)
+    assert len(numbers) / bursts == pytest.approx(1 / leave, rel=0.1)
+
+
+def test_the_good_state_loses_too():
+    count = 1_000_000
+    found = len(lost(Loss(Random(3), 0.01, 0.01, 0.09, 0.5), [50] * (count // 50))) / count
+    assert found == pytest.approx(0.9 * 0.01 + 0.1 * 0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(("enter", "leave"), [(0.0, 1.0), (0.5, 0.5), (1e-9, 1e-9)])
+def test_a_link_without_loss_loses_nothing_and_does_not_search_for_ever(enter, leave):
+    model = Loss(Random(4), 0.0, enter, leave, 0.0)
+    assert lost(model, [45] * 1000) == []
+
+
+def test_geometric_at_its_ends():
+    chance = Random(5)
+    assert geometric(chance, 0.0) == inf
+    assert geometric(chance, 1.0) == 0
+    assert sum(geometric(chance, 0.25) for _ in range(40_000)) / 40_000 == pytest.approx(3.0, rel=0.05)
+
+
+@given(st.integers(0, 2**32), st.lists(st.floats(0.0, 0.2), min_size=2, max_size=100))
+def test_jitter_never_reorders_and_stays_within_its_width(seed, gaps):
+    width_s = 0.01
+    jitter = Jitter(Random(seed), width_s)
+    now, before = 100.0, -inf
+    for gap in gaps:
+        now += gap
+        offset = jitter.offset_s(now)
+        assert abs(offset) <= width_s + 1e-12
+        assert now + offset >= before - 1e-9
+        before = now + offset
+
+
+def test_jitter_wanders_about_zero():
+    jitter = Jitter(Random(6), 0.005)
+    offsets = [jitter.offset_s(step * 0.001) for step in range(200_000)]
+    assert abs(sum(offsets) / len(offsets)) < 0.0002
+    assert max(offsets) > 0.0045
+    assert min(offsets) < -0.0045

@@ -1,0 +1,156 @@
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from segments import on_the_wire, tcp
+
+from lab.conditions import Conditions, changed
+from lab.link import Link
+from lab.packets import Packet
+
+SEGMENT = 1500
+MSS = SEGMENT - 52
+PLAIN = Conditions(rate_mbps=12.0, delay_ms=10.0, queue_ms=1000.0)  # 1 ms for each full segment
+
+
+def link(conditions=PLAIN):
+    return Link(conditions, Random(0))
+
+
+def packet(segments=1, sequence=0):
+    return Packet(tcp(bytes(segments * MSS), MSS, sequence))
+
+
+def arrivals(link, until=inf):
+    """(when, sequence number) of every segment that arrives, looking only when the link says so."""
+    seen = []
+    while (now := link.next_at()) <= until and now < inf:
+        for data in link.due(now):
+            seen += [(now, sequence) for _, sequence, _, _ in on_the_wire(data)]
+    return seen
+
+
+def test_a_segment_takes_its_time_on_the_wire_and_the_delay():
+    way = link()
+    way.arrive(packet(), 5.0)
+    assert way.next_at() == pytest.approx(5.011)
+    assert way.due(5.0109) == []
+    assert len(way.due(5.0111)) == 1
+    assert way.next_at() == inf
+
+
+def test_segments_that_wait_leave_one_after_another():
+    way = link()
+    for number in range(10):
+        way.arrive(packet(sequence=number * MSS), 0.0)
+    assert arrivals(way) == [(pytest.approx(0.011 + 0.001 * number), number * MSS) for number in range(10)]
+
+
+def test_an_idle_link_saves_up_nothing():
+    way = link()
+    way.arrive(packet(), 0.0)
+    arrivals(way)
+    way.arrive(packet(), 9.0)
+    way.arrive(packet(), 9.0)
+    assert [when for when, _ in arrivals(way)] == [pytest.approx(9.011), pytest.approx(9.012)]
+
+
+def test_a_large_packet_comes_in_slices_of_wire_time_and_its_last_segment_on_time():
+    way = link()
+    way.arrive(packet(segments=5), 0.0)
+    assert way.counters.under_way == 5
+    times = [when for when, _ in arrivals(way)]
+    assert times == [pytest.approx(at) for at in (0.012, 0.012, 0.014, 0.014, 0.015)]
+    fast = link(changed(PLAIN, {"rate_mbps": 1200.0}))
+    fast.arrive(packet(segments=40), 0.0)
+    assert len(fast.due(1.0)) == 1
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 0.02), st.integers(1, 30)), min_size=1, max_size=30), st.integers(0, 99)
+)
+def test_every_segment_is_accounted_for_and_none_overtakes(packets, seed):
+    conditions = Conditions(rate_mbps=20.0, delay_ms=9.0, jitter_ms=4.0, loss=0.05, queue_ms=20.0)
+    way = Link(conditions, Random(seed))
+    now, seen, sequence = 0.0, [], 0
+    for gap, segments in packets:
+        now += gap
+        seen += arrivals(way, now)
+        way.arrive(packet(segments, sequence), now)
+        sequence += segments * MSS
+    seen += arrivals(way)
+    numbers = [number for _, number in seen]
+    assert numbers == sorted(set(numbers))
+    counters = way.counters
+    assert counters.delivered_segments == len(numbers)
+    assert counters.offered_segments == sequence // MSS
+    assert counters.under_way == 0
+    assert counters.delivered_bytes == counters.delivered_segments * SEGMENT
+
+
+def test_the_queue_is_bounded_in_time_at_the_present_rate():
+    way = link(changed(PLAIN, {"queue_ms": 10.0}))
+    for number in range(40):
+        way.arrive(packet(sequence=number * MSS), 0.0)
+    assert way.counters.overflowed_segments == 40 - 11  # ten wait, one is on the wire
+    assert [number // MSS for _, number in arrivals(way)] == list(range(11))
+
+
+def test_the_part_of_a_large_packet_that_fits_is_taken():
+    way = link(changed(PLAIN, {"queue_ms": 10.0}))
+    way.arrive(packet(segments=40), 0.0)
+    assert way.counters.overflowed_segments == 30
+    assert len(arrivals(way)) == 10
+
+
+def test_a_queue_of_nothing_still_carries_one_segment_at_a_time():
+    way = link(changed(PLAIN, {"queue_ms": 0.0}))
+    way.arrive(packet(), 0.0)
+    way.arrive(packet(), 0.0001)
+    way.arrive(packet(), 0.0002)
+    assert way.counters.overflowed_segments == 1  # one on the wire, one waits
+    assert len(arrivals(way)) == 2
+
+
+def test_a_new_rate_holds_for_what_has_not_started():
+    way = link()
+    for _ in range(10):
+        way.arrive(packet(), 0.0)
+    way.change(changed(PLAIN, {"rate_mbps": 1.2}), 0.0045)  # the fifth is on the wire
+    times = [when for when, _ in arrivals(way)]
+    assert times[4] == pytest.approx(0.015)
+    assert times[5:] == [pytest.approx(0.025 + 0.01 * number) for number in range(5)]
+
+
+def test_a_shorter_delay_does_not_let_anything_overtake():
+    way = link()
+    way.arrive(packet(sequence=0), 0.0)
+    way.change(changed(PLAIN, {"delay_ms": 1.0}), 0.001)
+    way.arrive(packet(sequence=MSS), 0.002)
+    assert arrivals(way) == [(pytest.approx(0.011), 0), (pytest.approx(0.011), MSS)]
+
+
+def test_a_cut_loses_what_is_on_its_way_and_what_comes():
+    way = link()
+    for _ in range(20):
+        way.arrive(packet(), 0.0)
+    assert len(arrivals(way, until=0.0125)) == 2
+    way.change(changed(PLAIN, {"cut": True}), 0.0125)
+    way.arrive(packet(segments=3), 0.013)
+    assert way.next_at() == inf
+    assert way.counters.cut_segments == 18 + 3
+    assert way.counters.under_way == 0
+    way.change(PLAIN, 1.0)
+    way.arrive(packet(sequence=77), 1.0)
+    assert arrivals(way) == [(pytest.approx(1.011), 77)]
+
+
+def test_lost_segments_take_their_time_on_the_wire():
+    way = link(changed(PLAIN, {"loss": 0.5}))
+    for number in range(100):
+        way.arrive(packet(sequence=number * MSS), 0.0)
+    seen = arrivals(way)
+    assert way.counters.lost_segments == 100 - len(seen) > 20
+    assert all(when == pytest.approx(0.011 + 0.001 * (number // MSS)) for when, number in seen)

@@ -1,0 +1,207 @@
+"""A lab that is really up. Skipped, with the reason, where this machine or user cannot have one."""
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lab import Lab, LabError, namespaces, system
+from lab.__main__ import main
+from lab.describe import describe
+from lab.errors import DescriptionError
+
+MISSING = system.missing_here()
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))]
+
+ROOT = Path(__file__).parents[2]
+GIVE_UP_S = 60.0
+
+
+def network(*links, sites=("A", "B"), **table):
+    described = [{"name": site} if isinstance(site, str) else site for site in sites]
+    default = {"rate_mbps": 200, "delay_ms": 1, "queue_ms": 500}
+    return describe({"site": described, "default": default, "link": list(links), **table}, "test")
+
+
+@pytest.fixture(scope="module")
+def lab():
+    sites = ["A", {"name": "B", "hosts": 2}, {"name": "C", "hosts": 2, "lan_mbps": 500}]
+    with Lab(network(sites=sites, congestion="cubic")) as up:
+        yield up
+
+
+def until(condition):
+    give_up_at = time.monotonic() + GIVE_UP_S
+    while not condition():
+        assert time.monotonic() < give_up_at, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+def transfer(lab, a, b, size_bytes, host=1):
+    """Send that much from site `a` to a host of site `b`; what arrived, hashed, and what should have."""
+    receive = (
+        "import hashlib, socket, sys\n"
+        "listener = socket.create_server((sys.argv[1], 0))\n"
+        "print(listener.getsockname()[1], flush=True)\n"
+        "stream, seen = listener.accept()[0].makefile('rb'), hashlib.sha256()\n"
+        "while part := stream.read(1 << 16): seen.update(part)\n"
+        "print(seen.hexdigest(), flush=True)\n"
+    )
+    target = lab.address(b, host)
+    receiver = lab.popen(b, [sys.executable, "-c", receive, target], host, stdout=subprocess.PIPE, text=True)
+    payload = os.urandom(size_bytes)
+    with lab.inside(a):
+        sender = socket.socket()
+    with sender, receiver.stdout:
+        sender.settimeout(GIVE_UP_S)
+        sender.connect((target, int(receiver.stdout.readline())))
+        sender.sendall(payload)
+        sender.shutdown(socket.SHUT_WR)
+        return receiver.stdout.readline().strip(), hashlib.sha256(payload).hexdigest()
+
+
+def test_a_stream_arrives_whole_although_segments_of_large_packets_are_lost(lab):
+    size_bytes = 3_000_000
+    lab.set("A", "B", loss=0.02, burst_enter=0.002, burst_leave=0.5)
+    before, sent_before = lab.links()[("A", "B")].counters, lab.counters("A")[0]
+    arrived, sent = transfer(lab, "A", "B", size_bytes)
+    lab.set("A", "B", loss=0, burst_enter=0)
+    assert arrived == sent
+    after = lab.links()[("A", "B")].counters
+    assert after.lost_segments > before.lost_segments
+    assert after.delivered_bytes - before.delivered_bytes > size_bytes
+    assert size_bytes < lab.counters("A")[0] - sent_before <= lab.wire_bytes("A")[0]
+    assert lab.router().refused == 0
+
+
+@pytest.mark.parametrize(("site", "host"), [("B", 2), ("C", 1), ("C", 2)])
+def test_every_host_of_a_site_is_reached(lab, site, host):
+    arrived, sent = transfer(lab, "A", site, 100_000, host)
+    assert arrived == sent
+
+
+def test_a_cut_link_carries_nothing_and_a_healed_one_does(lab):
+    with lab.inside("A"):
+        near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with lab.inside("B"):
+        far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with near, far:
+        far.bind((lab.address("B"), 0))
+        far.settimeout(GIVE_UP_S)
+        lab.cut("A", "B")
+        before = lab.links()[("A", "B")].counters.cut_segments
+        near.sendto(b"lost", far.getsockname())
+        until(lambda: lab.links()[("A", "B")].counters.cut_segments == before + 1)
+        lab.heal("A", "B")
+        near.sendto(b"came", far.getsockname())
+        assert far.recv(10) == b"came"
+
+
+def test_sockets_have_the_congestion_control_that_was_chosen_and_the_host_allows_what_it_did(lab):
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+    with lab.inside("A"), socket.socket() as end:
+        name = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert name.rstrip(b"\0") == b"cubic"
+    before = allowed.read_text()
+    with Lab(network(congestion="cubic")):
+        assert allowed.read_text() == before
+
+
+def test_a_thread_that_stands_in_a_site_comes_back_even_from_an_error(lab):
+    def namespace():
+        return Path("/proc/thread-self/ns/net").stat().st_ino
+
+    def fail_inside():
+        with lab.inside("A"):
+            assert namespace() != here
+            raise ZeroDivisionError
+
+    here = namespace()
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert namespace() == here
+
+
+def test_what_does_not_exist_is_named(lab):
+    with pytest.raises(DescriptionError, match="found 'Z'; allowed: A, B, C"):
+        lab.address("Z")
+    with pytest.raises(LabError, match="site A has hosts 1 to 1, not 2"):
+        lab.address("A", 2)
+    with pytest.raises(LabError, match="rate_mbps: found 'fast'"):
+        lab.set("A", "B", rate_mbps="fast")
+
+
+def test_closing_ends_what_runs_in_the_sites_and_leaves_nothing():
+    lab = Lab(network())
+    with lab:
+        sleeper = lab.popen("A", ["sleep", "1000"])
+        until(lambda: sleeper.pid in namespaces._processes([lab.namespace("A")]))
+    assert sleeper.returncode == -signal.SIGTERM
+    assert lab.owner not in namespaces.owners()
+    with pytest.raises(LabError, match="not up"):
+        lab.links()
+
+
+def test_nothing_is_left_when_the_owner_is_killed():
+    script = (
+        "import time\n"
+        "from lab import Lab\n"
+        "from lab.describe import load\n"
+        "lab = Lab(load('lab/networks/100mbit-30ms.toml'))\n"
+        "lab.open()\n"
+        "sleeper = lab.popen('A', ['sleep', '1000'])\n"
+        "print(lab.owner, lab.router().pid, sleeper.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as owner:
+        name, router, sleeper = owner.stdout.readline().split()
+        assert name in namespaces.owners()
+        owner.kill()
+    until(lambda: name not in namespaces.owners())
+    until(lambda: system.started_at(int(router)) is None)
+    until(lambda: system.started_at(int(sleeper)) is None)
+
+
+def test_a_lab_whose_owner_and_router_are_both_gone_is_cleared_and_others_are_not(lab):
+    gone = f"{os.getpid()}-1-0"  # this process began at another time
+    subprocess.run(["ip", "netns", "add", namespaces.of_site(gone, "A")], check=True)
+    assert gone in namespaces.clear_orphans()
+    assert gone not in namespaces.owners()
+    assert lab.owner in namespaces.owners()
+    assert lab.router().strays == 0
+
+
+def test_the_commands_put_a_lab_up_and_take_it_down(tmp_path, capfd):
+    path = tmp_path / "net.toml"
+    path.write_text('site = [{name = "A"}, {name = "B"}]\n[default]\nrate_mbps = 10\ndelay_ms = 1\n')
+    assert main(["up", str(path)]) == 0
+    owner = capfd.readouterr().out.split()[1]
+    try:
+        assert main(["set", "--lab", owner, "A", "B", "rate_mbps=7"]) == 0
+        assert main(["status", "--lab", owner]) == 0
+        (line,) = [line for line in capfd.readouterr().out.splitlines() if "A > B" in line]
+        assert line.split()[3] == "7"
+        assert main(["set", "--lab", owner, "A", "B", "rate_mbps=fast"]) == 2
+        assert "rate_mbps: found 'fast'" in capfd.readouterr().err
+        command = [sys.executable, "-m", "lab", "exec", "--lab", owner, "B", "--", "ip", "-br", "address"]
+        shown = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+        assert "10.77.2.1/32" in shown
+    finally:
+        assert main(["down", "--lab", owner]) == 0
+    assert owner not in namespaces.owners()
+
+
+def test_a_description_that_does_not_hold_together_is_refused_by_the_command(tmp_path, capfd):
+    path = tmp_path / "net.toml"
+    path.write_text('site = [{name = "A"}]\n')
+    assert main(["up", str(path)]) == 2
+    assert "site: found 1 sites" in capfd.readouterr().err
