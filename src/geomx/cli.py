@@ -107,25 +107,35 @@ class _Version(argparse.Action):
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    print(describe(Run.load(arguments.run, arguments.overrides)))
+    run = _load(arguments)
+    print(describe(run))
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that run nodes)
-    from geomx.launch.local_run import Wishes, run_here  # noqa: PLC0415 (other commands do without rich)
+def _load(arguments: argparse.Namespace) -> Run:
+    """The description, with everything beside it that it names."""
+    from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that read one)
 
     import_beside(Path(arguments.run))
     run = Run.load(arguments.run, arguments.overrides)
+    if set(run.codecs) != {"dense"}:
+        from geomx.node.build import check_codecs  # noqa: PLC0415 (it imports torch)
+
+        check_codecs(run)
+    return run
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from geomx.launch.local_run import Wishes, run_here  # noqa: PLC0415 (other commands do without rich)
+
+    run = _load(arguments)
     run_here(run, Wishes(arguments.report, arguments.trace, arguments.keep, arguments.plain))
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    run = Run.load(arguments.run, arguments.overrides)
+    run = _load(arguments)
     name = _server_name(run, arguments)
-    from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that run nodes)
     from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
-    import_beside(Path(arguments.run))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     serve(run, name)
 
@@ -149,19 +159,9 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
 
 
 def _worker(arguments: argparse.Namespace) -> None:
-    from geomx.launch.environment import (  # noqa: PLC0415 (only needed by commands that run nodes)
-        Place,
-        environment_of,
-        import_beside,
-        read_place,
-    )
+    from geomx.launch.environment import Place, environment_of, read_place  # noqa: PLC0415 (only needed here)
 
-    import_beside(Path(arguments.run))
-    run, overrides, rank = (
-        Run.load(arguments.run, arguments.overrides),
-        tuple(arguments.overrides),
-        arguments.rank,
-    )
+    run, overrides, rank = _load(arguments), tuple(arguments.overrides), arguments.rank
     workers = run.workers_of(arguments.party)
     if not 0 <= rank < len(workers):
         raise _wrong(

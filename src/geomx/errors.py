@@ -111,3 +111,7 @@ class CheckpointError(GeomxError):
 
 class DataMissing(GeomxError):
     """A data set is not on this machine; the message says how to get it."""
+
+
+class NotFinite(GeomxError):
+    """A contribution holds NaN or Inf, which a lossy codec would spread; it has not left the node."""

@@ -16,6 +16,7 @@ from torch import nn
 from trees import Loop, assert_well, layout_of, plan_of, run_tree
 
 from geomx.codecs.base import codecs
+from geomx.codecs.noise import Stream
 from geomx.drive.programs import Program
 from geomx.drive.simulated import Network, Simulator
 from geomx.layout import Layout, Tensor
@@ -127,7 +128,7 @@ def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
     assert codecs.find("half:Half") is load("half").Half
     layout = Layout((Tensor("weights", (300, 100), "float32"),))
     dense = plan_of([1, 1])
-    half = plan_of([1, 1], wan=Edge(codec_up="half:Half"))
+    half = plan_of([1, 1], wan=Edge(codec_up="half:Half scale=8.0"))
     sent, ended = [], []
     for plan in (dense, half):
         loop = Loop(layout, plan.workers, rounds=5)
@@ -142,7 +143,7 @@ def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
 
 
 def test_the_codec_refuses_other_sizes() -> None:
-    codec = load("half").Half()
+    codec = load("half").Half(Stream())
     piece = layout_of(2).slices[0]
     assert codec.accepts(piece, 2 * piece.elements)
     assert not codec.accepts(piece, 2 * piece.elements + 1)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from geomx.codecs.noise import Stream
 from geomx.layout import Slice
 
 
 class Half:
     """Two bytes an element, and two more."""
 
-    def encode(self, piece: Slice, turn: int, values: torch.Tensor) -> torch.Tensor:
+    lossless = True  # as far as the streams are concerned: each update stands for itself
+    feedback = False
+
+    def __init__(self, stream: Stream) -> None:
+        pass
+
+    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         return torch.cat([values.to(torch.float16), torch.tensor([turn], dtype=torch.float16)]).view(
             torch.uint8
         )

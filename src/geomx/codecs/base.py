@@ -1,15 +1,27 @@
-"""What travels: the contract of a codec.
+"""What travels: the contract of a codec, and error feedback, which every lossy codec shares.
 
 A codec turns a flat float tensor into a flat uint8 tensor and back. Encoding and decoding run as jobs, outside the
-node; a codec object belongs to one node and one direction.
+node; a codec object belongs to one node and one direction of one tier's edges.
+
+**Error feedback** (Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1901.09847). What an encoding does not
+carry stays in the slice's *residual* and is added to the values of the next:
+
+    left ← residual + values;   payload ← compress(left);   residual ← left − decode(payload)
+
+so over time everything arrives. Residuals are in the unit of contributions, Σ w·x, and belong to (node, slice,
+direction). An encoding that was not applied goes back into the residual (`settle`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
+from geomx.codecs.noise import Stream
+from geomx.errors import NotFinite
 from geomx.layout import Slice
 from geomx.registry import Registry
 
@@ -17,8 +29,14 @@ from geomx.registry import Registry
 class Codec(Protocol):
     """One direction of one kind of edge."""
 
-    def encode(self, piece: Slice, turn: int, values: torch.Tensor) -> torch.Tensor:
-        """`values`: flat, of the slice's dtype and elements. Returns flat uint8; may share memory with `values`."""
+    lossless: bool
+    feedback: bool  # whether what an encoding does not carry goes with the next; a lossless one carries all
+
+    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        """`values`: flat, of the slice's dtype and elements, Σ w·x of a total `weight`.
+
+        Returns flat uint8; may share memory with `values`. Raises NotFinite where a lossy codec is given NaN or Inf.
+        """
 
     def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         """The inverse: flat, of the slice's dtype. Raises `ProtocolError` on anything malformed."""
@@ -30,4 +48,110 @@ class Codec(Protocol):
         """The memory that one encode or decode touches; 0: it only looks at the same memory anew."""
 
 
-codecs: Registry[type[Codec]] = Registry("codec", {"dense": "geomx.codecs.dense:Dense"})
+class Lossy(ABC):
+    """A codec with error feedback. Slices may be encoded in two threads at once, each slice in one.
+
+    `tiny`: what becomes of slices of tiny tensors; None: the same as of large ones.
+    """
+
+    lossless = False
+    feedback = True
+
+    def __init__(self, stream: Stream, tiny: Codec | None) -> None:
+        self.stream = stream
+        self._tiny = tiny
+        self._residuals: dict[int, torch.Tensor] = {}
+
+    # -- for a codec to answer ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+        """The payload of `left`; leaves in `left`, in place, what the payload does not carry."""
+
+    @abstractmethod
+    def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+        """What a payload carries (flat). Raises ProtocolError where `compress` cannot have written it."""
+
+    @abstractmethod
+    def possible(self, elements: int, size: int) -> bool:
+        """Whether so many elements can have a payload of `size` bytes."""
+
+    def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
+        """What becomes of values before they meet the residual."""
+        return values
+
+    # -- the contract ---------------------------------------------------------------------------------------
+
+    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        if self._tiny is not None and not piece.large:
+            return self._tiny.encode(piece, turn, values, weight)
+        _check_finite(piece, values)
+        ready = self.prepared(piece, values, weight)
+        if not self.feedback:
+            return self.compress(piece, turn, ready.to(working(values.dtype), copy=True), weight)
+        return self.compress(piece, turn, self.residual(piece, values).add_(ready), weight)
+
+    def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if self._tiny is not None and not piece.large:
+            return self._tiny.decode(piece, payload)
+        return self.expand(piece, payload).to(getattr(torch, piece.dtype))
+
+    def accepts(self, piece: Slice, size: int) -> bool:
+        if self._tiny is not None and not piece.large:
+            return self._tiny.accepts(piece, size)
+        return self.possible(piece.elements, size)
+
+    def cost_bytes(self, piece: Slice) -> int:
+        return 8 * piece.size_bytes
+
+    # -- residuals ------------------------------------------------------------------------------------------
+
+    def residual(self, piece: Slice, like: torch.Tensor) -> torch.Tensor:
+        """What is held back of a slice: flat, float32 or float64."""
+        held = self._residuals.get(piece.index)
+        if held is None:
+            held = torch.zeros(piece.elements, dtype=working(like.dtype), device=like.device)
+            self._residuals[piece.index] = held
+        return held
+
+    def settle(self, piece: Slice, payload: torch.Tensor) -> None:
+        """An encoding was not applied: what it carried goes with the next."""
+        if self.feedback and (piece.large or self._tiny is None):
+            self._residuals[piece.index].add_(self.expand(piece, payload))
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of a slice, by name."""
+        held = self._residuals.get(index)
+        return {} if held is None else {"residual": held}
+
+    def restore(self, index: int, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `state`."""
+        if "residual" in state:
+            self._residuals[index] = state["residual"].clone()
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """What residuals of values of `dtype` are kept in."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _check_finite(piece: Slice, values: torch.Tensor) -> None:
+    if not bool(torch.isfinite(torch.linalg.vector_norm(values, float("inf")))):
+        raise NotFinite(f"slice {piece.index} holds NaN or Inf")
+
+
+codecs: Registry[type[Codec]] = Registry(
+    "codec",
+    {
+        "dense": "geomx.codecs.dense:Dense",
+        "fp16": "geomx.codecs.whole:FP16",
+        "bf16": "geomx.codecs.whole:BF16",
+        "int8": "geomx.codecs.whole:Int8",
+        "int4": "geomx.codecs.whole:Int4",
+        "sign": "geomx.codecs.whole:SignBit",
+        "two_bit": "geomx.codecs.two_bit:TwoBit",
+        "topk": "geomx.codecs.topk:TopK",
+        "bisparse": "geomx.codecs.bisparse:BiSparse",
+        "mpq": "geomx.codecs.mpq:MPQ",
+    },
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from geomx.codecs.noise import Stream
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 
@@ -11,7 +12,13 @@ from geomx.layout import Slice
 class Dense:
     """The baseline codec; see `Codec` for the contract."""
 
-    def encode(self, piece: Slice, turn: int, values: torch.Tensor) -> torch.Tensor:
+    lossless = True
+    feedback = False
+
+    def __init__(self, stream: Stream | None = None) -> None:
+        pass
+
+    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         return values.view(torch.uint8)
 
     def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:

@@ -133,6 +133,11 @@ class Run(Description):
         """The imitated link between a party and the global servers; None: the network as it is."""
         return self.party(party).link or self.wan.link
 
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """The codecs of the WAN's and the LAN's edges, up and down, with their parameters."""
+        return tuple(spec for edge in (self.wan, self.lan) for spec in (edge.codec_up, edge.codec_down))
+
     # -- addresses ---------------------------------------------------------------------------------
 
     @property

@@ -143,7 +143,9 @@ class Party(Table):
 class Edge(Table):
     """What the edges of one tier have in common."""
 
-    codec_up: CodecName = Field("dense", description="What contributions travel as.")
+    codec_up: CodecName = Field(
+        "dense", description="What contributions travel as: a codec, and parameters as `ratio=0.01`."
+    )
     codec_down: CodecName = Field("dense", description="What updates travel as.")
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system", description="TCP's congestion control. `system`: as this machine is set."

@@ -8,13 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from geomx.codecs.base import codecs
+from geomx.codecs.base import Codec
+from geomx.codecs.noise import Stream
+from geomx.codecs.spec import make_codec
 from geomx.config import Run
 from geomx.node.clipping import Clipping
 from geomx.node.peers import Identity, Limits
 from geomx.node.relay import Relay
 from geomx.node.root import Root
 from geomx.node.server import Below, Server
+from geomx.node.streams import Receiver, Sender
 from geomx.node.worker import Worker
 from geomx.optim.base import RootOptimizer, optimizers
 from geomx.protocol.messages import Message, Value
@@ -43,6 +46,7 @@ class Plan:
     wan: Edge = field(default_factory=Edge)
     limits: Limits = field(default_factory=Limits)
     manifest: dict[str, Value] = field(default_factory=dict)
+    seed: int = 0
     flat: bool = False  # a tree of depth one: every worker is a child of the root
 
     @classmethod
@@ -57,6 +61,7 @@ class Plan:
             wan=_edge(run.wan),
             limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s),
             manifest=run.manifest(),
+            seed=run.run.seed,
         )
 
     @classmethod
@@ -97,17 +102,17 @@ def make_node(plan: Plan, name: str, incarnation: int = 1) -> Server | Worker:
 
 def make_worker(plan: Plan, name: str, incarnation: int = 1) -> Worker:
     parents = dict.fromkeys(plan.parents(name), plan.lan.patience)
-    up, down = codecs.find(plan.lan.codec_up)(), codecs.find(plan.lan.codec_down)()
+    up, down = _ends(plan, plan.lan, name)
     return Worker(_identity(plan, name, incarnation), plan.limits, parents, up, down)
 
 
 def make_local_server(plan: Plan, name: str, incarnation: int = 1) -> Server:
-    up, down = codecs.find(plan.wan.codec_up)(), codecs.find(plan.wan.codec_down)()
+    up, down = _ends(plan, plan.wan, name)
     children: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in plan.parties[name]}
     return Server(
         _identity(plan, name, incarnation),
         plan.limits,
-        _below(children, plan.lan),
+        _below(children, plan, plan.lan),
         policies.find(plan.policy)(),
         lambda server: Relay(server, plan.shards, up, down),
         dials=dict.fromkeys(plan.shards, plan.wan.patience),
@@ -120,9 +125,9 @@ def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
     place, lead = plan.shards.index(name), plan.shards[0]
     others = plan.shards[1:] if name == lead else ()
     if plan.flat:
-        below = _below({worker: (worker,) for worker in plan.workers}, plan.lan)
+        below = _below({worker: (worker,) for worker in plan.workers}, plan, plan.lan)
     else:
-        below = _below(dict(plan.parties), plan.wan)
+        below = _below(dict(plan.parties), plan, plan.wan)
 
     def upside(server: Server) -> Root:
         def send(shard: str, message: Message) -> None:
@@ -154,8 +159,23 @@ def _identity(plan: Plan, name: str, incarnation: int) -> Identity:
     return Identity(name, plan.run, incarnation, plan.manifest)
 
 
-def _below(children: dict[str, tuple[str, ...]], edge: Edge) -> Below:
-    return Below(children, edge.patience, codecs.find(edge.codec_up)(), codecs.find(edge.codec_down)())
+def _below(children: dict[str, tuple[str, ...]], plan: Plan, edge: Edge) -> Below:
+    """The upper ends of a server's downward edges. All children get the same bytes, whoever sends them."""
+    stream = Stream(plan.seed)
+    sender = Sender(make_codec(edge.codec_down, stream))
+    return Below(children, edge.patience, make_codec(edge.codec_up, stream), sender)
+
+
+def _ends(plan: Plan, edge: Edge, name: str) -> tuple[Codec, Receiver]:
+    """The lower ends of a node's upward edges."""
+    up = make_codec(edge.codec_up, Stream(plan.seed, name))
+    return up, Receiver(make_codec(edge.codec_down, Stream(plan.seed)))
+
+
+def check_codecs(run: Run) -> None:
+    """Raises `ConfigError` or `UnknownName` where a codec that the description names cannot be made."""
+    for spec in run.codecs:
+        make_codec(spec, Stream(run.run.seed))
 
 
 def _edge(tier: Any) -> Edge:

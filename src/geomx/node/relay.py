@@ -14,6 +14,7 @@ from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
 from geomx.node.peers import Peer
 from geomx.node.server import Server
+from geomx.node.streams import Receiver
 from geomx.node.uplink import Uplink
 from geomx.protocol.messages import Hyperparameters, Message, Push, State, Update, Value
 from geomx.protocol.rounds import Round
@@ -22,7 +23,7 @@ from geomx.protocol.rounds import Round
 class Relay:
     """See the module's text. `parents`: the shards of the global server, by name."""
 
-    def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: Codec) -> None:
+    def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: Receiver) -> None:
         self._server = server
         self._uplink = Uplink(server, self, parents, up, down)
         self._layout: Layout | None = None
@@ -86,19 +87,19 @@ class Relay:
     def answered(self, update: Update, payload: Any) -> None:
         assert self._layout is not None
         piece = self._layout.slices[update.slice]
-        above = self._uplink.codec(piece, update.kind, self._uplink.down)
-        below = self._server.down_codec(piece, update.kind)
-        if payload is None or type(above) is type(below):  # the same bytes serve below
-            self._server.answer(update, payload)
+        above, below = self._uplink.down, self._server.down
+        if payload is None or (above.codec.lossless and type(above.codec) is type(below.codec)):
+            self._server.answer(update, payload)  # the same bytes serve below
             return
 
         def work() -> torch.Tensor:
-            return below.encode(piece, update.turn, above.decode(piece, payload))
+            values = above.unpack(piece, update.kind, payload)
+            return below.pack(piece, update.kind, update.turn, values)
 
         self._server.run_job(
             work,
             lambda data: self._server.answer(update, data),
-            above.cost_bytes(piece) + below.cost_bytes(piece),
+            above.codec.cost_bytes(piece) + below.codec.cost_bytes(piece),
         )
 
     def fetched(self, state: State, payload: Any) -> None:

@@ -15,16 +15,16 @@ from typing import Any, Protocol
 
 import torch
 
-from geomx.codecs.base import Codec
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
 from geomx.node.clipping import Clipping
 from geomx.node.peers import Peer
 from geomx.node.states import pack_state, unpack_state, unpack_weights
+from geomx.node.streams import Sender
 from geomx.node.uplink import has_values
 from geomx.optim.base import RootOptimizer
-from geomx.protocol.messages import Hyperparameters, Kind, Message, Norms, Scale, State, Update, Value
+from geomx.protocol.messages import Hyperparameters, Message, Norms, Scale, State, Update, Value
 from geomx.protocol.rounds import Round
 
 HYPERS_KEPT = 8192
@@ -38,7 +38,8 @@ class Answers(Protocol):
     def answer(self, update: Update, payload: Any) -> None: ...
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None: ...
     def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]: ...
-    def down_codec(self, piece: Slice, kind: Kind) -> Codec: ...
+    @property
+    def down(self) -> Sender: ...
 
 
 class Root:
@@ -232,15 +233,14 @@ class Root:
 
     def _finish(self, piece: Slice, round_: Round, work: Callable[[], torch.Tensor], snapshot: bool) -> None:
         """Run `work`, encode its result and answer. `snapshot`: the result will change again in place."""
-        codec = self._server.down_codec(piece, round_.kind)
+        down = self._server.down
 
         def encoded() -> torch.Tensor:
             values = work()
-            return codec.encode(
-                piece, round_.turn, values.clone() if snapshot and not self._in_step else values
-            )
+            copied = values.clone() if snapshot and down.codec.lossless and not self._in_step else values
+            return down.pack(piece, round_.kind, round_.turn, copied)
 
-        cost_bytes = (len(round_.contributions) + 4) * piece.size_bytes + codec.cost_bytes(piece)
+        cost_bytes = (len(round_.contributions) + 4) * piece.size_bytes + down.codec.cost_bytes(piece)
         self._server.run_job(
             encoded, lambda payload: self._server.answer(self._update(piece, round_), payload), cost_bytes
         )

@@ -19,7 +19,6 @@ import msgspec
 import torch
 
 from geomx.codecs.base import Codec
-from geomx.codecs.dense import Dense
 from geomx.errors import Disagreement, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
@@ -27,6 +26,7 @@ from geomx.node.contract import Write
 from geomx.node.greeting import compare
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
+from geomx.node.streams import Sender, codec_for
 from geomx.node.uplink import has_values, priority_of
 from geomx.protocol.membership import Members
 from geomx.protocol.messages import (
@@ -91,7 +91,7 @@ class Below:
     children: dict[str, tuple[str, ...]]
     patience: Patience
     up: Codec
-    down: Codec
+    down: Sender
 
 
 @dataclass(slots=True)
@@ -125,7 +125,6 @@ class Server(BaseNode):
         self._policy = policy
         self._members = Members(leaf for leaves in below.children.values() for leaf in leaves)
         self._upside = make_upside(self)
-        self._dense = Dense()
         self._layout: Layout | None = None
         self._settings: dict[str, Value] = {}
         self._rounds: dict[int, Rounds] = {}
@@ -146,7 +145,7 @@ class Server(BaseNode):
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
             if self._settings.get("optimizer") != "workers":
-                self._held[piece.index] = update.kind, payload
+                self._held[piece.index] = self._below.down.held(piece, update.kind, payload)
         self._answered[piece.index] = update.turn
         self._closing.discard(piece.index)
         priority = priority_of(piece)
@@ -158,19 +157,17 @@ class Server(BaseNode):
 
     def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""
-        codec = self._codec(piece, round_.kind, self._below.up)
+        codec = codec_for(piece, round_.kind, self._below.up)
         return [
             lambda payload=payload: codec.decode(piece, payload)  # type: ignore[misc]
             for _, payload in round_.in_order()
             if payload is not None
         ]
 
-    def down_codec(self, piece: Slice, kind: Kind) -> Codec:
-        """What an update of this slice is encoded with."""
-        return self._codec(piece, kind, self._below.down)
-
-    def _codec(self, piece: Slice, kind: Kind, codec: Codec) -> Codec:
-        return codec if kind == "gradient" and piece.role == "weight" else self._dense
+    @property
+    def down(self) -> Sender:
+        """What updates of this server's children are packed by."""
+        return self._below.down
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -210,7 +207,7 @@ class Server(BaseNode):
             count = carries + len(push.planes)
             fits = len(push.planes) <= PLANES_LIMIT and push.size == count * piece.size_bytes
         elif carries:
-            fits = self._codec(piece, push.kind, self._below.up).accepts(piece, push.size)
+            fits = codec_for(piece, push.kind, self._below.up).accepts(piece, push.size)
         else:
             fits = push.size == 0
         if not fits:
@@ -241,6 +238,7 @@ class Server(BaseNode):
         mine = self._upside.holds(layout)
         self._rounds = {piece.index: Rounds() for piece in mine}
         self._trained = sum(piece.role in ("weight", "ledger") for piece in mine)
+        self._below.down.begin(aggregates=message.settings.get("optimizer") == "workers")
         self._upside.attach(layout, message.settings)
 
     def attached(self) -> None:

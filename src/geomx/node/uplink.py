@@ -13,19 +13,18 @@ import msgspec
 import torch
 
 from geomx.codecs.base import Codec
-from geomx.codecs.dense import Dense
-from geomx.errors import ProtocolError
+from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.peers import Peer
+from geomx.node.streams import Receiver, codec_for
 from geomx.protocol.messages import (
     Attach,
     Attached,
     Fetch,
     Hyper,
     Hyperparameters,
-    Kind,
     Leave,
     Message,
     Push,
@@ -53,25 +52,20 @@ class Owner(Protocol):
 
 
 class Uplink:
-    """See the module's text. `up`, `down`: the codecs of these edges."""
+    """See the module's text. `up`: what pushes are encoded with; `down`: the receiving end of the updates."""
 
     def __init__(
-        self, node: BaseNode, owner: Owner, parents: tuple[str, ...], up: Codec, down: Codec
+        self, node: BaseNode, owner: Owner, parents: tuple[str, ...], up: Codec, down: Receiver
     ) -> None:
         self._node = node
         self._owner = owner
         self.parents = parents
         self._up, self.down = up, down
-        self._dense = Dense()
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
         self._attached: dict[str, list[int]] = {}  # each parent's last closed turn of every slice
         self._pushed: dict[int, tuple[int, float]] = {}  # slice -> its last push: turn and time
         self._hypers: dict[bytes, None] = {}  # already sent, oldest first
-
-    def codec(self, piece: Slice, kind: Kind, codec: Codec) -> Codec:
-        """Gradients go through the edge's codec; what must arrive exactly goes dense."""
-        return codec if kind == "gradient" and piece.role == "weight" else self._dense
 
     # -- up -------------------------------------------------------------------------------------------------
 
@@ -79,6 +73,7 @@ class Uplink:
         """Tell every parent the model; answered by `Owner.attached`."""
         self.layout = layout
         self._shard_of = layout.shards(len(self.parents))
+        self.down.begin(aggregates=settings.get("optimizer") == "workers")
         body = pack_layout(layout)
         for name in self.parents:
             self._node.send(self._parent(name), Attach(layout.fingerprint, settings, body.numel()), body)
@@ -96,15 +91,28 @@ class Uplink:
     def push(self, push: Push, make: Callable[[], torch.Tensor | None], cost_bytes: int) -> None:
         """Push what `make` returns (flat, the slice's dtype); it runs in a job, and so does encoding."""
         piece = self._piece(push.slice)
-        codec = self.codec(piece, push.kind, self._up)
+        codec = codec_for(piece, push.kind, self._up)
 
         def work() -> torch.Tensor | None:
             values = make()
-            return None if values is None else codec.encode(piece, push.turn, values)
+            if values is None:
+                return None
+            try:
+                return codec.encode(piece, push.turn, values, push.weight)
+            except NotFinite as error:
+                raise NotFinite(
+                    f"{self._node.name} has NaN or Inf for {self._not_finite(piece, values)} in turn {push.turn}"
+                ) from error
 
         self._node.run_job(
             work, lambda payload: self.push_raw(push, payload), cost_bytes + codec.cost_bytes(piece)
         )
+
+    def _not_finite(self, piece: Slice, values: torch.Tensor) -> str:
+        """The names of the tensors whose values are no numbers."""
+        assert self.layout is not None
+        parts = [part for part in piece.parts if not values[part.offset :][: part.elements].isfinite().all()]
+        return ", ".join(self.layout.tensors[part.tensor].name for part in parts)
 
     def push_raw(self, push: Push, payload: Any) -> None:
         """Push bytes that are encoded already."""
@@ -150,7 +158,7 @@ class Uplink:
         """Whether a payload of that size is possible; see `Node.admit`."""
         if isinstance(message, Update):
             piece = self._piece(message.slice)
-            possible = self.codec(piece, message.kind, self.down).accepts(piece, message.size)
+            possible = self.down.accepts(piece, message.kind, message.size)
         elif isinstance(message, State):
             possible = message.size == self._piece(message.slice).size_bytes * len(message.planes)
         elif isinstance(message, Attached):

@@ -20,6 +20,7 @@ from geomx.node.contract import Notify
 from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
 from geomx.node.peers import Identity, Limits, Peer
 from geomx.node.states import pack_state, unpack_state
+from geomx.node.streams import Receiver
 from geomx.node.uplink import Uplink
 from geomx.protocol.messages import Hyperparameters, Message, Push, State, Update, Value
 from geomx.protocol.session import Patience
@@ -29,7 +30,7 @@ class Worker(BaseNode):
     """See the module's text. `parents`: its local server, or in a run of one the root."""
 
     def __init__(
-        self, identity: Identity, limits: Limits, parents: dict[str, Patience], up: Codec, down: Codec
+        self, identity: Identity, limits: Limits, parents: dict[str, Patience], up: Codec, down: Receiver
     ) -> None:
         super().__init__(identity, limits, parents, {})
         self._uplink = Uplink(self, self, tuple(parents), up, down)
@@ -88,10 +89,10 @@ class Worker(BaseNode):
         layout = self._uplink.layout
         assert layout is not None
         piece = layout.slices[update.slice]
-        codec = self._uplink.codec(piece, update.kind, self._uplink.down)
+        down = self._uplink.down
 
         def work() -> torch.Tensor | None:
-            return None if payload is None else codec.decode(piece, payload)
+            return None if payload is None else down.unpack(piece, update.kind, payload)
 
         def done(values: torch.Tensor | None) -> None:
             self.emit(
@@ -108,7 +109,7 @@ class Worker(BaseNode):
                 )
             )
 
-        self.run_job(work, done, codec.cost_bytes(piece))
+        self.run_job(work, done, down.codec.cost_bytes(piece))
 
     def fetched(self, state: State, payload: Any) -> None:
         layout = self._uplink.layout

@@ -1,0 +1,113 @@
+"""Bi-Sparse: GeoMX's sparsification of both directions, after Deep Gradient Compression (arXiv 1712.01887).
+
+    u ← momentum · u + clip(x);   v ← v + u            (momentum correction)
+    send the fraction `ratio` with the largest |v|, by a threshold that a sample estimates
+    u, v ← 0 where sent                                 (momentum factor masking)
+
+`v` is the residual. Defaults: ratio 0.01, momentum 0, values fp16, no warm-up, no clipping. Where we
+deviate from GeoMX: indices are exact for any size and take 8.1 bits, not 32; what a rounded value lost stays in v; the
+sample is drawn by hash, the same on every machine, and where its estimate is far off the exact threshold is taken; the
+down direction keeps a residual as well. `momentum` is for optimizers without
+momentum: with any other, momentum would count twice.
+
+`warmup_rounds`: in round t < n the ratio is 0.25^(1 - t/n) · ratio^(t/n), DGC's exponential schedule. `clip`: a
+slice's mean gradient is clipped to this L2 norm before it meets u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from geomx.codecs.base import Codec
+from geomx.codecs.noise import Stream, below
+from geomx.codecs.sparse import Sparse
+from geomx.codecs.topk import largest
+from geomx.errors import ConfigError, Fault
+from geomx.layout import Slice
+
+FIRST_RATIO = 0.25
+SAMPLE, LEAST_SAMPLE = 0.01, 2048
+TOLERANCE = 1.5  # the estimate may send this many times too much or too little
+
+
+class BiSparse(Sparse):
+    """See the module's text."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        ratio: float = 0.01,
+        momentum: float = 0.0,
+        values: str = "fp16",
+        warmup_rounds: int = 0,
+        clip: float = 0.0,
+        tiny: Codec | None = None,
+    ) -> None:
+        super().__init__(stream, ratio, values, tiny)
+        faults = []
+        if not 0.0 <= momentum < 1.0:
+            faults.append(Fault("momentum", f"{momentum}", "a number from 0, below 1"))
+        faults += [
+            Fault(name, f"{value}", "0 or more")
+            for name, value in (("warmup_rounds", warmup_rounds), ("clip", clip))
+            if value < 0
+        ]
+        if faults:
+            raise ConfigError("codec bisparse", faults)
+        self._momentum, self._clip, self._warmup_rounds = momentum, clip, warmup_rounds
+        self._velocities: dict[int, torch.Tensor] = {}
+
+    def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
+        if self._clip:
+            norm = float(torch.linalg.vector_norm(values.to(torch.float64)))
+            if norm > self._clip * weight:
+                values = values * (self._clip * weight / norm)
+        if not self._momentum:
+            return values
+        velocity = self._velocities.get(piece.index)
+        if velocity is None:
+            velocity = self._velocities[piece.index] = torch.zeros_like(self.residual(piece, values))
+        return velocity.mul_(self._momentum).add_(values)
+
+    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+        wanted = max(1, round(self.ratio_in(turn) * left.numel()))
+        indices = self._select(left, wanted, self.stream.key(turn, piece))
+        if self._momentum:
+            self._velocities[piece.index][indices] = 0
+        return self.write(indices, left)
+
+    def ratio_in(self, turn: int) -> float:
+        """The fraction that round `turn` sends."""
+        if turn >= self._warmup_rounds:
+            return self.ratio
+        done = turn / self._warmup_rounds
+        return max(self.ratio, float(FIRST_RATIO ** (1 - done) * self.ratio**done))
+
+    def _select(self, left: torch.Tensor, wanted: int, key: int) -> torch.Tensor:
+        """Rising indices of about `wanted` largest |left|; exactly so many where the estimate is far off."""
+        stride = int(left.numel() / max(LEAST_SAMPLE, SAMPLE * left.numel()))
+        if stride < 2:
+            return largest(left, wanted)
+        sample = left[below(key, stride) :: stride].abs()
+        rank = max(1, round(wanted * sample.numel() / left.numel()))
+        threshold = torch.kthvalue(sample, sample.numel() - rank + 1).values
+        found = (
+            (left.abs() >= threshold).nonzero().view(-1) if float(threshold) > 0 else left.nonzero().view(-1)
+        )
+        if found.numel() > TOLERANCE * wanted:
+            return found[largest(left[found], wanted)]
+        if TOLERANCE * found.numel() < wanted and float(threshold) > 0:
+            return largest(left, wanted)
+        return found
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        velocity = self._velocities.get(index)
+        return super().state(index) | ({} if velocity is None else {"velocity": velocity})
+
+    def restore(self, index: int, state: Mapping[str, torch.Tensor]) -> None:
+        super().restore(index, state)
+        if "velocity" in state:
+            self._velocities[index] = state["velocity"].clone()

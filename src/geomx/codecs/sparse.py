@@ -1,0 +1,79 @@
+"""The form of sparse payloads: which elements, then their values. Shared by `topk` and `bisparse`.
+
+count   uint32   how many elements
+unary   uint32   bits of the indices' unary part (see `indices`)
+rice    uint8    the Rice parameter, 255 for a bitmap
+form    uint8    the values' form (see `values`): its place in FORMS
+indices, values
+
+"""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+
+from geomx.codecs.base import Codec, Lossy, working
+from geomx.codecs.dense import Dense
+from geomx.codecs.indices import choose, pack_indices, size_bytes, unpack_indices
+from geomx.codecs.noise import Stream
+from geomx.codecs.values import FORMS, Form
+from geomx.errors import ConfigError, Fault, ProtocolError
+from geomx.layout import Slice
+
+HEAD = struct.Struct("<IIBB")
+NAMES = tuple(FORMS)
+
+
+class Sparse(Lossy):
+    """A codec that sends some elements of a large slice, and keeps the rest for later."""
+
+    def __init__(self, stream: Stream, ratio: float, values: str, tiny: Codec | None = None) -> None:
+        super().__init__(stream, tiny or Dense())
+        faults = []
+        if not 0.0 < ratio <= 1.0:
+            faults.append(Fault("ratio", f"{ratio}", "a number above 0, at most 1"))
+        if values not in FORMS:
+            faults.append(Fault("values", repr(values), ", ".join(NAMES)))
+        if faults:
+            raise ConfigError(f"codec {type(self).__name__.lower()}", faults)
+        self.ratio = ratio
+        self._place = NAMES.index(values)
+        self._form: Form = FORMS[values]()
+
+    def write(self, indices: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        """The payload of some elements of `left` (rising indices, int64); what it carries is taken out of `left`."""
+        values = torch.empty(0, dtype=torch.uint8, device=left.device)
+        if indices.numel():
+            chosen = left[indices]
+            values = self._form.pack(chosen)
+            left[indices] = chosen - self._form.unpack(values, indices.numel(), left.dtype)
+        rice, unary = choose(indices, left.numel())
+        head = HEAD.pack(indices.numel(), unary, rice, self._place)
+        first = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(left.device)
+        return torch.cat((first, pack_indices(indices, left.numel(), rice, unary), values))
+
+    def read(self, elements: int, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices (rising, int64) and the bytes of their values. Raises ProtocolError."""
+        if payload.numel() < HEAD.size:
+            raise ProtocolError(f"a sparse payload of {payload.numel()} bytes")
+        count, unary, rice, place = HEAD.unpack(bytes(payload[: HEAD.size].tolist()))
+        if count > elements or place != self._place:
+            raise ProtocolError(f"{count} of {elements} elements, in form {place}")
+        start = HEAD.size + size_bytes(count, elements, rice, unary)
+        if payload.numel() != start + (self._form.size_bytes(count) if count else 0):
+            raise ProtocolError(f"a sparse payload of {payload.numel()} bytes for {count} elements")
+        return unpack_indices(payload[HEAD.size : start], count, elements, rice, unary), payload[start:]
+
+    def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+        indices, packed = self.read(piece.elements, payload)
+        dtype = working(getattr(torch, piece.dtype))
+        values = torch.zeros(piece.elements, dtype=dtype, device=payload.device)
+        if indices.numel():
+            values[indices] = self._form.unpack(packed, indices.numel(), dtype)
+        return values
+
+    def possible(self, elements: int, size: int) -> bool:
+        most = HEAD.size + size_bytes(elements, elements, 255, 0) + self._form.size_bytes(elements)
+        return HEAD.size <= size <= most

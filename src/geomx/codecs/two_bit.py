@@ -1,0 +1,57 @@
+"""2-bit quantisation as MXNet has it (Dean et al.'s kvstore; after Strom, Interspeech 2015).
+
+    left ← residual + values;   left ≥ t: +t,   left ≤ -t: -t,   else 0;   residual ← left - what was sent
+
+16 values in 4 bytes. `threshold` t is in the unit of the mean gradient, as in MXNet where workers' weights are 1; it is
+multiplied by the contribution's weight, so that batch sizes do not change what it means.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from geomx.codecs.base import Lossy, working
+from geomx.codecs.bits import pack, packed_bytes, unpack
+from geomx.codecs.dense import Dense
+from geomx.codecs.noise import Stream
+from geomx.codecs.values import aligned
+from geomx.errors import ConfigError, Fault, ProtocolError
+from geomx.layout import Slice
+
+STEP_BYTES, WIDTH = 4, 2
+ZERO, UP, DOWN = 0, 1, 2
+
+
+class TwoBit(Lossy):
+    """See the module's text."""
+
+    def __init__(self, stream: Stream, *, threshold: float = 0.5) -> None:
+        super().__init__(stream, Dense())
+        if not threshold > 0:
+            raise ConfigError("codec two_bit", [Fault("threshold", f"{threshold}", "a number above 0")])
+        self._threshold = threshold
+
+    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+        step = torch.tensor([self._threshold * (weight or 1.0)], dtype=torch.float32, device=left.device)
+        size = float(step)
+        up, down = left >= size, left <= -size
+        left.sub_(up.to(left.dtype).sub_(down.to(left.dtype)), alpha=size)
+        codes = up.to(torch.uint8) | (down.to(torch.uint8) << 1)
+        return torch.cat((step.view(torch.uint8), pack(codes, WIDTH)))
+
+    def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if not self.possible(piece.elements, payload.numel()):
+            raise ProtocolError(f"slice {piece.index}: {payload.numel()} bytes are no 2-bit values")
+        step = float(aligned(payload[:STEP_BYTES], torch.float32))
+        if not 0.0 < step < float("inf"):
+            raise ProtocolError(f"slice {piece.index}: a threshold of {step}")
+        codes = unpack(payload[STEP_BYTES:], piece.elements, WIDTH)
+        if int(codes.max()) > DOWN:
+            raise ProtocolError(f"slice {piece.index}: a code that no encoder writes")
+        steps = torch.tensor(
+            [0.0, step, -step], dtype=working(getattr(torch, piece.dtype)), device=codes.device
+        )
+        return steps[codes.to(torch.int64)]
+
+    def possible(self, elements: int, size: int) -> bool:
+        return size == STEP_BYTES + packed_bytes(elements, WIDTH)

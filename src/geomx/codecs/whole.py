@@ -1,0 +1,81 @@
+"""Codecs that keep every element, in fewer bits: one number form for all of a slice.
+
+    fp16    scaled by a power of two for each slice: no Inf, whatever the values; tiny slices as well
+    bf16    float32's range, 8 bits of precision; tiny slices as well
+    int8    ±127 steps of the largest of each 128 elements
+    int4    ±7 steps of the largest of each 64
+    sign    1 bit an element, times the mean of |x| over each 1024 (1-bit Adam, arXiv 2102.02888)
+
+Sums are never in these forms: a server decodes, adds in float32 or float64, and encodes anew. GeoMX adds in FP16, and
+its values overflow. `stochastic = true` rounds up with the probability that makes the mean right.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from geomx.codecs.base import Codec, Lossy, working
+from geomx.codecs.dense import Dense
+from geomx.codecs.noise import Stream, uniform
+from geomx.codecs.values import FORMS
+from geomx.errors import ProtocolError
+from geomx.layout import Slice
+
+
+class Whole(Lossy):
+    """See the module's text. Subclasses name their form; `tiny_too`: slices of tiny tensors take it, too."""
+
+    form: str
+    tiny_too = False
+
+    def __init__(self, stream: Stream, *, stochastic: bool = False) -> None:
+        tiny: Codec | None = None if self.tiny_too else Dense()
+        super().__init__(stream, tiny)
+        self._form = FORMS[self.form]()
+        self._stochastic = stochastic
+
+    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+        noise = None
+        if self._stochastic:
+            noise = uniform(self.stream.key(turn, piece), left.numel(), left.device)
+        payload = self._form.pack(left, noise)
+        left.sub_(self._form.unpack(payload, left.numel(), left.dtype))
+        return payload
+
+    def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if not self.possible(piece.elements, payload.numel()):
+            raise ProtocolError(f"slice {piece.index}: {payload.numel()} bytes are no {self.form}")
+        return self._form.unpack(payload, piece.elements, working(getattr(torch, piece.dtype)))
+
+    def possible(self, elements: int, size: int) -> bool:
+        return size == self._form.size_bytes(elements)
+
+
+class FP16(Whole):
+    """Half precision, scaled."""
+
+    form, tiny_too = "fp16", True
+
+
+class BF16(Whole):
+    """bfloat16."""
+
+    form, tiny_too = "bf16", True
+
+
+class Int8(Whole):
+    """A byte an element."""
+
+    form = "int8"
+
+
+class Int4(Whole):
+    """Half a byte an element."""
+
+    form = "int4"
+
+
+class SignBit(Whole):
+    """A bit an element."""
+
+    form = "sign"

@@ -1,0 +1,97 @@
+"""What goes down an edge, slice by slice: the two ends of a stream of updates.
+
+Three cases, and both ends know which it is:
+
+    plain       the edge's codec loses nothing: an update is the new values themselves
+    deltas      it is lossy, and updates are weights: an update is what the weights have moved by since the *shadow*,
+                which is what every receiver holds. What a delta did not carry is the difference between weights and
+                shadow, and goes with the next: the shadow is the residual
+    aggregates  it is lossy, and the workers own the optimizer: an update is the mean, and the codec keeps a residual
+
+Receivers of one stream apply identical bytes to identical anchors, so replicas stay bit-identical. Shadows and anchors
+begin with the weights that `assign` gives to all, and are never changed in place: whoever joins is sent the shadow
+as it lies in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from geomx.codecs.base import Codec
+from geomx.codecs.dense import Dense
+from geomx.errors import ProtocolError
+from geomx.layout import Slice
+from geomx.protocol.messages import Kind
+
+DENSE = Dense()
+
+
+def codec_for(piece: Slice, kind: Kind, codec: Codec) -> Codec:
+    """Gradients, and what answers them, go through the edge's codec; what must arrive exactly goes dense."""
+    return codec if kind == "gradient" and piece.role == "weight" else DENSE
+
+
+class Sender:
+    """The upper end, of one stream to all children."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self._deltas = False
+        self._shadows: dict[int, torch.Tensor] = {}
+
+    def begin(self, aggregates: bool) -> None:
+        """Before the first update. `aggregates`: the workers own the optimizer."""
+        self._deltas = not (self.codec.lossless or aggregates)
+        if self._deltas:
+            self.codec.feedback = False  # the shadow is the residual
+
+    def pack(self, piece: Slice, kind: Kind, turn: int, values: torch.Tensor) -> torch.Tensor:
+        """The payload of an update."""
+        codec = codec_for(piece, kind, self.codec)
+        if codec is DENSE or not self._deltas:
+            if self._keeps(piece):
+                self._shadows[piece.index] = values.clone()
+            return codec.encode(piece, turn, values)
+        shadow = self._shadows[piece.index]
+        payload = codec.encode(piece, turn, values - shadow)
+        self._shadows[piece.index] = shadow + codec.decode(piece, payload)
+        return payload
+
+    def held(self, piece: Slice, kind: Kind, payload: torch.Tensor) -> tuple[Kind, torch.Tensor]:
+        """What a joiner is sent after such an update: the slice's values, as an update of which kind."""
+        shadow = self._shadows.get(piece.index)
+        return (kind, payload) if shadow is None else ("assign", shadow.view(torch.uint8))
+
+    def _keeps(self, piece: Slice) -> bool:
+        return self._deltas and piece.role == "weight"
+
+
+class Receiver:
+    """The lower end."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self._deltas = False
+        self._anchors: dict[int, torch.Tensor] = {}
+
+    def begin(self, aggregates: bool) -> None:
+        """Before the first update; see `Sender.begin`."""
+        self._deltas = not (self.codec.lossless or aggregates)
+
+    def accepts(self, piece: Slice, kind: Kind, size: int) -> bool:
+        """Whether an update may have a payload of `size` bytes."""
+        return codec_for(piece, kind, self.codec).accepts(piece, size)
+
+    def unpack(self, piece: Slice, kind: Kind, payload: torch.Tensor) -> torch.Tensor:
+        """The values that an update gives the slice (flat, its dtype)."""
+        codec = codec_for(piece, kind, self.codec)
+        values = codec.decode(piece, payload)
+        if not self._deltas or piece.role != "weight":
+            return values
+        if codec is not DENSE:
+            anchor = self._anchors.get(piece.index)
+            if anchor is None:
+                raise ProtocolError(f"slice {piece.index}: a delta came before there were weights")
+            values = anchor + values
+        self._anchors[piece.index] = values
+        return values

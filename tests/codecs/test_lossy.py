@@ -1,0 +1,254 @@
+"""What every lossy codec promises, whatever its form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geomx.codecs.base import Lossy, codecs
+from geomx.codecs.noise import Stream
+from geomx.codecs.spec import make_codec
+from geomx.errors import ConfigError, NotFinite, ProtocolError, UnknownName
+from geomx.layout import Layout, Slice, Tensor
+
+torch.set_num_threads(1)
+
+SPECS = [
+    "fp16", "bf16", "int8", "int8 stochastic=true", "int4", "int4 stochastic=true", "sign", "two_bit threshold=0.01",
+    "topk ratio=0.05", "topk ratio=1.0 values=int8", "bisparse", "bisparse ratio=0.1 values=int4",
+    "bisparse ratio=0.02 values=int2", "bisparse values=sign", "bisparse values=float32", "mpq ratio=0.03",
+]  # fmt: skip
+SIZES = [1, 2, 7, 63, 64, 65, 127, 129, 1000, 1023, 1025, 5000, 300_000]
+DTYPES = ["float32", "float64"]
+
+
+def made(spec: str, origin: str = "A") -> Lossy:
+    codec = make_codec(spec, Stream(7, origin))
+    assert isinstance(codec, Lossy)
+    return codec
+
+
+def piece_of(elements: int, dtype: str = "float32", size_lower_bound: int = 1) -> Slice:
+    return Layout((Tensor("t", (elements,), dtype),), size_lower_bound, slice_elements=1 << 19).slices[0]
+
+
+def drawn(elements: int, dtype: str = "float32", seed: int = 0, scale: float = 1e-2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(elements, generator=generator, dtype=torch.float64).mul(scale).to(getattr(torch, dtype))
+    )
+
+
+def residual(codec: Lossy, piece: Slice) -> torch.Tensor:
+    return codec.state(piece.index)["residual"]
+
+
+def test_every_codec_but_dense_is_tried() -> None:
+    assert {spec.split()[0] for spec in SPECS} | {"dense"} == set(codecs.names)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_is_sent_and_what_is_kept_are_what_was_given(spec: str, elements: int, dtype: str) -> None:
+    codec, piece = made(spec), piece_of(elements, dtype)
+    given_so_far = torch.zeros(elements, dtype=torch.float64)
+    arrived = torch.zeros(elements, dtype=torch.float64)
+    for turn in range(3):
+        values = drawn(elements, dtype, turn)
+        before = values.clone()
+        payload = codec.encode(piece, turn, values)
+        assert torch.equal(values, before)
+        assert payload.dtype == torch.uint8
+        assert codec.accepts(piece, payload.numel())
+        decoded = codec.decode(piece, payload)
+        assert decoded.dtype == values.dtype
+        given_so_far += values.to(torch.float64)
+        arrived += decoded.to(torch.float64)
+    rounding = 1e-6 if dtype == "float32" else 1e-15
+    torch.testing.assert_close(arrived + residual(codec, piece), given_so_far, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_is_lost_for_good(spec: str) -> None:
+    """Over 100 rounds, what was applied plus what is held back is what was pushed."""
+    codec, piece = made(spec), piece_of(3000, "float64")
+    pushed, applied = torch.zeros(3000, dtype=torch.float64), torch.zeros(3000, dtype=torch.float64)
+    for turn in range(100):
+        values = drawn(3000, "float64", turn)
+        applied += codec.decode(piece, codec.encode(piece, turn, values))
+        pushed += values
+    torch.testing.assert_close(applied + residual(codec, piece), pushed, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_two_machines_encode_the_same_bytes(spec: str) -> None:
+    one, other, piece = made(spec), made(spec), piece_of(3000)
+    for turn in range(3):
+        values = drawn(3000, seed=turn)
+        assert torch.equal(one.encode(piece, turn, values), other.encode(piece, turn, values.clone()))
+
+
+def test_chance_differs_between_origins_turns_and_slices() -> None:
+    piece, values = piece_of(3000), drawn(3000)
+    forms = {
+        bytes(made("int4 stochastic=true", origin).encode(piece, turn, values).tolist())
+        for origin in ("A", "B")
+        for turn in (0, 1)
+    }
+    assert len(forms) == 4
+
+
+def test_stochastic_rounding_is_right_on_average() -> None:
+    codec, piece = made("int4 stochastic=true"), piece_of(64)
+    codec.feedback = False
+    values = drawn(64)
+    mean = torch.stack([codec.decode(piece, codec.encode(piece, turn, values)) for turn in range(2000)]).mean(
+        0
+    )
+    step = float(values.abs().max()) / 7
+    assert float((mean - values).abs().max()) < 5 * step / 2000**0.5
+
+
+@pytest.mark.parametrize("elements", [1, 64, 3000])
+@pytest.mark.parametrize("spec", SPECS)
+def test_zeros_stay_zeros(spec: str, elements: int) -> None:
+    codec, piece = made(spec), piece_of(elements)
+    decoded = codec.decode(piece, codec.encode(piece, 0, torch.zeros(elements)))
+    assert not decoded.any() if spec.rsplit(maxsplit=1)[-1] != "values=int2" else decoded.abs().max() == 0
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("value", [3.4e38, -3.4e38, 1e-45, 1e30])
+def test_extreme_numbers_stay_finite(spec: str, value: float) -> None:
+    codec, piece = made(spec), piece_of(200)
+    values = drawn(200)
+    values[17] = value
+    decoded = codec.decode(piece, codec.encode(piece, 0, values))
+    assert torch.isfinite(decoded).all()
+    assert torch.isfinite(residual(codec, piece)).all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none_are_refused_and_change_nothing(spec: str, value: float) -> None:
+    codec, piece = made(spec), piece_of(200)
+    codec.encode(piece, 0, drawn(200))
+    held = residual(codec, piece).clone()
+    values = drawn(200)
+    values[3] = value
+    with pytest.raises(NotFinite, match="slice 0 holds NaN or Inf"):
+        codec.encode(piece, 1, values)
+    assert torch.equal(residual(codec, piece), held)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_checkpoint_goes_on_to_the_same_bits(spec: str) -> None:
+    piece = piece_of(3000)
+    one, other = made(spec), made(spec)
+    for turn in range(3):
+        one.encode(piece, turn, drawn(3000, seed=turn))
+    other.restore(0, {name: tensor.clone() for name, tensor in one.state(0).items()})
+    for turn in range(3, 6):
+        values = drawn(3000, seed=turn)
+        assert torch.equal(one.encode(piece, turn, values), other.encode(piece, turn, values))
+    assert all(torch.equal(tensor, other.state(0)[name]) for name, tensor in one.state(0).items())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_was_not_applied_goes_with_the_next(spec: str) -> None:
+    codec, piece, values = made(spec), piece_of(3000, "float64"), drawn(3000, "float64")
+    codec.settle(piece, codec.encode(piece, 0, values))
+    torch.testing.assert_close(residual(codec, piece), values, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("spec", ["int8", "int4", "sign", "two_bit", "topk", "bisparse"])
+def test_slices_of_tiny_tensors_go_dense(spec: str) -> None:
+    codec, tiny, values = made(spec), piece_of(999, size_lower_bound=1000), drawn(999)
+    assert torch.equal(codec.decode(tiny, codec.encode(tiny, 0, values)), values)
+    assert codec.accepts(tiny, 4 * 999)
+    assert not codec.accepts(tiny, 999)
+    large = piece_of(1000, size_lower_bound=1000)
+    assert codec.encode(large, 0, drawn(1000)).numel() < 4000
+
+
+def test_mpq_sends_tiny_tensors_in_half_precision() -> None:
+    codec, tiny, values = made("mpq"), piece_of(999, size_lower_bound=1000), drawn(999)
+    assert codec.encode(tiny, 0, values).numel() == 2 + 2 * 999
+    torch.testing.assert_close(
+        codec.decode(tiny, codec.encode(tiny, 1, values)), values, rtol=2e-3, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_models_in_half_precision_keep_their_residuals_in_float32(dtype: str) -> None:
+    codec, piece = made("bisparse ratio=0.1"), piece_of(3000, dtype)
+    decoded = codec.decode(piece, codec.encode(piece, 0, drawn(3000, dtype)))
+    assert decoded.dtype == getattr(torch, dtype)
+    assert residual(codec, piece).dtype == torch.float32
+
+
+# -- what comes from outside ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_damaged_payload_is_refused_or_gives_finite_numbers(spec: str, data: Any) -> None:
+    elements = data.draw(st.sampled_from([1, 64, 200]))
+    codec, piece = made(spec), piece_of(elements)
+    payload = codec.encode(piece, 0, drawn(elements)).clone()
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, payload.numel() - 1))] = data.draw(st.integers(0, 255))
+    payload = payload[: data.draw(st.integers(0, payload.numel()))]
+    try:
+        decoded = codec.decode(piece, payload)
+    except ProtocolError:
+        return
+    assert decoded.numel() == elements
+    assert torch.isfinite(decoded).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300))
+@pytest.mark.parametrize("spec", SPECS)
+def test_garbage_is_refused_or_gives_finite_numbers(spec: str, garbage: bytes) -> None:
+    codec, piece = made(spec), piece_of(64)
+    payload = torch.tensor(list(garbage), dtype=torch.uint8)
+    try:
+        decoded = codec.decode(piece, payload)
+    except ProtocolError:
+        return
+    assert codec.accepts(piece, len(garbage))
+    assert torch.isfinite(decoded).all()
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("bisparse ratoi=0.1", "an unknown parameter"),
+        ("bisparse ratio=much", "'much'"),
+        ("bisparse ratio=0", "a number above 0"),
+        ("bisparse momentum=1", "below 1"),
+        ("topk values=int3", "int4"),
+        ("int8 stochastic=yes", "true or false"),
+        ("two_bit threshold=-1", "a number above 0"),
+        ("dense ratio=1", "an unknown parameter"),
+    ],
+)
+def test_a_wrong_parameter_is_named(spec: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_codec(spec, Stream())
+    assert words in str(caught.value)
+
+
+def test_an_unknown_codec_is_named() -> None:
+    with pytest.raises(UnknownName, match="bisprase"):
+        make_codec("bisprase", Stream())
