@@ -108,9 +108,9 @@ def test_missing_data_says_how_to_get_it(data, tmp_path):
     "content",
     [
         b"",
-        gzip.compress(b""),
-        gzip.compress(b"\0\0\x08\x01\0\0\0\x03\0\1"),
-        gzip.compress(b"\0\0\x08\x02\0\0\0\x01\0\0\0\x01\0"),
+        gzip.compress(b"", mtime=0),
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x03\0\1", mtime=0),
+        gzip.compress(b"\0\0\x08\x02\0\0\0\x01\0\0\0\x01\0", mtime=0),
         b"not gzip at all",
     ],
 )
