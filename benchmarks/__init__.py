@@ -1,0 +1,1 @@
+"""Every figure beside its peers and its floor: `python benchmarks/run.py SUITE`."""

@@ -1,0 +1,134 @@
+"""The plots of the page, as SVG and PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.cells import Result
+from benchmarks.tables import title
+
+COLOURS = {
+    "raw": "#8a8a8a",
+    "geomx": "#c8442f",
+    "ddp": "#3f6fb5",
+    "mxnet": "#4d9a5f",
+    "hivemind": "#c99a2e",
+    "torchft": "#7b5ea7",
+    "flower": "#3a9aa8",
+    "simulated": "#e39a8c",
+}
+STYLE: dict[str, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "svg.hashsalt": "geomx",
+    "svg.fonttype": "none",
+    "savefig.bbox": "tight",
+}
+mpl.rcParams.update(STYLE)  # type: ignore[arg-type] (its keys are a list of names)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As `path`.svg and `path`.png."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path.with_name(f"{path.name}.svg"), metadata={"Date": None})  # names have dots in them
+    figure.savefig(path.with_name(f"{path.name}.png"), dpi=110)
+    plt.close(figure)
+
+
+def rounds(panels: Sequence[tuple[str, Sequence[Result]]], path: Path) -> None:
+    """Seconds a step of each system, a panel for each sitting, with the floor as a line."""
+    panels = [(name, [r for r in results if r.step_s is not None]) for name, results in panels]
+    panels = [(name, results) for name, results in panels if results]
+    if not panels:
+        return
+    tallest = max(len(results) for _, results in panels)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(7.2 * len(panels), 1.2 + 0.34 * tallest), squeeze=False, layout="constrained"
+    )
+    for axis, (name, results) in zip(axes[0], panels, strict=True):
+        _bars(axis, name, sorted(results, key=lambda r: r.step_s or 0.0, reverse=True))
+    save(figure, path)
+
+
+def _bars(axis: Axes, name: str, results: Sequence[Result]) -> None:
+    values = [result.step_s or 0.0 for result in results]
+    labels = [_label(result) for result in results]
+    axis.barh(labels, values, color=[COLOURS[result.system] for result in results], height=0.7)
+    for place, value in enumerate(values):
+        axis.text(value, place, f" {value:.3g}", va="center", fontsize=9)
+    floors = [result.floor_s for result in results if result.floor_s]
+    if floors:
+        axis.axvline(max(floors), color="black", linewidth=1, linestyle="--")
+        axis.text(
+            max(floors),
+            len(results) - 0.4,
+            f"floor {max(floors):.3g} s",
+            fontsize=9,
+            ha="center",
+            va="bottom",
+        )
+    axis.set_title(name, pad=16)
+    axis.set_xlabel("seconds a step")
+    axis.set_xlim(0, 1.12 * max([*values, *floors]))
+    axis.margins(y=0.02)
+
+
+def _label(result: Result) -> str:
+    return title(result) + {"A": " · in A", "own site": "", "none": ""}[result.hub]
+
+
+def accuracy(results: Sequence[Result], path: Path) -> None:
+    """Time against bytes to the target, both logarithmic: lower left is better."""
+    reached = [r for r in results if r.to_accuracy_s and r.to_accuracy_wan_bytes]
+    if not reached:
+        return
+    figure, axis = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    for result in reached:
+        x, y = result.to_accuracy_s or 0.0, 1e-6 * (result.to_accuracy_wan_bytes or 0.0)
+        axis.scatter(
+            x, y, s=60, color=COLOURS[result.system], marker="o" if result.hub != "A" else "s", zorder=3
+        )
+        axis.annotate(_label(result), (x, y), xytext=(7, 3), textcoords="offset points", fontsize=8.5)
+    axis.set(xscale="log", yscale="log", xlabel="seconds", ylabel="MB over the WAN")
+    axis.set_title("Time and bytes to the target accuracy (lower left is better)")
+    axis.grid(which="both", color="#e6e6e6", zorder=0)
+    axis.margins(0.18)
+    save(figure, path)
+
+
+def scale(results: Sequence[Result], path: Path) -> None:
+    """Seconds a round, and CPU seconds of the global server, over the number of parties."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+    for system, marker in (("raw", "v"), ("geomx", "o"), ("simulated", "x")):
+        mine = sorted((r for r in results if r.system == system and r.is_ok), key=lambda r: r.parties)
+        style = {"color": COLOURS[system], "marker": marker, "label": title(mine[0]) if mine else system}
+        timed = [(r.parties, r.round_s_median) for r in mine if r.round_s_median is not None]
+        if timed:
+            left.plot(*zip(*timed, strict=True), **style)
+        used = [
+            (r.parties, r.cpu_s["global/0"] / r.rounds) for r in mine if r.rounds and r.cpu_s.get("global/0")
+        ]
+        if used:
+            right.plot(*zip(*used, strict=True), **style)
+    floor = next((r.floor_s for r in results if r.floor_s), None)
+    if floor is not None:
+        left.axhline(floor, color="black", linewidth=1, linestyle="--", label=f"floor, {floor:.3g} s")
+    left.set(xscale="log", xlabel="parties", ylabel="seconds a round", title="Seconds a round")
+    left.set_ylim(bottom=0)
+    right.set(xscale="log", yscale="log", xlabel="parties", title="CPU seconds a round of the global server")
+    for axis in (left, right):
+        axis.grid(color="#e6e6e6")
+        axis.legend(frameon=False)
+    save(figure, path)

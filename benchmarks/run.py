@@ -1,0 +1,118 @@
+"""Runs a suite of benchmarks: system × workload × network. Needs root and /dev/net/tun, for the networks.
+
+    python benchmarks/run.py quick                       at most ten minutes
+    python benchmarks/run.py full                        everything; hours
+    python benchmarks/run.py dense --only geomx raw      some systems of a suite
+    python benchmarks/run.py --synthetic 2000000 --step-ms 5 --only geomx ddp
+
+Writes JSON lines to out/bench/SUITE.jsonl. `benchmarks/page.py` makes the page of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # `benchmarks` and `lab` are packages there
+
+from benchmarks import systems, venvs  # noqa: E402
+from benchmarks.cells import Cell, synthetic  # noqa: E402
+from benchmarks.sitting import Facts, sit, sittings  # noqa: E402
+from benchmarks.suites import EACH_STEP, FAST, RAW, SUITES, Suite, base, cells_of  # noqa: E402
+from lab import system as machine  # noqa: E402
+from lab.errors import LabError  # noqa: E402
+
+OUT = ROOT / "out" / "bench"
+
+
+def main() -> int:
+    """Run it; gives the exit status."""
+    options = _arguments()
+    suite = _suite(options)
+    cells = [cell for cell in suite.cells if not options.only or cell.system in options.only]
+    if any(cell.where == "lab" for cell in cells) and (missing := machine.missing_here()):
+        print("benchmarks: networks cannot be had here: " + "; ".join(missing), file=sys.stderr)
+        return 1
+    path = options.out or OUT / f"{options.suite or 'synthetic'}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    try:
+        _run(cells, options.turns or suite.turns, path, options.keep)
+    except LabError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"stopped; what had been measured is in {path}", file=sys.stderr)
+        return 130
+    print(f"the figures are in {path}")
+    return _page() if options.page else 0
+
+
+def _run(cells: Sequence[Cell], turns: int, path: Path, keep: bool) -> None:
+    """Sitting after sitting, each of whose results are written when it has ended."""
+    facts, started = Facts.here(), time.monotonic()
+    groups = sittings(cells)
+    for number, group in enumerate(groups, start=1):
+        cell = group[0]
+        minutes = (time.monotonic() - started) / 60
+        print(
+            f"[{minutes:5.1f} min] sitting {number} of {len(groups)}: {cell.workload.name} "
+            f"({cell.workload.parameters:,} parameters), {cell.network}, {cell.congestion}, {cell.shape}",
+            flush=True,
+        )
+        results = sit(group, turns, facts, keep)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(result.line() + "\n" for result in results)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("suite", nargs="?", choices=sorted(SUITES), help="what to run")
+    add("--only", nargs="+", choices=systems.NAMES, metavar="SYSTEM", help="of " + ", ".join(systems.NAMES))
+    add("--turns", type=int, help="how often each cell is run, in turn")
+    add("--synthetic", type=int, metavar="PARAMS", help="instead of a suite: gradients without a model")
+    add("--step-ms", type=float, default=0.0, help="how long a synthetic step computes")
+    add("--network", default=FAST, help="of a synthetic run: a file of lab/networks without its ending")
+    add("--shape", default="2x1", metavar="PARTIESxWORKERS", help="of a synthetic run")
+    add("--congestion", default="bbr", choices=("bbr", "cubic"), help="of a synthetic run")
+    add("--rounds", type=int, help="measured in each turn")
+    add("--where", choices=("lab", "loopback"), help="loopback: without networks and root, to try things out")
+    add("--out", type=Path, help="the file of JSON lines")
+    add("--page", action="store_true", help="make the page when all is measured")
+    add("--keep", action="store_true", help="keep the folders of turns, with what processes printed")
+    options = parser.parse_args()
+    if (options.suite is None) == (options.synthetic is None):
+        parser.error(f"name a suite ({', '.join(sorted(SUITES))}), or give --synthetic PARAMS")
+    return options
+
+
+def _suite(options: argparse.Namespace) -> Suite:
+    if options.suite is not None:
+        suite = SUITES[options.suite]()
+    else:
+        parties, workers = map(int, options.shape.split("x"))
+        workload = synthetic(options.synthetic, options.step_ms)
+        here = base(workload, options.network, parties, workers, options.congestion)
+        suite = Suite(tuple(cells_of((RAW, *EACH_STEP), here)), 2, "synthetic gradients")
+    changes = {key: value for key in ("rounds", "where") if (value := getattr(options, key)) is not None}
+    return replace(suite, cells=tuple(replace(cell, **changes) for cell in suite.cells))
+
+
+def _page() -> int:
+    import subprocess  # noqa: PLC0415 (only for the page)
+
+    python = venvs.python_of("page", ROOT / "benchmarks" / "requirements.txt")
+    return subprocess.run([str(python), str(ROOT / "benchmarks" / "page.py")], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

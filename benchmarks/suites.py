@@ -1,0 +1,173 @@
+"""The suites: which cells are run, how often in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from benchmarks.cells import CNN_1M, CNN_10M, CNN_179K, GPT_10M, Cell, Hub, Workload, synthetic
+
+FAST, SLOW, BROAD, UNEQUAL, LOSSY = (
+    "100mbit-30ms",
+    "20mbit-100ms-0.1loss",
+    "1gbit-10ms",
+    "unequal",
+    "10mbit-150ms-1loss",
+)
+NETWORKS = (FAST, SLOW, BROAD, UNEQUAL, LOSSY)
+EVERY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What `run.py NAME` runs. `turns`: of each cell in its sitting."""
+
+    cells: tuple[Cell, ...]
+    turns: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One configuration of a system, and where its servers may stand."""
+
+    system: str
+    config: str
+    hubs: tuple[Hub, ...]
+    every: int = 1
+
+
+OWN: tuple[Hub, ...] = ("own site",)
+BOTH: tuple[Hub, ...] = ("own site", "A")
+IN_A: tuple[Hub, ...] = ("A",)
+NONE: tuple[Hub, ...] = ("none",)
+
+RAW = Entry("raw", "sockets", BOTH)
+GEOMX = (
+    Entry("geomx", "dense", BOTH),
+    Entry("geomx", "dense, overlap", OWN),
+    Entry("geomx", "dense, 2 shards", OWN),
+)
+DDP = (
+    Entry("ddp", "fp32", NONE),
+    Entry("ddp", "fp16", NONE),
+    Entry("ddp", "PowerSGD rank 2", NONE),
+    Entry("ddp", "hierarchical fp32", NONE),
+    Entry("ddp", "hierarchical fp16", NONE),
+)
+DDP_LOCAL = Entry("ddp", "post-local, every 10", NONE, EVERY)
+MXNET = (
+    Entry("mxnet", "dist_sync", IN_A),
+    Entry("mxnet", "2-bit", IN_A),
+    Entry("mxnet", "dist_async", IN_A),
+)
+HIVEMIND = tuple(Entry("hivemind", config, NONE) for config in ("fp32", "fp16", "8-bit"))
+HIVEMIND_LOCAL = Entry("hivemind", "fp32, every 10", NONE, EVERY)
+TORCHFT = Entry("torchft", "DDP", NONE)
+TORCHFT_LOCAL = Entry("torchft", "DiLoCo, every 10", NONE, EVERY)
+FLOWER = Entry("flower", "FedAvg, H = 1", IN_A)
+FLOWER_LOCAL = Entry("flower", "FedAvg, H = 10", IN_A, EVERY)
+
+EACH_STEP = (*GEOMX, *DDP, *MXNET, *HIVEMIND, TORCHFT, FLOWER)
+EVERY_TEN = (DDP_LOCAL, HIVEMIND_LOCAL, TORCHFT_LOCAL, FLOWER_LOCAL)
+
+
+def cells_of(entries: Iterable[Entry], base: Cell) -> Iterator[Cell]:
+    """`base` for each of the configurations, once for each place of their servers."""
+    for entry in entries:
+        for hub in entry.hubs:
+            rounds = base.rounds if entry.every == 1 else max(3, base.rounds // entry.every)
+            warmup = base.warmup if entry.every == 1 else 1
+            yield replace(
+                base,
+                system=entry.system,
+                config=entry.config,
+                hub=hub,
+                every=entry.every,
+                rounds=rounds,
+                warmup=warmup,
+            )
+
+
+def base(
+    workload: Workload, network: str, parties: int, workers: int, congestion: str = "bbr", **more: float
+) -> Cell:
+    """A cell without a system."""
+    settings = {"rounds": 12, "warmup": 3, "limit_s": 180.0} | more
+    return Cell("", "", workload, network, parties, workers, "none", congestion, **settings)  # type: ignore[arg-type]
+
+
+def quick() -> Suite:
+    """At most ten minutes: one network."""
+    entries = (RAW, Entry("geomx", "dense", BOTH), *DDP[:2], MXNET[0])
+    cells = cells_of(entries, base(CNN_1M, FAST, 2, 2, rounds=15))
+    return Suite(tuple(cells), 2, "geomx, DDP, MXNet and the floor, on one network")
+
+
+def full() -> Suite:
+    """Every system on every network; every workload and shape on the first."""
+    cells: list[Cell] = []
+    for network in NETWORKS:
+        for congestion in ("bbr", "cubic"):
+            for workers in (1, 2):
+                here = base(CNN_1M, network, 2, workers, congestion, limit_s=300.0)
+                cells += cells_of((RAW, *EACH_STEP, *EVERY_TEN), here)
+    for workload in (CNN_179K, CNN_10M, GPT_10M):
+        entries: tuple[Entry, ...] = (RAW, *GEOMX, *DDP, HIVEMIND[0], TORCHFT, FLOWER)
+        if workload is not GPT_10M:
+            entries += MXNET
+        cells += cells_of(entries, base(workload, FAST, 2, 2, limit_s=600.0, rounds=8))
+    cells += cells_of((RAW, *EACH_STEP), base(synthetic(1_068_490), FAST, 4, 2, limit_s=300.0))
+    return Suite(tuple(cells), 2, "every system, network, workload and shape")
+
+
+def dense() -> Suite:
+    """A dense round of 10 million parameters against the floor and every dense peer."""
+    entries = (RAW, *GEOMX, DDP[0], DDP[3], MXNET[0], HIVEMIND[0], TORCHFT, FLOWER)
+    cells: list[Cell] = []
+    for network, limit_s in ((FAST, 300.0), (SLOW, 900.0)):
+        for congestion in ("bbr", "cubic"):
+            here = base(synthetic(10_000_000), network, 2, 2, congestion, rounds=4, warmup=1, limit_s=limit_s)
+            cells += cells_of(entries, here)
+    return Suite(tuple(cells), 2, "10 million parameters, dense, beside the floor")
+
+
+def accuracy() -> Suite:
+    """Time and WAN bytes until 85 % of Fashion-MNIST's test images are right."""
+    workload = replace(CNN_179K, target_accuracy=0.85, evaluate_every=20)
+    here = base(workload, SLOW, 2, 2, rounds=2000, warmup=2, limit_s=1500.0)
+    cells = []
+    for cell in cells_of((*EACH_STEP, *EVERY_TEN), here):
+        rounds = here.rounds if cell.every == 1 else here.rounds // EVERY
+        cells.append(replace(cell, rounds=rounds))
+    return Suite(tuple(cells), 1, "until 85 % of Fashion-MNIST, over a slow network that loses")
+
+
+def scale() -> Suite:
+    """From one party to sixteen in processes, and to a thousand in the simulator."""
+    workload = synthetic(2_000_000)
+    cells = []
+    for parties in (1, 2, 4, 8, 16):
+        for entry in (RAW, GEOMX[0]):
+            cell = base(workload, FAST, parties, 1, rounds=8, limit_s=400.0)
+            cells.append(replace(cell, system=entry.system, config=entry.config, hub="own site"))
+    for parties in (1, 2, 4, 8, 16, 32, 100, 316, 1000):
+        cell = base(workload, FAST, parties, 1, rounds=3, warmup=1, limit_s=900.0)
+        cells.append(replace(cell, system="simulated", config="dense", hub="own site", where="simulator"))
+    return Suite(tuple(cells), 1, "1 to 16 parties, and the simulator's 1 to 1,000")
+
+
+def fallback() -> Suite:
+    """geomx's own shaping of links, which needs no root, beside the lab."""
+    cells = []
+    for network in (FAST, BROAD):
+        for workload in (synthetic(1_068_490), synthetic(10_000_000)):
+            cell = base(workload, network, 2, 1, rounds=6, limit_s=300.0)
+            here = replace(cell, system="geomx", config="dense", hub="own site")
+            cells += [here, replace(here, config="dense, link in process", where="loopback")]
+    return Suite(tuple(cells), 2, "links imitated in the process, beside the lab")
+
+
+SUITES: dict[str, Callable[[], Suite]] = {
+    each.__name__: each for each in (quick, full, dense, accuracy, scale, fallback)
+}

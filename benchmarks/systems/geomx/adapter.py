@@ -1,0 +1,85 @@
+"""geomx, started as users start it on several machines: `geomx serve` for servers, `geomx worker` for workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.cells import Cell
+from benchmarks.floors import Path as Way
+from benchmarks.grounds import ways_of
+from benchmarks.systems.base import ROOT, Desk, Node
+
+SCRIPT = ROOT / "benchmarks" / "systems" / "geomx" / "train.py"
+
+
+class Geomx:
+    """The hierarchical parameter server of this repository."""
+
+    has_hub = True
+    configs: Mapping[str, Mapping[str, Any]] = {
+        "dense": {},
+        "dense, overlap": {"overlap": "forward"},
+        "dense, 2 shards": {"shards": 2},
+        "dense, link in process": {"in_process": True},
+    }
+
+    def refuses(self, cell: Cell) -> str | None:
+        return None
+
+    def nodes(self, desk: Desk) -> tuple[Sequence[Node], Mapping[str, str]]:
+        cell, options = desk.cell, desk.options
+        shards = [desk.endpoint(cell.hub_site) for _ in range(options.get("shards", 1))]
+        local = {site: desk.endpoint(site) for site in cell.sites}
+        description = desk.folder / "bench.toml"
+        link = ways_of(cell)[0] if options.get("in_process") else None
+        description.write_text(_toml(cell, options, shards, local, link))
+        geomx = (str(desk.python), "-m", "geomx")
+
+        def serve(name: str, site: str, *role: str) -> Node:
+            return Node(name, site, (*geomx, "serve", str(description), *role), serves=True)
+
+        nodes = [
+            serve(f"global/{shard}", cell.hub_site, "--role", "global", "--shard", str(shard))
+            for shard in range(len(shards))
+        ]
+        nodes += [serve(site, site, "--role", "local", "--party", site) for site in cell.sites]
+        for node in desk.workers(SCRIPT):
+            party, _, rank = node.name.partition("/")
+            place = ("worker", str(description), "--party", party, "--rank", rank, "--")
+            nodes.append(Node(node.name, node.site, (*geomx, *place, *node.argv)))
+        return nodes, {}
+
+
+def _toml(
+    cell: Cell, options: Mapping[str, Any], shards: Sequence[str], local: Mapping[str, str], link: Way | None
+) -> str:
+    """The description of the run. Batches are of one size, so every worker counts the same."""
+    listen = [f"0.0.0.0:{address.rpartition(':')[2]}" for address in shards]
+    lines = [
+        "[run]",
+        f"shards = {len(shards)}",
+        "[sync]",
+        'weight = "equal"',
+        "[worker]",
+        "threads = 1",
+        f'overlap = "{options.get("overlap", "none")}"',
+        "[global]",
+        f"addresses = {_texts(shards)}",
+        f"listen = {_texts(listen)}",
+    ]
+    if link is not None:
+        lines += [
+            "[wan]",
+            f"link = {{ rate_mbps = {link.up_mbps:g}, delay_ms = {500 * link.round_trip_s:g} }}",
+        ]
+    for site in cell.sites:
+        lines += ["[[party]]", f'name = "{site}"', f"workers = {cell.workers}", f'address = "{local[site]}"']
+    return "\n".join(lines) + "\n"
+
+
+def _texts(values: Sequence[str]) -> str:
+    return "[" + ", ".join(f'"{value}"' for value in values) + "]"
+
+
+SYSTEM = Geomx()

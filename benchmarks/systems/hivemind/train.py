@@ -1,0 +1,106 @@
+"""A peer of hivemind.
+
+hivemind goes on, and reports success, where averaging reached only some peers or some elements. Here the first ends
+the run, and so does the second where more than `SPARED` were left out; less is noted beside the figures.
+"""
+
+from __future__ import annotations
+
+import hivemind
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.compression import Float16Compression, NoCompression, Uniform8BitQuantization
+
+from benchmarks import training, workloads
+
+COMPRESSIONS = {"none": NoCompression, "fp16": Float16Compression, "8-bit": Uniform8BitQuantization}
+TIMEOUT_S = 60.0
+SPARED = 0.05
+
+
+def main() -> None:
+    job, watch = training.begin()
+    dht = join(job)
+    task = workloads.task(job)
+    optimizer = workloads.optimizer(job, task.model)
+    parameters = list(task.model.parameters())
+    every = job.options["every"]
+    averager = DecentralizedAverager(
+        [torch.zeros_like(parameter) for parameter in parameters],
+        dht,
+        prefix="bench",
+        target_group_size=job.everyone,
+        min_group_size=job.everyone,
+        compression=COMPRESSIONS[job.options["compression"]](),
+        allow_state_sharing=False,
+        start=True,
+    )
+    watch.note = probe(averager, job)
+    for step in watch.steps(task.accuracy):
+        optimizer.zero_grad()
+        task.loss(task.model).backward()
+        if every == 1:
+            average(averager, [parameter.grad for parameter in parameters], job.everyone)
+        optimizer.step()
+        if every > 1 and step % every == 0:
+            average(averager, [parameter.data for parameter in parameters], job.everyone)
+    training.publish(job.folder / f"{job.name.replace('/', '.')}.done", "")
+    for party in range(job.parties):  # a peer that leaves takes its part of the last average with it
+        for rank in range(job.workers):
+            training.wait_for(job.folder / f"{'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[party]}.{rank}.done")
+    averager.shutdown()
+    dht.shutdown()
+
+
+def join(job: training.Job) -> hivemind.DHT:
+    """The first peer publishes its address, the others begin from there."""
+    here = f"/ip4/{job.addresses[job.name.partition('/')[0]]}/tcp/0"
+    known, begin = job.folder / "first-peer", None
+    if job.place:
+        begin = training.wait_for(known).split()
+    dht = hivemind.DHT(
+        begin,
+        start=True,
+        host_maddrs=[here],
+        use_relay=False,
+        use_auto_relay=False,
+        auto_nat=False,
+        nat_port_map=False,
+    )
+    if not job.place:
+        training.publish(known, " ".join(map(str, dht.get_visible_maddrs())))
+    return dht
+
+
+def average(averager: DecentralizedAverager, mine: list[torch.Tensor], everyone: int) -> None:
+    """Put the mean over all peers into each tensor; raises where not all of them took part."""
+    with averager.get_tensors() as shared:
+        for target, source in zip(shared, mine, strict=True):
+            target.copy_(source)
+    group = averager.step(timeout=TIMEOUT_S)
+    if group is None or len(group) != everyone:
+        raise RuntimeError(f"averaging reached {len(group or ())} of {everyone} peers")
+    with averager.get_tensors() as shared:
+        for target, source in zip(mine, shared, strict=True):
+            target.copy_(source)
+
+
+def probe(averager: DecentralizedAverager, job: training.Job) -> str:
+    """Average values whose mean is known; raises where many elements were left as they were, and tells of few."""
+    with averager.get_tensors() as shared:
+        ramps = [torch.linspace(-1.0, 1.0, tensor.numel()).reshape(tensor.shape) for tensor in shared]
+    mine = [ramp + job.place for ramp in ramps]
+    average(averager, mine, job.everyone)
+    mean = (job.everyone - 1) / 2
+    right = sum(
+        int(((found - ramp - mean).abs() < 0.2).sum()) for found, ramp in zip(mine, ramps, strict=True)
+    )
+    elements = sum(ramp.numel() for ramp in ramps)
+    missing = f"averaging left out {1 - right / elements:.1%} of the elements, and reported success"
+    if right < (1 - SPARED) * elements:
+        raise RuntimeError(missing)
+    return missing if right < elements else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""One turn of one cell: its processes are started, watched and ended, and what they wrote down is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import OK, Cell
+from benchmarks.grounds import Ground
+from benchmarks.measures import Turn, measured_span, reached, read_steps
+from benchmarks.processes import Meter
+from benchmarks.systems.base import ROOT, Desk, Node, System
+
+LOOK_S = 0.25
+SERVERS_GRACE_S = 2.0
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR")
+
+
+def run_turn(cell: Cell, system: System, ground: Ground, python: Path, keep: bool = False) -> Turn:
+    """Run a cell once. Whatever happens, none of its processes is left. `keep`: its folder, which is printed."""
+    folder = Path(tempfile.mkdtemp(prefix="geomx-bench-"))
+    load, at = os.getloadavg()[0], datetime.now(UTC).isoformat(timespec="seconds")
+    meter = Meter(folder.name)
+    options = {**system.configs[cell.config], **cell.options}
+    desk = Desk(cell, ground, python, folder, options)
+    try:
+        nodes, addresses = system.nodes(desk)
+        desk.job.write_text(json.dumps(job_of(desk, addresses)))
+        state = _Watched(desk, meter).run(nodes)
+        steps = read_steps(folder, cell.worker_names)
+        span = measured_span(steps, cell)
+        if state == OK and span is None and reached(steps, cell) is None:
+            state = "it ended before a round could be measured"
+        cpu_s = _modelled_cpu(steps, cell) or (meter.cpu_s(*span) if span else {})
+        return Turn(at, load, state, steps, cpu_s, meter.peak_mb)
+    finally:
+        if keep:
+            print(f"  kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def job_of(desk: Desk, addresses: Mapping[str, str]) -> dict[str, Any]:
+    """What the training processes are told; see `benchmarks.training.Job`."""
+    cell, workload = desk.cell, desk.cell.workload
+    return {
+        "party_names": cell.sites,
+        "parties": cell.parties,
+        "workers": cell.workers,
+        "workload": workload.name,
+        "parameters": workload.parameters,
+        "batch": workload.batch,
+        "step_ms": workload.step_ms,
+        "steps": cell.steps,
+        "evaluate_every": workload.evaluate_every,
+        "target_accuracy": workload.target_accuracy,
+        "options": dict(desk.options),
+        "addresses": dict(addresses),
+    }
+
+
+class _Watched:
+    """The processes of one turn, from the first start until there is something to tell."""
+
+    def __init__(self, desk: Desk, meter: Meter) -> None:
+        self._desk, self._meter = desk, meter
+        self._running: dict[str, subprocess.Popen[Any]] = {}
+
+    def run(self, nodes: Sequence[Node]) -> str:
+        """`ok`, or why there will be no figures."""
+        until = time.monotonic() + self._desk.cell.limit_s
+        try:
+            for node in nodes:
+                self._start(node)
+            while time.monotonic() < until:
+                time.sleep(LOOK_S)
+                self._meter.sample()
+                state = self._state(nodes)
+                if state is not None:
+                    return state
+            return f"it was stopped after {self._desk.cell.limit_s:g} s{self._stuck(nodes)}"
+        finally:
+            self._meter.end_all(SERVERS_GRACE_S)
+            for process in self._running.values():
+                process.wait()
+
+    def _start(self, node: Node) -> None:
+        env = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
+        env |= dict.fromkeys(THREADS, "1") | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        env |= self._meter.mark(node.name) | dict(node.env)
+        with self._output(node).open("wb") as output:
+            self._running[node.name] = self._desk.ground.start(node.site, node.argv, env, output)
+
+    def _state(self, nodes: Sequence[Node]) -> str | None:
+        """None while the turn goes on."""
+        ended = {node.name: self._running[node.name].poll() for node in nodes}
+        for node in nodes:
+            if ended[node.name]:
+                return f"{node.name} ended with status {ended[node.name]}: {self._last_words(node)}"
+        if all(ended[node.name] is not None for node in nodes if not node.serves):
+            return OK
+        cell = self._desk.cell
+        if cell.workload.target_accuracy is None:
+            return None
+        first = read_steps(self._desk.folder, cell.worker_names[:1])
+        return OK if reached(first, cell) else None
+
+    def _stuck(self, nodes: Sequence[Node]) -> str:
+        """How far the workers had come, for a turn that was too slow or hung."""
+        steps = read_steps(self._desk.folder, self._desk.cell.worker_names)
+        if not steps:
+            return f" before any worker had begun; {nodes[-1].name}: {self._last_words(nodes[-1])}"
+        least = min(lines[-1]["step"] for lines in steps.values())
+        return f", at step {least} of {self._desk.cell.steps}"
+
+    def _output(self, node: Node) -> Path:
+        return self._desk.folder / f"{node.name.replace('/', '.')}.out"
+
+    def _last_words(self, node: Node) -> str:
+        text = self._output(node).read_text("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if "Error: " in line or "error: " in line or "Check failed" in line]
+        return (errors or lines or ["it said nothing"])[-1][:300]
+
+
+def _modelled_cpu(steps: Mapping[str, Sequence[Mapping[str, Any]]], cell: Cell) -> dict[str, float]:
+    """What a simulated run says of its nodes; empty for real ones."""
+    for lines in steps.values():
+        told = [line["cpu"] for line in lines if "cpu" in line]
+        if told:
+            warm = min(cell.warmup * cell.every, len(told) - 1)
+            return {node: told[-1][node] - told[warm][node] for node in told[-1]}
+    return {}

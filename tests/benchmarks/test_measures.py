@@ -1,0 +1,167 @@
+"""From steps to figures."""
+
+import json
+
+import pytest
+
+from benchmarks.cells import Cell, Result, Workload, read_results
+from benchmarks.floors import Path as Way
+from benchmarks.measures import Turn, measured_span, percentile, reached, read_steps, result_of, round_times
+
+WORKLOAD = Workload("cnn-179k", 1000, batch=10)
+WAYS = [Way(100, 100, 0.03)]
+
+
+def cell_of(**more):
+    settings = {"rounds": 4, "warmup": 1, "parties": 2, "workers": 1} | more
+    return Cell("geomx", "dense", settings.pop("workload", WORKLOAD), "100mbit-30ms", **settings)
+
+
+def steps_of(cell, step_s=0.5, start=100.0, bytes_up=300, bytes_down=200):
+    """A worker's lines: the first step is slow, as it is where a connection warms up."""
+    lines = [{"t": start, "step": 0, "sent": 0, "received": 0, "paused": 0.0}]
+    for step in range(1, cell.steps + 1):
+        line = {"t": start + 9 + step_s * step, "step": step, "paused": 0.0}
+        lines.append(line | {"sent": bytes_up * step, "received": bytes_down * step})
+    return lines
+
+
+def turn_of(cell, **more):
+    return Turn("now", 0.5, steps={name: steps_of(cell, **more) for name in cell.worker_names})
+
+
+def test_rounds_are_timed_without_the_warm_up():
+    cell = cell_of()
+    assert round_times(turn_of(cell).steps, cell) == pytest.approx([0.5] * 4 * 2)
+
+
+def test_a_round_is_as_many_steps_as_lie_between_two_synchronisations():
+    cell = cell_of(every=10)
+    assert round_times(turn_of(cell).steps, cell) == pytest.approx([5.0] * 4 * 2)
+    assert result_of(cell, [turn_of(cell)], WAYS).step_s == pytest.approx(0.5)
+
+
+def test_a_round_into_which_an_evaluation_fell_is_left_out_for_every_worker():
+    cell = cell_of()
+    turn = turn_of(cell)
+    third = turn.steps["A/0"][3]
+    turn.steps["A/0"].insert(4, third | {"accuracy": 0.5, "until": third["t"] + 0.1})
+    assert len(round_times(turn.steps, cell)) == 2 * 3
+
+
+def test_bytes_are_a_round_and_a_party():
+    cell = cell_of()
+    result = result_of(cell, [turn_of(cell)], WAYS)
+    assert (result.wan_bytes_up, result.wan_bytes_down) == (300, 200)
+    assert result.bytes_floor_s == pytest.approx(0.03 + 8 * 300 / 100e6)
+
+
+def test_samples_are_those_of_all_workers():
+    cell = cell_of()
+    assert result_of(cell, [turn_of(cell)], WAYS).samples_per_s == pytest.approx(2 * 10 / 0.5)
+
+
+def test_turns_are_pooled():
+    cell = cell_of()
+    result = result_of(cell, [turn_of(cell, step_s=0.4), turn_of(cell, step_s=0.6)], WAYS)
+    assert result.rounds == 8
+    assert result.round_s_median == pytest.approx(0.5)
+    assert [turn["round_s_median"] for turn in result.turns] == pytest.approx([0.4, 0.6])
+
+
+def test_the_ratio_is_to_the_dense_floor():
+    cell = cell_of()
+    result = result_of(cell, [turn_of(cell)], WAYS)
+    assert result.floor_s == pytest.approx(0.03 + 8 * 4000 / 100e6)
+    assert result.ratio_to_floor == pytest.approx(0.5 / result.floor_s)
+
+
+def test_a_cell_none_of_whose_turns_succeeded_says_why():
+    result = result_of(cell_of(), [Turn("now", 0.5, "B/0 ended with status 1")], WAYS)
+    assert not result.is_ok
+    assert result.state == "B/0 ended with status 1"
+    assert result.round_s_median is None
+
+
+def test_a_turn_that_failed_beside_good_ones_is_noted():
+    cell = cell_of()
+    result = result_of(cell, [turn_of(cell), Turn("now", 0.5, "it hung")], WAYS)
+    assert result.is_ok
+    assert "it hung" in result.note
+
+
+def test_the_span_that_all_workers_share_is_measured():
+    cell = cell_of()
+    steps = {"A/0": steps_of(cell, start=100.0), "B/0": steps_of(cell, start=100.2)}
+    assert measured_span(steps, cell) == pytest.approx((109.7, 111.5))
+
+
+def test_nothing_is_measured_where_a_worker_did_not_warm_up():
+    cell = cell_of()
+    assert measured_span({"A/0": steps_of(cell), "B/0": steps_of(cell)[:2]}, cell) is None
+
+
+class TestTheTarget:
+    cell = cell_of(workload=Workload("cnn-179k", 1000, target_accuracy=0.85, evaluate_every=2))
+
+    def steps(self, *looks, waits=True):
+        """Lines of both workers, with what the first saw at its looks of 2 s: (step, accuracy).
+
+        `waits`: the other worker stands still meanwhile, as it must in synchronous systems.
+        """
+        mine, theirs, paused = [], [], 0.0
+        for before in steps_of(self.cell):
+            line = before | {"t": before["t"] + paused}
+            mine.append(line | {"paused": paused})
+            theirs.append(line if waits else line | {"t": line["t"] - paused})
+            for step, accuracy in looks:
+                if step == line["step"]:
+                    paused += 2.0
+                    mine.append(mine[-1] | {"accuracy": accuracy, "until": line["t"] + 2.0, "paused": paused})
+        return {"A/0": mine, "B/0": theirs}
+
+    def test_is_reached_at_the_first_look_that_shows_it_and_looking_takes_no_time(self):
+        found = reached(self.steps((2, 0.7), (4, 0.9)), self.cell)
+        assert found.accuracy == 0.9
+        assert found.seconds == pytest.approx(9 + 4 * 0.5)
+
+    def test_looking_takes_time_while_others_train(self):
+        found = reached(self.steps((2, 0.7), (4, 0.9), waits=False), self.cell)
+        assert found.seconds == pytest.approx(9 + 4 * 0.5 + 2.0)
+
+    def test_the_clock_starts_with_whoever_begins_first(self):
+        steps = self.steps((4, 0.9))
+        steps["B/0"][0] = steps["B/0"][0] | {"t": 97.0}
+        assert reached(steps, self.cell).seconds == pytest.approx(3 + 9 + 4 * 0.5)
+
+    def test_bytes_of_a_hub_in_its_own_site_are_seen_where_they_arrive(self):
+        found = reached(self.steps((4, 0.9)), self.cell)
+        assert found.wan_bytes == 2 * 4 * (300 + 200)
+
+    def test_bytes_between_parties_are_counted_once(self):
+        cell = cell_of(workload=self.cell.workload, hub="A")
+        assert reached(self.steps((4, 0.9)), cell).wan_bytes == 2 * 4 * 300
+
+    def test_is_not_reached_by_less(self):
+        assert reached(self.steps((2, 0.84)), self.cell) is None
+
+
+def test_a_line_that_is_still_being_written_is_not_read(tmp_path):
+    line = json.dumps({"t": 1.0, "step": 0})
+    (tmp_path / "A.0.steps.jsonl").write_text(f"{line}\n{line[:5]}")
+    assert read_steps(tmp_path, ["A/0", "B/0"]) == {"A/0": [{"t": 1.0, "step": 0}]}
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.95, 19), (0.5, 10), (1.0, 20)])
+def test_a_percentile_is_a_value_that_was_seen(share, value):
+    assert percentile(list(range(1, 21)), share) == value
+
+
+def test_results_come_back_from_their_lines(tmp_path):
+    result = Result.of(cell_of(), round_s_median=0.123456789, cpu_s={"A": 0.5})
+    path = tmp_path / "suite.jsonl"
+    path.write_text(result.line() + "\n")
+    (back,) = read_results(path)
+    assert back.round_s_median == 0.123457
+    assert back.cpu_s == {"A": 0.5}
+    assert back.shape == "2×1"

@@ -1,0 +1,107 @@
+"""Processes of a turn are found, metered and ended, with all that they have started."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.cells import Cell, synthetic
+from benchmarks.grounds import Loopback
+from benchmarks.processes import Meter
+from benchmarks.systems.base import Node
+from benchmarks.turn import run_turn
+
+pytestmark = pytest.mark.processes
+
+FORKS_AWAY = (
+    "import os, time; os.setsid() if os.fork() == 0 else None; print('up', flush=True); time.sleep(60)"
+)
+
+
+def start(meter, node, script):
+    env = dict(os.environ) | meter.mark(node)
+    return subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE)
+
+
+def test_a_child_that_has_left_for_a_session_of_its_own_is_ended_too():
+    meter = Meter("test-forks")
+    with start(meter, "A/0", FORKS_AWAY) as process:
+        process.stdout.readline()
+        process.stdout.readline()
+        assert list(meter.living().values()) == ["A/0", "A/0"]
+        meter.end_all()
+        process.wait()
+    assert meter.living() == {}
+
+
+BURNS = """
+import time
+while time.process_time() < 0.3: pass
+print("up", flush=True)
+input()
+"""
+
+
+def test_what_a_node_used_is_known_after_it_has_ended():
+    meter = Meter("test-usage")
+    env = dict(os.environ) | meter.mark("A")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    began = time.monotonic()
+    meter.sample()
+    with subprocess.Popen([sys.executable, "-c", BURNS], env=env, **pipes) as process:
+        process.stdout.readline()
+        meter.sample()
+        process.communicate(b"\n")
+    meter.sample()
+    assert meter.cpu_s(began, time.monotonic())["A"] >= 0.25
+    assert meter.peak_mb["A"] > 1
+
+
+class Scripted:
+    """A system whose workers run a given script."""
+
+    has_hub = False
+    configs = {"only": {}}  # noqa: RUF012
+
+    def __init__(self, script):
+        self.script = script
+
+    def refuses(self, cell):
+        return None
+
+    def nodes(self, desk):
+        argv = [sys.executable, "-c", self.script, str(desk.job)]
+        return [Node(name, name[0], (*argv, name)) for name in desk.cell.worker_names], {}
+
+
+def turn_with(tmp_path, script, limit_s=60.0):
+    cell = Cell(
+        "scripted", "only", synthetic(10), "100mbit-30ms", 2, 1, "none", rounds=2, warmup=1, limit_s=limit_s
+    )
+    return run_turn(cell, Scripted(script), Loopback(), tmp_path)
+
+
+TRAINS = "from benchmarks import training\n_, watch = training.begin()\nfor step in watch.steps(): pass"
+
+
+def test_a_turn_that_ends_well_has_the_steps_of_its_workers(tmp_path):
+    turn = turn_with(tmp_path, TRAINS)
+    assert turn.state == "ok"
+    assert [line["step"] for line in turn.steps["B/0"]] == [0, 1, 2, 3]
+
+
+def test_a_worker_that_raises_is_named_with_its_last_words(tmp_path):
+    turn = turn_with(tmp_path, "raise RuntimeError('the cable was cut')")
+    assert "A/0 ended with status 1" in turn.state
+    assert "RuntimeError: the cable was cut" in turn.state
+
+
+def test_a_turn_that_hangs_is_stopped(tmp_path):
+    turn = turn_with(tmp_path, "import time; time.sleep(600)", limit_s=0.5)
+    assert turn.state.startswith("it was stopped after 0.5 s before any worker had begun")
+
+
+def test_a_turn_that_ends_early_was_not_measured(tmp_path):
+    assert turn_with(tmp_path, "pass").state == "it ended before a round could be measured"
