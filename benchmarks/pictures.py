@@ -67,7 +67,7 @@ def _bars(axis: Axes, name: str, results: Sequence[Result]) -> None:
     labels = [_label(result) for result in results]
     axis.barh(labels, values, color=[COLOURS[result.system] for result in results], height=0.7)
     for place, value in enumerate(values):
-        axis.text(value, place, f" {value:.3g}", va="center", fontsize=9)
+        axis.text(value, place, f" {value:#.3g}", va="center", fontsize=9)
     floors = [result.floor_s for result in results if result.floor_s]
     if floors:
         axis.axvline(max(floors), color="black", linewidth=1, linestyle="--")
@@ -128,7 +128,10 @@ def scale(results: Sequence[Result], path: Path) -> None:
     left.set(xscale="log", xlabel="parties", ylabel="seconds a round", title="Seconds a round")
     left.set_ylim(bottom=0)
     right.set(xscale="log", yscale="log", xlabel="parties", title="CPU seconds a round of the global server")
+    counts = sorted({result.parties for result in results if result.is_ok})
     for axis in (left, right):
+        axis.set_xticks(counts, [f"{count:,}" for count in counts])
+        axis.minorticks_off()
         axis.grid(color="#e6e6e6")
         axis.legend(frameon=False)
     save(figure, path)

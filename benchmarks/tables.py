@@ -170,7 +170,7 @@ def fallback(results: Sequence[Result]) -> list[str]:
 
 def seconds(value: float | None) -> str:
     """To three figures."""
-    return NOTHING if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+    return NOTHING if value is None else f"{value:#.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def number(value: float | None, unit: float = 1.0) -> str:

@@ -33,14 +33,14 @@ def test_steps_of_systems_that_synchronise_seldom_are_compared_not_rounds():
     seldom = result("torchft", "DiLoCo, every 10", "none", round_s_median=1.0)
     seldom.every = 10
     head, _, first, _ = map(cells, tables.rounds([result(round_s_median=0.5), seldom]))
-    assert first[head.index("seconds a step")] == "0.1"
+    assert first[head.index("seconds a step")] == "0.100"
 
 
 def test_cpu_is_a_round():
     head, _, row = map(
         cells, tables.rounds([result(round_s_median=0.5, rounds=10, cpu_s={"A": 1.0, "B": 2.0})])
     )
-    assert row[head.index("CPU s a round")] == "0.3"
+    assert row[head.index("CPU s a round")] == "0.300"
 
 
 def test_who_did_not_reach_the_target_is_named():
@@ -54,12 +54,12 @@ def test_who_did_not_reach_the_target_is_named():
 def test_the_simulator_stands_beside_the_same_number_of_parties():
     real = result(parties=4, round_s_median=1.1, rounds=10, cpu_s={"global/0": 2.0})
     lines = tables.scale([real, result("simulated", parties=4, where="simulator", round_s_median=1.0)])
-    assert cells(lines[2]) == ["4", "1.1", "1", "+10%", "–", "0.2"]
+    assert cells(lines[2]) == ["4", "1.10", "1.00", "+10%", "–", "0.200"]
 
 
 def test_imitated_links_stand_beside_the_lab():
     lines = tables.fallback([result(round_s_median=0.4), result(where="loopback", round_s_median=0.38)])
-    assert cells(lines[2])[1:] == ["0.4", "0.38", "-5%"]
+    assert cells(lines[2])[1:] == ["0.400", "0.380", "-5%"]
 
 
 def test_every_suite_has_a_place_on_the_page():
