@@ -36,7 +36,7 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "savefig.bbox": "tight",
 }
-mpl.rcParams.update(STYLE)  # type: ignore[arg-type] (its keys are a list of names)
+mpl.rcParams.update(STYLE)  # type: ignore[arg-type]  # it lists every key that there is
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -11,6 +11,7 @@ Writes JSON lines to out/bench/SUITE.jsonl. `benchmarks/page.py` makes the page 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -42,6 +43,9 @@ def main() -> int:
     path = options.out or OUT / f"{options.suite or 'synthetic'}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # what has been started is ended, as after Ctrl-C
     try:
         _run(cells, options.turns or suite.turns, path, options.keep)
     except LabError as error:
@@ -66,9 +70,9 @@ def _run(cells: Sequence[Cell], turns: int, path: Path, keep: bool) -> None:
             f"({cell.workload.parameters:,} parameters), {cell.network}, {cell.congestion}, {cell.shape}",
             flush=True,
         )
-        results = sit(group, turns, facts, keep)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(result.line() + "\n" for result in results)
+        for result in sit(group, turns, facts, keep):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(result.line() + "\n")
 
 
 def _arguments() -> argparse.Namespace:

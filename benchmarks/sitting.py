@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +62,25 @@ def sittings(cells: Iterable[Cell]) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def sit(cells: Sequence[Cell], turns: int, facts: Facts, keep: bool = False) -> list[Result]:
-    """Run the cells of one sitting, `turns` times each. Every cell has a result, if only a reason why it has none."""
+def sit(cells: Sequence[Cell], turns: int, facts: Facts, keep: bool = False) -> Iterator[Result]:
+    """Run the cells of one sitting, `turns` times each. Every cell has a result, if only a reason why it has none.
+
+    Results come when all turns have ended, or when the sitting is interrupted, which is then raised.
+    """
     seats = [_seat(cell) for cell in cells]
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        _take_turns(seats, turns, keep)
+    except KeyboardInterrupt as error:
+        interrupted = error
+    results = [_result(seat, facts) for seat in seats]
+    beside_raw(results)
+    yield from results
+    if interrupted is not None:
+        raise interrupted
+
+
+def _take_turns(seats: Sequence[_Seat], turns: int, keep: bool) -> None:
     with Grounds() as grounds:
         for number in range(1, turns + 1):
             for seat in seats:
@@ -73,9 +89,6 @@ def sit(cells: Sequence[Cell], turns: int, facts: Facts, keep: bool = False) -> 
                     seat.turns.append(turn)
                     result = result_of(seat.cell, [turn], ways_of(seat.cell))
                     print(f"  {number}/{turns}  {seat.cell}: {told(result)}", flush=True)
-    results = [_result(seat, facts) for seat in seats]
-    beside_raw(results)
-    return results
 
 
 def told(result: Result) -> str:

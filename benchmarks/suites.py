@@ -100,7 +100,7 @@ def base(
 def quick() -> Suite:
     """At most ten minutes: one network."""
     entries = (RAW, Entry("geomx", "dense", BOTH), *DDP[:2], MXNET[0])
-    cells = cells_of(entries, base(CNN_1M, FAST, 2, 2, rounds=15))
+    cells = cells_of(entries, base(CNN_1M, FAST, 2, 2, rounds=10))
     return Suite(tuple(cells), 2, "geomx, DDP, MXNet and the floor, on one network")
 
 

@@ -97,7 +97,7 @@ def _scaled(images: torch.Tensor) -> torch.Tensor:
 def accuracy_of(model: nn.Module) -> float:
     """The share of the 10,000 test images that a model gets right."""
     images, labels = (torch.from_numpy(part) for part in data.fashion_mnist("test"))
-    parts = zip(images.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True)
+    parts = zip(torch.split(images, TEST_BATCH), torch.split(labels, TEST_BATCH), strict=True)
     right = sum(int((model(_scaled(some)).argmax(1) == named).sum()) for some, named in parts)
     return right / len(labels)
 
@@ -121,7 +121,8 @@ class Block(nn.Module):
         q, k, v = (part.view(batch, length, HEADS, -1).transpose(1, 2) for part in parts)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.mix(seen.transpose(1, 2).reshape(batch, length, WIDTH))
-        return x + self.dense(self.before_dense(x))
+        dense: torch.Tensor = self.dense(self.before_dense(x))
+        return x + dense
 
 
 class Gpt(nn.Module):
@@ -135,7 +136,8 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
-        return self.last(self.blocks(x)) @ self.tokens.weight.T
+        last: torch.Tensor = self.last(self.blocks(x))
+        return last @ self.tokens.weight.T
 
 
 def _gpt(job: Job) -> Task:
@@ -177,7 +179,7 @@ class Synthetic(nn.Module):
 
     def forward(self) -> torch.Tensor:
         time.sleep(self._step_s)
-        loss: torch.Tensor = Given.apply(self._gradients, *self.pieces)
+        loss: torch.Tensor = Given.apply(self._gradients, *self.pieces)  # type: ignore[no-untyped-call]
         return loss
 
 
