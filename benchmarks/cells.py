@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +95,12 @@ class Cell:
     def shape(self) -> str:
         return f"{self.parties}×{self.workers}"
 
+    @property
+    def sitting(self) -> tuple[object, ...]:
+        """What the cells that are compared have in common."""
+        work = self.workload
+        return work.name, work.parameters, work.step_ms, self.network, self.congestion, self.shape
+
     def __str__(self) -> str:
         hub = "" if self.hub == "none" else f", hub in {self.hub}"
         place = f"{self.network} ({self.congestion})" if self.where == "lab" else self.where
@@ -174,13 +180,29 @@ class Result:
     def shape(self) -> str:
         return f"{self.parties}×{self.workers}"
 
+    @property
+    def sitting(self) -> tuple[object, ...]:
+        """As `Cell.sitting`."""
+        return self.workload, self.parameters, self.step_ms, self.network, self.congestion, self.shape
+
     def line(self) -> str:
         """As JSON; seconds to microseconds."""
         return json.dumps({key: _rounded(value) for key, value in asdict(self).items()}, ensure_ascii=False)
 
 
+def write_results(path: Path, results: Sequence[Result]) -> None:
+    """Put the results of one sitting into a suite's file, in the place of those of an earlier such sitting."""
+    sitting = results[0].sitting
+    others = [result for result in read_results(path) if result.sitting != sitting]
+    part = path.with_suffix(".part")
+    part.write_text("".join(result.line() + "\n" for result in (*others, *results)), encoding="utf-8")
+    part.replace(path)
+
+
 def read_results(path: Path) -> list[Result]:
-    """The lines of a suite's file. Keys that are no longer known are left out."""
+    """The lines of a suite's file, if there is one. Keys that are no longer known are left out."""
+    if not path.exists():
+        return []
     known = {each.name for each in fields(Result)}
     rows: Iterable[dict[str, Any]] = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [Result(**{key: value for key, value in row.items() if key in known}) for row in rows]

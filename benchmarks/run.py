@@ -3,9 +3,11 @@
     python benchmarks/run.py quick                       at most ten minutes
     python benchmarks/run.py full                        everything; hours
     python benchmarks/run.py dense --only geomx raw      some systems of a suite
+    python benchmarks/run.py full --missing              the rest, after it was stopped
     python benchmarks/run.py --synthetic 2000000 --step-ms 5 --only geomx ddp
 
-Writes JSON lines to out/bench/SUITE.jsonl. `benchmarks/page.py` makes the page of them.
+Writes JSON lines to out/bench/SUITE.jsonl, sitting by sitting; those of an earlier such sitting give way.
+`benchmarks/page.py` makes the page of them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # `benchmarks` and `lab` are packages there
 
 from benchmarks import systems, venvs  # noqa: E402
-from benchmarks.cells import Cell, synthetic  # noqa: E402
-from benchmarks.sitting import Facts, sit, sittings  # noqa: E402
+from benchmarks.cells import Cell, read_results, synthetic, write_results  # noqa: E402
+from benchmarks.sitting import Facts, Sitting, sittings  # noqa: E402
 from benchmarks.suites import EACH_STEP, FAST, RAW, SUITES, Suite, base, cells_of  # noqa: E402
 from lab import system as machine  # noqa: E402
 from lab.errors import LabError  # noqa: E402
@@ -36,16 +38,17 @@ def main() -> int:
     """Run it; gives the exit status."""
     options = _arguments()
     suite = _suite(options)
-    cells = [cell for cell in suite.cells if not options.only or cell.system in options.only]
+    cells = [cell for cell in suite.cells if _is_wanted(cell, options)]
     if any(cell.where == "lab" for cell in cells) and (missing := machine.missing_here()):
         print("benchmarks: networks cannot be had here: " + "; ".join(missing), file=sys.stderr)
         return 1
     path = options.out or OUT / f"{options.suite or 'synthetic'}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("")
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # what has been started is ended, as after Ctrl-C
+    if options.missing:
+        known = {result.sitting for result in read_results(path)}
+        cells = [cell for cell in cells if cell.sitting not in known]
+    # What has been started is ended, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _run(cells, options.turns or suite.turns, path, options.keep)
     except LabError as error:
@@ -56,6 +59,11 @@ def main() -> int:
         return 130
     print(f"the figures are in {path}")
     return _page() if options.page else 0
+
+
+def _is_wanted(cell: Cell, options: argparse.Namespace) -> bool:
+    is_there = options.network is None or cell.network == options.network
+    return is_there and (not options.only or cell.system in options.only)
 
 
 def _run(cells: Sequence[Cell], turns: int, path: Path, keep: bool) -> None:
@@ -70,9 +78,11 @@ def _run(cells: Sequence[Cell], turns: int, path: Path, keep: bool) -> None:
             f"({cell.workload.parameters:,} parameters), {cell.network}, {cell.congestion}, {cell.shape}",
             flush=True,
         )
-        for result in sit(group, turns, facts, keep):
-            with path.open("a", encoding="utf-8") as file:
-                file.write(result.line() + "\n")
+        sitting = Sitting(group, facts)
+        try:
+            sitting.take(turns, keep)
+        finally:
+            write_results(path, sitting.results())
 
 
 def _arguments() -> argparse.Namespace:
@@ -85,7 +95,8 @@ def _arguments() -> argparse.Namespace:
     add("--turns", type=int, help="how often each cell is run, in turn")
     add("--synthetic", type=int, metavar="PARAMS", help="instead of a suite: gradients without a model")
     add("--step-ms", type=float, default=0.0, help="how long a synthetic step computes")
-    add("--network", default=FAST, help="of a synthetic run: a file of lab/networks without its ending")
+    add("--network", metavar="NAME", help="one alone: a file of lab/networks without its ending")
+    add("--missing", action="store_true", help="only sittings that have no results yet")
     add("--shape", default="2x1", metavar="PARTIESxWORKERS", help="of a synthetic run")
     add("--congestion", default="bbr", choices=("bbr", "cubic"), help="of a synthetic run")
     add("--rounds", type=int, help="measured in each turn")
@@ -105,7 +116,7 @@ def _suite(options: argparse.Namespace) -> Suite:
     else:
         parties, workers = map(int, options.shape.split("x"))
         workload = synthetic(options.synthetic, options.step_ms)
-        here = base(workload, options.network, parties, workers, options.congestion)
+        here = base(workload, options.network or FAST, parties, workers, options.congestion)
         suite = Suite(tuple(cells_of((RAW, *EACH_STEP), here)), 2, "synthetic gradients")
     changes = {key: value for key in ("rounds", "where") if (value := getattr(options, key)) is not None}
     return replace(suite, cells=tuple(replace(cell, **changes) for cell in suite.cells))

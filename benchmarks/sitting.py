@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,38 +57,33 @@ def sittings(cells: Iterable[Cell]) -> list[list[Cell]]:
     """The cells that share all but the system and where its servers stand, together and in their order."""
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
-        key = (cell.workload, cell.network, cell.congestion, cell.parties, cell.workers)
-        groups.setdefault(key, []).append(cell)
+        groups.setdefault(cell.sitting, []).append(cell)
     return list(groups.values())
 
 
-def sit(cells: Sequence[Cell], turns: int, facts: Facts, keep: bool = False) -> Iterator[Result]:
-    """Run the cells of one sitting, `turns` times each. Every cell has a result, if only a reason why it has none.
+class Sitting:
+    """Cells that are run in turn. Every one has a result, if only a reason why it has none."""
 
-    Results come when all turns have ended, or when the sitting is interrupted, which is then raised.
-    """
-    seats = [_seat(cell) for cell in cells]
-    interrupted: KeyboardInterrupt | None = None
-    try:
-        _take_turns(seats, turns, keep)
-    except KeyboardInterrupt as error:
-        interrupted = error
-    results = [_result(seat, facts) for seat in seats]
-    beside_raw(results)
-    yield from results
-    if interrupted is not None:
-        raise interrupted
+    def __init__(self, cells: Sequence[Cell], facts: Facts) -> None:
+        self._seats = [_seat(cell) for cell in cells]
+        self._facts = facts
 
+    def take(self, turns: int, keep: bool = False) -> None:
+        """Run each cell so many times. `keep`: the folders of turns."""
+        with Grounds() as grounds:
+            for number in range(1, turns + 1):
+                for seat in self._seats:
+                    if seat.goes_on and seat.python is not None:
+                        turn = run_turn(seat.cell, seat.system, grounds.of(seat.cell), seat.python, keep)
+                        seat.turns.append(turn)
+                        result = result_of(seat.cell, [turn], ways_of(seat.cell))
+                        print(f"  {number}/{turns}  {seat.cell}: {told(result)}", flush=True)
 
-def _take_turns(seats: Sequence[_Seat], turns: int, keep: bool) -> None:
-    with Grounds() as grounds:
-        for number in range(1, turns + 1):
-            for seat in seats:
-                if seat.goes_on and seat.python is not None:
-                    turn = run_turn(seat.cell, seat.system, grounds.of(seat.cell), seat.python, keep)
-                    seat.turns.append(turn)
-                    result = result_of(seat.cell, [turn], ways_of(seat.cell))
-                    print(f"  {number}/{turns}  {seat.cell}: {told(result)}", flush=True)
+    def results(self) -> list[Result]:
+        """Of the turns so far."""
+        results = [_result(seat, self._facts) for seat in self._seats]
+        beside_raw(results)
+        return results
 
 
 def told(result: Result) -> str:

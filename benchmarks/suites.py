@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.cells import CNN_1M, CNN_10M, CNN_179K, GPT_10M, Cell, Hub, Workload, synthetic
+from benchmarks.floors import round_s
+from benchmarks.grounds import ways_of
 
 FAST, SLOW, BROAD, UNEQUAL, LOSSY = (
     "100mbit-30ms",
@@ -14,8 +16,8 @@ FAST, SLOW, BROAD, UNEQUAL, LOSSY = (
     "unequal",
     "10mbit-150ms-1loss",
 )
-NETWORKS = (FAST, SLOW, BROAD, UNEQUAL, LOSSY)
 EVERY = 10
+MEASURED_S, FEWEST, MOST = 10.0, 2, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ GEOMX = (
     Entry("geomx", "dense, overlap", OWN),
     Entry("geomx", "dense, 2 shards", OWN),
 )
+CODED = tuple(
+    Entry("geomx", config, OWN) for config in ("fp16", "int4", "Bi-Sparse 1 % up, int4 down", "Bi-Sparse 1 %")
+)
 DDP = (
     Entry("ddp", "fp32", NONE),
     Entry("ddp", "fp16", NONE),
@@ -68,7 +73,7 @@ TORCHFT_LOCAL = Entry("torchft", "DiLoCo, every 10", NONE, EVERY)
 FLOWER = Entry("flower", "FedAvg, H = 1", IN_A)
 FLOWER_LOCAL = Entry("flower", "FedAvg, H = 10", IN_A, EVERY)
 
-EACH_STEP = (*GEOMX, *DDP, *MXNET, *HIVEMIND, TORCHFT, FLOWER)
+EACH_STEP = (*GEOMX, *CODED, *DDP, *MXNET, *HIVEMIND, TORCHFT, FLOWER)
 EVERY_TEN = (DDP_LOCAL, HIVEMIND_LOCAL, TORCHFT_LOCAL, FLOWER_LOCAL)
 
 
@@ -92,9 +97,12 @@ def cells_of(entries: Iterable[Entry], base: Cell) -> Iterator[Cell]:
 def base(
     workload: Workload, network: str, parties: int, workers: int, congestion: str = "bbr", **more: float
 ) -> Cell:
-    """A cell without a system."""
-    settings = {"rounds": 12, "warmup": 3, "limit_s": 180.0} | more
-    return Cell("", "", workload, network, parties, workers, "none", congestion, **settings)  # type: ignore[arg-type]
+    """A cell without a system. Where a round takes long, there are fewer of them: `MEASURED_S` at the floor's pace."""
+    cell = Cell("", "", workload, network, parties, workers, "own site", congestion)
+    floor_s = round_s(workload.size_bytes, ways_of(cell))
+    rounds = min(max(round(MEASURED_S / floor_s), FEWEST), MOST)
+    settings = {"rounds": rounds, "warmup": 1 if rounds < 6 else 2, "limit_s": 120 + 20 * rounds * floor_s}
+    return replace(cell, hub="none", **settings | more)  # type: ignore[arg-type]
 
 
 def quick() -> Suite:
@@ -107,35 +115,35 @@ def quick() -> Suite:
 def full() -> Suite:
     """Every system on every network; every workload and shape on the first."""
     cells: list[Cell] = []
-    for network in NETWORKS:
-        for congestion in ("bbr", "cubic"):
-            for workers in (1, 2):
-                here = base(CNN_1M, network, 2, workers, congestion, limit_s=300.0)
-                cells += cells_of((RAW, *EACH_STEP, *EVERY_TEN), here)
+    everything = (RAW, *EACH_STEP, *EVERY_TEN)
+    for network in (FAST, SLOW, BROAD, LOSSY):
+        cells += cells_of(everything, base(CNN_1M, network, 2, 2))
+    cells += cells_of(everything, base(CNN_1M, UNEQUAL, 3, 1))
+    for network in (FAST, SLOW):
+        cells += cells_of(everything, base(CNN_1M, network, 2, 1))
+    for network in (FAST, SLOW, LOSSY):
+        cells += cells_of((RAW, GEOMX[0], *DDP[:2], MXNET[0]), base(CNN_1M, network, 2, 2, "cubic"))
     for workload in (CNN_179K, CNN_10M, GPT_10M):
-        entries: tuple[Entry, ...] = (RAW, *GEOMX, *DDP, HIVEMIND[0], TORCHFT, FLOWER)
-        if workload is not GPT_10M:
-            entries += MXNET
-        cells += cells_of(entries, base(workload, FAST, 2, 2, limit_s=600.0, rounds=8))
-    cells += cells_of((RAW, *EACH_STEP), base(synthetic(1_068_490), FAST, 4, 2, limit_s=300.0))
+        cells += cells_of(everything, base(workload, FAST, 2, 2))
+    cells += cells_of((RAW, *EACH_STEP), base(synthetic(1_068_490), FAST, 4, 2))
     return Suite(tuple(cells), 2, "every system, network, workload and shape")
 
 
 def dense() -> Suite:
     """A dense round of 10 million parameters against the floor and every dense peer."""
+    workload = synthetic(10_000_000)
     entries = (RAW, *GEOMX, DDP[0], DDP[3], MXNET[0], HIVEMIND[0], TORCHFT, FLOWER)
     cells: list[Cell] = []
-    for network, limit_s in ((FAST, 300.0), (SLOW, 900.0)):
-        for congestion in ("bbr", "cubic"):
-            here = base(synthetic(10_000_000), network, 2, 2, congestion, rounds=4, warmup=1, limit_s=limit_s)
-            cells += cells_of(entries, here)
+    for network in (FAST, SLOW):
+        cells += cells_of(entries, base(workload, network, 2, 2))
+        cells += cells_of((RAW, GEOMX[0], DDP[0]), base(workload, network, 2, 2, "cubic"))
     return Suite(tuple(cells), 2, "10 million parameters, dense, beside the floor")
 
 
 def accuracy() -> Suite:
     """Time and WAN bytes until 85 % of Fashion-MNIST's test images are right."""
     workload = replace(CNN_179K, target_accuracy=0.85, evaluate_every=20)
-    here = base(workload, SLOW, 2, 2, rounds=2000, warmup=2, limit_s=1500.0)
+    here = base(workload, SLOW, 2, 2, rounds=2000, limit_s=1500.0)
     cells = []
     for cell in cells_of((*EACH_STEP, *EVERY_TEN), here):
         rounds = here.rounds if cell.every == 1 else here.rounds // EVERY
@@ -149,11 +157,12 @@ def scale() -> Suite:
     cells = []
     for parties in (1, 2, 4, 8, 16):
         for entry in (RAW, GEOMX[0]):
-            cell = base(workload, FAST, parties, 1, rounds=8, limit_s=400.0)
+            cell = base(workload, FAST, parties, 1, limit_s=400.0)
             cells.append(replace(cell, system=entry.system, config=entry.config, hub="own site"))
     for parties in (1, 2, 4, 8, 16, 32, 100, 316, 1000):
-        cell = base(workload, FAST, parties, 1, rounds=3, warmup=1, limit_s=900.0)
-        cells.append(replace(cell, system="simulated", config="dense", hub="own site", where="simulator"))
+        cell = base(workload, FAST, 1, 1, rounds=3, warmup=1, limit_s=900.0)
+        virtual = {"system": "simulated", "config": "dense", "where": "simulator"}
+        cells.append(replace(cell, parties=parties, hub="own site", **virtual))
     return Suite(tuple(cells), 1, "1 to 16 parties, and the simulator's 1 to 1,000")
 
 
@@ -162,7 +171,7 @@ def fallback() -> Suite:
     cells = []
     for network in (FAST, BROAD):
         for workload in (synthetic(1_068_490), synthetic(10_000_000)):
-            cell = base(workload, network, 2, 1, rounds=6, limit_s=300.0)
+            cell = base(workload, network, 2, 1)
             here = replace(cell, system="geomx", config="dense", hub="own site")
             cells += [here, replace(here, config="dense, link in process", where="loopback")]
     return Suite(tuple(cells), 2, "links imitated in the process, beside the lab")

@@ -22,6 +22,10 @@ class Geomx:
         "dense, overlap": {"overlap": "forward"},
         "dense, 2 shards": {"shards": 2},
         "dense, link in process": {"in_process": True},
+        "fp16": {"up": "fp16", "down": "fp16"},
+        "int4": {"up": "int4", "down": "int4"},
+        "Bi-Sparse 1 % up, int4 down": {"up": "bisparse ratio=0.01 values=int4", "down": "int4"},
+        "Bi-Sparse 1 %": {"up": "bisparse ratio=0.01", "down": "bisparse ratio=0.01"},
     }
 
     def refuses(self, cell: Cell) -> str | None:
@@ -68,11 +72,9 @@ def _toml(
         f"addresses = {_texts(shards)}",
         f"listen = {_texts(listen)}",
     ]
+    lines += ["[wan]", *(f'codec_{way} = "{options[way]}"' for way in ("up", "down") if way in options)]
     if link is not None:
-        lines += [
-            "[wan]",
-            f"link = {{ rate_mbps = {link.up_mbps:g}, delay_ms = {500 * link.round_trip_s:g} }}",
-        ]
+        lines.append(f"link = {{ rate_mbps = {link.up_mbps:g}, delay_ms = {500 * link.round_trip_s:g} }}")
     for site in cell.sites:
         lines += ["[[party]]", f'name = "{site}"', f"workers = {cell.workers}", f'address = "{local[site]}"']
     return "\n".join(lines) + "\n"
