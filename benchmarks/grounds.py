@@ -110,10 +110,14 @@ def ways_of(cell: Cell) -> list[Way]:
     """
     if cell.where == "simulator":
         cell = replace(cell, parties=1)
-    links = network_of(cell).links
-    ways = []
+    return list(ways_by_site(cell).values())
+
+
+def ways_by_site(cell: Cell) -> dict[str, Way]:
+    """The way of each party whose site is not the hub's."""
+    links, hub, ways = network_of(cell).links, cell.hub_site, {}
     for site in cell.sites:
-        if site != cell.hub_site:
-            up, down = links[site, cell.hub_site], links[cell.hub_site, site]
-            ways.append(Way(up.rate_mbps, down.rate_mbps, 1e-3 * (up.delay_ms + down.delay_ms)))
+        if site != hub:
+            up, down = links[site, hub], links[hub, site]
+            ways[site] = Way(up.rate_mbps, down.rate_mbps, 1e-3 * (up.delay_ms + down.delay_ms))
     return ways

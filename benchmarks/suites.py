@@ -47,6 +47,7 @@ NONE: tuple[Hub, ...] = ("none",)
 RAW = Entry("raw", "sockets", BOTH)
 GEOMX = (
     Entry("geomx", "dense", BOTH),
+    Entry("geomx", "dense, paced", BOTH),
     Entry("geomx", "dense, overlap", OWN),
     Entry("geomx", "dense, 2 shards", OWN),
 )
@@ -122,7 +123,7 @@ def full() -> Suite:
     for network in (FAST, SLOW):
         cells += cells_of(everything, base(CNN_1M, network, 2, 1))
     for network in (FAST, SLOW, LOSSY):
-        cells += cells_of((RAW, GEOMX[0], *DDP[:2], MXNET[0]), base(CNN_1M, network, 2, 2, "cubic"))
+        cells += cells_of((RAW, *GEOMX[:2], *DDP[:2], MXNET[0]), base(CNN_1M, network, 2, 2, "cubic"))
     for workload in (CNN_179K, CNN_10M, GPT_10M):
         cells += cells_of(everything, base(workload, FAST, 2, 2))
     cells += cells_of((RAW, *EACH_STEP), base(synthetic(1_068_490), FAST, 4, 2))
@@ -136,7 +137,7 @@ def dense() -> Suite:
     cells: list[Cell] = []
     for network in (FAST, SLOW):
         cells += cells_of(entries, base(workload, network, 2, 2))
-        cells += cells_of((RAW, GEOMX[0], DDP[0]), base(workload, network, 2, 2, "cubic"))
+        cells += cells_of((RAW, *GEOMX[:2], DDP[0]), base(workload, network, 2, 2, "cubic"))
     return Suite(tuple(cells), 2, "10 million parameters, dense, beside the floor")
 
 

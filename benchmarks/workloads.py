@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import data
-from benchmarks.training import Job, synthetic_sizes
+from benchmarks.training import RATE, Job, synthetic_sizes
 
 torch.set_num_threads(1)
 
@@ -50,7 +50,7 @@ def optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     """Adam; for synthetic gradients SGD, which costs least."""
     if job.workload == "synthetic":
         return torch.optim.SGD(model.parameters(), lr=1e-3)
-    return torch.optim.Adam(model.parameters(), lr=1e-3)
+    return torch.optim.Adam(model.parameters(), lr=RATE)
 
 
 # -- images ---------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _cnn(job: Job) -> Task:
 
 
 def _scaled(images: torch.Tensor) -> torch.Tensor:
-    return images[:, None].to(torch.float32) / 255
+    return (images[:, None].to(torch.float32) / 255 - data.MEAN) / data.DEVIATION
 
 
 @torch.no_grad()

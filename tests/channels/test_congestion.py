@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 from wires import LOOPS, Witness, run_on
@@ -10,6 +11,7 @@ from geomx.channels.congestion import available, check, choose
 from geomx.channels.tcp import Tcp
 from geomx.errors import ConfigError
 
+NO_PACE = 2**32 - 1
 needs_linux = pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="TCP_CONGESTION is Linux's")
 
 
@@ -43,6 +45,33 @@ def test_lists_that_cannot_be_read_leave_the_systems_own(monkeypatch):
 
 @needs_linux
 @pytest.mark.parametrize("loop_name", LOOPS)
+def test_each_end_has_a_pace_of_its_own(loop_name):
+    async def main():
+        witness, tcp = Witness(), Tcp(pace_mbps=96)
+        door = await tcp.listen("127.0.0.1:0", witness, witness.accept)
+        connection = await tcp.dial(door.address, Witness())
+        await witness.until(lambda: bool(witness.accepted))
+        (accepted,) = witness.accepted
+        assert _pace(connection) == 12_000_000
+        assert _pace(accepted) == NO_PACE
+        tcp.pace(accepted, 0)
+        assert _pace(accepted) == NO_PACE
+        tcp.pace(accepted, 8)
+        assert _pace(accepted) == 1_000_000
+        tcp.pace(accepted, 1e9)
+        assert _pace(accepted) == NO_PACE - 1
+        connection.close("done")
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+def _pace(connection):
+    return int.from_bytes(connection.socket.getsockopt(socket.SOL_SOCKET, 47, 4), sys.byteorder)
+
+
+@needs_linux
+@pytest.mark.parametrize("loop_name", LOOPS)
 def test_both_ends_use_what_they_are_told(loop_name):
     async def main():
         for name in available()[1:]:
@@ -51,8 +80,7 @@ def test_both_ends_use_what_they_are_told(loop_name):
             connection = await tcp.dial(door.address, Witness())
             await witness.until(lambda witness=witness: bool(witness.accepted))
             for end in (connection, witness.accepted[0]):
-                sock = end._transport.get_extra_info("socket")
-                used = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 32)
+                used = end.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 32)
                 assert used.rstrip(b"\0").decode() == name
             connection.close("done")
             await door.close()

@@ -60,6 +60,7 @@ def test_every_key_can_be_given():
     codec_up = "mine:Sparse"
     codec_down = "dense"
     congestion = "bbr"
+    pace_mbps = 95
     heartbeat_s = 2
     timeout_s = 6
     link = { rate_mbps = 100, delay_ms = 20, jitter_ms = 2.5, loss = 0.01 }
@@ -78,6 +79,7 @@ def test_every_key_can_be_given():
     workers = 3
     address = "node-1.example:7000"
     listen = "0.0.0.0:7000"
+    pace_mbps = 90
     dataset_size = 1000
     link = {}
     """
@@ -198,6 +200,8 @@ OTHER_VALUES = {
     "party.A.listen": "other:4",
     "party.A.link": "{loss = 0.9}",
     "party.A.dataset_size": "9",
+    "party.A.pace_mbps": "9",
+    "wan.pace_mbps": "9",
     **{f"{tier}.codec_{way}": "other:Codec" for tier in ("wan", "lan") for way in ("up", "down")},
     **{f"{tier}.congestion": "reno" for tier in ("wan", "lan")},
     **{f"{tier}.heartbeat_s": "0.9" for tier in ("wan", "lan")},
@@ -232,6 +236,13 @@ def test_the_manifest_differs_exactly_where_nodes_must_agree(key):
     agreed = {*AGREED, *(f"party.A.{name}" for name in (*AGREED_OF_A_PARTY, "name"))}
     assert before != after
     assert (before.manifest() != after.manifest()) == (key in agreed)
+
+
+def test_a_partys_pace_is_shared_by_its_connections_to_the_shards():
+    assert two_parties().pace_mbps_of("A") == 0
+    run = two_parties("wan.pace_mbps=95", "party.B.pace_mbps=20", "run.shards=2")
+    assert (run.pace_mbps_of("A"), run.pace_mbps_of("B")) == (47.5, 10)
+    assert two_parties("wan.pace_mbps=95", "party.B.pace_mbps=0").pace_mbps_of("B") == 0
 
 
 def test_a_manifest_is_flat():

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.cells import Cell
 from benchmarks.floors import Path as Way
-from benchmarks.grounds import ways_of
+from benchmarks.grounds import ways_by_site, ways_of
 from benchmarks.systems.base import ROOT, Desk, Node
 
 SCRIPT = ROOT / "benchmarks" / "systems" / "geomx" / "train.py"
@@ -21,6 +21,7 @@ class Geomx:
         "dense": {},
         "dense, overlap": {"overlap": "forward"},
         "dense, 2 shards": {"shards": 2},
+        "dense, paced": {"pace": 0.95},
         "dense, link in process": {"in_process": True},
         "fp16": {"up": "fp16", "down": "fp16"},
         "int4": {"up": "int4", "down": "int4"},
@@ -75,8 +76,11 @@ def _toml(
     lines += ["[wan]", *(f'codec_{way} = "{options[way]}"' for way in ("up", "down") if way in options)]
     if link is not None:
         lines.append(f"link = {{ rate_mbps = {link.up_mbps:g}, delay_ms = {500 * link.round_trip_s:g} }}")
+    ways = ways_by_site(cell)
     for site in cell.sites:
         lines += ["[[party]]", f'name = "{site}"', f"workers = {cell.workers}", f'address = "{local[site]}"']
+        if "pace" in options and site in ways:
+            lines.append(f"pace_mbps = {options['pace'] * min(ways[site].up_mbps, ways[site].down_mbps):g}")
     return "\n".join(lines) + "\n"
 
 

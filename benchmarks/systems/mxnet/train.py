@@ -78,7 +78,9 @@ class Cnn:
         self._net.initialize(mx.init.Xavier())
         self._parameters = list(self._net.collect_params().values())
         # The server adds what workers push: the mean over all samples is wanted.
-        self.optimizer = mx.optimizer.Adam(learning_rate=1e-3, rescale_grad=1 / (job.batch * job.everyone))
+        self.optimizer = mx.optimizer.Adam(
+            learning_rate=training.RATE, rescale_grad=1 / (job.batch * job.everyone)
+        )
         # Arrays of their own: those of the net may be in a layout of oneDNN, which the store does not take.
         self.weights = [parameter.data().copy() for parameter in self._parameters]
 
@@ -121,7 +123,7 @@ def cnn(name: str) -> Any:
 
 
 def scaled(images: Any) -> Any:
-    return nd.array(images[:, None].astype(np.float32) / 255)
+    return nd.array((images[:, None].astype(np.float32) / 255 - data.MEAN) / data.DEVIATION)
 
 
 if __name__ == "__main__":

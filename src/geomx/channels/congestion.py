@@ -1,14 +1,22 @@
-"""The congestion control of one TCP connection: `system`, or the name of one that this machine has."""
+"""The congestion control of one TCP connection: `system`, or the name of one that this machine has. And its pace.
+
+Two connections that fill a link in both directions hold each other's acknowledgements up in its queues: cubic loses a
+fifth of the rate to that, BBR a tenth. Whoever sends a little slower than the link leaves its queue empty.
+"""
 
 from __future__ import annotations
 
 import socket
+import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 from geomx.errors import ConfigError, Fault
 
 SYSTEM = "system"
+_SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
+_UNLIMITED = 2**32 - 1  # bytes a second, as a 32-bit option has it
 _LISTS = ("tcp_available_congestion_control", "tcp_allowed_congestion_control")
 
 
@@ -40,6 +48,13 @@ def choose(sock: Any, name: str) -> None:
     """Use it on a connected socket (or what a transport has in its place)."""
     if name != SYSTEM:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+
+
+def pace(sock: Any, mbps: float) -> None:
+    """Send at most so many 10^6 bits of payload a second; nothing happens where the kernel cannot."""
+    if sys.platform == "linux":
+        bytes_per_s = min(int(mbps * 125_000), _UNLIMITED - 1)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", bytes_per_s))
 
 
 def _read(path: Path) -> list[str]:

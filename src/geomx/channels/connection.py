@@ -124,6 +124,11 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._pacer = pacer
         self._wake()
 
+    @property
+    def socket(self) -> Any:
+        """What options can be set on."""
+        return self._transport.get_extra_info("socket")
+
     # -- out ------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:

@@ -47,8 +47,9 @@ class Tcp:
     """The channel between processes and machines.
 
     `link`: shape what is written, None: do not. `chunk_bytes`: None for the default of the kind of edge.
-    `congestion`: `system`, or a name that the kernel knows (both ends choose for what they send). `tls`: see
-    `geomx.channels.tls.contexts`. `seed`: of jitter and loss. Raises `ConfigError`.
+    `congestion`: `system`, or a name that the kernel knows (both ends choose for what they send). `pace_mbps`: see
+    `pace`, for connections that are dialled. `tls`: see `geomx.channels.tls.contexts`. `seed`: of jitter and loss.
+    Raises `ConfigError`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Tcp:
         *,
         chunk_bytes: int | None = None,
         congestion: str = congestion_control.SYSTEM,
+        pace_mbps: float = 0.0,
         tls: Contexts | None = None,
         seed: int = 0,
     ) -> None:
@@ -64,6 +66,7 @@ class Tcp:
         self._link = link
         self._chunk_bytes = chunk_bytes or (LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES)
         self._congestion = congestion
+        self._pace_mbps = pace_mbps
         self._tls = tls
         self._seeds = count(seed)
         self._uplink = self._new_pacer()
@@ -82,6 +85,7 @@ class Tcp:
             _, connection = await loop.create_connection(
                 lambda: self._connection(receiver, self._uplink, TcpConnection.hold), host, port, **tls
             )
+        self.pace(connection, self._pace_mbps)
         loop.call_soon(connection.release)
         return connection
 
@@ -108,6 +112,11 @@ class Tcp:
         """Shape what is written on an accepted connection from now on: it is known only now who has come."""
         if isinstance(connection, TcpConnection):
             connection.pace(Pacer(Uplink(Shaper(link, next(self._seeds)))))
+
+    def pace(self, connection: Connection, mbps: float) -> None:
+        """Let the kernel send no faster than this from now on; 0: as fast as TCP finds."""
+        if isinstance(connection, TcpConnection) and mbps:
+            congestion_control.pace(connection.socket, mbps)
 
     def _new_pacer(self) -> Pacer | None:
         return None if self._link is None else Pacer(Uplink(Shaper(self._link, next(self._seeds))))

@@ -89,9 +89,8 @@ def _homes(key: str, table: type[Table] = Description, prefix: str = "") -> Iter
 
 def _unknown(path: KeyPath, value: Any) -> Problem:
     known, key = keys(_table_of(path)), str(path[-1])
-    hint = nearest(key, known)
-    if not hint and (homes := list(_homes(key))):
-        hint = f"there is {', '.join(homes)}"
+    homes = list(_homes(key))
+    hint = f"there is {', '.join(homes)}" if homes else nearest(key, known)
     what = "an unknown table" if isinstance(value, dict) else "an unknown key"
     return Problem(path, what, ", ".join(f"`{name}`" for name in known), hint)
 

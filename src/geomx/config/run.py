@@ -133,6 +133,11 @@ class Run(Description):
         """The imitated link between a party and the global servers; None: the network as it is."""
         return self.party(party).link or self.wan.link
 
+    def pace_mbps_of(self, party: str) -> float:
+        """At which the bytes between a party and one shard leave, either way; 0: as TCP finds."""
+        own = self.party(party).pace_mbps
+        return (self.wan.pace_mbps if own is None else own) / self.run.shards
+
     @property
     def codecs(self) -> tuple[str, ...]:
         """The codecs of the WAN's and the LAN's edges, up and down, with their parameters."""

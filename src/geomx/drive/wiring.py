@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from geomx.channels.base import Connection
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
 from geomx.channels.tls import Contexts, contexts
 from geomx.config import Run
+from geomx.config.tables import Edge, Link
 from geomx.drive.real import Door, Wiring
 
 
@@ -27,7 +26,10 @@ def _wire_shard(run: Run, name: str) -> Wiring:
     channel = _tcp(run, run.wan, None, WAN_CHUNK_BYTES)
 
     def shape(connection: Connection, peer: str) -> None:
-        link = run.link_of(peer) if peer in run.servers else None
+        if peer not in run.servers:
+            return
+        channel.pace(connection, run.pace_mbps_of(peer))
+        link = run.link_of(peer)
         if link is not None:
             shared = link.model_copy(update={"rate_mbps": link.rate_mbps / run.run.shards})
             channel.shape(connection, shared)
@@ -40,13 +42,20 @@ def _wire_shard(run: Run, name: str) -> Wiring:
 def _wire_local_server(run: Run, name: str) -> Wiring:
     """All connections to the shards leave through the party's one link."""
     lan = _tcp(run, run.lan, run.lan.link, LAN_CHUNK_BYTES)
-    wan = _tcp(run, run.wan, run.link_of(name), WAN_CHUNK_BYTES)
+    wan = _tcp(run, run.wan, run.link_of(name), WAN_CHUNK_BYTES, run.pace_mbps_of(name))
     peers = {shard: (wan, run.address_of(shard)) for shard in run.shard_names}
     return Wiring(Door(lan, run.listen_address_of(name)), peers)
 
 
-def _tcp(run: Run, edge: Any, link: Any, chunk_bytes: int) -> Tcp:
-    return Tcp(link, chunk_bytes=chunk_bytes, congestion=edge.congestion, tls=_tls(run), seed=run.run.seed)
+def _tcp(run: Run, edge: Edge, link: Link | None, chunk_bytes: int, pace_mbps: float = 0.0) -> Tcp:
+    return Tcp(
+        link,
+        chunk_bytes=chunk_bytes,
+        congestion=edge.congestion,
+        pace_mbps=pace_mbps,
+        tls=_tls(run),
+        seed=run.run.seed,
+    )
 
 
 def _tls(run: Run) -> Contexts | None:
