@@ -22,6 +22,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from geomx.channels.memory import reuse_freed_blocks
+from geomx.codecs import native
 from geomx.codecs.noise import Stream
 from geomx.codecs.spec import make_codec
 from geomx.layout import Layout, Slice, Tensor
@@ -91,13 +93,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    reuse_freed_blocks()  # as every node does
     slices = Layout((Tensor("weights", (options.parameters,), "float32"),)).slices
     bytes_per_s = bandwidth()
     rows = [measured(spec, slices, options.rounds, bytes_per_s) for spec in SPECS]
     path = Path("out/bench/codecs.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    title = f"{options.parameters:,} parameters; memory {bytes_per_s / 1e9:.1f} GB/s on one core"
+    kernels = "compiled kernels" if native.available() else "torch operations alone"
+    title = f"{options.parameters:,} parameters, {kernels}; memory {bytes_per_s / 1e9:.1f} GB/s on one core"
     table = Table(title=title, title_justify="left")
     for column in ("codec", "MB", "of dense", "encode ms", "floor ms", "decode ms"):
         table.add_column(column, justify="left" if column == "codec" else "right")

@@ -10,6 +10,7 @@ from geomx.codecs.spec import make_codec
 from geomx.layout import Layout, Tensor
 
 VALUES = [1.0, -2.0, 0.5, 0.0, -0.25, 3.0, 0.0, 0.125]
+pytestmark = pytest.mark.usefixtures("inner_loops")
 GOLDEN = {
     "dense": "0000803f000000c00000003f00000000000080be00004040000000000000003e",
     "fp16": "f3ff007000f4006c000000e8007600000064",

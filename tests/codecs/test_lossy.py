@@ -6,45 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from codec_cases import DTYPES, SIZES, SPECS, drawn, made, piece_of, residual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geomx.codecs.base import Lossy, codecs
+from geomx.codecs.base import codecs
 from geomx.codecs.noise import Stream
 from geomx.codecs.spec import make_codec
 from geomx.errors import ConfigError, NotFinite, ProtocolError, UnknownName
-from geomx.layout import Layout, Slice, Tensor
 
 torch.set_num_threads(1)
-
-SPECS = [
-    "fp16", "bf16", "int8", "int8 stochastic=true", "int4", "int4 stochastic=true", "sign", "two_bit threshold=0.01",
-    "topk ratio=0.05", "topk ratio=1.0 values=int8", "bisparse", "bisparse ratio=0.1 values=int4",
-    "bisparse ratio=0.02 values=int2", "bisparse values=sign", "bisparse values=float32", "mpq ratio=0.03",
-]  # fmt: skip
-SIZES = [1, 2, 7, 63, 64, 65, 127, 129, 1000, 1023, 1025, 5000, 300_000]
-DTYPES = ["float32", "float64"]
-
-
-def made(spec: str, origin: str = "A") -> Lossy:
-    codec = make_codec(spec, Stream(7, origin))
-    assert isinstance(codec, Lossy)
-    return codec
-
-
-def piece_of(elements: int, dtype: str = "float32", size_lower_bound: int = 1) -> Slice:
-    return Layout((Tensor("t", (elements,), dtype),), size_lower_bound, slice_elements=1 << 19).slices[0]
-
-
-def drawn(elements: int, dtype: str = "float32", seed: int = 0, scale: float = 1e-2) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (
-        torch.randn(elements, generator=generator, dtype=torch.float64).mul(scale).to(getattr(torch, dtype))
-    )
-
-
-def residual(codec: Lossy, piece: Slice) -> torch.Tensor:
-    return codec.state(piece.index)["residual"]
+pytestmark = pytest.mark.usefixtures("inner_loops")
 
 
 def test_every_codec_but_dense_is_tried() -> None:

@@ -16,6 +16,7 @@ from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice, Tensor
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("inner_loops")
 
 
 def piece_of(elements: int) -> Slice:

@@ -14,6 +14,7 @@ direction). An encoding that was not applied goes back into the residual (`settl
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol
@@ -21,6 +22,7 @@ from typing import Protocol
 import torch
 
 from geomx.codecs.noise import Stream
+from geomx.codecs.values import peak
 from geomx.errors import NotFinite
 from geomx.layout import Slice
 from geomx.registry import Registry
@@ -136,7 +138,7 @@ def working(dtype: torch.dtype) -> torch.dtype:
 
 
 def _check_finite(piece: Slice, values: torch.Tensor) -> None:
-    if not bool(torch.isfinite(torch.linalg.vector_norm(values, float("inf")))):
+    if not math.isfinite(peak(values)):
         raise NotFinite(f"slice {piece.index} holds NaN or Inf")
 
 

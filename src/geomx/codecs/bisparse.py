@@ -20,10 +20,11 @@ from collections.abc import Mapping
 
 import torch
 
+from geomx.codecs import native
 from geomx.codecs.base import Codec
 from geomx.codecs.noise import Stream, below
 from geomx.codecs.sparse import Sparse
-from geomx.codecs.topk import largest
+from geomx.codecs.topk import at_least, kth_largest, largest
 from geomx.errors import ConfigError, Fault
 from geomx.layout import Slice
 
@@ -91,15 +92,15 @@ class BiSparse(Sparse):
         stride = int(left.numel() / max(LEAST_SAMPLE, SAMPLE * left.numel()))
         if stride < 2:
             return largest(left, wanted)
-        sample = left[below(key, stride) :: stride].abs()
-        rank = max(1, round(wanted * sample.numel() / left.numel()))
-        threshold = torch.kthvalue(sample, sample.numel() - rank + 1).values
-        found = (
-            (left.abs() >= threshold).nonzero().view(-1) if float(threshold) > 0 else left.nonzero().view(-1)
-        )
+        start = below(key, stride)
+        sampled = -(-(left.numel() - start) // stride)
+        threshold = kth_largest(left, max(1, round(wanted * sampled / left.numel())), start, stride)
+        found = native.at_least(left, threshold, int(TOLERANCE * wanted))
+        if found is None:
+            found = at_least(left, threshold)
         if found.numel() > TOLERANCE * wanted:
             return found[largest(left[found], wanted)]
-        if TOLERANCE * found.numel() < wanted and float(threshold) > 0:
+        if TOLERANCE * found.numel() < wanted and threshold > 0:
             return largest(left, wanted)
         return found
 

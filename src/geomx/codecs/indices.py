@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from geomx.codecs import native
 from geomx.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
 from geomx.errors import ProtocolError
 
@@ -29,10 +30,13 @@ def choose(indices: torch.Tensor, elements: int) -> tuple[int, int]:
     best, best_unary, best_bytes = BITMAP, 0, bitmap
     if not count:
         return (0, 0) if bitmap else (BITMAP, 0)
-    gaps = gaps_of(indices)
     likely = max(0, (elements // count).bit_length() - 1)
-    for rice in range(max(0, likely - 1), min(MOST_RICE, likely + 1) + 1):
-        unary = int((gaps >> rice).sum()) + count
+    rices = range(max(0, likely - 1), min(MOST_RICE, likely + 1) + 1)
+    unaries = native.unary_bits(indices, rices.start, len(rices))
+    if unaries is None:
+        gaps = gaps_of(indices)
+        unaries = [int((gaps >> rice).sum()) + count for rice in rices]
+    for rice, unary in zip(rices, unaries, strict=True):
         size = packed_bytes(count, rice) + packed_bytes(unary, 1)
         if size < best_bytes:
             best, best_unary, best_bytes = rice, unary, size
@@ -52,6 +56,9 @@ def pack_indices(indices: torch.Tensor, elements: int, rice: int, unary: int) ->
         bits = torch.zeros(elements, dtype=torch.uint8, device=indices.device)
         bits[indices] = 1
         return pack_bits(bits)
+    packed = native.pack_rice(indices, rice, packed_bytes(indices.numel(), rice), packed_bytes(unary, 1))
+    if packed is not None:
+        return packed
     gaps = gaps_of(indices)
     stops = torch.zeros(unary, dtype=torch.uint8, device=indices.device)
     stops[((gaps >> rice) + 1).cumsum(0) - 1] = 1
@@ -77,6 +84,9 @@ def unpack_indices(packed: torch.Tensor, count: int, elements: int, rice: int, u
             raise ProtocolError(f"a bitmap holds {indices.numel()} indices; {count} are announced")
         return indices
     low = packed_bytes(count, rice)
+    given = native.unpack_rice(packed, low, count, elements, rice, unary)
+    if given is not None:
+        return given
     stops = unpack_bits(packed[low:], unary).nonzero().view(-1)
     if stops.numel() != count or (count and int(stops[-1]) != unary - 1):
         raise ProtocolError(f"{stops.numel()} gaps are coded where {count} are announced")

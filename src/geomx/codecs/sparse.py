@@ -14,6 +14,7 @@ import struct
 
 import torch
 
+from geomx.codecs import native
 from geomx.codecs.base import Codec, Lossy, working
 from geomx.codecs.dense import Dense
 from geomx.codecs.indices import choose, pack_indices, size_bytes, unpack_indices
@@ -24,6 +25,18 @@ from geomx.layout import Slice
 
 HEAD = struct.Struct("<IIBB")
 NAMES = tuple(FORMS)
+
+
+def gathered(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Some elements."""
+    found = native.gather(x, indices)
+    return x[indices] if found is None else found
+
+
+def scatter(x: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    """Put some elements in their places."""
+    if not native.scatter(x, indices, values):
+        x[indices] = values
 
 
 class Sparse(Lossy):
@@ -46,9 +59,9 @@ class Sparse(Lossy):
         """The payload of some elements of `left` (rising indices, int64); what it carries is taken out of `left`."""
         values = torch.empty(0, dtype=torch.uint8, device=left.device)
         if indices.numel():
-            chosen = left[indices]
-            values = self._form.pack(chosen)
-            left[indices] = chosen - self._form.unpack(values, indices.numel(), left.dtype)
+            chosen = gathered(left, indices)
+            values = self._form.take(chosen)
+            scatter(left, indices, chosen)
         rice, unary = choose(indices, left.numel())
         head = HEAD.pack(indices.numel(), unary, rice, self._place)
         first = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(left.device)
@@ -71,7 +84,7 @@ class Sparse(Lossy):
         dtype = working(getattr(torch, piece.dtype))
         values = torch.zeros(piece.elements, dtype=dtype, device=payload.device)
         if indices.numel():
-            values[indices] = self._form.unpack(packed, indices.numel(), dtype)
+            scatter(values, indices, self._form.unpack(packed, indices.numel(), dtype))
         return values
 
     def possible(self, elements: int, size: int) -> bool:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from geomx.codecs import native
 from geomx.codecs.noise import Stream
 from geomx.codecs.sparse import Sparse
 from geomx.layout import Slice
+
+SPARE = 64  # elements that equal the last one, for which there is room
 
 
 class TopK(Sparse):
@@ -24,10 +27,28 @@ class TopK(Sparse):
 
 def largest(x: torch.Tensor, count: int) -> torch.Tensor:
     """The rising indices (int64) of the `count` largest |x|, of equal ones those that come first; never zeros."""
-    sizes = x.abs()
-    bound = torch.kthvalue(sizes, sizes.numel() - count + 1).values
-    above = (sizes > bound).nonzero().view(-1)
-    equal = (sizes == bound).nonzero().view(-1) if float(bound) > 0 else above[:0]
-    if not equal.numel():
-        return above
-    return torch.cat((above, equal[: count - above.numel()])).sort().values
+    bound = kth_largest(x, count)
+    found = native.at_least(x, bound, count + SPARE)
+    if found is None:
+        found = at_least(x, bound)
+    surplus = found.numel() - count
+    if surplus <= 0 or bound == 0:
+        return found
+    equal = (x[found].abs() == bound).nonzero().view(-1)
+    keep = torch.ones(found.numel(), dtype=torch.bool, device=x.device)
+    keep[equal[equal.numel() - surplus :]] = False
+    return found[keep]
+
+
+def kth_largest(x: torch.Tensor, rank: int, start: int = 0, stride: int = 1) -> float:
+    """The `rank`-th largest of |x[start::stride]|, from 1."""
+    found = native.kth_largest(x, rank, start, stride)
+    if found is None:
+        sizes = x[start::stride].abs()
+        found = float(torch.kthvalue(sizes, sizes.numel() - rank + 1).values)
+    return found
+
+
+def at_least(x: torch.Tensor, bound: float) -> torch.Tensor:
+    """The rising indices (int64) of |x| ≥ bound; of x ≠ 0 where the bound is 0."""
+    return ((x.abs() >= bound) if bound > 0 else (x != 0)).nonzero().view(-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from geomx.codecs import native
 from geomx.codecs.base import Lossy, working
 from geomx.codecs.bits import pack, packed_bytes, unpack
 from geomx.codecs.dense import Dense
@@ -34,10 +35,15 @@ class TwoBit(Lossy):
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         step = torch.tensor([self._threshold * (weight or 1.0)], dtype=torch.float32, device=left.device)
         size = float(step)
+        codes = native.take_two_bits(left, size)
+        if codes is None:
+            codes = self._take(left, size)
+        return torch.cat((step.view(torch.uint8), codes))
+
+    def _take(self, left: torch.Tensor, size: float) -> torch.Tensor:
         up, down = left >= size, left <= -size
         left.sub_(up.to(left.dtype).sub_(down.to(left.dtype)), alpha=size)
-        codes = up.to(torch.uint8) | (down.to(torch.uint8) << 1)
-        return torch.cat((step.view(torch.uint8), pack(codes, WIDTH)))
+        return pack(up.to(torch.uint8) | (down.to(torch.uint8) << 1), WIDTH)
 
     def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         if not self.possible(piece.elements, payload.numel()):
@@ -45,12 +51,15 @@ class TwoBit(Lossy):
         step = float(aligned(payload[:STEP_BYTES], torch.float32))
         if not 0.0 < step < float("inf"):
             raise ProtocolError(f"slice {piece.index}: a threshold of {step}")
+        dtype = working(getattr(torch, piece.dtype))
+        if dtype == torch.float32:
+            given = native.give_two_bits(payload[STEP_BYTES:], piece.elements, step)
+            if given is not None:
+                return given
         codes = unpack(payload[STEP_BYTES:], piece.elements, WIDTH)
         if int(codes.max()) > DOWN:
             raise ProtocolError(f"slice {piece.index}: a code that no encoder writes")
-        steps = torch.tensor(
-            [0.0, step, -step], dtype=working(getattr(torch, piece.dtype)), device=codes.device
-        )
+        steps = torch.tensor([0.0, step, -step], dtype=dtype, device=codes.device)
         return steps[codes.to(torch.int64)]
 
     def possible(self, elements: int, size: int) -> bool:

@@ -16,32 +16,50 @@ form checks what it reads: a scale that is not finite, a code that no encoder wr
 
 from __future__ import annotations
 
+import functools
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
+from geomx.codecs import native
 from geomx.codecs.bits import pack, packed_bytes, unpack
 from geomx.errors import ProtocolError
 
 SCALE_BYTES = 2
-MOST_EXPONENT = 1000  # of float64's numbers, 1023 at most
+MOST_EXPONENT = {torch.float32: 126, torch.float64: 1000}  # whose powers of two are normal numbers, both ways
 
 
-class Form(Protocol):
+class Form(ABC):
     """One way of writing numbers. `x` is flat, float32 or float64, and finite."""
 
+    @abstractmethod
     def size_bytes(self, count: int) -> int:
         """What `count` numbers take."""
 
+    @abstractmethod
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """As bytes. `noise`: uniform in [0, 1), one for each number, where rounding is to be stochastic."""
 
+    @abstractmethod
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Back, in `dtype`. Raises ProtocolError where no encoder wrote this."""
 
+    def take(self, left: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """As `pack`; leaves in `left`, in place, what the bytes do not carry."""
+        packed = self._taken(left, noise)
+        if packed is None:
+            packed = self.pack(left, noise)
+            left.sub_(self.unpack(packed, left.numel(), left.dtype))
+        return packed
 
-class Cast:
+    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
+        """`take` by a kernel; None where there is none, and nothing has been done."""
+        return None
+
+
+class Cast(Form):
     """Every number in a float type of its own."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -52,19 +70,26 @@ class Cast:
 
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         limit = torch.finfo(self._dtype).max
-        kept = x.to(self._dtype)
+        kept = x.to(self._dtype, copy=True)
         if not bool(torch.isfinite(kept).all()):  # a finite number that the type has no room for
             kept = x.clamp(-limit, limit).to(self._dtype)
         return kept.contiguous().view(torch.uint8)
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+        if self._dtype == torch.bfloat16 and dtype == torch.float32:
+            given = native.give_half(aligned(packed, self._dtype), self._dtype, count)
+            if given is not None:
+                return given
         values = aligned(packed, self._dtype).to(dtype)
         if count and not bool(torch.isfinite(values).all()):
             raise ProtocolError("a number is not finite")
         return values
 
+    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
+        return native.take_half(left, self._dtype) if self._dtype == torch.bfloat16 else None
 
-class Half:
+
+class Half(Form):
     """fp16 behind one power of two, an int16: the list's largest number lies in [2^14, 2^15) before rounding."""
 
     TOP = 15
@@ -73,24 +98,38 @@ class Half:
         return SCALE_BYTES + 2 * count
 
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
-        largest = float(torch.linalg.vector_norm(x, float("inf"))) if x.numel() else 0.0
-        exponent = int(torch.frexp(torch.tensor(largest, dtype=torch.float64)).exponent) - self.TOP
-        exponent = max(exponent, -MOST_EXPONENT) if largest else 0
-        scaled = x.mul(2.0**-exponent).to(torch.float16)
-        head = torch.tensor([exponent], dtype=torch.int16, device=x.device)
-        return torch.cat((head.view(torch.uint8), scaled.view(torch.uint8)))
+        exponent = self._exponent(x)
+        return self._headed(exponent, x.mul(2.0**-exponent).to(torch.float16).view(torch.uint8))
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         exponent = int(aligned(packed[:SCALE_BYTES], torch.int16))
-        if abs(exponent) > MOST_EXPONENT:
+        if abs(exponent) > MOST_EXPONENT[dtype]:
             raise ProtocolError(f"a scale of 2^{exponent}")
-        values = aligned(packed[SCALE_BYTES:], torch.float16).to(dtype).mul_(2.0**exponent)
+        halves = aligned(packed[SCALE_BYTES:], torch.float16)
+        if dtype == torch.float32:
+            given = native.give_half(halves, torch.float16, count, exponent)
+            if given is not None:
+                return given
+        values = halves.to(dtype).mul_(2.0**exponent)
         if not bool(torch.isfinite(values).all()):
             raise ProtocolError("a number is not finite")
         return values
 
+    def _exponent(self, x: torch.Tensor) -> int:
+        largest = peak(x)
+        return max(math.frexp(largest)[1] - self.TOP, -MOST_EXPONENT[x.dtype]) if largest else 0
 
-class Blocks:
+    def _headed(self, exponent: int, halves: torch.Tensor) -> torch.Tensor:
+        head = torch.tensor([exponent], dtype=torch.int16, device=halves.device)
+        return torch.cat((head.view(torch.uint8), halves))
+
+    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
+        exponent = self._exponent(left)
+        halves = native.take_half(left, torch.float16, exponent)
+        return None if halves is None else self._headed(exponent, halves)
+
+
+class Blocks(Form):
     """Codes of `width` bits, and for each block of `block` numbers a scale (bfloat16, rounded up)."""
 
     def __init__(self, width: int, block: int) -> None:
@@ -108,18 +147,25 @@ class Blocks:
         return torch.cat((torch.cat(scales).view(torch.uint8), pack(codes.to(torch.uint8), self._width)))
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
-        scales, codes = split_scales(packed, count, self._block, self._width, self._most)
+        scales, packed_codes = split_scales(packed, count, self._block, self._most)
+        if dtype == torch.float32:
+            given = native.give_blocks(scales, packed_codes, count, self._block, self._width)
+            if given is not None:
+                return given
+        codes = unpack(packed_codes, count, self._width)
         if count and int(codes.max()) > 2 * self._most:
             raise ProtocolError("a code lies outside its range")
         values = codes.to(dtype).sub_(self._most)
         return scaled(values, scales, self._block)
 
     def _steps(self, x: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
-        inverse = [torch.where(s > 0, 1.0 / s.to(x.dtype), 0.0) for s in scales]
-        return scaled(x.clone(), torch.cat(inverse), self._block)
+        return scaled(x.clone(), inverses(scales, 1.0, x.dtype), self._block)
+
+    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
+        return native.take_blocks(left, self._block, self._width, _largest_scale(self._most), noise)
 
 
-class Thirds:
+class Thirds(Form):
     """Two bits: ±1 and ±1/3 of the block's largest. For numbers that are not near zero, as sparse ones are not."""
 
     WIDTH, BLOCK = 2, 64
@@ -129,19 +175,22 @@ class Thirds:
 
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         scales = [rounded_up(block.abs().amax(1)) for block in in_blocks(x, self.BLOCK)]
-        inverse = torch.cat([torch.where(s > 0, 1.5 / s.to(x.dtype), 0.0) for s in scales])
-        steps = scaled(x.clone(), inverse, self.BLOCK).add_(1.5)  # 0, 1, 2, 3
+        steps = scaled(x.clone(), inverses(scales, 1.5, x.dtype), self.BLOCK).add_(1.5)  # 0, 1, 2, 3
         codes = torch.round(steps) if noise is None else torch.floor(steps.add_(noise))
         return torch.cat(
             (torch.cat(scales).view(torch.uint8), pack(codes.clamp_(0, 3).to(torch.uint8), self.WIDTH))
         )
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
-        scales, codes = split_scales(packed, count, self.BLOCK, self.WIDTH)
-        return scaled(codes.to(dtype).sub_(1.5).div_(1.5), scales, self.BLOCK)
+        scales, codes = split_scales(packed, count, self.BLOCK)
+        thirds = unpack(codes, count, self.WIDTH).to(dtype).sub_(1.5).div_(1.5)
+        return scaled(thirds, scales, self.BLOCK)
+
+    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
+        return native.take_thirds(left, self.BLOCK, _largest_scale(1), noise)
 
 
-class Sign:
+class Sign(Form):
     """One bit: the sign, times the mean of its block's |x| (1-bit Adam, arXiv 2102.02888)."""
 
     BLOCK = 1024
@@ -154,8 +203,23 @@ class Sign:
         return torch.cat((torch.cat(scales).view(torch.uint8), pack((x >= 0).to(torch.uint8), 1)))
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
-        scales, codes = split_scales(packed, count, self.BLOCK, 1)
-        return scaled(codes.to(dtype).mul_(2).sub_(1), scales, self.BLOCK)
+        scales, codes = split_scales(packed, count, self.BLOCK)
+        if dtype == torch.float32:
+            given = native.give_signs(scales, codes, count)
+            if given is not None:
+                return given
+        return scaled(unpack(codes, count, 1).to(dtype).mul_(2).sub_(1), scales, self.BLOCK)
+
+    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
+        return native.take_signs(left, self.BLOCK, _largest_scale(1))
+
+
+def peak(x: torch.Tensor) -> float:
+    """The largest |x|, 0 of no elements; NaN or Inf where there is one."""
+    found = native.peak(x)
+    if found is None:
+        found = float(torch.linalg.vector_norm(x, float("inf"))) if x.numel() else 0.0
+    return found
 
 
 def aligned(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -188,21 +252,28 @@ def rounded_up(scales: torch.Tensor, most: int = 1) -> torch.Tensor:
     return up.to(torch.int16).view(torch.bfloat16)
 
 
+def inverses(scales: list[torch.Tensor], over: float, dtype: torch.dtype) -> torch.Tensor:
+    """`over` / scale for each block, the largest number that there is at most; 0 where the scale is 0."""
+    most = torch.finfo(dtype).max
+    return torch.cat([torch.where(s > 0, (over / s.to(dtype)).clamp_(max=most), 0.0) for s in scales])
+
+
+@functools.cache
 def _largest_scale(most: int) -> int:
     """The bits of the largest bfloat16 that float32 holds `most` times."""
     return int(torch.tensor(torch.finfo(torch.float32).max / most).view(torch.int32)) >> 16
 
 
 def split_scales(
-    packed: torch.Tensor, count: int, block: int, width: int, most: int = 1
+    packed: torch.Tensor, count: int, block: int, most: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales (bfloat16) and codes of a blockwise form; scales that no encoder writes are refused."""
+    """The scales (bfloat16) and the packed codes of a blockwise form; scales that no encoder writes are refused."""
     head = SCALE_BYTES * -(-count // block)
     scales = aligned(packed[:head], torch.bfloat16)
     bits = scales.view(torch.int16)
     if count and not 0 <= int(bits.min()) <= int(bits.max()) <= _largest_scale(most):
         raise ProtocolError("a scale is negative, or too large")
-    return scales, unpack(packed[head:], count, width)
+    return scales, packed[head:]
 
 
 def tree_sum(blocks: torch.Tensor) -> torch.Tensor:

@@ -38,9 +38,7 @@ class Whole(Lossy):
         noise = None
         if self._stochastic:
             noise = uniform(self.stream.key(turn, piece), left.numel(), left.device)
-        payload = self._form.pack(left, noise)
-        left.sub_(self._form.unpack(payload, left.numel(), left.dtype))
-        return payload
+        return self._form.take(left, noise)
 
     def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         if not self.possible(piece.elements, payload.numel()):

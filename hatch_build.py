@@ -1,0 +1,48 @@
+"""Compiles the codecs' kernels where there is a C compiler. Without one the package is whole, and slower."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = Path("src/geomx/codecs/kernels.c")
+# The same bits everywhere: no fused multiply-add. The others change no result.
+FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+
+
+class Kernels(BuildHookInterface):  # type: ignore[misc]
+    """Called by hatchling before it packs a wheel or installs in place."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile next to the source; the wheel is then one of this platform."""
+        source = Path(self.root) / SOURCE
+        target = source.with_suffix(".so")
+        if self.target_name != "wheel":
+            return
+        if not self._compile(source, target):
+            return
+        build_data["artifacts"].append(f"/{SOURCE.with_suffix('.so')}")
+        build_data["pure_python"] = False
+        platform_tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{platform_tag}"
+
+    def _compile(self, source: Path, target: Path) -> bool:
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+        if platform.system() != "Linux" or shutil.which(compiler[0]) is None:
+            self.app.display_warning("no C compiler: the codecs use torch operations, which are slower")
+            return False
+        target.unlink(missing_ok=True)  # not overwritten: a process may have it open
+        done = subprocess.run(
+            [*compiler, *FLAGS, "-o", str(target), str(source)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            self.app.display_warning(f"the codecs' kernels do not compile here: {done.stderr.strip()[-500:]}")
+        return done.returncode == 0

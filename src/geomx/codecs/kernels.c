@@ -1,0 +1,425 @@
+/* The inner loops of the codecs, each in one pass over memory.
+ *
+ * They give the same bits as the torch operations in values.py, two_bit.py, bisparse.py and indices.py, which say what
+ * the forms mean and serve wherever this file was not compiled. Hence no fused multiply-add (-ffp-contract=off), sums
+ * in the order of a fixed tree, and numbers rounded to the nearest, ties to even. All tensors are float32, contiguous
+ * and finite unless something else is said. `left` is what remains to be sent: the payload is taken out of it.
+ */
+#include <float.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
+#define FOR_EACH_CPU __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define FOR_EACH_CPU
+#endif
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "payloads are little-endian, and so is what these kernels read and write"
+#endif
+#define FIRST_BYTE(marks) (__builtin_ctzll(marks) >> 3) /* the place of the first byte that is 1, of eight */
+#define INLINE static inline __attribute__((always_inline))
+
+enum { FINE = 0, BAD_CODE = 1, BAD_PADDING = 2, BAD_COUNT = 3, BAD_INDEX = 4 };
+enum { BLOCK = 128, SIGN_BLOCK = 1024 };
+
+INLINE uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
+INLINE float float_of(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* For |x| < 2^22: adding and taking away 1.5 · 2^23 leaves no room for a fraction. */
+INLINE float nearest(float x) { return (x + 12582912.0f) - 12582912.0f; }
+INLINE float floored(float x) { float r = nearest(x); return r > x ? r - 1.0f : r; }
+
+/* Non-negative, as bfloat16: not smaller than it was, at most `most`. */
+INLINE uint16_t scale_of(float x, uint32_t most)
+{
+    uint32_t up = (bits_of(x) + 0xFFFF) >> 16;
+    return (uint16_t)(up < most ? up : most);
+}
+
+INLINE float scale_from(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+
+INLINE float inverse(float over, float scale)
+{
+    float x = over / scale;
+    return scale > 0.0f ? (x < FLT_MAX ? x : FLT_MAX) : 0.0f;
+}
+
+INLINE uint32_t largest_in(const float *x, int64_t n)
+{
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t b = bits_of(x[i]) & 0x7FFFFFFF;
+        most = b > most ? b : most;
+    }
+    return most;
+}
+
+/* The bits of the largest |x|; above those of the largest number where there is NaN or Inf. */
+FOR_EACH_CPU uint32_t largest_bits(const float *x, int64_t n) { return largest_in(x, n); }
+
+/* ---- whole blocks: a scale for each, then codes of 8 or 4 bits ---------------------------------------------------- */
+
+INLINE void codes_of(float *left, int64_t n, float scale, float inv, float most, const float *noise, uint8_t *codes)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float step = left[i] * inv;
+        float code = noise ? floored(step + noise[i]) : nearest(step);
+        code = code < -most ? -most : code;
+        code = code > most ? most : code;
+        left[i] -= code * scale;
+        codes[i] = (uint8_t)(int32_t)(code + most);
+    }
+}
+
+FOR_EACH_CPU void take_blocks(float *left, int64_t n, int64_t block, int width, uint32_t most_scale,
+                              const float *noise, uint16_t *scales, uint8_t *out)
+{
+    float most = (float)((1 << (width - 1)) - 1);
+    uint8_t codes[BLOCK + 1];
+    for (int64_t at = 0, k = 0; at < n; at += block, k++) {
+        int64_t m = least(block, n - at);
+        uint16_t bits = scale_of(float_of(largest_in(left + at, m)) / most, most_scale);
+        float scale = scale_from(bits), inv = inverse(1.0f, scale);
+        const float *own = noise ? noise + at : 0;
+        scales[k] = bits;
+        if (width == 8) {
+            codes_of(left + at, m, scale, inv, most, own, out + at);
+            continue;
+        }
+        codes_of(left + at, m, scale, inv, most, own, codes);
+        codes[m] = 0;
+        for (int64_t i = 0; i < (m + 1) / 2; i++)
+            out[at / 2 + i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+    }
+}
+
+FOR_EACH_CPU int give_blocks(const uint16_t *scales, const uint8_t *in, int64_t n, int64_t block, int width, float *out)
+{
+    float most = (float)((1 << (width - 1)) - 1);
+    uint8_t top = (uint8_t)((1 << width) - 1), seen = 0, codes[BLOCK + 1];
+    for (int64_t at = 0, k = 0; at < n; at += block, k++) {
+        int64_t m = least(block, n - at);
+        float scale = scale_from(scales[k]);
+        const uint8_t *from = in + at;
+        if (width == 4) {
+            for (int64_t i = 0; i < (m + 1) / 2; i++) {
+                codes[2 * i] = in[at / 2 + i] & 15;
+                codes[2 * i + 1] = in[at / 2 + i] >> 4;
+            }
+            from = codes;
+        }
+        for (int64_t i = 0; i < m; i++) {
+            seen |= from[i] == top;
+            out[at + i] = ((float)from[i] - most) * scale;
+        }
+    }
+    if (width == 4 && n % 2 && in[n / 2] >> 4)
+        return BAD_PADDING;
+    return seen ? BAD_CODE : FINE;
+}
+
+/* Codes 0 to 3 for -1, -1/3, 1/3, 1 of a block's largest. */
+FOR_EACH_CPU void take_thirds(float *left, int64_t n, int64_t block, uint32_t most_scale, const float *noise,
+                              uint16_t *scales, uint8_t *out)
+{
+    memset(out, 0, (size_t)(n + 3) / 4);
+    for (int64_t at = 0, k = 0; at < n; at += block, k++) {
+        int64_t m = least(block, n - at);
+        uint16_t bits = scale_of(float_of(largest_in(left + at, m)), most_scale);
+        float scale = scale_from(bits), inv = inverse(1.5f, scale);
+        scales[k] = bits;
+        for (int64_t i = at; i < at + m; i++) {
+            float step = left[i] * inv + 1.5f;
+            float code = noise ? floored(step + noise[i]) : nearest(step);
+            code = code < 0.0f ? 0.0f : code;
+            code = code > 3.0f ? 3.0f : code;
+            left[i] -= (code - 1.5f) / 1.5f * scale;
+            out[i / 4] |= (uint8_t)((int)code << (2 * (i % 4)));
+        }
+    }
+}
+
+/* ---- signs -------------------------------------------------------------------------------------------------------- */
+
+/* Adds the first half to the second, again and again; an odd element goes along. `t` is overwritten. */
+INLINE float tree_sum(float *t, int64_t n)
+{
+    while (n > 1) {
+        int64_t half = n / 2;
+        for (int64_t i = 0; i < half; i++)
+            t[i] += t[half + i];
+        if (n % 2)
+            t[half] = t[2 * half];
+        n = half + n % 2;
+    }
+    return t[0];
+}
+
+FOR_EACH_CPU void take_signs(float *left, int64_t n, uint32_t most_scale, uint16_t *scales, uint8_t *out)
+{
+    float sizes[SIGN_BLOCK];
+    uint8_t signs[SIGN_BLOCK];
+    for (int64_t at = 0, k = 0; at < n; at += SIGN_BLOCK, k++) {
+        int64_t m = least(SIGN_BLOCK, n - at);
+        for (int64_t i = 0; i < m; i++)
+            sizes[i] = float_of(bits_of(left[at + i]) & 0x7FFFFFFF);
+        uint16_t bits = scale_of(tree_sum(sizes, m) / (float)m, most_scale);
+        float scale = scale_from(bits);
+        scales[k] = bits;
+        memset(signs, 0, sizeof signs);
+        for (int64_t i = 0; i < m; i++) {
+            float x = left[at + i];
+            signs[i] = x >= 0.0f;
+            left[at + i] = x - (x >= 0.0f ? scale : -scale);
+        }
+        for (int64_t i = 0; i < (m + 7) / 8; i++) {
+            const uint8_t *s = signs + 8 * i;
+            out[at / 8 + i] = (uint8_t)(s[0] | s[1] << 1 | s[2] << 2 | s[3] << 3 | s[4] << 4 | s[5] << 5 | s[6] << 6
+                                        | s[7] << 7);
+        }
+    }
+}
+
+FOR_EACH_CPU int give_signs(const uint16_t *scales, const uint8_t *in, int64_t n, float *out)
+{
+    for (int64_t at = 0, k = 0; at < n; at += SIGN_BLOCK, k++) {
+        uint32_t scale = bits_of(scale_from(scales[k]));
+        int64_t m = least(SIGN_BLOCK, n - at), whole = m / 8 * 8;
+        for (int64_t i = 0; i < whole; i += 8) {
+            uint32_t byte = ~(uint32_t)in[(at + i) / 8];
+            for (int j = 0; j < 8; j++)
+                out[at + i + j] = float_of(scale | (byte >> j & 1) << 31);
+        }
+        for (int64_t i = at + whole; i < at + m; i++)
+            out[i] = float_of(scale | (~(uint32_t)in[i / 8] >> i % 8 & 1) << 31);
+    }
+    return n % 8 && in[n / 8] >> (n % 8) ? BAD_PADDING : FINE;
+}
+
+/* ---- two bits: nothing, plus or minus a step ---------------------------------------------------------------------- */
+
+FOR_EACH_CPU void take_two_bits(float *left, int64_t n, float step, uint8_t *out)
+{
+    uint8_t codes[4 * 64];
+    for (int64_t at = 0; at < n; at += 256) {
+        int64_t m = least(256, n - at);
+        memset(codes, 0, sizeof codes);
+        for (int64_t i = 0; i < m; i++) {
+            float x = left[at + i];
+            uint8_t up = x >= step, down = x <= -step;
+            left[at + i] = x - (up ? step : down ? -step : 0.0f);
+            codes[i] = (uint8_t)(up | down << 1);
+        }
+        for (int64_t i = 0; i < (m + 3) / 4; i++)
+            out[at / 4 + i] = (uint8_t)(codes[4 * i] | codes[4 * i + 1] << 2 | codes[4 * i + 2] << 4
+                                        | codes[4 * i + 3] << 6);
+    }
+}
+
+FOR_EACH_CPU int give_two_bits(const uint8_t *in, int64_t n, float step, float *out)
+{
+    uint32_t size = bits_of(step), seen = 0;
+    int64_t whole = n / 4 * 4;
+    for (int64_t i = 0; i < whole; i += 4) {
+        uint32_t byte = in[i / 4];
+        seen |= byte & byte >> 1 & 0x55;
+        for (int j = 0; j < 4; j++) {
+            uint32_t up = byte >> 2 * j & 1, down = byte >> (2 * j + 1) & 1;
+            out[i + j] = float_of((size & (0 - (up | down))) | down << 31);
+        }
+    }
+    for (int64_t i = whole; i < n; i++) {
+        uint32_t code = in[i / 4] >> (2 * (i % 4)) & 3;
+        seen |= code == 3;
+        out[i] = code == 1 ? step : code == 2 ? -step : 0.0f;
+    }
+    if (n % 4 && in[n / 4] >> (2 * (n % 4)))
+        return BAD_PADDING;
+    return seen ? BAD_CODE : FINE;
+}
+
+/* ---- float types of 16 bits --------------------------------------------------------------------------------------- */
+
+FOR_EACH_CPU void take_bf16(float *left, int64_t n, uint16_t *out)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t b = bits_of(left[i]);
+        uint32_t kept = (b + 0x7FFF + (b >> 16 & 1)) >> 16;
+        kept = (kept & 0x7FFF) == 0x7F80 ? kept - 1 : kept;
+        out[i] = (uint16_t)kept;
+        left[i] -= float_of(kept << 16);
+    }
+}
+
+/* Gives the bits of the largest |x|. */
+FOR_EACH_CPU uint32_t give_bf16(const uint16_t *in, int64_t n, float *out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = float_of((uint32_t)in[i] << 16);
+    return largest_in(out, n);
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+int has_fp16(void) { return __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx"); }
+
+__attribute__((target("avx,f16c"))) void take_fp16(float *left, int64_t n, float up, float down, uint16_t *out)
+{
+    __m256 by = _mm256_set1_ps(up), back = _mm256_set1_ps(down);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 x = _mm256_loadu_ps(left + i);
+        __m128i half = _mm256_cvtps_ph(_mm256_mul_ps(x, by), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm_storeu_si128((__m128i *)(out + i), half);
+        _mm256_storeu_ps(left + i, _mm256_sub_ps(x, _mm256_mul_ps(_mm256_cvtph_ps(half), back)));
+    }
+    for (; i < n; i++) {
+        out[i] = _cvtss_sh(left[i] * up, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        left[i] -= _cvtsh_ss(out[i]) * down;
+    }
+}
+
+/* Gives the bits of the largest |x|. */
+__attribute__((target("avx,f16c"))) uint32_t give_fp16(const uint16_t *in, int64_t n, float scale, float *out)
+{
+    __m256 by = _mm256_set1_ps(scale);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(in + i)));
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(x, by));
+    }
+    for (; i < n; i++)
+        out[i] = _cvtsh_ss(in[i]) * scale;
+    return largest_bits(out, n);
+}
+#else
+int has_fp16(void) { return 0; }
+void take_fp16(float *left, int64_t n, float up, float down, uint16_t *out) { (void)left, (void)n, (void)up, (void)down, (void)out; }
+uint32_t give_fp16(const uint16_t *in, int64_t n, float scale, float *out) { (void)in, (void)n, (void)scale, (void)out; return 0; }
+#endif
+
+/* ---- sparse: which elements --------------------------------------------------------------------------------------- */
+
+/* The `rank`-th largest of |x[start]|, |x[start + stride]|, ...: 11, 10 and 10 bits at a time, from the highest. */
+float kth_largest(const float *x, int64_t n, int64_t start, int64_t stride, int64_t rank)
+{
+    static const int shifts[3] = {20, 10, 0}, widths[3] = {11, 10, 10};
+    uint32_t found = 0, mask = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        uint32_t counts[2048] = {0};
+        int shift = shifts[pass];
+        uint32_t low = (1u << widths[pass]) - 1;
+        for (int64_t i = start; i < n; i += stride) {
+            uint32_t b = bits_of(x[i]) & 0x7FFFFFFF;
+            if ((b & mask) == found)
+                counts[b >> shift & low]++;
+        }
+        uint32_t digit = low;
+        while (rank > counts[digit]) {
+            rank -= counts[digit];
+            digit--;
+        }
+        found |= digit << shift;
+        mask |= low << shift;
+    }
+    return float_of(found);
+}
+
+/* Rising indices of |x| ≥ bound (of x ≠ 0 where bound is 0) into `out`; gives their number, or `room` + 1 where there
+ * are more than `room`. */
+FOR_EACH_CPU int64_t at_least(const float *x, int64_t n, float bound, int64_t *out, int64_t room)
+{
+    uint32_t limit = bits_of(bound) ? bits_of(bound) : 1;
+    uint8_t marks[512];
+    int64_t count = 0;
+    for (int64_t at = 0; at < n; at += 512) {
+        int64_t m = least(512, n - at);
+        memset(marks, 0, sizeof marks);
+        for (int64_t i = 0; i < m; i++)
+            marks[i] = (bits_of(x[at + i]) & 0x7FFFFFFF) >= limit;
+        for (int64_t i = 0; i < m; i += 8) {
+            uint64_t eight;
+            memcpy(&eight, marks + i, 8);
+            for (; eight; eight &= eight - 1) {
+                if (count == room)
+                    return room + 1;
+                out[count++] = at + i + FIRST_BYTE(eight);
+            }
+        }
+    }
+    return count;
+}
+
+void gather(const float *x, const int64_t *indices, int64_t count, float *out)
+{
+    for (int64_t i = 0; i < count; i++)
+        out[i] = x[indices[i]];
+}
+
+void scatter(float *x, const int64_t *indices, int64_t count, const float *in)
+{
+    for (int64_t i = 0; i < count; i++)
+        x[indices[i]] = in[i];
+}
+
+/* Bits of the unary part at each of the Rice parameters first, first + 1, ... */
+void unary_bits(const int64_t *indices, int64_t count, int first, int many, int64_t *sums)
+{
+    for (int k = 0; k < many; k++) {
+        int64_t before = -1, sum = count;
+        for (int64_t i = 0; i < count; i++) {
+            sum += (indices[i] - before - 1) >> (first + k);
+            before = indices[i];
+        }
+        sums[k] = sum;
+    }
+}
+
+/* `low` and `stops` are zero before. */
+void pack_rice(const int64_t *indices, int64_t count, int rice, uint8_t *low, uint8_t *stops)
+{
+    int64_t before = -1, place = -1, at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t gap = (uint64_t)(indices[i] - before - 1), field = gap & ((1ull << rice) - 1);
+        before = indices[i];
+        place += (int64_t)(gap >> rice) + 1;
+        stops[place / 8] |= (uint8_t)(1 << place % 8);
+        for (int done = 0; done < rice;) {
+            int here = (int)least(8 - at % 8, rice - done);
+            low[at / 8] |= (uint8_t)((field >> done & ((1u << here) - 1)) << at % 8);
+            done += here;
+            at += here;
+        }
+    }
+}
+
+int unpack_rice(const uint8_t *low, const uint8_t *stops, int64_t count, int64_t elements, int rice, int64_t unary,
+                int64_t *indices)
+{
+    int64_t bits = count * rice, at = 0, found = 0, before = -1, last = -1;
+    if ((bits % 8 && low[bits / 8] >> bits % 8) || (unary % 8 && stops[unary / 8] >> unary % 8))
+        return BAD_PADDING;
+    for (int64_t byte = 0; byte < (unary + 7) / 8; byte++) {
+        for (uint32_t rest = stops[byte]; rest; rest &= rest - 1) {
+            int64_t place = 8 * byte + __builtin_ctz(rest);
+            uint64_t field = 0;
+            if (found == count)
+                return BAD_COUNT;
+            for (int done = 0; done < rice;) {
+                int here = (int)least(8 - at % 8, rice - done);
+                field |= (uint64_t)(low[at / 8] >> at % 8 & ((1u << here) - 1)) << done;
+                done += here;
+                at += here;
+            }
+            before += (int64_t)((uint64_t)(place - last - 1) << rice | field) + 1;
+            if (before >= elements)
+                return BAD_INDEX;
+            last = place;
+            indices[found++] = before;
+        }
+    }
+    return found == count && last == unary - 1 ? FINE : BAD_COUNT;
+}

@@ -1,0 +1,288 @@
+"""The compiled inner loops of the codecs (kernels.c), where the package was built with a C compiler.
+
+Each function does what the torch operations beside its caller do, with the same bits, or returns None where it cannot:
+not compiled, not on the CPU, not float32, or switched off (`GEOMX_NATIVE=0`). `take_...` gives a payload and leaves in
+`left`, in place, what the payload does not carry; `give_...` is the way back. ctypes lets other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from geomx.errors import ProtocolError
+
+LIBRARY = Path(__file__).with_name("kernels.so")
+SCALE_BYTES = 2
+_LARGEST = 0x7F7FFFFF  # the bits of float32's largest number
+_FAULTS = {
+    1: "a code lies outside its range",
+    2: "bits are set behind the last field",
+    3: "the indices are not as many as announced",
+    4: "an index lies outside the slice",
+}
+_POINTER, _LONG, _INT, _BITS, _FLOAT = (
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.c_float,
+)
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "largest_bits": (_BITS, (_POINTER, _LONG)),
+    "take_blocks": (None, (_POINTER, _LONG, _LONG, _INT, _BITS, _POINTER, _POINTER, _POINTER)),
+    "give_blocks": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _POINTER)),
+    "take_thirds": (None, (_POINTER, _LONG, _LONG, _BITS, _POINTER, _POINTER, _POINTER)),
+    "take_signs": (None, (_POINTER, _LONG, _BITS, _POINTER, _POINTER)),
+    "give_signs": (_INT, (_POINTER, _POINTER, _LONG, _POINTER)),
+    "take_two_bits": (None, (_POINTER, _LONG, _FLOAT, _POINTER)),
+    "give_two_bits": (_INT, (_POINTER, _LONG, _FLOAT, _POINTER)),
+    "take_bf16": (None, (_POINTER, _LONG, _POINTER)),
+    "give_bf16": (_BITS, (_POINTER, _LONG, _POINTER)),
+    "has_fp16": (_INT, ()),
+    "take_fp16": (None, (_POINTER, _LONG, _FLOAT, _FLOAT, _POINTER)),
+    "give_fp16": (_BITS, (_POINTER, _LONG, _FLOAT, _POINTER)),
+    "kth_largest": (_FLOAT, (_POINTER, _LONG, _LONG, _LONG, _LONG)),
+    "at_least": (_LONG, (_POINTER, _LONG, _FLOAT, _POINTER, _LONG)),
+    "gather": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
+    "scatter": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
+    "unary_bits": (None, (_POINTER, _LONG, _INT, _INT, _POINTER)),
+    "pack_rice": (None, (_POINTER, _LONG, _INT, _POINTER, _POINTER)),
+    "unpack_rice": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _LONG, _POINTER)),
+}
+
+
+def _load() -> ctypes.CDLL | None:
+    if os.environ.get("GEOMX_NATIVE") == "0" or not LIBRARY.exists():
+        return None
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):  # built for another system, or from another version of kernels.c
+        return None
+    return library
+
+
+_library = _load()
+
+
+def available() -> bool:
+    """Whether the kernels are there and switched on."""
+    return _library is not None
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Use torch operations alone, for comparisons; in all threads."""
+    global _library  # noqa: PLW0603 (there is one library in a process)
+    library, _library = _library, None
+    try:
+        yield
+    finally:
+        _library = library
+
+
+def _for(x: torch.Tensor) -> ctypes.CDLL | None:
+    """The library, where it can read and write this tensor."""
+    fits = x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
+    return _library if fits else None
+
+
+def _checked(fault: int) -> None:
+    if fault:
+        raise ProtocolError(_FAULTS[fault])
+
+
+def peak(x: torch.Tensor) -> float | None:
+    """The largest |x|, 0 of no elements; NaN or Inf where there is one."""
+    if (library := _for(x)) is None:
+        return None
+    return ctypes.c_float.from_buffer(ctypes.c_uint32(library.largest_bits(x.data_ptr(), x.numel()))).value
+
+
+# -- every element --------------------------------------------------------------------------------------------
+
+
+class _Payload:
+    """A payload in two parts, both seen as memory: a scale for each block, and codes."""
+
+    def __init__(self, count: int, block: int, width: int) -> None:
+        scales = SCALE_BYTES * -(-count // block)
+        self.whole = torch.empty(scales + (count * width + 7) // 8, dtype=torch.uint8)
+        self.scales = self.whole.data_ptr()
+        self.codes = self.scales + scales
+
+
+def take_blocks(
+    left: torch.Tensor, block: int, width: int, most_scale: int, noise: torch.Tensor | None
+) -> torch.Tensor | None:
+    """See `values.Blocks`."""
+    if (library := _for(left)) is None:
+        return None
+    out = _Payload(left.numel(), block, width)
+    drawn = None if noise is None else noise.data_ptr()
+    library.take_blocks(left.data_ptr(), left.numel(), block, width, most_scale, drawn, out.scales, out.codes)
+    return out.whole
+
+
+def take_thirds(
+    left: torch.Tensor, block: int, most_scale: int, noise: torch.Tensor | None
+) -> torch.Tensor | None:
+    """See `values.Thirds`."""
+    if (library := _for(left)) is None:
+        return None
+    out = _Payload(left.numel(), block, 2)
+    drawn = None if noise is None else noise.data_ptr()
+    library.take_thirds(left.data_ptr(), left.numel(), block, most_scale, drawn, out.scales, out.codes)
+    return out.whole
+
+
+def take_signs(left: torch.Tensor, block: int, most_scale: int) -> torch.Tensor | None:
+    """See `values.Sign`."""
+    if (library := _for(left)) is None:
+        return None
+    out = _Payload(left.numel(), block, 1)
+    library.take_signs(left.data_ptr(), left.numel(), most_scale, out.scales, out.codes)
+    return out.whole
+
+
+def give_blocks(
+    scales: torch.Tensor, codes: torch.Tensor, count: int, block: int, width: int
+) -> torch.Tensor | None:
+    """Numbers of `values.Blocks`; `scales` bfloat16 and checked, `codes` uint8. Raises ProtocolError."""
+    out = torch.empty(count, dtype=torch.float32, device=codes.device)
+    if (library := _for(out)) is None:
+        return None
+    _checked(library.give_blocks(scales.data_ptr(), codes.data_ptr(), count, block, width, out.data_ptr()))
+    return out
+
+
+def give_signs(scales: torch.Tensor, codes: torch.Tensor, count: int) -> torch.Tensor | None:
+    """Numbers of `values.Sign`; see `give_blocks`."""
+    out = torch.empty(count, dtype=torch.float32, device=codes.device)
+    if (library := _for(out)) is None:
+        return None
+    _checked(library.give_signs(scales.data_ptr(), codes.data_ptr(), count, out.data_ptr()))
+    return out
+
+
+def take_two_bits(left: torch.Tensor, step: float) -> torch.Tensor | None:
+    """Codes of `two_bit.TwoBit`."""
+    if (library := _for(left)) is None:
+        return None
+    codes = torch.empty(-(-left.numel() // 4), dtype=torch.uint8)
+    library.take_two_bits(left.data_ptr(), left.numel(), step, codes.data_ptr())
+    return codes
+
+
+def give_two_bits(codes: torch.Tensor, count: int, step: float) -> torch.Tensor | None:
+    """Numbers of `two_bit.TwoBit`. Raises ProtocolError."""
+    out = torch.empty(count, dtype=torch.float32, device=codes.device)
+    if (library := _for(out)) is None:
+        return None
+    _checked(library.give_two_bits(codes.data_ptr(), count, step, out.data_ptr()))
+    return out
+
+
+def take_half(left: torch.Tensor, dtype: torch.dtype, exponent: int = 0) -> torch.Tensor | None:
+    """float16 of left · 2^-exponent, or bfloat16 of left, as bytes."""
+    library = _for(left)
+    if library is None or not (dtype == torch.bfloat16 or library.has_fp16()):
+        return None
+    out = torch.empty(2 * left.numel(), dtype=torch.uint8)
+    if dtype == torch.bfloat16:
+        library.take_bf16(left.data_ptr(), left.numel(), out.data_ptr())
+    else:
+        up, down = 2.0**-exponent, 2.0**exponent
+        library.take_fp16(left.data_ptr(), left.numel(), up, down, out.data_ptr())
+    return out
+
+
+def give_half(packed: torch.Tensor, dtype: torch.dtype, count: int, exponent: int = 0) -> torch.Tensor | None:
+    """The way back, into float32; `packed` as its type lies in memory. Raises ProtocolError for NaN and Inf."""
+    out = torch.empty(count, dtype=torch.float32, device=packed.device)
+    library = _for(out)
+    if library is None or not (dtype == torch.bfloat16 or library.has_fp16()):
+        return None
+    if dtype == torch.bfloat16:
+        largest = library.give_bf16(packed.data_ptr(), count, out.data_ptr())
+    else:
+        largest = library.give_fp16(packed.data_ptr(), count, 2.0**exponent, out.data_ptr())
+    if largest > _LARGEST:
+        raise ProtocolError("a number is not finite")
+    return out
+
+
+# -- some elements --------------------------------------------------------------------------------------------
+
+
+def kth_largest(x: torch.Tensor, rank: int, start: int = 0, stride: int = 1) -> float | None:
+    """The `rank`-th largest of |x[start::stride]|, from 1."""
+    if (library := _for(x)) is None:
+        return None
+    return float(library.kth_largest(x.data_ptr(), x.numel(), start, stride, rank))
+
+
+def at_least(x: torch.Tensor, bound: float, room: int) -> torch.Tensor | None:
+    """Rising indices of |x| ≥ bound, of x ≠ 0 where it is 0; more than `room` of them where there are more."""
+    if (library := _for(x)) is None:
+        return None
+    out = torch.empty(room, dtype=torch.int64)
+    count = library.at_least(x.data_ptr(), x.numel(), bound, out.data_ptr(), room)
+    return out[:count] if count <= room else None
+
+
+def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor | None:
+    """x[indices]; the indices (int64) must lie inside."""
+    if (library := _for(x)) is None:
+        return None
+    out = torch.empty(indices.numel(), dtype=torch.float32)
+    library.gather(x.data_ptr(), indices.data_ptr(), indices.numel(), out.data_ptr())
+    return out
+
+
+def scatter(x: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> bool:
+    """x[indices] = values, as `gather`; False where it cannot."""
+    library = _for(x)
+    if library is None or _for(values) is None:
+        return False
+    library.scatter(x.data_ptr(), indices.data_ptr(), indices.numel(), values.data_ptr())
+    return True
+
+
+def unary_bits(indices: torch.Tensor, first: int, many: int) -> list[int] | None:
+    """Bits of the unary part at each of the Rice parameters first, first + 1, ..."""
+    if _library is None or indices.device.type != "cpu":
+        return None
+    sums = (ctypes.c_int64 * many)()
+    _library.unary_bits(indices.data_ptr(), indices.numel(), first, many, sums)
+    return list(sums)
+
+
+def pack_rice(indices: torch.Tensor, rice: int, low_bytes: int, stop_bytes: int) -> torch.Tensor | None:
+    """See `indices.pack_indices`."""
+    if _library is None or indices.device.type != "cpu":
+        return None
+    out = torch.zeros(low_bytes + stop_bytes, dtype=torch.uint8)
+    start = out.data_ptr()
+    _library.pack_rice(indices.data_ptr(), indices.numel(), rice, start, start + low_bytes)
+    return out
+
+
+def unpack_rice(
+    packed: torch.Tensor, low_bytes: int, count: int, elements: int, rice: int, unary: int
+) -> torch.Tensor | None:
+    """See `indices.unpack_indices`. Raises ProtocolError."""
+    if _library is None or packed.device.type != "cpu":
+        return None
+    out = torch.empty(count, dtype=torch.int64)
+    start = packed.data_ptr()
+    _checked(_library.unpack_rice(start, start + low_bytes, count, elements, rice, unary, out.data_ptr()))
+    return out

@@ -1,0 +1,126 @@
+"""Compiled kernels and torch operations give the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from codec_cases import SIZES, SPECS, made, piece_of, residual
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geomx.codecs import native
+from geomx.codecs.base import Lossy
+from geomx.codecs.topk import largest
+from geomx.errors import ProtocolError
+
+needs_kernels = pytest.mark.skipif(not native.available(), reason="built without a C compiler")
+
+
+def both(codec: str, rounds: list[torch.Tensor]) -> None:
+    """Encode the same in both ways; payloads, residuals and what receivers read must be the same bits."""
+    piece = piece_of(rounds[0].numel())
+    ours, plain = made(codec), made(codec)
+    for turn, values in enumerate(rounds):
+        payload = ours.encode(piece, turn, values, 1.0)
+        with native.switched_off():
+            expected = plain.encode(piece, turn, values, 1.0)
+            read = plain.decode(piece, expected)
+        assert torch.equal(payload, expected)
+        same_bits(residual(ours, piece), residual(plain, piece))
+        same_bits(ours.decode(piece, payload), read)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def numbers(elements: int, kind: str, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(elements, generator=generator)
+    if kind == "normal":
+        return 1e-2 * x
+    if kind == "wide":  # every exponent that there is, subnormal numbers as well
+        return x.sign() * torch.exp2(torch.randint(-149, 120, (elements,), generator=generator).float())
+    if kind == "tiny":
+        return x * 1e-43
+    if kind == "huge":
+        return x.clamp(-1, 1) * 3.4e38
+    if kind == "equal":
+        return x.sign() * 0.25
+    return torch.where(torch.rand(elements, generator=generator) < 0.999, 0.0, x)  # few
+
+
+@needs_kernels
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_same_bits_round_after_round(spec: str, elements: int) -> None:
+    both(spec, [numbers(elements, "normal", seed) for seed in range(3)])
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["wide", "tiny", "huge", "equal", "few"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_same_bits_of_strange_numbers(spec: str, kind: str) -> None:
+    for elements in (1, 257, 5003):
+        both(spec, [numbers(elements, kind)])
+
+
+@needs_kernels
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, -3e38, 7.25]), min_size=1, max_size=300),
+    st.data(),
+)
+def test_the_same_elements_are_the_largest(values: list[float], data: st.DataObject) -> None:
+    x = torch.tensor(values)
+    count = data.draw(st.integers(1, len(values)))
+    found = largest(x, count)
+    with native.switched_off():
+        assert torch.equal(found, largest(x, count))
+    by_size = sorted((-abs(value), place) for place, value in enumerate(values) if value)
+    assert found.tolist() == sorted(place for _, place in by_size[:count])
+
+
+@needs_kernels
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(SPECS), st.integers(1, 300), st.data())
+def test_the_same_payloads_are_refused(spec: str, elements: int, data: st.DataObject) -> None:
+    codec, piece = made(spec), piece_of(elements)
+    payload = codec.encode(piece, 1, numbers(elements, "normal", 1), 1.0)
+    place = data.draw(st.integers(0, payload.numel() - 1))
+    payload[place] ^= data.draw(st.integers(1, 255))
+    read = outcome(codec, elements, payload)
+    with native.switched_off():
+        expected = outcome(codec, elements, payload)
+    assert (read is None) == (expected is None)
+    if read is not None and expected is not None:
+        same_bits(read, expected)
+
+
+def outcome(codec: Lossy, elements: int, payload: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return codec.decode(piece_of(elements), payload)
+    except ProtocolError:
+        return None
+
+
+def test_they_can_be_switched_off() -> None:
+    code = "from geomx.codecs import native; print(native.available())"
+    env = {**os.environ, "GEOMX_NATIVE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@needs_kernels
+def test_a_library_of_another_system_is_not_used(tmp_path, monkeypatch) -> None:
+    for content in (b"no library", None):
+        path = tmp_path / "kernels.so"
+        if content is not None:
+            path.write_bytes(content)
+        monkeypatch.setattr(native, "LIBRARY", path)
+        assert native._load() is None
+        path.unlink(missing_ok=True)
