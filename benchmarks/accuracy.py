@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py [--data digits|fashion-mnist] [--epochs 20] [--seeds 3]
 
 One process trains on batches of 128; the run's four workers, two in each of two parties, on batches of 32. Prints
-a table, and leaves its figures in `out/bench/accuracy.jsonl`.
+a table, and leaves its figures in `out/bench/one_process.jsonl`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
     table = Table(title=f"{options.data}, {options.epochs} epochs: test accuracy, %", title_justify="left")
     for column in ("", "mean", "least", "most", "spread"):
         table.add_column(column, justify="right" if column else "left")
-    path = Path("out/bench/accuracy.jsonl")
+    path = Path("out/bench/one_process.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         for name, values in found.items():

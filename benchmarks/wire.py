@@ -2,6 +2,7 @@
 
     python benchmarks/wire.py                 64 MiB over loopback, against two raw sockets in the same run
     python benchmarks/wire.py --link          10 million parameters over an emulated 100 Mbit/s, 40 ms
+    python benchmarks/wire.py --codecs        the same with each codec, two parties, beside each codec's own floor
 
 Systems take turns, a few rounds each, so that what disturbs the machine disturbs all of them; figures are medians.
 """
@@ -19,22 +20,41 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
 
-from geomx.channels.memory import reuse_freed_blocks
-from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
-from geomx.config import Link
-from geomx.drive.loops import run_loop
-from geomx.drive.real import Door, Driver, Wiring
-from geomx.drive.threads import NodeThread
-from geomx.layout import Layout, Tensor
-from geomx.node.build import Plan, make_node
-from geomx.node.local import Contribution, Left, Ready
+import torch  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from benchmarks.codecs import bandwidth, measured  # noqa: E402
+from geomx.channels.memory import reuse_freed_blocks  # noqa: E402
+from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp  # noqa: E402
+from geomx.config import Link  # noqa: E402
+from geomx.drive.loops import run_loop  # noqa: E402
+from geomx.drive.real import Door, Driver, Wiring  # noqa: E402
+from geomx.drive.threads import NodeThread  # noqa: E402
+from geomx.layout import Layout, Tensor  # noqa: E402
+from geomx.node.build import Edge, Plan, make_node  # noqa: E402
+from geomx.node.local import Contribution, Left, Ready  # noqa: E402
 
 MIB = 1 << 20
+PLAIN = Edge()
+LINK = Link(rate_mbps=100.0, delay_ms=20.0)
 BLOCK = 5  # rounds that one system makes before it is another's turn
+CODECS = (
+    ("fp16", "fp16"),
+    ("int8", "int8"),
+    ("int4", "int4"),
+    ("sign", "int4"),
+    ("mpq ratio=0.01", "mpq ratio=0.01"),
+    ("topk ratio=0.01", "topk ratio=0.01"),
+    ("bisparse ratio=0.01", "bisparse ratio=0.01"),
+    ("bisparse ratio=0.01 values=int4", "bisparse ratio=0.01 values=int4"),
+    ("bisparse ratio=0.01 values=int2", "bisparse ratio=0.01 values=int2"),
+    ("bisparse ratio=0.01 values=int4", "int4"),
+)
 SGD = {
     "lr": 0.1,
     "momentum": 0.0,
@@ -52,20 +72,20 @@ class Silent:
         """Nothing."""
 
 
-def plan_of(workers: int) -> Plan:
-    return Plan("wire", {"W": tuple(f"W/{rank}" for rank in range(workers))}, flat=True)
+def plan_of(workers: int, edge: Edge) -> Plan:
+    return Plan("wire", {"W": tuple(f"W/{rank}" for rank in range(workers))}, flat=True, wan=edge, lan=edge)
 
 
 # -- geomx -----------------------------------------------------------------------------------------------------
 
 
-def serve(port: int, workers: int, link: Link | None) -> None:
+def serve(port: int, workers: int, link: Link | None, edge: Edge) -> None:
     """The server's process: prints what it used, as JSON, when the run has ended."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # torch imports what it needs now
     reuse_freed_blocks()  # as `geomx serve` does
     before_kb = peak_kb()
-    plan, channel = plan_of(workers), channel_of(link)
+    plan, channel = plan_of(workers, edge), channel_of(link)
     start = time.process_time()
     run_loop(Driver(make_node(plan, "global/0"), Wiring(Door(channel, f"127.0.0.1:{port}")), Silent()).run())
     print(json.dumps({"cpu_s": time.process_time() - start, "peak_mib": (peak_kb() - before_kb) / 1024}))
@@ -84,10 +104,10 @@ def channel_of(link: Link | None) -> Tcp:
 class Pusher(NodeThread):
     """A worker of the wire's run, driven by hand."""
 
-    def __init__(self, port: int, rank: int, workers: int, link: Link | None) -> None:
+    def __init__(self, port: int, rank: int, workers: int, link: Link | None, edge: Edge) -> None:
         super().__init__(f"W/{rank}", Silent(), 60.0)
         self._driver = Driver(
-            make_node(plan_of(workers), f"W/{rank}"),
+            make_node(plan_of(workers, edge), f"W/{rank}"),
             Wiring(peers={"global/0": (channel_of(link), f"127.0.0.1:{port}")}),
             Silent(),
             self.port.give,
@@ -128,16 +148,24 @@ class Pusher(NodeThread):
 class Geomx:
     """A server process and workers in this one; `round()` pushes everything and waits for all of it."""
 
-    def __init__(self, size_bytes: int, optimizer: str, workers: int = 1, link: Link | None = None) -> None:
+    def __init__(
+        self,
+        size_bytes: int,
+        optimizer: str,
+        workers: int = 1,
+        link: Link | None = None,
+        edge: Edge = PLAIN,
+    ) -> None:
         self.port = free_port()
         self.layout = Layout((Tensor("weights", (size_bytes // 4,), "float32"),))
-        arguments = ["--serve", str(self.port), str(workers)] + (["--link"] if link else [])
+        arguments = ["--serve", str(self.port), str(workers), edge.codec_up, edge.codec_down]
+        arguments += ["--link"] if link else []
         self.server = subprocess.Popen(
             [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True
         )
-        self.workers = [Pusher(self.port, rank, workers, link) for rank in range(workers)]
+        self.workers = [Pusher(self.port, rank, workers, link, edge) for rank in range(workers)]
         self._each(lambda worker: worker.attach(self.layout, optimizer))
-        self.gradients = [torch.ones(piece.elements) for piece in self.layout.slices]
+        self.gradients = [torch.randn(piece.elements) for piece in self.layout.slices]
         self.rounds = 0
 
     def round(self) -> float:
@@ -270,12 +298,46 @@ def memory(size_bytes: int, workers: int) -> dict[str, Any]:
 
 def emulated(parameters: int, rounds: int) -> dict[str, Any]:
     """A dense round over a shaped link, against the floor: bytes / rate each way overlapped, one round trip."""
-    link = Link(rate_mbps=100.0, delay_ms=20.0)
-    system = Geomx(4 * parameters, "torch.optim.SGD", link=link)
+    system = Geomx(4 * parameters, "torch.optim.SGD", link=LINK)
     seconds = statistics.median(system.round() for _ in range(rounds))
     system.close()
-    floor_s = 2e-3 * link.delay_ms + 32e-6 * parameters / link.rate_mbps
+    floor_s = link_s(4 * parameters)
     return {"parameters": parameters, "round_s": seconds, "floor_s": floor_s, "of_floor": seconds / floor_s}
+
+
+def link_s(size_bytes: float) -> float:
+    """So many bytes each way at once, and one round trip."""
+    assert LINK.rate_mbps is not None
+    return 2e-3 * LINK.delay_ms + 8e-6 * size_bytes / LINK.rate_mbps
+
+
+def coded(up: str, down: str, parameters: int, rounds: int, bytes_per_s: float) -> dict[str, Any]:
+    """A round with codecs, two parties, against its floor.
+
+    That is the compressed bytes at the link's rate, a round trip, and what arithmetic takes one after the other, as
+    measured in this run: encoding and decoding up (both parties' at the server), down, and SGD's passes.
+    """
+    slices = Layout((Tensor("weights", (parameters,), "float32"),)).slices
+    ways = [measured(spec, slices, 3, bytes_per_s) for spec in (up, down)]
+    sgd_s = (
+        5 * 4 * parameters / bytes_per_s
+    )  # the sum: two reads, a write; the step: two reads, a write, less one
+    arithmetic_s = sgd_s + sum(way["encode_s"] + way["decode_s"] for way in ways) + ways[0]["decode_s"]
+    floor_s = link_s(max(way["bytes_up"] for way in ways)) + arithmetic_s
+    system = Geomx(4 * parameters, "torch.optim.SGD", 2, LINK, Edge(up, down))
+    for _ in range(2):
+        system.round()
+    seconds = statistics.median(system.round() for _ in range(rounds))
+    system.close()
+    return {
+        "system": f"{up}; {down}",
+        "kb_up": 1e-3 * ways[0]["bytes_up"],
+        "kb_down": 1e-3 * ways[1]["bytes_up"],
+        "round_s": seconds,
+        "link_s": link_s(max(way["bytes_up"] for way in ways)),
+        "arithmetic_s": arithmetic_s,
+        "of_floor": seconds / floor_s,
+    }
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
@@ -289,9 +351,10 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--serve", nargs=2, metavar=("PORT", "WORKERS"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)  # port, workers, codec up, codec down
     parser.add_argument("--echo", nargs=3, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--link", action="store_true", help="measure the emulated link instead of loopback")
+    parser.add_argument("--codecs", action="store_true", help="measure the emulated link with each codec")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--mib", type=int, default=64)
     options = parser.parse_args()
@@ -299,8 +362,12 @@ def main() -> None:
     if options.echo:
         echo(*options.echo)
     elif options.serve:
-        link = Link(rate_mbps=100.0, delay_ms=20.0) if options.link else None
-        serve(int(options.serve[0]), int(options.serve[1]), link)
+        port, workers, up, down = options.serve
+        serve(int(port), int(workers), LINK if options.link else None, Edge(up, down))
+    elif options.codecs:
+        bytes_per_s = bandwidth()
+        rows = [coded(up, down, 10_000_000, min(options.rounds, 7), bytes_per_s) for up, down in CODECS]
+        keep("codecs", rows, "10 M parameters, two parties, 100 Mbit/s, 40 ms")
     elif options.link:
         keep("link", [emulated(10_000_000, min(options.rounds, 3))], "10 M parameters, 100 Mbit/s, 40 ms")
     else:

@@ -38,12 +38,12 @@ class Task:
         self.accuracy = accuracy
 
 
-def task(job: Job) -> Task:
-    """What a job trains; all workers begin with the same weights."""
-    torch.manual_seed(0)
+def task(job: Job, seed: int = 0) -> Task:
+    """What a job trains; all workers begin with the same weights. `seed`: of weights and of the order of the data."""
+    torch.manual_seed(seed)
     if job.workload == "synthetic":
         return _synthetic(job)
-    return _gpt(job) if job.workload.startswith("gpt") else _cnn(job)
+    return _gpt(job) if job.workload.startswith("gpt") else _cnn(job, seed)
 
 
 def optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
@@ -75,9 +75,9 @@ def cnn(name: str) -> nn.Sequential:
     )
 
 
-def _cnn(job: Job) -> Task:
+def _cnn(job: Job, seed: int) -> Task:
     images, labels = (torch.from_numpy(part) for part in data.fashion_mnist("train"))
-    order = torch.Generator().manual_seed(1 + job.place)
+    order = torch.Generator().manual_seed(1000 * seed + 1 + job.place)
     model = cnn(job.workload)
 
     def loss(module: nn.Module) -> torch.Tensor:

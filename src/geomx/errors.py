@@ -7,7 +7,21 @@ from dataclasses import dataclass
 
 
 class GeomxError(Exception):
-    """The root of the tree: `except geomx.GeomxError` catches whatever geomx raises."""
+    """The root of the tree: `except geomx.GeomxError` catches whatever geomx raises.
+
+    All of them can be pickled, so that they come back from processes of a pool as what they are.
+    """
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(
+    kind: type[GeomxError], arguments: tuple[object, ...], attributes: dict[str, object]
+) -> GeomxError:
+    error = kind.__new__(kind, *arguments)  # not by its own `__init__`: the message is made already
+    error.__dict__.update(attributes)
+    return error
 
 
 # -- the description of a run ---------------------------------------------------------------------

@@ -1,0 +1,183 @@
+"""What does a codec cost in accuracy? The same training with each of them, round for round, over seeds.
+
+    python benchmarks/codec_accuracy.py                      both models, three seeds; half an hour on two cores
+    python benchmarks/codec_accuracy.py --models cnn-179k --seeds 1 --only "int4 both ways"
+
+Fashion-MNIST, 2 parties × 2 workers, batches of 32. The nodes are the real ones, on the simulator's virtual clock: a
+codec's accuracy does not depend on the network, and bytes are counted as they would leave for it. The learning rate
+falls to 0 over the run. Leaves rows in out/bench/codec_accuracy.jsonl; `benchmarks/page.py` makes a table and a plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+import torch  # noqa: E402
+
+from benchmarks import training, workloads  # noqa: E402
+from geomx.channels.memory import reuse_freed_blocks  # noqa: E402
+from geomx.drive.programs import Program  # noqa: E402
+from geomx.drive.simulated import Network, Simulator  # noqa: E402
+from geomx.node.build import Edge, Plan, make_node  # noqa: E402
+from geomx.torch import LiveRun, Settings  # noqa: E402
+
+OUTPUT = ROOT / "out" / "bench" / "codec_accuracy.jsonl"
+PARTIES = {"A": ("A/0", "A/1"), "B": ("B/0", "B/1")}
+BATCH = 32
+NETWORK = Network(rate_mbps=10_000.0, delay_ms=0.1)  # its times are not reported
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Codecs of the WAN, and the optimizer that goes with them."""
+
+    up: str
+    down: str
+    optimizer: str = "Adam"
+
+
+RECIPES: dict[str, Recipe] = {
+    "dense": Recipe("dense", "dense"),
+    "fp16 both ways": Recipe("fp16", "fp16"),
+    "int8 both ways": Recipe("int8", "int8"),
+    "int4 both ways": Recipe("int4", "int4"),
+    "sign up, int4 down": Recipe("sign", "int4"),
+    "MPQ 1 % both ways": Recipe("mpq ratio=0.01", "mpq ratio=0.01"),
+    "Bi-Sparse 1 % both ways": Recipe("bisparse ratio=0.01", "bisparse ratio=0.01"),
+    "Bi-Sparse 1 % int4 both ways": Recipe(
+        "bisparse ratio=0.01 values=int4", "bisparse ratio=0.01 values=int4"
+    ),
+    "Bi-Sparse 1 % int4 up, int4 down": Recipe("bisparse ratio=0.01 values=int4", "int4"),
+    "dense, SGD": Recipe("dense", "dense", "SGD"),
+    "2-bit up, int4 down, SGD": Recipe("two_bit threshold=0.001", "int4", "SGD"),
+    "top-k 1 % both ways, SGD": Recipe("topk ratio=0.01", "topk ratio=0.01", "SGD"),
+    "Bi-Sparse 1 % both ways, SGD": Recipe("bisparse ratio=0.01", "bisparse ratio=0.01", "SGD"),
+    "Bi-Sparse 1 % int2 both ways, SGD": Recipe(
+        "bisparse ratio=0.01 values=int2", "bisparse ratio=0.01 values=int2", "SGD"
+    ),
+}
+
+
+def optimizer_of(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if name == "Adam":
+        return torch.optim.Adam(model.parameters(), lr=training.RATE)
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def trained(name: str, recipe: Recipe, model_name: str, rounds: int, seed: int) -> dict[str, Any]:
+    """One run; its row."""
+    torch.set_num_threads(1)
+    reuse_freed_blocks()
+    plan = Plan("codecs", PARTIES, wan=Edge(recipe.up, recipe.down))
+    simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
+
+    def main(program: Program) -> None:
+        torch.set_num_threads(1)
+        party, _, rank = program.name.partition("/")
+        run = LiveRun(
+            program,
+            name=program.name,
+            members=plan.workers,
+            party_members=plan.parties[party],
+            settings=Settings(weight="equal", seed=seed),
+            clock=lambda: program.now,
+        )
+        job = _job(program.name, list(PARTIES).index(party), int(rank), model_name)
+        with run:
+            task = workloads.task(job, seed)
+            model, optimizer = run.attach(task.model, optimizer_of(recipe.optimizer, task.model))
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
+            for _ in range(rounds):
+                optimizer.zero_grad()
+                task.loss(model).backward()
+                optimizer.step()
+                schedule.step()
+            if program.name == plan.workers[0] and task.accuracy is not None:
+                found["accuracy"] = task.accuracy()
+
+    started = time.monotonic()
+    for node in plan.nodes:
+        simulator.add(make_node(plan, node))
+    programs = [simulator.program(worker, main) for worker in plan.workers]
+    simulator.run(until=math.inf)
+    for program in programs:
+        if program.error is not None:
+            raise program.error
+    up, down = (
+        sum(simulator.sent_bytes(*way) for way in ways) / rounds / len(PARTIES)
+        for ways in ([(p, "global/0") for p in PARTIES], [("global/0", p) for p in PARTIES])
+    )
+    return {
+        "config": name,
+        "codec_up": recipe.up,
+        "codec_down": recipe.down,
+        "optimizer": recipe.optimizer,
+        "model": model_name,
+        "parameters": sum(p.numel() for p in workloads.cnn(model_name).parameters()),
+        "rounds": rounds,
+        "seed": seed,
+        "accuracy": found["accuracy"],
+        "wan_bytes_up": up,
+        "wan_bytes_down": down,
+        "took_s": time.monotonic() - started,
+    }
+
+
+def _job(name: str, party: int, rank: int, model_name: str) -> training.Job:
+    return training.Job(
+        name=name, party=party, rank=rank, parties=len(PARTIES), workers=2, workload=model_name, parameters=0,
+        batch=BATCH, step_ms=0.0, steps=0, evaluate_every=0, target_accuracy=None, options={}, addresses={},
+        folder=ROOT,
+    )  # fmt: skip
+
+
+def summary(rows: list[Mapping[str, Any]]) -> str:
+    """Mean, spread and bytes, one line."""
+    accuracies = [row["accuracy"] for row in rows]
+    spread = max(accuracies) - min(accuracies)
+    first = rows[0]
+    return (
+        f"{first['model']:9} {first['config']:36} {100 * statistics.mean(accuracies):6.2f} % ± {50 * spread:4.2f}"
+        f"  {1e-3 * first['wan_bytes_up']:8.1f} kB up {1e-3 * first['wan_bytes_down']:8.1f} kB down"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=["cnn-179k", "cnn-1m"])
+    parser.add_argument("--rounds", type=int, default=940, help="940 are two epochs")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=RECIPES, metavar="CONFIG")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    parser.add_argument("--out", type=Path, default=OUTPUT)
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text("")
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for model in options.models:
+            for name in options.only or RECIPES:
+                given = [(name, RECIPES[name], model, options.rounds, seed) for seed in range(options.seeds)]
+                rows = list(pool.map(trained, *zip(*given, strict=True)))
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in rows)
+                print(summary(rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()
