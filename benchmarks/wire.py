@@ -20,24 +20,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
+import torch
+from rich.console import Console
+from rich.table import Table
 
-import torch  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from benchmarks.codecs import bandwidth, measured  # noqa: E402
-from geomx.channels.memory import reuse_freed_blocks  # noqa: E402
-from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp  # noqa: E402
-from geomx.config import Link  # noqa: E402
-from geomx.drive.loops import run_loop  # noqa: E402
-from geomx.drive.real import Door, Driver, Wiring  # noqa: E402
-from geomx.drive.threads import NodeThread  # noqa: E402
-from geomx.layout import Layout, Tensor  # noqa: E402
-from geomx.node.build import Edge, Plan, make_node  # noqa: E402
-from geomx.node.local import Contribution, Left, Ready  # noqa: E402
+from geomx.channels.memory import reuse_freed_blocks
+from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
+from geomx.config import Link
+from geomx.drive.loops import run_loop
+from geomx.drive.real import Door, Driver, Wiring
+from geomx.drive.threads import NodeThread
+from geomx.layout import Layout, Tensor
+from geomx.node.build import Edge, Plan, make_node
+from geomx.node.local import Contribution, Left, Ready
+from geomx.observe.costs import bandwidth, cost
 
 MIB = 1 << 20
 PLAIN = Edge()
@@ -318,12 +314,12 @@ def coded(up: str, down: str, parameters: int, rounds: int, bytes_per_s: float) 
     measured in this run: encoding and decoding up (both parties' at the server), down, and SGD's passes.
     """
     slices = Layout((Tensor("weights", (parameters,), "float32"),)).slices
-    ways = [measured(spec, slices, 3, bytes_per_s) for spec in (up, down)]
+    ways = [cost(spec, slices, bytes_per_s, 3) for spec in (up, down)]
     sgd_s = (
         5 * 4 * parameters / bytes_per_s
     )  # the sum: two reads, a write; the step: two reads, a write, less one
-    arithmetic_s = sgd_s + sum(way["encode_s"] + way["decode_s"] for way in ways) + ways[0]["decode_s"]
-    floor_s = link_s(max(way["bytes_up"] for way in ways)) + arithmetic_s
+    arithmetic_s = sgd_s + sum(way.encode_s + way.decode_s for way in ways) + ways[0].decode_s
+    floor_s = link_s(max(way.sent_bytes for way in ways)) + arithmetic_s
     system = Geomx(4 * parameters, "torch.optim.SGD", 2, LINK, Edge(up, down))
     for _ in range(2):
         system.round()
@@ -331,10 +327,10 @@ def coded(up: str, down: str, parameters: int, rounds: int, bytes_per_s: float) 
     system.close()
     return {
         "system": f"{up}; {down}",
-        "kb_up": 1e-3 * ways[0]["bytes_up"],
-        "kb_down": 1e-3 * ways[1]["bytes_up"],
+        "kb_up": 1e-3 * ways[0].sent_bytes,
+        "kb_down": 1e-3 * ways[1].sent_bytes,
         "round_s": seconds,
-        "link_s": link_s(max(way["bytes_up"] for way in ways)),
+        "link_s": link_s(max(way.sent_bytes for way in ways)),
         "arithmetic_s": arithmetic_s,
         "of_floor": seconds / floor_s,
     }
@@ -343,7 +339,8 @@ def coded(up: str, down: str, parameters: int, rounds: int, bytes_per_s: float) 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
     table = Table(title=title, title_justify="left")
     for column in rows[0]:
-        table.add_column(column, justify="left" if column == "system" else "right")
+        is_name = column == "system"
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
     for row in rows:
         table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else f"{cell}" for cell in row.values()))
     Console().print(table)

@@ -79,6 +79,19 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--rank", type=int, metavar="I", required=True)
 
     _command(commands, "check", _check, "validate a run's description and print its tree")
+
+    inspect = commands.add_parser("inspect", help="measure something on this machine")
+    subjects = inspect.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
+    text = "what codecs would save and cost for a model"
+    codec = subjects.add_parser("codec", help=text, description=text[0].upper() + text[1:] + ".")
+    codec.add_argument(
+        "specs", nargs="*", metavar="CODEC", help='such as "bisparse ratio=0.01" (default: every one)'
+    )
+    codec.add_argument("--model", metavar="MODULE:FUNCTION", help="gives the model when it is called")
+    codec.add_argument(
+        "--parameters", type=int, default=10_000_000, metavar="N", help="of one tensor, instead of a model"
+    )
+    codec.set_defaults(action=_inspect_codec)
     return parser
 
 
@@ -175,6 +188,14 @@ def _worker(arguments: argparse.Namespace) -> None:
         os.execvpe(arguments.command[0], arguments.command, environment_of(place))
     except OSError as error:
         raise _wrong("the worker's command", arguments.command[0], f"a command ({error.strerror})") from error
+
+
+def _inspect_codec(arguments: argparse.Namespace) -> None:
+    if arguments.parameters < 1:
+        raise _wrong("--parameters", str(arguments.parameters), "1 or more")
+    from geomx.launch.inspect_codec import inspect  # noqa: PLC0415 (it imports torch)
+
+    inspect(arguments.specs, arguments.model, arguments.parameters)
 
 
 def _wrong(option: str, found: str, allowed: str) -> ConfigError:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from geomx.channels.shaping import SEGMENT_BYTES, Link, Shaper, Uplink
 
 CHUNK = 65_536
-MBIT_100 = 8e-8  # seconds for one byte at 100 Mbit/s
+MBIT_100 = 8e-8 * 1500 / 1448  # seconds for one byte of a stream at 100 Mbit/s on the wire
 
 
 def test_the_rate_is_exact_however_late_the_sender_wakes():

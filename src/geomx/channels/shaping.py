@@ -3,13 +3,13 @@
 Model, for one direction of a link
 
     start   = max(time the link is free, time something was there to be sent)
-    free    = start + 8 · (size_bytes + 1448 · lost) / rate
+    free    = start + 8 · (size_bytes + 1448 · lost) · 1500/1448 / rate
     deliver = max(free + delay ± jitter + rounds · 2 · delay, delivery before it on the same stream)
 
 `lost` counts the 1,448-byte segments that were lost, each with probability `loss`; one that is sent again
 occupies the link again, and may be lost again. `rounds` is how often the unluckiest segment of the chunk was
-lost: each time holds its stream up by one more round trip. A stream is never reordered. Bytes are those of the
-stream: headers of TCP and IP are not charged, and the handshake is not delayed. **Not modelled:** the growth of a
+lost: each time holds its stream up by one more round trip. A stream is never reordered. The rate is that of the wire:
+each segment of 1,448 bytes takes 1,500 there, with its headers. The handshake is not delayed. **Not modelled:** the growth of a
 congestion window at the start, and its collapse on loss; real links that lose are slower than this one, by as much
 as their congestion control is timid. Acknowledgements are free.
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-SEGMENT_BYTES = 1448
+SEGMENT_BYTES, PACKET_BYTES = 1448, 1500  # of TCP with time stamps, over IPv4
 MOST_SEGMENTS = 1 << 62  # between two losses, however rare they are
 MOST_ROUNDS = 16  # of loss, for one segment: real connections have given up by then
 
@@ -62,6 +62,11 @@ class Link:
     loss: float = 0.0
 
 
+def s_per_byte(rate_mbps: float | None) -> float:
+    """The seconds that a byte of a stream takes on the wire, with its share of headers."""
+    return 8e-6 / rate_mbps * PACKET_BYTES / SEGMENT_BYTES if rate_mbps else 0.0
+
+
 class Shaper:
     """When chunks leave and arrive, on one direction of a link. Times in seconds, on the caller's clock."""
 
@@ -69,7 +74,7 @@ class Shaper:
         self.free_at = -math.inf  # when the link can take the next chunk
         self.delay_s = link.delay_ms / 1e3
         self._jitter_s = link.jitter_ms / 1e3
-        self._s_per_byte = 8e-6 / link.rate_mbps if link.rate_mbps else 0.0
+        self._s_per_byte = s_per_byte(link.rate_mbps)
         self._loss = link.loss
         self._random = random.Random(seed)
         self._until_loss = self._gap()

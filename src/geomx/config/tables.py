@@ -32,7 +32,9 @@ class Table(BaseModel):
 class Link(Table):
     """A link as geomx imitates it, in user space and in both directions."""
 
-    rate_mbps: float = Field(0.0, ge=0, description="Rate each way, in Mbit/s. 0: unlimited.")
+    rate_mbps: float = Field(
+        0.0, ge=0, description="Each way, in Mbit/s on the wire, headers included. 0: unlimited."
+    )
     delay_ms: float = Field(0.0, ge=0, description="Delay one way; a round trip takes twice as long.")
     jitter_ms: float = Field(0.0, ge=0, description="How far the delay strays, to either side.")
     loss: float = Field(0.0, ge=0, lt=1, description="Share of packets that is lost.")
@@ -164,8 +166,8 @@ class Wan(Edge):
     pace_mbps: float = Field(
         0.0,
         ge=0,
-        description="Mbit/s of payload at which a party's bytes leave, up and down; 0: as TCP finds. At 95 % of the "
-        "link's rate its queue stays empty, and dense rounds are up to a tenth shorter (Linux).",
+        description="Mbit/s of payload at which a party's bytes leave at most, up and down (Linux); 0: as TCP finds. "
+        "95 % of the link's rate leaves its queue empty, which helps TCP's `cubic`.",
     )
     timeout_s: Seconds = Field(15.0, description=Edge.model_fields["timeout_s"].description)
 

@@ -1,0 +1,74 @@
+"""`geomx inspect codec`: what codecs would save and cost for a model, on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from geomx.channels.memory import reuse_freed_blocks
+from geomx.codecs import native
+from geomx.codecs.base import codecs
+from geomx.errors import ConfigError, Fault
+from geomx.layout import SIZE_LOWER_BOUND, Layout, Slice, Tensor
+from geomx.observe.costs import Cost, bandwidth, cost
+from geomx.torch.tensors import Carried
+
+
+def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
+    """Measure and print; `model` is `module:function`, which is called without arguments."""
+    torch.set_num_threads(1)
+    reuse_freed_blocks()  # as every node does
+    slices = slices_of(model) if model else slices_like(parameters)
+    bytes_per_s = bandwidth()
+    rows = []
+    for spec in specs or [name for name in codecs.names if name != "dense"]:
+        rows.append(cost(spec, slices, bytes_per_s))
+    elements, count = sum(piece.elements for piece in slices), len(slices)
+    kernels = "compiled kernels" if native.available() else "torch operations alone"
+    title = f"{elements:,} parameters in {count} slices, {kernels}, memory {bytes_per_s / 1e9:.0f} GB/s on one core"
+    Console().print(table_of(title, rows))
+
+
+def table_of(title: str, rows: Sequence[Cost]) -> Table:
+    """A line for each codec."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("codec", no_wrap=True)
+    for column in ("MB a round", "of dense", "encode ms", "decode ms", "floor ms"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        times = (row.encode_s, row.decode_s, row.floor_s)
+        figures = (f"{1e3 * seconds:.3g}" for seconds in times)
+        table.add_row(row.spec, f"{row.sent_bytes / 1e6:.3g}", f"1/{row.ratio:.4g}", *figures)
+    return table
+
+
+def slices_like(parameters: int) -> list[Slice]:
+    """Those of one large float32 tensor."""
+    return list(Layout((Tensor("weights", (parameters,), "float32"),)).slices)
+
+
+def slices_of(model: str) -> list[Slice]:
+    """Those of the tensors that a model trains. Raises `ConfigError`."""
+    module_name, colon, name = model.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(module_name), name)() if colon else None
+    except Exception as error:  # whatever the user's code raises
+        raise _wrong(model, f"{type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(made, torch.nn.Module):
+        raise _wrong(model, "it gives no torch.nn.Module" if colon else "there is no colon")
+    group = {"params": [parameter for parameter in made.parameters() if parameter.requires_grad]}
+    return Carried(made, [group], 0, SIZE_LOWER_BOUND, 0).slices("weight")
+
+
+def _wrong(model: str, reason: str) -> ConfigError:
+    allowed = "`module:function`, which gives a model when it is called without arguments"
+    return ConfigError("the command line", [Fault("--model", model, allowed, reason)])

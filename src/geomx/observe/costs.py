@@ -1,0 +1,79 @@
+"""What a codec saves and costs, measured on this machine: bytes, and seconds of one core beside the memory's floor."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from geomx.codecs.noise import Stream
+from geomx.codecs.spec import make_codec
+from geomx.layout import Slice
+
+TYPICAL = 1e-3  # standard deviation of the numbers that stand for gradients
+COPIED_ELEMENTS = 1 << 25  # far more than a cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of encoding and decoding every slice of a model once.
+
+    `floor_s`: the seconds for the bytes that an encoding with error feedback must touch: values and residual read, the
+    residual written, the payload written. 0 for a codec that only looks at the same memory anew.
+    """
+
+    spec: str
+    dense_bytes: int
+    sent_bytes: int
+    encode_s: float
+    decode_s: float
+    floor_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than float32."""
+        return self.dense_bytes / self.sent_bytes
+
+
+def cost(spec: str, slices: Iterable[Slice], bytes_per_s: float, rounds: int = 5) -> Cost:
+    """Measure one codec on random numbers; seconds are medians over rounds. Raises what `make_codec` raises."""
+    codec = make_codec(spec, Stream())
+    pieces = list(slices)
+    values = [TYPICAL * torch.randn(piece.elements, dtype=getattr(torch, piece.dtype)) for piece in pieces]
+    turn = 0
+
+    def encode() -> list[torch.Tensor]:
+        nonlocal turn
+        turn += 1
+        return [codec.encode(piece, turn, flat) for piece, flat in zip(pieces, values, strict=True)]
+
+    encode_s = timed(encode, rounds)
+    payloads = encode()
+    decode_s = timed(
+        lambda: [codec.decode(p, data) for p, data in zip(pieces, payloads, strict=True)], rounds
+    )
+    dense = sum(piece.size_bytes for piece in pieces)
+    sent = sum(payload.numel() for payload in payloads)
+    touched = 0 if codec.lossless else 3 * dense + sent
+    return Cost(spec, dense, sent, encode_s, decode_s, touched / bytes_per_s)
+
+
+def bandwidth() -> float:
+    """Bytes a second that this thread moves in `a += b`: two reads and a write."""
+    a, b = torch.ones(COPIED_ELEMENTS), torch.ones(COPIED_ELEMENTS)
+    return 3 * a.nbytes / timed(lambda: a.add_(b), 5)
+
+
+def timed(work: Callable[[], Any], rounds: int) -> float:
+    """The median of the seconds that `work` takes, after it was done once."""
+    work()
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
