@@ -9,9 +9,9 @@ Model, for one direction of a link
 `lost` counts the 1,448-byte segments that were lost, each with probability `loss`; one that is sent again
 occupies the link again, and may be lost again. `rounds` is how often the unluckiest segment of the chunk was
 lost: each time holds its stream up by one more round trip. A stream is never reordered. The rate is that of the wire:
-each segment of 1,448 bytes takes 1,500 there, with its headers. The handshake is not delayed. **Not modelled:** the growth of a
-congestion window at the start, and its collapse on loss; real links that lose are slower than this one, by as much
-as their congestion control is timid. Acknowledgements are free.
+each segment of 1,448 bytes takes 1,500 there, with its headers. The handshake is not delayed. **Not modelled:** the
+growth of a congestion window at the start, and its collapse on loss; real links that lose are slower than this one,
+by as much as their congestion control is timid. Acknowledgements are free.
 
 Times are virtual: `free` is accumulated and owes nothing to when a timer fired. A sender that always had
 something to send gets the exact rate, however late it was woken.
