@@ -60,7 +60,7 @@ def main() -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     kernels = "compiled kernels" if native.available() else "torch operations alone"
     title = f"{options.parameters:,} parameters, {kernels}; memory {bytes_per_s / 1e9:.1f} GB/s on one core"
-    Console().print(table_of(title, costs))
+    Console(width=110).print(table_of(title, costs))
     entries = round(0.01 * options.parameters)
     print(
         f"GeoMX's Bi-Sparse at 1 %: {GEOMX_BYTES * entries / 1e6:.3g} MB up, up to that times the parties down"

@@ -343,7 +343,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
     for row in rows:
         table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else f"{cell}" for cell in row.values()))
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 
 import torch
 
-from geomx.codecs import native
 from geomx.codecs.base import Codec
 from geomx.codecs.noise import Stream, below
 from geomx.codecs.sparse import Sparse
@@ -95,9 +94,7 @@ class BiSparse(Sparse):
         start = below(key, stride)
         sampled = -(-(left.numel() - start) // stride)
         threshold = kth_largest(left, max(1, round(wanted * sampled / left.numel())), start, stride)
-        found = native.at_least(left, threshold, int(TOLERANCE * wanted))
-        if found is None:
-            found = at_least(left, threshold)
+        found = at_least(left, threshold, int(2 * TOLERANCE * wanted))
         if found.numel() > TOLERANCE * wanted:
             return found[largest(left[found], wanted)]
         if TOLERANCE * found.numel() < wanted and threshold > 0:

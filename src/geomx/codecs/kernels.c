@@ -8,6 +8,9 @@
 #include <float.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
 #define FOR_EACH_CPU __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -17,7 +20,6 @@
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "payloads are little-endian, and so is what these kernels read and write"
 #endif
-#define FIRST_BYTE(marks) (__builtin_ctzll(marks) >> 3) /* the place of the first byte that is 1, of eight */
 #define INLINE static inline __attribute__((always_inline))
 
 enum { FINE = 0, BAD_CODE = 1, BAD_PADDING = 2, BAD_COUNT = 3, BAD_INDEX = 4 };
@@ -262,8 +264,6 @@ FOR_EACH_CPU uint32_t give_bf16(const uint16_t *in, int64_t n, float *out)
 }
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 int has_fp16(void) { return __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx"); }
 
 __attribute__((target("avx,f16c"))) void take_fp16(float *left, int64_t n, float up, float down, uint16_t *out)
@@ -328,26 +328,60 @@ float kth_largest(const float *x, int64_t n, int64_t start, int64_t stride, int6
     return float_of(found);
 }
 
+/* Which of 32 numbers have |x| >= limit, as bits: the first is the lowest. */
+INLINE uint32_t marks_of(const float *x, int64_t m, uint32_t limit)
+{
+    uint32_t marks = 0;
+    for (int64_t i = 0; i < m; i++)
+        marks |= (uint32_t)((bits_of(x[i]) & 0x7FFFFFFF) >= limit) << i;
+    return marks;
+}
+
+#if defined(__x86_64__)
+/* The same for 32 numbers at once. */
+__attribute__((target("avx2"))) static inline uint32_t marks_of_32(const float *x, uint32_t limit)
+{
+    __m256i below = _mm256_set1_epi32((int)(limit - 1)), size = _mm256_set1_epi32(0x7FFFFFFF);
+    uint32_t marks = 0;
+    for (int k = 0; k < 4; k++) {
+        __m256i eight = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + 8 * k)), size);
+        __m256 above = _mm256_castsi256_ps(_mm256_cmpgt_epi32(eight, below));
+        marks |= (uint32_t)_mm256_movemask_ps(above) << 8 * k;
+    }
+    return marks;
+}
+
+__attribute__((target("avx2"))) static int64_t at_least_avx2(const float *x, int64_t n, uint32_t limit, int64_t *out,
+                                                             int64_t room)
+{
+    int64_t count = 0;
+    for (int64_t at = 0; at < n; at += 32) {
+        uint32_t marks = n - at >= 32 ? marks_of_32(x + at, limit) : marks_of(x + at, n - at, limit);
+        for (; marks; marks &= marks - 1) {
+            if (count == room)
+                return room + 1;
+            out[count++] = at + __builtin_ctz(marks);
+        }
+    }
+    return count;
+}
+#endif
+
 /* Rising indices of |x| ≥ bound (of x ≠ 0 where bound is 0) into `out`; gives their number, or `room` + 1 where there
  * are more than `room`. */
-FOR_EACH_CPU int64_t at_least(const float *x, int64_t n, float bound, int64_t *out, int64_t room)
+int64_t at_least(const float *x, int64_t n, float bound, int64_t *out, int64_t room)
 {
     uint32_t limit = bits_of(bound) ? bits_of(bound) : 1;
-    uint8_t marks[512];
     int64_t count = 0;
-    for (int64_t at = 0; at < n; at += 512) {
-        int64_t m = least(512, n - at);
-        memset(marks, 0, sizeof marks);
-        for (int64_t i = 0; i < m; i++)
-            marks[i] = (bits_of(x[at + i]) & 0x7FFFFFFF) >= limit;
-        for (int64_t i = 0; i < m; i += 8) {
-            uint64_t eight;
-            memcpy(&eight, marks + i, 8);
-            for (; eight; eight &= eight - 1) {
-                if (count == room)
-                    return room + 1;
-                out[count++] = at + i + FIRST_BYTE(eight);
-            }
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2"))
+        return at_least_avx2(x, n, limit, out, room);
+#endif
+    for (int64_t at = 0; at < n; at += 32) {
+        for (uint32_t marks = marks_of(x + at, least(32, n - at), limit); marks; marks &= marks - 1) {
+            if (count == room)
+                return room + 1;
+            out[count++] = at + __builtin_ctz(marks);
         }
     }
     return count;
