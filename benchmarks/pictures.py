@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.cells import Result
+from benchmarks.learned import Learned
 from benchmarks.tables import title
 
 COLOURS = {
@@ -105,6 +106,35 @@ def accuracy(results: Sequence[Result], path: Path) -> None:
     axis.set_title("Time and bytes to the target accuracy (lower left is better)")
     axis.grid(which="both", color="#e6e6e6", zorder=0)
     axis.margins(0.18)
+    save(figure, path)
+
+
+def learned(results: Sequence[Learned], path: Path) -> None:
+    """Accuracy against WAN bytes, a panel for each model: upper left is better."""
+    models = list(dict.fromkeys(each.model for each in results))
+    figure, axes = plt.subplots(
+        1, len(models), figsize=(7.5 * len(models), 5.5), squeeze=False, layout="constrained"
+    )
+    for axis, model in zip(axes[0], models, strict=True):
+        for each in (each for each in results if each.model == model):
+            moved = 1e-6 * (each.bytes_up + each.bytes_down)
+            spread = [
+                [100 * (each.accuracy - min(each.accuracies))],
+                [100 * (max(each.accuracies) - each.accuracy)],
+            ]
+            colour = COLOURS["geomx" if each.optimizer == "Adam" else "ddp"]
+            axis.errorbar([moved], [100 * each.accuracy], yerr=spread, fmt="o", color=colour, capsize=3)
+            axis.annotate(
+                each.config,
+                (moved, 100 * each.accuracy),
+                xytext=(6, 4),
+                textcoords="offset points",
+                fontsize=8,
+            )
+        axis.set(xscale="log", xlabel="MB over the WAN in a round, a party", ylabel="test accuracy, %")
+        axis.set_title(f"{model}: red with Adam, blue with SGD")
+        axis.grid(which="both", color="#e6e6e6")
+        axis.margins(0.15)
     save(figure, path)
 
 

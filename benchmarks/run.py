@@ -82,7 +82,8 @@ def _run(cells: Sequence[Cell], turns: int, path: Path, keep: bool) -> None:
         try:
             sitting.take(turns, keep)
         finally:
-            write_results(path, sitting.results())
+            if sitting.has_begun:
+                write_results(path, sitting.results())
 
 
 def _arguments() -> argparse.Namespace:

@@ -79,6 +79,11 @@ class Sitting:
                         result = result_of(seat.cell, [turn], ways_of(seat.cell))
                         print(f"  {number}/{turns}  {seat.cell}: {told(result)}", flush=True)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything to tell."""
+        return all(seat.turns for seat in self._seats if seat.python is not None)
+
     def results(self) -> list[Result]:
         """Of the turns so far."""
         results = [_result(seat, self._facts) for seat in self._seats]

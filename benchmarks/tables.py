@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.cells import Result
+from benchmarks.learned import Learned
 
 TITLES = {
     "raw": "raw sockets",
@@ -166,6 +167,32 @@ def fallback(results: Sequence[Result]) -> list[str]:
         apart = f"{own / lab - 1:+.0%}" if lab and own else NOTHING
         rows.append([f"{network}, {parameters:,} parameters", seconds(lab), seconds(own), apart])
     return markdown(columns, rows) + missing(results)
+
+
+def learned(results: Sequence[Learned]) -> list[str]:
+    """Accuracy beside the dense run with the same optimizer, and bytes."""
+    columns = (
+        "codecs",
+        "accuracy",
+        "least",
+        "most",
+        "points from dense",
+        "MB up",
+        "MB down",
+        "times smaller",
+    )
+    base = {each.optimizer: each for each in results if each.config.startswith("dense")}
+    rows = []
+    for each in results:
+        dense = base.get(each.optimizer)
+        apart = f"{100 * (each.accuracy - dense.accuracy):+.2f}" if dense else NOTHING
+        smaller = NOTHING
+        if dense:
+            smaller = f"{(dense.bytes_up + dense.bytes_down) / (each.bytes_up + each.bytes_down):.3g}"
+        shares = (each.accuracy, min(each.accuracies), max(each.accuracies))
+        moved = (number(each.bytes_up, 1e6), number(each.bytes_down, 1e6))
+        rows.append([each.config, *(f"{share:.2%}" for share in shares), apart, *moved, smaller])
+    return markdown(columns, rows)
 
 
 def seconds(value: float | None) -> str:

@@ -1,10 +1,11 @@
 """From steps to figures."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.cells import Cell, Result, Workload, read_results
+from benchmarks.cells import Cell, Result, Workload, read_results, write_results
 from benchmarks.floors import Path as Way
 from benchmarks.measures import Turn, measured_span, percentile, reached, read_steps, result_of, round_times
 
@@ -165,3 +166,14 @@ def test_results_come_back_from_their_lines(tmp_path):
     assert back.round_s_median == 0.123457
     assert back.cpu_s == {"A": 0.5}
     assert back.shape == "2×1"
+
+
+def test_a_sitting_takes_the_place_of_an_earlier_one(tmp_path):
+    path = tmp_path / "suite.jsonl"
+    here = Cell("geomx", "dense", Workload("synthetic", 10), "100mbit-30ms")
+    there = replace(here, network="unequal")
+    write_results(path, [Result.of(here, round_s_median=1.0), Result.of(here, round_s_median=2.0)])
+    write_results(path, [Result.of(there, round_s_median=3.0)])
+    write_results(path, [Result.of(here, round_s_median=4.0)])
+    assert [result.round_s_median for result in read_results(path)] == [3.0, 4.0]
+    assert here.sitting == read_results(path)[1].sitting != there.sitting
