@@ -38,6 +38,7 @@ from geomx.torch import LiveRun, Settings  # noqa: E402
 OUTPUT = ROOT / "out" / "bench" / "codec_accuracy.jsonl"
 PARTIES = {"A": ("A/0", "A/1"), "B": ("B/0", "B/1")}
 BATCH = 32
+SGD_RATE, MOMENTUM = 0.1, 0.9
 NETWORK = Network(rate_mbps=10_000.0, delay_ms=0.1)  # its times are not reported
 
 
@@ -64,18 +65,23 @@ RECIPES: dict[str, Recipe] = {
     "Bi-Sparse 1 % int4 up, int4 down": Recipe("bisparse ratio=0.01 values=int4", "int4"),
     "dense, SGD": Recipe("dense", "dense", "SGD"),
     "2-bit up, int4 down, SGD": Recipe("two_bit threshold=0.001", "int4", "SGD"),
-    "top-k 1 % both ways, SGD": Recipe("topk ratio=0.01", "topk ratio=0.01", "SGD"),
-    "Bi-Sparse 1 % both ways, SGD": Recipe("bisparse ratio=0.01", "bisparse ratio=0.01", "SGD"),
+    "MPQ 1 % both ways, SGD": Recipe("mpq ratio=0.01 momentum=0.9", "mpq ratio=0.01", "SGD"),
+    "Bi-Sparse 1 % both ways, SGD": Recipe("bisparse ratio=0.01 momentum=0.9", "bisparse ratio=0.01", "SGD"),
+    "Bi-Sparse 1 % int4 both ways, SGD": Recipe(
+        "bisparse ratio=0.01 momentum=0.9 values=int4", "bisparse ratio=0.01 values=int4", "SGD"
+    ),
     "Bi-Sparse 1 % int2 both ways, SGD": Recipe(
-        "bisparse ratio=0.01 values=int2", "bisparse ratio=0.01 values=int2", "SGD"
+        "bisparse ratio=0.01 momentum=0.9 values=int2", "bisparse ratio=0.01 values=int2", "SGD"
     ),
 }
 
 
-def optimizer_of(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    if name == "Adam":
+def optimizer_of(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Adam, or SGD with momentum: where the codec has it (Deep Gradient Compression), the optimizer has none."""
+    if recipe.optimizer == "Adam":
         return torch.optim.Adam(model.parameters(), lr=training.RATE)
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    momentum = 0.0 if "momentum" in recipe.up else MOMENTUM
+    return torch.optim.SGD(model.parameters(), lr=SGD_RATE, momentum=momentum)
 
 
 def trained(name: str, recipe: Recipe, model_name: str, rounds: int, seed: int) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def trained(name: str, recipe: Recipe, model_name: str, rounds: int, seed: int) 
         job = _job(program.name, list(PARTIES).index(party), int(rank), model_name)
         with run:
             task = workloads.task(job, seed)
-            model, optimizer = run.attach(task.model, optimizer_of(recipe.optimizer, task.model))
+            model, optimizer = run.attach(task.model, optimizer_of(recipe, task.model))
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
             for _ in range(rounds):
                 optimizer.zero_grad()

@@ -2,8 +2,8 @@
 
 Theory of operation. Everything that will happen stands in one heap, ordered by time and then by the order in which it
 was planned; the seed decides every random draw. So a run is a function of its seed, and replays bit for bit. Time
-passes only here: a link takes size / rate and a delay, a job takes the bytes that it touches / `memory_bytes_per_s`, a
-program sleeps as long as it says.
+passes only here: a link takes size / rate and a delay, a job takes the bytes that it touches / `memory_bytes_per_s`, one
+after the other on each node, and a program sleeps as long as it says.
 
 A connection behaves like TCP unless its `Network` loses, doubles or swaps messages; then sessions must resend
 (`Patience.resend_s`). `cut` makes a link fall silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP
@@ -61,6 +61,7 @@ class _Host:
     program: Program | None = None
     starts_at: float = 0.0
     paused_until: float = 0.0
+    busy_until: float = 0.0  # its processor works on jobs, one after the other
     stopped: bool = False
     error: GeomxError | None = None
 
@@ -234,8 +235,10 @@ class Simulator:
     def _start(self, host: _Host, job: Job) -> None:
         if not job.cost_bytes:
             self._finish(host, job)
-        else:
-            self._plan(job.cost_bytes / self._memory_bytes_per_s, lambda: self._finish(host, job))
+            return
+        start = max(self.now, host.busy_until)
+        host.busy_until = start + job.cost_bytes / self._memory_bytes_per_s
+        self._plan(host.busy_until - self.now, lambda: self._finish(host, job))
 
     def _finish(self, host: _Host, job: Job) -> None:
         try:
