@@ -13,7 +13,7 @@ import pytest
 
 import geomx
 from geomx.config import Run
-from geomx.launch.join import join
+from geomx.launch.join import _settings, join
 
 BOUND_S = 300.0
 TOML = """
@@ -163,3 +163,17 @@ def test_the_environments_settings_are_those_of_its_run(
     monkeypatch.setenv("GEOMX_SET", "run.shards=0")
     with pytest.raises(geomx.ConfigError, match=r"run\.shards"):
         join()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "codec"),
+    [
+        ([], ""),
+        (["wan.codec_up=bisparse ratio=0.1"], ""),
+        (["wan.codec_up=bisparse momentum=0.9"], "bisparse momentum=0.9"),
+        (["lan.codec_up=mpq momentum=0.5"], "mpq momentum=0.5"),
+    ],
+)
+def test_training_is_told_of_a_codec_with_momentum(overrides, codec):
+    run = Run.parse(TOML, "run.toml", overrides)
+    assert _settings(run, "A").codec_momentum == codec

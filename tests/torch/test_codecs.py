@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from live_runs import batch, place_of, samples_of, small_model, train, weights
 
-from geomx.errors import NotFinite
+from geomx.errors import NotFinite, Unsupported
 from geomx.node.build import Edge
 from geomx.torch import LiveRun, Settings
 
@@ -100,3 +100,26 @@ def test_a_gradient_that_is_no_number_is_refused_by_name() -> None:
 
     with pytest.raises(NotFinite, match=r"A/0 has NaN or Inf for 2.bias"):
         train([1, 1], main, Settings(size_lower_bound=1), lan=Edge("fp16", "dense"))
+
+
+@pytest.mark.parametrize(
+    ("make", "allowed"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), True),
+        (lambda p: torch.optim.Adagrad(p), True),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), False),
+        (lambda p: torch.optim.RMSprop(p, momentum=0.1), False),
+        (lambda p: torch.optim.AdamW(p), False),
+    ],
+)
+def test_momentum_does_not_count_twice(make: Any, allowed: bool) -> None:
+    def script(run: LiveRun) -> None:
+        model = small_model()
+        run.attach(model, make(model.parameters()))
+
+    settings = Settings(codec_momentum="bisparse momentum=0.9")
+    if allowed:
+        train([1, 1], script, settings)
+    else:
+        with pytest.raises(Unsupported, match="would count twice"):
+            train([1, 1], script, settings)

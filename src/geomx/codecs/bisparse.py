@@ -57,7 +57,7 @@ class BiSparse(Sparse):
         ]
         if faults:
             raise ConfigError("codec bisparse", faults)
-        self._momentum, self._clip, self._warmup_rounds = momentum, clip, warmup_rounds
+        self.momentum, self._clip, self._warmup_rounds = momentum, clip, warmup_rounds
         self._velocities: dict[int, torch.Tensor] = {}
 
     def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
@@ -65,17 +65,17 @@ class BiSparse(Sparse):
             norm = float(torch.linalg.vector_norm(values.to(torch.float64)))
             if norm > self._clip * weight:
                 values = values * (self._clip * weight / norm)
-        if not self._momentum:
+        if not self.momentum:
             return values
         velocity = self._velocities.get(piece.index)
         if velocity is None:
             velocity = self._velocities[piece.index] = torch.zeros_like(self.residual(piece, values))
-        return velocity.mul_(self._momentum).add_(values)
+        return velocity.mul_(self.momentum).add_(values)
 
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         wanted = max(1, round(self.ratio_in(turn) * left.numel()))
         indices = self._select(left, wanted, self.stream.key(turn, piece))
-        if self._momentum:
+        if self.momentum:
             self._velocities[piece.index][indices] = 0
         return self.write(indices, left)
 

@@ -2,8 +2,8 @@
 
 Theory of operation. Everything that will happen stands in one heap, ordered by time and then by the order in which it
 was planned; the seed decides every random draw. So a run is a function of its seed, and replays bit for bit. Time
-passes only here: a link takes size / rate and a delay, a job takes the bytes that it touches / `memory_bytes_per_s`, one
-after the other on each node, and a program sleeps as long as it says.
+passes only here: a link takes size / rate and a delay, a node's jobs take the bytes that they touch /
+`memory_bytes_per_s`, one after the other, and a program sleeps as long as it says.
 
 A connection behaves like TCP unless its `Network` loses, doubles or swaps messages; then sessions must resend
 (`Patience.resend_s`). `cut` makes a link fall silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP

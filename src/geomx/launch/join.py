@@ -11,6 +11,8 @@ from types import TracebackType
 
 import torch
 
+from geomx.codecs.noise import Stream
+from geomx.codecs.spec import make_codec
 from geomx.config import Run
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (
@@ -104,10 +106,19 @@ def _settings(run: Run, party: str) -> Settings:
         push_at=run.worker.push_at,
         slice_elements=run.layout.slice_elements,
         size_lower_bound=run.layout.size_lower_bound,
+        codec_momentum=_with_momentum(run),
         seed=run.run.seed,
         ledger=run.run.ledger,
         policy=policies.find(run.sync.policy)(),
     )
+
+
+def _with_momentum(run: Run) -> str:
+    """The codec on the way up that has momentum; "" where none has."""
+    for spec in (run.wan.codec_up, run.lan.codec_up):
+        if getattr(make_codec(spec, Stream()), "momentum", 0.0):
+            return spec
+    return ""
 
 
 class _Stay:

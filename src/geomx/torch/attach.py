@@ -102,6 +102,11 @@ def _check(
             "this optimizer belongs to another run; attach the one that it was made from, or a new one"
         )
     check_model(model, optimizer)
+    if settings.codec_momentum and any(g.get("momentum") or "betas" in g for g in optimizer.param_groups):
+        raise Unsupported(
+            f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
+            "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
+        )
     rule = served_rule(optimizer, settings.place)
     if clip_norm is not None and not (
         isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0

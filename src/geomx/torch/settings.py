@@ -19,7 +19,8 @@ PushAt = Literal["backward", "step"]
 class Settings:
     """Defaults are those of a run's description; `attach` may override `push_at` and `overlap`.
 
-    `dataset_size`: samples in this party's data set. `slice_elements`: 0 chooses by the model's size.
+    `dataset_size`: samples in this party's data set. `slice_elements`: 0 chooses by the model's size. `codec_momentum`:
+    the codec that has momentum, if one has.
     """
 
     weight: WeightPolicy = "samples"
@@ -29,6 +30,7 @@ class Settings:
     push_at: PushAt = "backward"
     slice_elements: int = 0
     size_lower_bound: int = SIZE_LOWER_BOUND
+    codec_momentum: str = ""
     seed: int = 0
     ledger: bool = False
     policy: Policy = field(default_factory=FSA)
