@@ -106,10 +106,10 @@ def test_a_gradient_that_is_no_number_is_refused_by_name() -> None:
     ("make", "allowed"),
     [
         (lambda p: torch.optim.SGD(p, lr=0.1), True),
-        (lambda p: torch.optim.Adagrad(p), True),
+        (torch.optim.Adagrad, True),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), False),
         (lambda p: torch.optim.RMSprop(p, momentum=0.1), False),
-        (lambda p: torch.optim.AdamW(p), False),
+        (torch.optim.AdamW, False),
     ],
 )
 def test_momentum_does_not_count_twice(make: Any, allowed: bool) -> None:
