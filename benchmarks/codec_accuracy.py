@@ -38,7 +38,7 @@ from geomx.torch import LiveRun, Settings  # noqa: E402
 OUTPUT = ROOT / "out" / "bench" / "codec_accuracy.jsonl"
 PARTIES = {"A": ("A/0", "A/1"), "B": ("B/0", "B/1")}
 BATCH = 32
-SGD_RATE, MOMENTUM = 0.1, 0.9
+MOMENTUM = 0.9
 NETWORK = Network(rate_mbps=10_000.0, delay_ms=0.1)  # its times are not reported
 
 
@@ -81,7 +81,7 @@ def optimizer_of(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimize
     if recipe.optimizer == "Adam":
         return torch.optim.Adam(model.parameters(), lr=training.RATE)
     momentum = 0.0 if "momentum" in recipe.up else MOMENTUM
-    return torch.optim.SGD(model.parameters(), lr=SGD_RATE, momentum=momentum)
+    return torch.optim.SGD(model.parameters(), lr=training.SGD_RATE, momentum=momentum)
 
 
 def trained(name: str, recipe: Recipe, model_name: str, rounds: int, seed: int) -> dict[str, Any]:

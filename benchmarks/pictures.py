@@ -72,15 +72,10 @@ def _bars(axis: Axes, name: str, results: Sequence[Result]) -> None:
     floors = [result.floor_s for result in results if result.floor_s]
     if floors:
         axis.axvline(max(floors), color="black", linewidth=1, linestyle="--")
-        axis.text(
-            max(floors),
-            len(results) - 0.4,
-            f"floor {max(floors):.3g} s",
-            fontsize=9,
-            ha="center",
-            va="bottom",
-        )
-    axis.set_title(name, pad=16)
+        above = axis.get_xaxis_transform()  # data from left to right, and 1 is the top
+        text = f"floor {max(floors):.3g} s"
+        axis.text(max(floors), 1.01, text, transform=above, fontsize=9, ha="center", va="bottom")
+    axis.set_title(name, pad=20)
     axis.set_xlabel("seconds a step")
     axis.set_xlim(0, 1.12 * max([*values, *floors]))
     axis.margins(y=0.02)

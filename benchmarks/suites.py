@@ -52,7 +52,8 @@ GEOMX = (
     Entry("geomx", "dense, 2 shards", OWN),
 )
 CODED = tuple(
-    Entry("geomx", config, OWN) for config in ("fp16", "int4", "Bi-Sparse 1 % up, int4 down", "Bi-Sparse 1 %")
+    Entry("geomx", config, OWN)
+    for config in ("fp16", "int4", "Bi-Sparse 1 % up, int4 down", "Bi-Sparse 1 %", "Bi-Sparse 1 %, int2")
 )
 DDP = (
     Entry("ddp", "fp32", NONE),
@@ -108,7 +109,7 @@ def base(
 
 def quick() -> Suite:
     """At most ten minutes: one network."""
-    entries = (RAW, Entry("geomx", "dense", BOTH), *DDP[:2], MXNET[0])
+    entries = (RAW, Entry("geomx", "dense", BOTH), CODED[0], CODED[3], *DDP[:2], MXNET[0])
     cells = cells_of(entries, base(CNN_1M, FAST, 2, 2, rounds=10))
     return Suite(tuple(cells), 2, "geomx, DDP, MXNet and the floor, on one network")
 

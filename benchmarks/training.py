@@ -21,7 +21,7 @@ from typing import Any
 
 DEVICES = Path("/proc/self/net/dev")
 SYNTHETIC_TENSORS = 10
-RATE = 3e-3  # Adam's, for every system alike
+RATE, SGD_RATE = 3e-3, 0.1  # Adam's, for every system alike; SGD's
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/wire.py                 64 MiB over loopback, against two raw sockets in the same run
     python benchmarks/wire.py --link          10 million parameters over an emulated 100 Mbit/s, 40 ms
-    python benchmarks/wire.py --codecs        the same with each codec, two parties, beside each codec's own floor
+    python benchmarks/wire.py --codecs        the same with each codec, beside its own floor
 
 Systems take turns, a few rounds each, so that what disturbs the machine disturbs all of them; figures are medians.
 """
@@ -308,19 +308,17 @@ def link_s(size_bytes: float) -> float:
 
 
 def coded(up: str, down: str, parameters: int, rounds: int, bytes_per_s: float) -> dict[str, Any]:
-    """A round with codecs, two parties, against its floor.
+    """A party's round with codecs, against its floor.
 
     That is the compressed bytes at the link's rate, a round trip, and what arithmetic takes one after the other, as
-    measured in this run: encoding and decoding up (both parties' at the server), down, and SGD's passes.
+    measured in this run: encoding and decoding up, SGD's passes, encoding and decoding down.
     """
     slices = Layout((Tensor("weights", (parameters,), "float32"),)).slices
     ways = [cost(spec, slices, bytes_per_s, 3) for spec in (up, down)]
-    sgd_s = (
-        5 * 4 * parameters / bytes_per_s
-    )  # the sum: two reads, a write; the step: two reads, a write, less one
-    arithmetic_s = sgd_s + sum(way.encode_s + way.decode_s for way in ways) + ways[0].decode_s
+    sgd_s = 5 * 4 * parameters / bytes_per_s  # the sum reads and writes, the step reads two and writes one
+    arithmetic_s = sgd_s + sum(way.encode_s + way.decode_s for way in ways)
     floor_s = link_s(max(way.sent_bytes for way in ways)) + arithmetic_s
-    system = Geomx(4 * parameters, "torch.optim.SGD", 2, LINK, Edge(up, down))
+    system = Geomx(4 * parameters, "torch.optim.SGD", 1, LINK, Edge(up, down))
     for _ in range(2):
         system.round()
     seconds = statistics.median(system.round() for _ in range(rounds))
@@ -364,7 +362,7 @@ def main() -> None:
     elif options.codecs:
         bytes_per_s = bandwidth()
         rows = [coded(up, down, 10_000_000, min(options.rounds, 7), bytes_per_s) for up, down in CODECS]
-        keep("codecs", rows, "10 M parameters, two parties, 100 Mbit/s, 40 ms")
+        keep("codecs", rows, "10 M parameters, 100 Mbit/s, 40 ms, each codec beside its own floor")
     elif options.link:
         keep("link", [emulated(10_000_000, min(options.rounds, 3))], "10 M parameters, 100 Mbit/s, 40 ms")
     else:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import data
-from benchmarks.training import RATE, Job, synthetic_sizes
+from benchmarks.training import RATE, SGD_RATE, Job, synthetic_sizes
 
 torch.set_num_threads(1)
 
@@ -47,9 +47,11 @@ def task(job: Job, seed: int = 0) -> Task:
 
 
 def optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
-    """Adam; for synthetic gradients SGD, which costs least."""
+    """Adam, or SGD where a configuration asks for it; for synthetic gradients SGD, which costs least."""
     if job.workload == "synthetic":
         return torch.optim.SGD(model.parameters(), lr=1e-3)
+    if job.options.get("optimizer") == "SGD":
+        return torch.optim.SGD(model.parameters(), lr=SGD_RATE)
     return torch.optim.Adam(model.parameters(), lr=RATE)
 
 

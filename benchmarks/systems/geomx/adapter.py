@@ -26,7 +26,16 @@ class Geomx:
         "fp16": {"up": "fp16", "down": "fp16"},
         "int4": {"up": "int4", "down": "int4"},
         "Bi-Sparse 1 % up, int4 down": {"up": "bisparse ratio=0.01 values=int4", "down": "int4"},
-        "Bi-Sparse 1 %": {"up": "bisparse ratio=0.01", "down": "bisparse ratio=0.01"},
+        "Bi-Sparse 1 %": {
+            "up": "bisparse ratio=0.01 momentum=0.9",
+            "down": "bisparse ratio=0.01",
+            "optimizer": "SGD",
+        },
+        "Bi-Sparse 1 %, int2": {
+            "up": "bisparse ratio=0.01 momentum=0.9 values=int2",
+            "down": "bisparse ratio=0.01 values=int2",
+            "optimizer": "SGD",
+        },
     }
 
     def refuses(self, cell: Cell) -> str | None:
