@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from geomx.codecs.noise import Stream
+from geomx.errors import ProtocolError
 from geomx.layout import Slice
 
 
@@ -30,3 +31,18 @@ class Half:
 
     def cost_bytes(self, piece: Slice) -> int:
         return 6 * piece.elements
+
+
+class Torn(Half):
+    """What worker B/0 sends cannot be read."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._tears = stream.origin == "B/0"
+
+    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        return super().encode(piece, -1 if self._tears else turn, values, weight)
+
+    def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if float(payload.view(torch.float16)[-1]) < 0:
+            raise ProtocolError("it is torn")
+        return super().decode(piece, payload)

@@ -284,6 +284,16 @@ def test_an_assign_is_exact_whatever_the_codecs():
         assert torch.equal(values, torch.full((2000,), 1.0 + 2**-20))
 
 
+def test_whoever_sent_what_cannot_be_read_is_named():
+    def script(member: Member) -> Any:
+        member.attach()
+        member.assign(values=1.0)
+        return member.step(gradient=0.1, hyper={**SGD, "momentum": 0.0})
+
+    with pytest.raises(GeomxError, match=r"what B/0 sent for slice \d+: it is torn"):
+        run(plan_of([1, 1], lan=Edge("half_codec:Torn")), script)
+
+
 def test_a_worker_cannot_rejoin_where_the_weights_live_on_the_workers():
     plan = plan_of([1, 1])
     simulator, settings = Simulator(0, WAN), {"optimizer": "workers", "clip_norm": None}

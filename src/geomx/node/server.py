@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -26,7 +27,7 @@ from geomx.node.contract import Write
 from geomx.node.greeting import compare
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
-from geomx.node.streams import Sender, codec_for
+from geomx.node.streams import Sender, codec_for, decoded
 from geomx.node.uplink import has_values, priority_of
 from geomx.protocol.membership import Members
 from geomx.protocol.messages import (
@@ -158,11 +159,8 @@ class Server(BaseNode):
     def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""
         codec = codec_for(piece, round_.kind, self._below.up)
-        return [
-            lambda payload=payload: codec.decode(piece, payload)  # type: ignore[misc]
-            for _, payload in round_.in_order()
-            if payload is not None
-        ]
+        given = [(push, payload) for push, payload in round_.in_order() if payload is not None]
+        return [partial(decoded, codec, piece, push.origins, payload) for push, payload in given]
 
     @property
     def down(self) -> Sender:

@@ -15,6 +15,8 @@ as it lies in memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from geomx.codecs.base import Codec
@@ -29,6 +31,14 @@ DENSE = Dense()
 def codec_for(piece: Slice, kind: Kind, codec: Codec) -> Codec:
     """Gradients, and what answers them, go through the edge's codec; what must arrive exactly goes dense."""
     return codec if kind == "gradient" and piece.role == "weight" else DENSE
+
+
+def decoded(codec: Codec, piece: Slice, origins: Iterable[str], payload: torch.Tensor) -> torch.Tensor:
+    """The values of a contribution. Raises `ProtocolError` that names whose it is."""
+    try:
+        return codec.decode(piece, payload)
+    except ProtocolError as error:
+        raise ProtocolError(f"what {', '.join(origins)} sent for slice {piece.index}: {error}") from error
 
 
 class Sender:
