@@ -203,10 +203,11 @@ def what(workload: str, parameters: int) -> str:
 
 
 def floors(results: Sequence[Result]) -> str:
-    """The formula's floor and what raw sockets took."""
+    """How often each was run, the formula's floor, and what raw sockets took."""
     floor = next((result.floor_s for result in results if result.floor_s), None)
     raw = next((result.raw_floor_s for result in results if result.raw_floor_s), None)
-    told = f"The floor is {tables.seconds(floor)} s"
+    turns = max(len(result.turns) for result in results)
+    told = f"{turns} turn{'s' if turns > 1 else ''} of each. The floor is {tables.seconds(floor)} s"
     return told + (f"; raw sockets took {tables.seconds(raw)} s." if raw else ".")
 
 
