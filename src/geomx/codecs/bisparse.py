@@ -44,9 +44,8 @@ class BiSparse(Sparse):
         values: str = "fp16",
         warmup_rounds: int = 0,
         clip: float = 0.0,
-        tiny: Codec | None = None,
     ) -> None:
-        super().__init__(stream, ratio, values, tiny)
+        super().__init__(stream, ratio, values, self.for_tiny(stream))
         faults = []
         if not 0.0 <= momentum < 1.0:
             faults.append(Fault("momentum", f"{momentum}", "a number from 0, below 1"))
@@ -59,6 +58,11 @@ class BiSparse(Sparse):
             raise ConfigError("codec bisparse", faults)
         self.momentum, self._clip, self._warmup_rounds = momentum, clip, warmup_rounds
         self._velocities: dict[int, torch.Tensor] = {}
+
+    @staticmethod
+    def for_tiny(stream: Stream) -> Codec | None:
+        """What slices of tiny tensors go through; None: dense."""
+        return None
 
     def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
         if self._clip:

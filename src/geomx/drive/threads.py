@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -92,7 +93,7 @@ class ThreadPort:
             self._changed.notify()
 
 
-class NodeThread:
+class NodeThread(ABC):
     """A thread with an event loop, on which the nodes of `drivers()` run."""
 
     def __init__(self, name: str, recorder: Recorder, stall_s: float) -> None:
@@ -112,8 +113,9 @@ class NodeThread:
         """Wait until the node has ended."""
         self._thread.join(timeout_s)
 
+    @abstractmethod
     def drivers(self) -> list[Driver]:
-        raise NotImplementedError
+        """The nodes that this thread runs."""
 
     def _main(self) -> None:
         error: BaseException | None = None

@@ -11,6 +11,7 @@ Subclasses answer `on_start`, `on_open`, `on_message`, `on_tick` and list whom t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ from geomx.protocol.session import Patience, Session
 LATE_S = 5.0  # so long after its start a peer that cannot be reached is worth a line
 
 
-class BaseNode:
+class BaseNode(ABC):
     """See the module's text. `handle` and `admit` are the contract of `geomx.node.contract.Node`."""
 
     def __init__(
@@ -125,9 +126,9 @@ class BaseNode:
     def on_open(self, peer: Peer, first: bool) -> None:
         """A session is open; `first`: for the first time with this incarnation of the peer."""
 
+    @abstractmethod
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """A message of the run, delivered once."""
-        raise NotImplementedError
 
     def on_tick(self) -> None:
         """Called at every heartbeat."""
