@@ -143,11 +143,15 @@ def dense() -> Suite:
 
 
 def accuracy() -> Suite:
-    """Time and WAN bytes until 85 % of Fashion-MNIST's test images are right."""
+    """Time and WAN bytes until 85 % of Fashion-MNIST's test images are right.
+
+    geomx's dense rounds once: pacing and shards change no weight.
+    """
     workload = replace(CNN_179K, target_accuracy=0.85, evaluate_every=20)
-    here = base(workload, SLOW, 2, 2, rounds=2000, limit_s=1500.0)
+    here = base(workload, SLOW, 2, 2, rounds=2000, limit_s=800.0)
+    others = [entry for entry in (*EACH_STEP, *EVERY_TEN) if entry not in GEOMX]
     cells = []
-    for cell in cells_of((*EACH_STEP, *EVERY_TEN), here):
+    for cell in cells_of((GEOMX[0], *others), here):
         rounds = here.rounds if cell.every == 1 else here.rounds // EVERY
         cells.append(replace(cell, rounds=rounds))
     return Suite(tuple(cells), 1, "until 85 % of Fashion-MNIST, over a slow network that loses")
