@@ -54,11 +54,15 @@ def rounds(panels: Sequence[tuple[str, Sequence[Result]]], path: Path) -> None:
     panels = [(name, results) for name, results in panels if results]
     if not panels:
         return
-    tallest = max(len(results) for _, results in panels)
+    heights = [1.2 + 0.34 * len(results) for _, results in panels]
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(7.2 * len(panels), 1.2 + 0.34 * tallest), squeeze=False, layout="constrained"
+        len(panels),
+        figsize=(8.5, sum(heights)),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
     )
-    for axis, (name, results) in zip(axes[0], panels, strict=True):
+    for axis, (name, results) in zip(axes[:, 0], panels, strict=True):
         _bars(axis, name, sorted(results, key=lambda r: r.step_s or 0.0, reverse=True))
     save(figure, path)
 
@@ -108,9 +112,9 @@ def learned(results: Sequence[Learned], path: Path) -> None:
     """Accuracy against WAN bytes, a panel for each model: upper left is better."""
     models = list(dict.fromkeys(each.model for each in results))
     figure, axes = plt.subplots(
-        1, len(models), figsize=(7.5 * len(models), 5.5), squeeze=False, layout="constrained"
+        len(models), figsize=(8.5, 5.5 * len(models)), squeeze=False, layout="constrained"
     )
-    for axis, model in zip(axes[0], models, strict=True):
+    for axis, model in zip(axes[:, 0], models, strict=True):
         for each in (each for each in results if each.model == model):
             moved = 1e-6 * (each.bytes_up + each.bytes_down)
             spread = [
@@ -135,26 +139,26 @@ def learned(results: Sequence[Learned], path: Path) -> None:
 
 def scale(results: Sequence[Result], path: Path) -> None:
     """Seconds a round, and CPU seconds of the global server, over the number of parties."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+    figure, (above, below) = plt.subplots(2, figsize=(8.5, 8.4), layout="constrained")
     for system, marker in (("raw", "v"), ("geomx", "o"), ("simulated", "x")):
         mine = sorted((r for r in results if r.system == system and r.is_ok), key=lambda r: r.parties)
         style = {"color": COLOURS[system], "marker": marker, "label": title(mine[0]) if mine else system}
         timed = [(r.parties, r.round_s_median) for r in mine if r.round_s_median is not None]
         if timed:
-            left.plot(*zip(*timed, strict=True), **style)
+            above.plot(*zip(*timed, strict=True), **style)
         used = [
             (r.parties, r.cpu_s["global/0"] / r.rounds) for r in mine if r.rounds and r.cpu_s.get("global/0")
         ]
         if used:
-            right.plot(*zip(*used, strict=True), **style)
+            below.plot(*zip(*used, strict=True), **style)
     floor = next((r.floor_s for r in results if r.floor_s), None)
     if floor is not None:
-        left.axhline(floor, color="black", linewidth=1, linestyle="--", label=f"floor, {floor:.3g} s")
-    left.set(xscale="log", xlabel="parties", ylabel="seconds a round", title="Seconds a round")
-    left.set_ylim(bottom=0)
-    right.set(xscale="log", yscale="log", xlabel="parties", title="CPU seconds a round of the global server")
+        above.axhline(floor, color="black", linewidth=1, linestyle="--", label=f"floor, {floor:.3g} s")
+    above.set(xscale="log", xlabel="parties", ylabel="seconds a round", title="Seconds a round")
+    above.set_ylim(bottom=0)
+    below.set(xscale="log", yscale="log", xlabel="parties", title="CPU seconds a round of the global server")
     counts = sorted({result.parties for result in results if result.is_ok})
-    for axis in (left, right):
+    for axis in (above, below):
         axis.set_xticks(counts, [f"{count:,}" for count in counts])
         axis.minorticks_off()
         axis.grid(color="#e6e6e6")

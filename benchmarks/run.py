@@ -63,7 +63,8 @@ def main() -> int:
 
 def _is_wanted(cell: Cell, options: argparse.Namespace) -> bool:
     is_there = options.network is None or cell.network == options.network
-    return is_there and (not options.only or cell.system in options.only)
+    is_asked = not options.only or cell.system in options.only
+    return is_there and is_asked and (not options.configs or cell.config in options.configs)
 
 
 def _run(cells: Sequence[Cell], turns: int, path: Path, keep: bool) -> None:
@@ -93,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("suite", nargs="?", choices=sorted(SUITES), help="what to run")
     add("--only", nargs="+", choices=systems.NAMES, metavar="SYSTEM", help="of " + ", ".join(systems.NAMES))
+    add("--configs", nargs="+", metavar="CONFIG", help="some configurations alone: dense, fp16, ...")
     add("--turns", type=int, help="how often each cell is run, in turn")
     add("--synthetic", type=int, metavar="PARAMS", help="instead of a suite: gradients without a model")
     add("--step-ms", type=float, default=0.0, help="how long a synthetic step computes")

@@ -28,9 +28,10 @@ def title(result: Result) -> str:
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table; all columns but the first are numbers, set to the right."""
+    """A table; all columns but the first are numbers, set to the right. Names are not broken into lines."""
     lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+    unbroken = ((name.replace(" ", "\N{NO-BREAK SPACE}"), *numbers) for name, *numbers in rows)
+    return lines + ["| " + " | ".join(row) + " |" for row in unbroken]
 
 
 def rounds(results: Sequence[Result]) -> list[str]:

@@ -12,7 +12,7 @@ def result(system="geomx", config="dense", hub="own site", parties=2, where="lab
 
 
 def cells(line):
-    return [each.strip() for each in line.strip("|").split("|")]
+    return [each.strip().replace("\N{NO-BREAK SPACE}", " ") for each in line.strip("|").split("|")]
 
 
 def test_the_fastest_stands_first_and_is_compared_with_geomx():
