@@ -36,4 +36,4 @@ def drawn(elements: int, dtype: str = "float32", seed: int = 0, scale: float = 1
 
 
 def residual(codec: Lossy, piece: Slice) -> torch.Tensor:
-    return codec.state(piece.index)["residual"]
+    return codec.state(piece)["residual"]

@@ -124,11 +124,11 @@ def test_a_checkpoint_goes_on_to_the_same_bits(spec: str) -> None:
     one, other = made(spec), made(spec)
     for turn in range(3):
         one.encode(piece, turn, drawn(3000, seed=turn))
-    other.restore(0, {name: tensor.clone() for name, tensor in one.state(0).items()})
+    other.restore(piece, {name: tensor.clone() for name, tensor in one.state(piece).items()})
     for turn in range(3, 6):
         values = drawn(3000, seed=turn)
         assert torch.equal(one.encode(piece, turn, values), other.encode(piece, turn, values))
-    assert all(torch.equal(tensor, other.state(0)[name]) for name, tensor in one.state(0).items())
+    assert all(torch.equal(tensor, other.state(piece)[name]) for name, tensor in one.state(piece).items())
 
 
 @pytest.mark.parametrize("spec", SPECS)

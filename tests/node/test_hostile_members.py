@@ -55,7 +55,7 @@ PUSHES: dict[str, tuple[dict[str, Any], str]] = {
     "bytes beyond all memory": ({"size": 1 << 62}, "do not fit"),
     "values, and no bytes": ({"size": 0}, "0 bytes are announced"),
     "no values, and bytes": ({"present": b"\x00"}, "do not fit"),
-    "planes without end": ({"kind": "assign", "planes": ("p",) * 9, "size": 10 * SIZE}, "do not fit"),
+    "planes without end": ({"kind": "assign", "planes": ("p",) * 17, "size": 18 * SIZE}, "do not fit"),
     "another slice's bitmap": ({"present": b"\x01\x01"}, "a bitmap of 2 bytes"),
     "a weight of NaN": ({"weight": math.nan}, "weighs nan"),
     "a negative weight": ({"weight": -1.0}, "weighs -1.0"),

@@ -84,7 +84,7 @@ class Member:
 
     def fetch(self, index: int) -> SliceState:
         self.inbox.clear()
-        self.program.call("fetch", index)
+        self.program.call("fetch", index, "optimizer")
         self._until(Fetched, 1)
         return self.inbox[0].state
 

@@ -207,7 +207,7 @@ def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
         about = json.loads(file.metadata()["geomx"])
         assert "optimizer.body.0.weight.exp_avg" in file.keys()  # noqa: SIM118
     assert about["param_groups"][0]["lr"] == pytest.approx(0.003)
-    assert about["turn"] == 4
+    assert about["turn"] == 5
     assert about["optimizer"] == "torch.optim.adam.Adam"
 
 
@@ -318,8 +318,8 @@ def test_workers_that_read_different_files(tmp_path: Path) -> None:
         run.attach(model, adam(model))
         if run.party == "B":
             data = (tmp_path / "A").read_bytes()
-            assert b'\\"turn\\": 4' in data
-            (tmp_path / "B").write_bytes(data.replace(b'\\"turn\\": 4', b'\\"turn\\": 5'))
+            assert b'\\"turn\\": 5' in data
+            (tmp_path / "B").write_bytes(data.replace(b'\\"turn\\": 5', b'\\"turn\\": 6'))
         run.load(tmp_path / run.party)
 
     with pytest.raises(GeomxError, match=r"load\(\) of file.* where .*load\(\) of file"):

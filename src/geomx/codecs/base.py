@@ -63,6 +63,9 @@ class Lossy(ABC):
         self.stream = stream
         self._tiny = tiny
         self._residuals: dict[int, torch.Tensor] = {}
+        self.memory = {
+            "residual": self._residuals
+        }  # by name and slice: what one encoding leaves for the next
 
     # -- for a codec to answer ------------------------------------------------------------------------------
 
@@ -121,15 +124,32 @@ class Lossy(ABC):
         if self.feedback and (piece.large or self._tiny is None):
             self._residuals[piece.index].add_(self.expand(piece, payload))
 
-    def state(self, index: int) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of a slice, by name."""
-        held = self._residuals.get(index)
-        return {} if held is None else {"residual": held}
+    def state(self, piece: Slice) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of a slice, by name: tensors of the slice's elements, as they lie in memory."""
+        if self._tiny is not None and not piece.large:
+            return codec_state(self._tiny, piece)
+        return {name: held[piece.index] for name, held in self.memory.items() if piece.index in held}
 
-    def restore(self, index: int, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of `state`."""
-        if "residual" in state:
-            self._residuals[index] = state["residual"].clone()
+    def restore(self, piece: Slice, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `state`; without a name in it, that part begins anew."""
+        if self._tiny is not None and not piece.large:
+            restore_codec(self._tiny, piece, state)
+            return
+        for name, held in self.memory.items():
+            held.pop(piece.index, None)
+            if name in state:
+                held[piece.index] = state[name].clone()
+
+
+def codec_state(codec: Codec, piece: Slice) -> dict[str, torch.Tensor]:
+    """What a checkpoint keeps of a codec, which may have nothing to keep."""
+    return codec.state(piece) if isinstance(codec, Lossy) else {}
+
+
+def restore_codec(codec: Codec, piece: Slice, state: Mapping[str, torch.Tensor]) -> None:
+    """The inverse of `codec_state`."""
+    if isinstance(codec, Lossy):
+        codec.restore(piece, state)
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

@@ -16,8 +16,6 @@ slice's mean gradient is clipped to this L2 norm before it meets u.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from geomx.codecs.base import Codec
@@ -58,6 +56,7 @@ class BiSparse(Sparse):
             raise ConfigError("codec bisparse", faults)
         self.momentum, self._clip, self._warmup_rounds = momentum, clip, warmup_rounds
         self._velocities: dict[int, torch.Tensor] = {}
+        self.memory["velocity"] = self._velocities
 
     @staticmethod
     def for_tiny(stream: Stream) -> Codec | None:
@@ -104,12 +103,3 @@ class BiSparse(Sparse):
         if TOLERANCE * found.numel() < wanted and threshold > 0:
             return largest(left, wanted)
         return found
-
-    def state(self, index: int) -> dict[str, torch.Tensor]:
-        velocity = self._velocities.get(index)
-        return super().state(index) | ({} if velocity is None else {"velocity": velocity})
-
-    def restore(self, index: int, state: Mapping[str, torch.Tensor]) -> None:
-        super().restore(index, state)
-        if "velocity" in state:
-            self._velocities[index] = state["velocity"].clone()

@@ -4,7 +4,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 
 - `attach(layout, settings)`: the model is known. Answered by `Ready`.
 - `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
-- `fetch(slice)`: the optimizer state of a slice, from the root. Answered by `Fetched`.
+- `fetch(slice, of)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by `Fetched`.
 - `leave(turn)`: this worker takes no part in turns after `turn`. Answered by `Left`.
 - `fail(reason)`: the user's script raised; the run is told, and ends.
 """
@@ -36,7 +36,7 @@ class Contribution:
     present: bytes | None = None
     hyper: Hyperparameters | None = None
     ended: bool = False
-    state: SliceState | None = None  # `assign` alone
+    state: SliceState | None = None  # `assign` alone; with planes of all owners, see `geomx.node.states`
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A slice's optimizer state, as it was when the root answered."""
+    """What belongs in a checkpoint, as it was when whoever was asked answered."""
 
     slice: int
     state: SliceState

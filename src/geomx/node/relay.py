@@ -14,9 +14,21 @@ from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
 from geomx.node.peers import Peer
 from geomx.node.server import Server
+from geomx.node.states import (
+    Planes,
+    answer_state,
+    copied,
+    pack_state,
+    under,
+    unpack_state,
+    unpack_weights,
+    within,
+    without,
+)
 from geomx.node.streams import Receiver
-from geomx.node.uplink import Uplink
-from geomx.protocol.messages import Hyperparameters, Message, Push, State, Update, Value
+from geomx.node.uplink import Uplink, has_values
+from geomx.optim.base import SliceState
+from geomx.protocol.messages import Fetch, Hyperparameters, Message, Push, State, Update, Value
 from geomx.protocol.rounds import Round
 
 
@@ -30,6 +42,9 @@ class Relay:
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}
         self._token = 0
+        self._restoring: dict[
+            int, Planes
+        ] = {}  # by slice: what the `assign` under way brings for this server
 
     # -- up -------------------------------------------------------------------------------------------------
 
@@ -46,13 +61,7 @@ class Relay:
     def closed(self, piece: Slice, round_: Round) -> None:
         push = merge(round_)
         if round_.kind == "assign":
-            chosen, payload = next(
-                ((p, data) for p, data in round_.in_order() if data is not None), (push, None)
-            )
-            header = msgspec.structs.replace(
-                push, present=chosen.present, planes=chosen.planes, scalars=chosen.scalars
-            )
-            self._uplink.push_raw(header, payload)
+            self._assign(piece, round_, push)
             return
         decoders = self._server.decoders(piece, round_)
         add = accumulator(getattr(torch, piece.dtype)).add
@@ -60,11 +69,43 @@ class Relay:
             push, lambda: add([decode() for decode in decoders]), 3 * len(decoders) * piece.size_bytes
         )
 
-    def fetch(self, index: int, reply: Callable[[State, Any], None], token: int) -> None:
+    def _assign(self, piece: Slice, round_: Round, push: Push) -> None:
+        """Take what is this server's out of what the workers brought; the first that has more goes on."""
+
+        def work() -> tuple[Push, Any]:
+            mine: Planes = {}
+            chosen: tuple[Push, Any] = push, None
+            for each, payload in round_.in_order():
+                if payload is None:
+                    continue
+                state = unpack_state(piece, each, payload)
+                mine |= within("parent/", state.planes)
+                state.planes = without("parent/", state.planes)
+                weights = unpack_weights(piece, payload) if has_values(each, piece) else None
+                if chosen[1] is None and (state.planes or weights is not None):
+                    data, planes, scalars = pack_state(weights, state)
+                    header = msgspec.structs.replace(
+                        push, present=each.present, planes=planes, scalars=scalars
+                    )
+                    chosen = header, data
+            self._restoring[piece.index] = mine
+            return chosen
+
+        self._server.run_job(work, lambda chosen: self._uplink.push_raw(*chosen), 0)
+
+    def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
+        if fetch.of == "parent":
+            assert self._layout is not None
+            piece = self._layout.slices[fetch.slice]
+            kept = self._uplink.kept(piece) | under("down.", self._server.down.kept(piece))
+            answer_state(
+                self._server, piece, fetch.token, lambda: SliceState(copied(under("parent/", kept))), reply
+            )
+            return
         self._token += 1
         self._replies[self._token] = reply
-        self._tokens[self._token] = token
-        self._uplink.fetch(self._token, index)
+        self._tokens[self._token] = fetch.token
+        self._uplink.fetch(self._token, fetch.slice, fetch.of)
 
     def left(self, turn: int, origins: tuple[str, ...]) -> None:
         self._uplink.leave(turn, origins)
@@ -89,7 +130,7 @@ class Relay:
         piece = self._layout.slices[update.slice]
         above, below = self._uplink.down, self._server.down
         if payload is None or (above.codec.lossless and type(above.codec) is type(below.codec)):
-            self._server.answer(update, payload)  # the same bytes serve below
+            self._down(piece, update, payload)  # the same bytes serve below
             return
 
         def work() -> torch.Tensor:
@@ -98,9 +139,16 @@ class Relay:
 
         self._server.run_job(
             work,
-            lambda data: self._server.answer(update, data),
+            lambda data: self._down(piece, update, data),
             above.codec.cost_bytes(piece) + below.codec.cost_bytes(piece),
         )
+
+    def _down(self, piece: Slice, update: Update, payload: Any) -> None:
+        if update.kind == "assign" and payload is not None:
+            kept = self._restoring.pop(piece.index, {})
+            self._uplink.restore(piece, kept)
+            self._server.down.restore(piece, within("down.", kept))
+        self._server.answer(update, payload)
 
     def fetched(self, state: State, payload: Any) -> None:
         reply = self._replies.pop(state.token, None)

@@ -20,11 +20,20 @@ from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
 from geomx.node.clipping import Clipping
 from geomx.node.peers import Peer
-from geomx.node.states import pack_state, unpack_state, unpack_weights
+from geomx.node.states import (
+    Planes,
+    answer_state,
+    copied,
+    optimizers,
+    under,
+    unpack_state,
+    unpack_weights,
+    within,
+)
 from geomx.node.streams import Sender
 from geomx.node.uplink import has_values
-from geomx.optim.base import RootOptimizer
-from geomx.protocol.messages import Hyperparameters, Message, Norms, Scale, State, Update, Value
+from geomx.optim.base import RootOptimizer, SliceState
+from geomx.protocol.messages import Fetch, Hyperparameters, Message, Norms, Scale, State, Update, Value
 from geomx.protocol.rounds import Round
 
 HYPERS_KEPT = 8192
@@ -134,22 +143,28 @@ class Root:
         else:
             self._optimize(piece, round_, self._sum(piece, round_, divide=True), 1.0)
 
-    def fetch(self, index: int, reply: Callable[[State, Any], None], token: int) -> None:
-        """The optimizer state of a slice, as it is now."""
-        optimizer = self._optimizer
-        if optimizer is None:
+    def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
+        """What belongs in a checkpoint, as it is now. Nobody is above: to have a root as parent adds nothing."""
+        assert self._layout is not None
+        piece, optimizer = self._layout.slices[fetch.slice], self._optimizer
+        if fetch.of in ("root", "exact"):
+            kept = under("root/", self._kept(piece, fetch.of == "exact"))
+            answer_state(self._server, piece, fetch.token, lambda: SliceState(copied(kept)), reply)
+        elif fetch.of == "parent":
+            answer_state(self._server, piece, fetch.token, SliceState, reply)
+        elif optimizer is None:
             raise Unsupported("the workers own the optimizer: its state is theirs, not the global server's")
-        if index not in self._weights:
-            raise ProtocolError(f"slice {index} has no optimizer state to be fetched")
+        elif piece.index not in self._weights:
+            raise ProtocolError(f"slice {piece.index} has no optimizer state to be fetched")
+        else:
+            answer_state(self._server, piece, fetch.token, lambda: optimizer.export(piece.index), reply)
 
-        def work() -> tuple[Any, tuple[str, ...], Any]:
-            return pack_state(None, optimizer.export(index))
-
-        def done(packed: tuple[Any, tuple[str, ...], Any]) -> None:
-            payload, planes, scalars = packed
-            reply(State(token, index, planes, scalars, 0 if payload is None else payload.nbytes), payload)
-
-        self._server.run_job(work, done, 0)
+    def _kept(self, piece: Slice, exact: bool) -> Planes:
+        """What a checkpoint keeps of the upper ends of the edges, and of weights that no receiver has exactly."""
+        kept = under("down.", self._server.down.kept(piece))
+        if (exact or self._server.down.deltas) and piece.index in self._weights:
+            kept["weights"] = self._weights[piece.index]
+        return kept
 
     # -- the kinds of adding --------------------------------------------------------------------------------------
 
@@ -218,27 +233,45 @@ class Root:
             return
         push, payload = chosen
 
+        state = unpack_state(piece, push, payload)
+        kept, own = within("root/", state.planes), SliceState(optimizers(state.planes), state.scalars)
+
         def work() -> torch.Tensor:
             if not changes:
                 return unpack_weights(piece, payload)  # nobody here needs it again
             if has_values(push, piece):
-                self._weights[piece.index] = unpack_weights(piece, payload).clone()
+                exact = kept.get("weights", unpack_weights(piece, payload))
+                self._weights[piece.index] = exact.clone()
                 if optimizer is not None:
                     optimizer.adopt(piece, self._weights[piece.index])
-            if optimizer is not None and (push.planes or push.scalars):
-                optimizer.restore(piece.index, unpack_state(piece, push, payload))
-            return self._weights[piece.index]
+            if optimizer is not None and (own.planes or own.scalars):
+                optimizer.restore(piece.index, own)
+            return unpack_weights(piece, payload) if "weights" in kept else self._weights[piece.index]
 
-        self._finish(piece, round_, work, snapshot=changes)
+        self._finish(piece, round_, work, snapshot=changes, kept=kept)
 
-    def _finish(self, piece: Slice, round_: Round, work: Callable[[], torch.Tensor], snapshot: bool) -> None:
-        """Run `work`, encode its result and answer. `snapshot`: the result will change again in place."""
+    def _finish(
+        self,
+        piece: Slice,
+        round_: Round,
+        work: Callable[[], torch.Tensor],
+        snapshot: bool,
+        kept: Planes | None = None,
+    ) -> None:
+        """Run `work`, encode its result and answer. `snapshot`: the result will change again in place.
+
+        `kept`: of an `assign`, what a checkpoint kept of the edges below.
+        """
         down = self._server.down
 
         def encoded() -> torch.Tensor:
             values = work()
-            copied = values.clone() if snapshot and down.codec.lossless and not self._in_step else values
-            return down.pack(piece, round_.kind, round_.turn, copied)
+            taken = values.clone() if snapshot and down.codec.lossless and not self._in_step else values
+            packed = down.pack(piece, round_.kind, round_.turn, taken)
+            if kept is not None:
+                shadow = {"anchor": kept["anchor"]} if "anchor" in kept else {}
+                down.restore(piece, within("down.", kept) | shadow)
+            return packed
 
         cost_bytes = (len(round_.contributions) + 4) * piece.size_bytes + down.codec.cost_bytes(piece)
         self._server.run_job(

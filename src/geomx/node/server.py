@@ -50,7 +50,7 @@ from geomx.protocol.session import Patience
 from geomx.sync.base import Policy, View, Wait
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
-PLANES_LIMIT = 8
+PLANES_LIMIT = 16
 
 
 class Upside(Protocol):
@@ -68,8 +68,8 @@ class Upside(Protocol):
     def closed(self, piece: Slice, round_: Round) -> None:
         """A round is complete; ends in `Server.answer`."""
 
-    def fetch(self, index: int, reply: Callable[[State, Any], None], token: int) -> None:
-        """A child wants the optimizer state of a slice."""
+    def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
+        """A child wants what belongs in a checkpoint."""
 
     def left(self, turn: int, origins: tuple[str, ...]) -> None:
         """Members take no part after `turn`."""
@@ -181,7 +181,7 @@ class Server(BaseNode):
             self._on_attach(peer, message, payload)
         elif isinstance(message, Fetch):
             self._piece(message.slice)
-            self._upside.fetch(message.slice, lambda state, data: self.send(peer, state, data), message.token)
+            self._upside.fetch(message, lambda state, data: self.send(peer, state, data))
         elif isinstance(message, Leave):
             self._on_leave(peer, leaves, message)
         else:

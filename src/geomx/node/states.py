@@ -1,18 +1,36 @@
-"""Weights and optimizer state of one slice as one payload: checkpoints travel this way.
+"""What a checkpoint keeps of one slice, as one payload: weights, optimizer state, and what edges hold back.
 
-The bytes are the weights (where there are any), then each plane, every one with the slice's dtype and elements.
+The bytes are the weights (where there are any), then each *plane*, every one with the slice's dtype and elements. Whose
+a plane is stands before a slash; planes without one are the optimizer's:
+
+    worker/up.NAME    what the worker's own encoder holds back of its pushes (never travels)
+    parent/up.NAME    the same of its local server;  parent/down.NAME: of its encoder of updates
+    parent/anchor     the weights to which the local server applies deltas, where those of its workers differ
+    root/weights      the exact weights, where receivers hold a shadow;  root/anchor: that shadow, where it is known
+    root/down.NAME    what the root's encoder of updates holds back
+
+NAME: see `geomx.codecs.base.Lossy.memory`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from geomx.layout import Slice
 from geomx.optim.base import SliceState
+from geomx.protocol.messages import State
 
 Scalars = tuple[tuple[str, tuple[float, ...]], ...]
+Planes = dict[str, torch.Tensor]
+
+
+class Worksite(Protocol):
+    """A node, as far as jobs go."""
+
+    def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None: ...
 
 
 class Described(Protocol):
@@ -56,3 +74,44 @@ def unpack_state(piece: Slice, described: Described, payload: torch.Tensor | Non
         if payload is not None
     }
     return SliceState(planes, dict(described.scalars))
+
+
+def copied(planes: Mapping[str, torch.Tensor]) -> Planes:
+    """What will not change while it is on its way."""
+    return {name: plane.clone() for name, plane in planes.items()}
+
+
+def answer_state(
+    node: Worksite,
+    piece: Slice,
+    token: int,
+    make: Callable[[], SliceState],
+    reply: Callable[[State, Any], None],
+) -> None:
+    """Answer a `Fetch` with what `make`, within a job, finds."""
+
+    def done(packed: tuple[Any, tuple[str, ...], Scalars]) -> None:
+        payload, planes, scalars = packed
+        reply(State(token, piece.index, planes, scalars, 0 if payload is None else payload.nbytes), payload)
+
+    node.run_job(lambda: pack_state(None, make()), done, 0)
+
+
+def optimizers(planes: Mapping[str, torch.Tensor]) -> Planes:
+    """Those of the optimizer."""
+    return {name: plane for name, plane in planes.items() if "/" not in name}
+
+
+def within(start: str, planes: Mapping[str, torch.Tensor]) -> Planes:
+    """Those whose names begin so, under the rest of their names."""
+    return {name.removeprefix(start): plane for name, plane in planes.items() if name.startswith(start)}
+
+
+def without(start: str, planes: Mapping[str, torch.Tensor]) -> Planes:
+    """All the others."""
+    return {name: plane for name, plane in planes.items() if not name.startswith(start)}
+
+
+def under(start: str, planes: Mapping[str, torch.Tensor]) -> Planes:
+    """The inverse of `within`."""
+    return {f"{start}{name}": plane for name, plane in planes.items()}

@@ -15,11 +15,11 @@ as it lies in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
-from geomx.codecs.base import Codec
+from geomx.codecs.base import Codec, codec_state, restore_codec
 from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
@@ -46,19 +46,19 @@ class Sender:
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self._deltas = False
+        self.deltas = False  # whether receivers hold something else than the exact weights
         self._shadows: dict[int, torch.Tensor] = {}
 
     def begin(self, aggregates: bool) -> None:
         """Before the first update. `aggregates`: the workers own the optimizer."""
-        self._deltas = not (self.codec.lossless or aggregates)
-        if self._deltas:
+        self.deltas = not (self.codec.lossless or aggregates)
+        if self.deltas:
             self.codec.feedback = False  # the shadow is the residual
 
     def pack(self, piece: Slice, kind: Kind, turn: int, values: torch.Tensor) -> torch.Tensor:
         """The payload of an update."""
         codec = codec_for(piece, kind, self.codec)
-        if codec is DENSE or not self._deltas:
+        if codec is DENSE or not self.deltas:
             if self._keeps(piece):
                 self._shadows[piece.index] = values.clone()
             return codec.encode(piece, turn, values)
@@ -72,8 +72,18 @@ class Sender:
         shadow = self._shadows.get(piece.index)
         return (kind, payload) if shadow is None else ("assign", shadow.view(torch.uint8))
 
+    def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of this end, by name; the shadow is known from the anchors of the receivers."""
+        return codec_state(self.codec, piece)
+
+    def restore(self, piece: Slice, kept: Mapping[str, torch.Tensor]) -> None:
+        """Behind an `assign`: the inverse of `kept`, and the shadow where it was not what was assigned."""
+        restore_codec(self.codec, piece, kept)
+        if "anchor" in kept and self.deltas:
+            self._shadows[piece.index] = kept["anchor"].clone()
+
     def _keeps(self, piece: Slice) -> bool:
-        return self._deltas and piece.role == "weight"
+        return self.deltas and piece.role == "weight"
 
 
 class Receiver:
@@ -81,12 +91,12 @@ class Receiver:
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self._deltas = False
+        self.deltas = False  # whether receivers hold something else than the exact weights
         self._anchors: dict[int, torch.Tensor] = {}
 
     def begin(self, aggregates: bool) -> None:
         """Before the first update; see `Sender.begin`."""
-        self._deltas = not (self.codec.lossless or aggregates)
+        self.deltas = not (self.codec.lossless or aggregates)
 
     def accepts(self, piece: Slice, kind: Kind, size: int) -> bool:
         """Whether an update may have a payload of `size` bytes."""
@@ -96,7 +106,7 @@ class Receiver:
         """The values that an update gives the slice (flat, its dtype)."""
         codec = codec_for(piece, kind, self.codec)
         values = codec.decode(piece, payload)
-        if not self._deltas or piece.role != "weight":
+        if not self.deltas or piece.role != "weight":
             return values
         if codec is not DENSE:
             anchor = self._anchors.get(piece.index)
@@ -105,3 +115,13 @@ class Receiver:
             values = anchor + values
         self._anchors[piece.index] = values
         return values
+
+    def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of this end, by name."""
+        anchor = self._anchors.get(piece.index)
+        return {} if anchor is None else {"anchor": anchor}
+
+    def restore(self, piece: Slice, kept: Mapping[str, torch.Tensor]) -> None:
+        """Behind an `assign`: the inverse of `kept`, where the anchor was not what was assigned."""
+        if "anchor" in kept and self.deltas:
+            self._anchors[piece.index] = kept["anchor"].clone()

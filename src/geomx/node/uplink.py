@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from geomx.codecs.base import Codec
+from geomx.codecs.base import Codec, codec_state, restore_codec
 from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.peers import Peer
+from geomx.node.states import Planes, under, within
 from geomx.node.streams import Receiver, codec_for
 from geomx.protocol.messages import (
     Attach,
@@ -27,6 +28,7 @@ from geomx.protocol.messages import (
     Hyperparameters,
     Leave,
     Message,
+    Of,
     Push,
     State,
     Update,
@@ -122,8 +124,17 @@ class Uplink:
         shard = self._parent(self.parents[self._shard_of[push.slice]])
         self._node.send(shard, sized, payload, priority_of(self._piece(push.slice)))
 
-    def fetch(self, token: int, index: int) -> None:
-        self._node.send(self._parent(self.parents[self._shard_of[index]]), Fetch(token, index))
+    def fetch(self, token: int, index: int, of: Of) -> None:
+        self._node.send(self._parent(self.parents[self._shard_of[index]]), Fetch(token, index, of))
+
+    def kept(self, piece: Slice) -> Planes:
+        """What a checkpoint keeps of the edges' lower ends, by name."""
+        return {**under("up.", codec_state(self._up, piece)), **self.down.kept(piece)}
+
+    def restore(self, piece: Slice, kept: Planes) -> None:
+        """Behind an `assign`: what was held back of other weights is gone, and the inverse of `kept`."""
+        restore_codec(self._up, piece, within("up.", kept))
+        self.down.restore(piece, kept)
 
     def leave(self, turn: int, origins: tuple[str, ...]) -> None:
         for name in self.parents:

@@ -7,22 +7,23 @@ to push is the training loop's business, and arithmetic runs in jobs.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
 
 from geomx.codecs.base import Codec
 from geomx.errors import RunFailed
-from geomx.layout import Layout
+from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.contract import Notify
 from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
 from geomx.node.peers import Identity, Limits, Peer
-from geomx.node.states import pack_state, unpack_state
+from geomx.node.states import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.streams import Receiver
 from geomx.node.uplink import Uplink
-from geomx.protocol.messages import Hyperparameters, Message, Push, State, Update, Value
+from geomx.optim.base import SliceState
+from geomx.protocol.messages import Hyperparameters, Message, Of, Push, State, Update, Value
 from geomx.protocol.session import Patience
 
 
@@ -36,6 +37,7 @@ class Worker(BaseNode):
         self._uplink = Uplink(self, self, tuple(parents), up, down)
         self._ready = False
         self._leaving = False
+        self._restoring: dict[int, Planes] = {}  # by slice: what its next `assign` brings with it
 
     # -- calls of the training loop ------------------------------------------------------------------------
 
@@ -51,13 +53,28 @@ class Worker(BaseNode):
             c.ended,
         )  # fmt: skip
         if c.kind == "assign":
-            values, planes, scalars = pack_state(c.values, c.state)
-            self._uplink.push_raw(msgspec.structs.replace(push, planes=planes, scalars=scalars), values)
+            self._assign(push, c)
         else:
             self._uplink.push(push, lambda: c.values, 0)
 
-    def fetch(self, index: int) -> None:
-        self._uplink.fetch(index, index)
+    def _assign(self, push: Push, c: Contribution) -> None:
+        state = c.state or SliceState()
+        self._restoring[c.slice] = within("worker/", state.planes)
+        others = SliceState(without("worker/", state.planes), state.scalars)
+        values, planes, scalars = pack_state(c.values, others)
+        self._uplink.push_raw(msgspec.structs.replace(push, planes=planes, scalars=scalars), values)
+
+    def fetch(self, index: int, of: Of | Literal["worker"]) -> None:
+        if of != "worker":
+            below = of == "root" and self._uplink.down.deltas
+            self._uplink.fetch(index, index, "exact" if below else of)
+            return
+        kept = within("up.", self._uplink.kept(self._piece(index)))  # its anchor is the live weights
+        self.run_job(
+            lambda: SliceState(copied(under("worker/up.", kept))),
+            lambda state: self.emit(Notify(Fetched(index, state))),
+            0,
+        )
 
     def leave(self, turn: int) -> None:
         self._leaving = True
@@ -86,15 +103,15 @@ class Worker(BaseNode):
         self.emit(Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)))))
 
     def answered(self, update: Update, payload: Any) -> None:
-        layout = self._uplink.layout
-        assert layout is not None
-        piece = layout.slices[update.slice]
+        piece = self._piece(update.slice)
         down = self._uplink.down
 
         def work() -> torch.Tensor | None:
             return None if payload is None else down.unpack(piece, update.kind, payload)
 
         def done(values: torch.Tensor | None) -> None:
+            if update.kind == "assign" and values is not None:
+                self._uplink.restore(piece, self._restoring.pop(piece.index, {}))
             self.emit(
                 Notify(
                     Arrived(
@@ -112,9 +129,11 @@ class Worker(BaseNode):
         self.run_job(work, done, down.codec.cost_bytes(piece))
 
     def fetched(self, state: State, payload: Any) -> None:
-        layout = self._uplink.layout
-        assert layout is not None
-        self.emit(Notify(Fetched(state.slice, unpack_state(layout.slices[state.slice], state, payload))))
+        self.emit(Notify(Fetched(state.slice, unpack_state(self._piece(state.slice), state, payload))))
+
+    def _piece(self, index: int) -> Slice:
+        assert self._uplink.layout is not None  # a training loop attaches first
+        return self._uplink.layout.slices[index]
 
     # -- the end ----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ PROTOCOL_VERSION = 1
 
 Kind = Literal["gradient", "mean", "assign"]
 Value = str | int | float | bool | None
+Of = Literal["optimizer", "root", "exact", "parent"]
 Hyperparameters = dict[str, Value | list[float]]
 
 
@@ -107,7 +108,9 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     present: bytes | None
     hyper: bytes  # digest of the group's hyper-parameters; empty: no opinion
     ended: bool  # every origin inside has come to the end of its epoch's data
-    planes: tuple[str, ...] = ()  # `assign` alone: what the payload holds behind the weights
+    planes: tuple[
+        str, ...
+    ] = ()  # `assign` alone: what the payload holds behind the weights; see node/states.py
     scalars: tuple[tuple[str, tuple[float, ...]], ...] = ()  # `assign` alone: see optim/base.py
     size: int = 0
 
@@ -142,14 +145,19 @@ class Scale(Message, frozen=True, array_like=True, tag=True):
 
 
 class Fetch(Message, frozen=True, array_like=True, tag=True):
-    """Asks for a slice's optimizer state, which lives at the root."""
+    """Asks for what belongs in a checkpoint: a slice's optimizer state, or what the edges of a server hold back.
+
+    `of`: the optimizer at the root; the root's edges; the same with the exact weights, since nobody below has them; or
+    the edges of whoever is asked.
+    """
 
     token: int
     slice: int
+    of: Of = "optimizer"
 
 
 class State(Message, frozen=True, array_like=True, tag=True):
-    """The answer to `Fetch`. Payload: the planes in this order, each of the slice's elements."""
+    """The answer to `Fetch`. Payload: the planes in this order, each of the slice's elements (`geomx.node.states`)."""
 
     token: int
     slice: int

@@ -59,9 +59,14 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         "turn": checkpoint.turn,
         "epoch": checkpoint.epoch,
     }
+    write_tensors(path, tensors, about)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+    """Write a file with a header, whole or not at all. Raises `CheckpointError`."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
-        save_file(tensors, draft, metadata={"geomx": json.dumps(about)})
+        save_file(dict(tensors), draft, metadata={"geomx": json.dumps(about)})
         draft.chmod(_mode(path))
         _sync(draft)
         draft.replace(path)

@@ -7,7 +7,7 @@ contribution until the update of that turn has arrived. Everything here runs on 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from geomx.layout import Layout
 from geomx.node.contract import Port
 from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
 from geomx.optim.base import SliceState
-from geomx.protocol.messages import Hyperparameters, Kind, Value
+from geomx.protocol.messages import Hyperparameters, Kind, Of, Value
 
 Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
 
@@ -80,6 +80,10 @@ class Exchange:
             Contribution(self.turn, index, kind, operation, weight, values, present, hyper, ended, state),
         )
 
+    def skip_to(self, turn: int) -> None:
+        """Go on with a later turn; every worker must, with the same."""
+        self.turn = max(self.turn, turn)
+
     def next_turn(self) -> None:
         """Everything of this turn has been contributed."""
         self.turn += 1
@@ -93,17 +97,15 @@ class Exchange:
         if not waited.isdisjoint(self.outstanding):
             self.port.wait(lambda: waited.isdisjoint(self.outstanding), lambda: self._whom(waited))
 
-    def fetch(self, slices: Iterable[int]) -> dict[int, SliceState]:
-        """The optimizer state of these slices, as it is at the root now."""
+    def fetch(self, slices: Iterable[int], of: Of | Literal["worker"]) -> dict[int, SliceState]:
+        """What belongs in a checkpoint of these slices, as it is now; `of`: see `Fetch`, or this worker's own."""
         self._states = {}
         wanted = set(slices)
         for index in sorted(wanted):
-            self._call("fetch", index)
+            self._call("fetch", index, of)
         self.port.wait(
             lambda: wanted <= self._states.keys(),
-            lambda: (
-                f"{self.name} waits for the optimizer state of {len(wanted - self._states.keys())} slices"
-            ),
+            lambda: f"{self.name} waits for the state of {len(wanted - self._states.keys())} slices ({of})",
         )
         states, self._states = self._states, {}
         return states

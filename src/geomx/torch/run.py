@@ -197,9 +197,8 @@ class LiveRun:
         does, and `path` is on its own machine. The file appears whole or not at all. Raises `CheckpointError` where it
         cannot be written.
         """
-        writes = self.is_first or (everywhere and self.rank == 0)
-        position = saving.Position(self.turn, self._epochs.epoch, self._samples.total)
-        saving.save(self._joined("save"), Path(path), writes, position)
+        task = saving.Task(Path(path), self.name, self.is_first, self.rank == 0, everywhere)
+        saving.save(self._joined("save"), task, saving.Position(self._epochs.epoch, self._samples.total))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint: weights, buffers, optimizer, and the count of epochs that orders the data.
@@ -207,7 +206,7 @@ class LiveRun:
         Every worker must call it, after `attach` and between steps, and have the same file. Raises `CheckpointError`
         for a file that is missing, damaged, or of another model, with every name that does not fit.
         """
-        self._epochs.epoch = saving.load(self._joined("load"), Path(path))
+        self._epochs.epoch = saving.load(self._joined("load"), Path(path), self.name)
 
     # -- the end ----------------------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """`run.save` and `run.load`: between a model in a run and a checkpoint file.
 
 Buffers stay local while a model trains; a checkpoint has the mean of those in float32 and float64, weighted by all
-samples that each worker has contributed, and the first worker's of all others.
+samples that each worker has contributed, and the first worker's of all others. What codecs hold back lies beside the
+checkpoint; see `residuals`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import torch
 
 from geomx.errors import CheckpointError
 from geomx.torch import checkpoint as files
+from geomx.torch import residuals
 from geomx.torch.attach import Attached
 from geomx.torch.checkpoint import Checkpoint
+from geomx.torch.sharing import Holder
 from geomx.torch.tensors import Carried, write_flat
 
 AVERAGED = ("float32", "float64")
@@ -25,13 +29,37 @@ AVERAGED = ("float32", "float64")
 class Position:
     """How far a run is. `samples`: what this worker has contributed so far."""
 
-    turn: int
     epoch: int
     samples: float
 
 
-def save(attached: Attached, path: Path, writes: bool, position: Position) -> None:
-    """Every worker takes part; those with `writes` leave a file."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A worker's part in keeping a checkpoint at `path`. `everywhere`: each party's first worker writes it."""
+
+    path: Path
+    worker: str
+    leads_run: bool
+    leads_party: bool
+    everywhere: bool = False
+
+    @property
+    def writes(self) -> bool:
+        """Whether it leaves the checkpoint itself."""
+        return self.leads_run or (self.everywhere and self.leads_party)
+
+    @property
+    def holders(self) -> Iterator[Holder]:
+        """Whose residuals it keeps beside the checkpoint."""
+        yield "worker"
+        if self.leads_party:
+            yield "parent"
+        if self.leads_run:
+            yield "root"
+
+
+def save(attached: Attached, task: Task, position: Position) -> None:
+    """Every worker takes part; those who write leave a checkpoint, all leave residuals where there are some."""
     carried = attached.carried
     attached.turns.between("save()")
     carried.check_same()
@@ -41,7 +69,9 @@ def save(attached: Attached, path: Path, writes: bool, position: Position) -> No
         means = [piece for piece in buffers if piece.dtype in AVERAGED]
         others = [piece for piece in buffers if piece.dtype not in AVERAGED]
         averaged = attached.sharing.average("save()", means, others, position.samples)
-    if not writes:
+    kept = attached.sharing.kept(task.holders)
+    residuals.write(residuals.path_of(task.path, task.worker), carried, kept)
+    if not task.writes:
         return
     parameters = {carried.name(number) for number in range(len(carried.parameters))}
     model = {
@@ -60,13 +90,15 @@ def save(attached: Attached, path: Path, writes: bool, position: Position) -> No
         {**group, "params": [names[id(p)] for p in group["params"]]}
         for group in attached.optimizer.param_groups
     ]
-    files.write(
-        path, Checkpoint(model, attached.optimizer_class, groups, named, position.turn, position.epoch)
-    )
+    turn = attached.turns.turn
+    files.write(task.path, Checkpoint(model, attached.optimizer_class, groups, named, turn, position.epoch))
 
 
-def load(attached: Attached, path: Path) -> int:
-    """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`."""
+def load(attached: Attached, path: Path, worker: str) -> int:
+    """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`.
+
+    Turns go on from the checkpoint's, since codecs draw their random numbers by turn.
+    """
     carried = attached.carried
     attached.turns.between("load()")
     carried.check_same()
@@ -77,10 +109,11 @@ def load(attached: Attached, path: Path) -> int:
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(checkpoint.model[name])
+    kept = residuals.read(residuals.path_of(path, worker), carried)
     states = attached.optimizer.adopt(state_dict)
-    attached.sharing.assign(
-        f"load() of file {files.digest(path)}", carried.slices("weight", "frozen", "buffer"), states
-    )
+    slices = carried.slices("weight", "frozen", "buffer")
+    attached.sharing.assign(f"load() of file {files.digest(path)}", slices, states, kept)
+    attached.turns.skip_to(checkpoint.turn)
     return checkpoint.epoch
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 import torch
 
 from geomx.layout import Slice
 from geomx.node.local import Arrived
+from geomx.node.states import Planes
 from geomx.optim.base import SliceState
 from geomx.torch.exchange import Exchange, Packed
 from geomx.torch.tensors import Carried, absent
+
+Holder = Literal["worker", "parent", "root"]
 
 
 class Sharing:
@@ -24,11 +28,20 @@ class Sharing:
         self._aside: dict[int, torch.Tensor] | None = None
 
     def assign(
-        self, operation: str, slices: Iterable[Slice], states: Mapping[int, SliceState] | None = None
+        self,
+        operation: str,
+        slices: Iterable[Slice],
+        states: Mapping[int, SliceState] | None = None,
+        kept: Mapping[int, Planes] | None = None,
     ) -> None:
-        """Give every worker the first one's values of these slices; `states`: their optimizer state, too."""
+        """Give every worker the first one's values of these slices; `states`: their optimizer state, too.
+
+        `kept`: what edges near this worker held back (`kept`); all others begin anew.
+        """
         for piece in slices:
-            self._assign(operation, piece, None if states is None else states.get(piece.index))
+            state = (states or {}).get(piece.index, SliceState()) if self._is_first else SliceState()
+            planes = {**state.planes, **(kept or {}).get(piece.index, {})}
+            self._assign(operation, piece, SliceState(planes, state.scalars))
         self._exchange.next_turn()
         self._exchange.wait()
 
@@ -49,7 +62,7 @@ class Sharing:
                 )
                 self._exchange.contribute(piece.index, "mean", operation, weight, packed)
             for piece in firsts:
-                self._assign(operation, piece, None)
+                self._assign(operation, piece, SliceState())
             self._exchange.next_turn()
             self._exchange.wait()
             return self._aside
@@ -58,7 +71,16 @@ class Sharing:
 
     def fetch(self, slices: Iterable[Slice]) -> dict[int, SliceState]:
         """Their optimizer state, from the global servers; no other worker takes part."""
-        return self._exchange.fetch(piece.index for piece in slices)
+        return self._exchange.fetch((piece.index for piece in slices), "optimizer")
+
+    def kept(self, holders: Iterable[Holder]) -> dict[int, Planes]:
+        """What these hold back on their edges, by slice; see `geomx.node.states`."""
+        found: dict[int, Planes] = {}
+        trained = [piece.index for piece in self._carried.slices("weight")]
+        for holder in holders:
+            for index, state in self._exchange.fetch(trained, holder).items():
+                found.setdefault(index, {}).update(state.planes)
+        return {index: planes for index, planes in found.items() if planes}
 
     def arrived(self, piece: Slice, arrived: Arrived) -> None:
         """The answer to one slice."""
@@ -69,14 +91,12 @@ class Sharing:
         else:
             self._aside[piece.index] = arrived.values
 
-    def _assign(self, operation: str, piece: Slice, state: SliceState | None) -> None:
+    def _assign(self, operation: str, piece: Slice, state: SliceState) -> None:
         packed: Packed = (None, absent(piece))
         if self._is_first:
             packed = self._carried.gather(piece, self._source(piece))
         weight = 1.0 if self._is_first else 0.0
-        self._exchange.contribute(
-            piece.index, "assign", operation, weight, packed, state=state if self._is_first else None
-        )
+        self._exchange.contribute(piece.index, "assign", operation, weight, packed, state=state)
 
     def _source(self, piece: Slice) -> Callable[[int], torch.Tensor]:
         if piece.role == "ledger":

@@ -181,6 +181,15 @@ class Turns:
             )
         self._exchange.wait()
 
+    @property
+    def turn(self) -> int:
+        """The turn that comes next."""
+        return self._exchange.turn
+
+    def skip_to(self, turn: int) -> None:
+        """Go on with a later turn; every worker must."""
+        self._exchange.skip_to(turn)
+
     def _idle(self) -> None:
         groups = self._groups()
         for piece in self._trained:
