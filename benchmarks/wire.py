@@ -133,7 +133,7 @@ class Pusher(NodeThread):
         self._until(lambda: len(self.inbox) == len(values))
 
     def leave(self) -> None:
-        self.port.call("leave", self.turn)
+        self.port.call("leave", {"": self.turn})
         self._until(lambda: any(isinstance(item, Left) for item in self.inbox))
         self.stop()
 

@@ -87,7 +87,7 @@ class Loop:
                 program.call("contribute", self.contribution(piece.index, turn, place, weights))
             program.wait(lambda: self.complete(inbox), lambda: "the updates")
             program.sleep(self.compute_s * (1 + place / 10))
-        program.call("leave", self.rounds)
+        program.call("leave", {"": self.rounds})
         program.wait(lambda: any(isinstance(item, Left) for item in inbox), lambda: "the leave to be heard")
 
     def complete(self, inbox: list[Any]) -> bool:

@@ -130,10 +130,10 @@ def _load(arguments: argparse.Namespace) -> Run:
 
     import_beside(Path(arguments.run))
     run = Run.load(arguments.run, arguments.overrides)
-    if set(run.codecs) != {"dense"}:
-        from geomx.node.build import check_codecs  # noqa: PLC0415 (it imports torch)
+    if set(run.codecs) != {"dense"} or run.sync.policy != "fsa" or run.optimizer.compensation:
+        from geomx.node.build import check_choices  # noqa: PLC0415 (it imports torch)
 
-        check_codecs(run)
+        check_choices(run)
     return run
 
 

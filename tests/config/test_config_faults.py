@@ -126,7 +126,11 @@ def test_a_typo_is_answered_with_the_nearest_name(line, where, found, hint):
         ("wan.heartbeat_s = 0", "number > 0"),
         ("wan.link = {loss = 1}", "number ≥ 0, < 1"),
         ("wan.link = 100", "table of `rate_mbps`, `delay_ms`, `jitter_ms`, `loss`"),
-        ('sync.policy = "my policy:Class"', '"fsa", or your own as "module:Class"'),
+        (
+            'sync.policy = "my policy:Class"',
+            '"fsa", "mixed", "hfa", "diloco", or your own as "module:Class", '
+            "with parameters as `staleness=4` behind it",
+        ),
         ('global.addresses = ["host"]', 'list of "host:port"'),
         ('global.addresses = ["host:65536"]', 'list of "host:port"'),
         ('global.addresses = ["host:0"]', 'list of "host:port"'),

@@ -187,6 +187,7 @@ OTHER_VALUES = {
     "sync.policy": "other:Policy",
     "sync.weight": "equal",
     "optimizer.place": "workers",
+    "optimizer.compensation": "dcasgd",
     "worker.overlap": "forward",
     "worker.push_at": "step",
     "worker.threads": "9",

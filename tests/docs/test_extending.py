@@ -165,7 +165,7 @@ def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> No
         program.wait(lambda: len(again) == len(loop.layout.slices), lambda: "the current weights")
         first = [loop.contribution(index, 0, 0, {}).values for index in again]
         assert all(map(torch.equal, again.values(), first))
-        program.call("leave", 0)
+        program.call("leave", {"": 0})
 
     def restart(simulator: Simulator) -> None:
         simulator.crash("A/1")

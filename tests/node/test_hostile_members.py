@@ -145,13 +145,13 @@ def test_a_flood_of_heartbeats_costs_nothing_that_stays():
 @pytest.mark.parametrize(
     ("message", "number", "reason"),
     [
-        (Leave(1, ("A/1",)), None, "A/1"),
+        (Leave({"": 1}, ("A/1",)), None, "A/1"),
         (Fetch(1, 77), None, "slice 77 is not held"),
         (Attached(), None, "Attached was sent up to A"),
         (Norms(1, {}), None, "Norms was sent up to A"),
         (push("A/0"), 0, "Push was sent without a number"),
-        (Leave(1, ("A/0",)), WINDOW + 9, f"message {WINDOW + 9} came when 1 was the last"),
-        (Update(1, 0, "gradient", 1.0, None, False, SIZE), None, "Update announces a payload"),
+        (Leave({"": 1}, ("A/0",)), WINDOW + 9, f"message {WINDOW + 9} came when 1 was the last"),
+        (Update(1, 0, "gradient", 1.0, None, False, "", SIZE), None, "Update announces a payload"),
     ],
 )
 def test_what_a_child_may_not_say_names_it(message, number, reason):

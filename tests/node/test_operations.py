@@ -89,7 +89,7 @@ class Member:
         return self.inbox[0].state
 
     def leave(self) -> None:
-        self.program.call("leave", self.turn - 1)
+        self.program.call("leave", {"": self.turn - 1})
         self._until(Left, 1)
 
     def _exchange(self, calls: list[Contribution]) -> dict[int, Arrived]:

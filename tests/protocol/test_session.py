@@ -13,7 +13,7 @@ from geomx.protocol.messages import Attach, Leave
 from geomx.protocol.session import ACK_EVERY_BYTES, ACK_EVERY_MESSAGES, WINDOW, Patience, Session
 
 PATIENCE = Patience(heartbeat_s=1.0, timeout_s=15.0)
-BYE = Leave(1, ("A/0",))
+BYE = Leave({"": 1}, ("A/0",))
 
 
 def session(patience: Patience = PATIENCE, now: float = 0.0) -> Session:
@@ -118,7 +118,7 @@ def test_after_any_cuts_everything_has_been_delivered_once_with_the_same_content
             if theirs.owes_ack() and chance.random() < 0.5:
                 ours.acknowledged(theirs.told(0.0))
 
-    messages = [Leave(turn, ()) for turn in range(50)]
+    messages = [Leave({"": turn}, ()) for turn in range(50)]
     places = sorted(chance.sample(range(50), cuts))
     for place, message in enumerate(messages):
         wire.append((ours.enqueue(message, None, 0, 0.0), message))

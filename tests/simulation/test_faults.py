@@ -175,7 +175,7 @@ def rejoin(program: Program, loop: Loop, joined: list[int]) -> None:
             if have[piece.index] < turn:
                 program.call("contribute", loop.contribution(piece.index, turn, place, weights))
         program.wait(lambda t=turn: min(have.values()) >= t, lambda: "the updates")  # type: ignore[misc]
-    program.call("leave", loop.rounds)
+    program.call("leave", {"": loop.rounds})
 
 
 def test_workers_with_different_hyperparameters_are_told() -> None:

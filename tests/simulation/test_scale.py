@@ -30,7 +30,7 @@ class Counter:
         elif isinstance(item, Arrived):
             self.turn += 1
             if self.turn > ROUNDS:
-                self.simulator.call(self.name, "leave", ROUNDS)
+                self.simulator.call(self.name, "leave", {"": ROUNDS})
             else:
                 compute_s = 0.3 + 0.05 * self.simulator.random.random()
                 self.simulator.at(self.simulator.now + compute_s, self.push)

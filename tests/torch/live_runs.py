@@ -12,7 +12,7 @@ from trees import assert_well, plan_of
 from geomx.drive.programs import Program
 from geomx.drive.simulated import Network, Simulator
 from geomx.errors import RunFailed
-from geomx.node.build import Edge, Plan, make_node
+from geomx.node.build import Plan, make_node
 from geomx.torch import LiveRun, Settings
 
 torch.set_num_threads(1)
@@ -27,10 +27,10 @@ def train(
     settings: Settings | None = None,
     shards: int = 1,
     network: Network = LAN,
-    **edges: Edge,
+    **plan_fields: Any,
 ) -> tuple[dict[str, Any], Simulator]:
     """Run a script on every worker of a run; what it returns, by worker. Raises what the first of them raised."""
-    plan = Plan.solo() if list(parties) == [] else plan_of(list(parties), shards, **edges)
+    plan = Plan.solo() if list(parties) == [] else plan_of(list(parties), shards, **plan_fields)
     simulator, results = Simulator(0, network), dict[str, Any]()
 
     def main(program: Program) -> None:

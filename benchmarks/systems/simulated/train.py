@@ -72,7 +72,7 @@ class Loop:
         run.stepped(self._name, self._turn)
         self._turn += 1
         if self._turn > run.job.steps:
-            run.simulator.call(self._name, "leave", run.job.steps)
+            run.simulator.call(self._name, "leave", {"": run.job.steps})
         else:
             run.simulator.at(run.simulator.now + 1e-3 * run.job.step_ms, self._push)
 

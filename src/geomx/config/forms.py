@@ -11,12 +11,13 @@ from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, ValidationInf
 from pydantic_core import CoreSchema, core_schema
 
 # What `geomx.sync.base` and `geomx.codecs.base` register, whose imports are not allowed here.
-POLICIES = ("fsa",)
+POLICIES = ("fsa", "mixed", "hfa", "diloco")
+COMPENSATIONS = ("dcasgd",)
 CODECS = ("dense", "fp16", "bf16", "int8", "int4", "sign", "two_bit", "topk", "bisparse", "mpq")
 
 _PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
 _HOST = r"([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])"
-_SETTING = r"[a-z_]+=[A-Za-z0-9_.+-]+"
+_SETTINGS = r"( [a-z_0-9]+=[A-Za-z0-9_.+-]+)*"
 _CLASS = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 
 
@@ -38,10 +39,11 @@ class Form:
         return text
 
 
-def _choice(names: tuple[str, ...], more: str = "", more_words: str = "") -> Form:
+def _choice(names: tuple[str, ...], more: str, more_words: str, may_be_empty: bool = False) -> Form:
     quoted = ", ".join(f'"{name}"' for name in names)
     words = f'{quoted}, or your own as "module:Class"{more_words}'
-    return Form(words, f"({'|'.join(names)}|{_CLASS}){more}", names)
+    pattern = f"({'|'.join(names)}|{_CLASS}){more}"
+    return Form(words, f"({pattern})?" if may_be_empty else pattern, names)
 
 
 def _absolute(value: Any, info: ValidationInfo) -> Any:
@@ -57,7 +59,10 @@ PartyName = Annotated[
 ]
 Address = Annotated[str, Form('"host:port"', f"{_HOST}:{_PORT}")]
 AddressOrNone = Annotated[str, Form('"host:port", or ""', f"({_HOST}:{_PORT})?")]
-PolicyName = Annotated[str, _choice(POLICIES)]
-CodecName = Annotated[str, _choice(CODECS, rf"( {_SETTING})*", ", with parameters as `ratio=0.01` behind it")]
+PolicyName = Annotated[str, _choice(POLICIES, _SETTINGS, ", with parameters as `staleness=4` behind it")]
+CompensationName = Annotated[
+    str, _choice(COMPENSATIONS, _SETTINGS, ", with parameters as `strength=0.04` behind it, or nothing", True)
+]
+CodecName = Annotated[str, _choice(CODECS, _SETTINGS, ", with parameters as `ratio=0.01` behind it")]
 File = Annotated[Path, BeforeValidator(_absolute)]  # relative to the folder of the run's description
 Seconds = Annotated[float, Field(gt=0)]

@@ -26,6 +26,7 @@ AGREED = (
     "sync.policy",
     "sync.weight",
     "optimizer.place",
+    "optimizer.compensation",
     "layout.slice_elements",
     "layout.size_lower_bound",
     "wan.codec_up",

@@ -14,6 +14,7 @@ from geomx.config.forms import (
     Address,
     AddressOrNone,
     CodecName,
+    CompensationName,
     File,
     PartyName,
     PolicyName,
@@ -58,7 +59,9 @@ class RunTable(Table):
 class Sync(Table):
     """When nodes answer."""
 
-    policy: PolicyName = Field("fsa", description="The sync policy.")
+    policy: PolicyName = Field(
+        "fsa", description="The sync policy, and parameters as `staleness=4`; see [sync policies](sync.md)."
+    )
     weight: Literal["samples", "equal", "dataset_size"] = Field(
         "samples",
         description="How much a worker's contribution counts: by the samples it saw, the same for all, "
@@ -73,6 +76,11 @@ class Optimizer(Table):
         "auto",
         description="Where the optimizer runs. `auto`: on the global servers if its update is elementwise, "
         "else on the workers.",
+    )
+    compensation: CompensationName = Field(
+        "",
+        description="What makes up for the age of gradients where parties do not wait for each other: `dcasgd`, and "
+        "parameters as `strength=0.04`.",
     )
 
 

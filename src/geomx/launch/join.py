@@ -109,7 +109,7 @@ def _settings(run: Run, party: str) -> Settings:
         codec_momentum=_with_momentum(run),
         seed=run.run.seed,
         ledger=run.run.ledger,
-        policy=policies.find(run.sync.policy)(),
+        policy=policies.make(run.sync.policy),
     )
 
 

@@ -12,6 +12,7 @@ from geomx.codecs.base import Codec
 from geomx.codecs.noise import Stream
 from geomx.codecs.spec import make_codec
 from geomx.config import Run
+from geomx.errors import ConfigError, Fault
 from geomx.node.clipping import Clipping
 from geomx.node.peers import Identity, Limits
 from geomx.node.relay import Relay
@@ -19,7 +20,7 @@ from geomx.node.root import Root
 from geomx.node.server import Below, Server
 from geomx.node.streams import Receiver, Sender
 from geomx.node.worker import Worker
-from geomx.optim.base import RootOptimizer, optimizers
+from geomx.optim.base import RootOptimizer, compensations, optimizers
 from geomx.protocol.messages import Message, Value
 from geomx.protocol.session import Patience
 from geomx.sync.base import policies
@@ -42,6 +43,7 @@ class Plan:
     parties: dict[str, tuple[str, ...]]
     shards: tuple[str, ...] = ("global/0",)
     policy: str = "fsa"
+    compensation: str = ""
     lan: Edge = field(default_factory=Edge)
     wan: Edge = field(default_factory=Edge)
     limits: Limits = field(default_factory=Limits)
@@ -57,6 +59,7 @@ class Plan:
             parties={party: run.workers_of(party) for party in run.servers},
             shards=run.shard_names,
             policy=run.sync.policy,
+            compensation=run.optimizer.compensation,
             lan=_edge(run.lan),
             wan=_edge(run.wan),
             limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s),
@@ -113,7 +116,7 @@ def make_local_server(plan: Plan, name: str, incarnation: int = 1) -> Server:
         _identity(plan, name, incarnation),
         plan.limits,
         _below(children, plan, plan.lan),
-        policies.find(plan.policy)(),
+        policies.make(plan.policy),
         lambda server: Relay(server, plan.shards, up, down),
         dials=dict.fromkeys(plan.shards, plan.wan.patience),
     )
@@ -121,7 +124,7 @@ def make_local_server(plan: Plan, name: str, incarnation: int = 1) -> Server:
 
 def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
     """One shard of the global server. The others dial the first, for what must be known of all slices."""
-    policy = policies.find(plan.policy)()
+    policy = policies.make(plan.policy)
     place, lead = plan.shards.index(name), plan.shards[0]
     others = plan.shards[1:] if name == lead else ()
     if plan.flat:
@@ -136,7 +139,8 @@ def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
             server.send(peer, message)
 
         clipping = Clipping(send, others, "" if name == lead else lead)
-        return Root(server, place, len(plan.shards), _optimizer, clipping, policy.in_step)
+        compensation = compensations.make(plan.compensation) if plan.compensation else None
+        return Root(server, place, len(plan.shards), _optimizer, clipping, policy.in_step, compensation)
 
     return Server(
         _identity(plan, name, incarnation),
@@ -172,10 +176,35 @@ def _ends(plan: Plan, edge: Edge, name: str) -> tuple[Codec, Receiver]:
     return up, Receiver(make_codec(edge.codec_down, Stream(plan.seed)))
 
 
-def check_codecs(run: Run) -> None:
-    """Raises `ConfigError` or `UnknownName` where a codec that the description names cannot be made."""
+def check_choices(run: Run) -> None:
+    """Raises `ConfigError` or `UnknownName` where what a description names cannot be made, or does not go together."""
     for spec in run.codecs:
         make_codec(spec, Stream(run.run.seed))
+    policy = policies.make(run.sync.policy)
+    apart = policy.together != "run" and not policy.local_steps
+    faults = []
+    if run.optimizer.compensation:
+        compensations.make(run.optimizer.compensation)
+        if not apart:
+            faults.append(
+                Fault(
+                    "optimizer.compensation",
+                    repr(run.optimizer.compensation),
+                    "only with a policy whose parties do not wait for each other, such as mixed",
+                    f"with sync.policy = {run.sync.policy!r} no gradient is ever old",
+                )
+            )
+    if run.optimizer.place == "workers" and apart:
+        faults.append(
+            Fault(
+                "optimizer.place",
+                "'workers'",
+                "'auto' or 'server'",
+                f"with sync.policy = {run.sync.policy!r} parties share nothing but what the global servers optimize",
+            )
+        )
+    if faults:
+        raise ConfigError(f"run {run.run.name}", faults)
 
 
 def _edge(tier: Any) -> Edge:

@@ -5,7 +5,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `attach(layout, settings)`: the model is known. Answered by `Ready`.
 - `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
 - `fetch(slice, of)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by `Fetched`.
-- `leave(turn)`: this worker takes no part in turns after `turn`. Answered by `Left`.
+- `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
 - `fail(reason)`: the user's script raised; the run is told, and ends.
 """
 
@@ -36,6 +36,7 @@ class Contribution:
     present: bytes | None = None
     hyper: Hyperparameters | None = None
     ended: bool = False
+    cohort: str = ""
     state: SliceState | None = None  # `assign` alone; with planes of all owners, see `geomx.node.states`
 
 
@@ -44,6 +45,7 @@ class Ready:
     """The run has taken the model. `turns`: see `Attached`; where not empty, `Arrived` follow by themselves."""
 
     turns: tuple[int, ...] = ()
+    calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Arrived:
     values: torch.Tensor | None
     present: bytes | None
     ended: bool
+    cohort: str = ""
 
 
 @dataclass(frozen=True, slots=True)

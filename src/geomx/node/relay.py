@@ -65,9 +65,30 @@ class Relay:
             return
         decoders = self._server.decoders(piece, round_)
         add = accumulator(getattr(torch, piece.dtype)).add
+        if round_.kind == "mean" and round_.cohort:
+            self._average(piece, round_, decoders)
+            return
         self._uplink.push(
             push, lambda: add([decode() for decode in decoders]), 3 * len(decoders) * piece.size_bytes
         )
+
+    def _average(self, piece: Slice, round_: Round, decoders: list[Callable[[], torch.Tensor]]) -> None:
+        """The mean of a cohort that lies below this server: nobody above needs to know."""
+        update = Update(
+            round_.turn, piece.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort
+        )
+        if not round_.weight or not decoders:
+            self._server.answer(update, None)
+            return
+        add, weight = accumulator(getattr(torch, piece.dtype)).add, round_.weight
+
+        def work() -> torch.Tensor:
+            total = add([decode() for decode in decoders])
+            assert total is not None
+            return self._server.down.pack(piece, "mean", round_.turn, total.div_(weight), round_.cohort)
+
+        cost_bytes = (3 * len(decoders) + 2) * piece.size_bytes
+        self._server.run_job(work, lambda data: self._server.answer(update, data), cost_bytes)
 
     def _assign(self, piece: Slice, round_: Round, push: Push) -> None:
         """Take what is this server's out of what the workers brought; the first that has more goes on."""
@@ -107,8 +128,8 @@ class Relay:
         self._tokens[self._token] = fetch.token
         self._uplink.fetch(self._token, fetch.slice, fetch.of)
 
-    def left(self, turn: int, origins: tuple[str, ...]) -> None:
-        self._uplink.leave(turn, origins)
+    def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
+        self._uplink.leave(turns, origins)
 
     @property
     def quiet(self) -> bool:
@@ -122,7 +143,7 @@ class Relay:
     def check_payload(self, peer: Peer, message: Message) -> None:
         self._uplink.check_payload(peer, message)
 
-    def attached(self, turns: dict[int, int]) -> None:
+    def attached(self, turns: dict[int, int], calls: int) -> None:
         self._server.attached()
 
     def answered(self, update: Update, payload: Any) -> None:
@@ -134,8 +155,8 @@ class Relay:
             return
 
         def work() -> torch.Tensor:
-            values = above.unpack(piece, update.kind, payload)
-            return below.pack(piece, update.kind, update.turn, values)
+            values = above.unpack(piece, update.kind, payload, update.cohort)
+            return below.pack(piece, update.kind, update.turn, values, update.cohort)
 
         self._server.run_job(
             work,
@@ -170,4 +191,5 @@ def merge(round_: Round) -> Push:
         present=round_.present,
         hyper=round_.hyper,
         ended=round_.ended,
+        cohort=round_.cohort,
     )

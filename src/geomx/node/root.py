@@ -5,6 +5,9 @@
     mean       weights ← Σ w·x / Σ w;  the answer is the weights
     assign     weights ← the value of the lowest origin, with its optimizer state;  the answer is the weights
 
+A gradient is of a cohort, and so is the answer. Where cohorts do not wait for each other, the gradients of each are
+applied as they come, one after the other.
+
 Sums run in the order of the lowest origin: the same contributions give the same bits, in whatever order they came.
 """
 
@@ -19,6 +22,7 @@ from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
 from geomx.node.clipping import Clipping
+from geomx.node.in_order import InOrder
 from geomx.node.peers import Peer
 from geomx.node.states import (
     Planes,
@@ -32,7 +36,7 @@ from geomx.node.states import (
 )
 from geomx.node.streams import Sender
 from geomx.node.uplink import has_values
-from geomx.optim.base import RootOptimizer, SliceState
+from geomx.optim.base import Compensation, RootOptimizer, SliceState
 from geomx.protocol.messages import Fetch, Hyperparameters, Message, Norms, Scale, State, Update, Value
 from geomx.protocol.rounds import Round
 
@@ -44,7 +48,7 @@ class Answers(Protocol):
     """The server around the root."""
 
     def attached(self) -> None: ...
-    def answer(self, update: Update, payload: Any) -> None: ...
+    def answer(self, update: Update, payload: Any, staleness: int = 0) -> None: ...
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None: ...
     def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]: ...
     @property
@@ -62,6 +66,7 @@ class Root:
         optimizers: OptimizerFactory,
         clipping: Clipping,
         in_step: bool,
+        compensation: Compensation | None = None,
     ) -> None:
         self._server = server
         self._shard, self._shards = shard, shards
@@ -73,6 +78,10 @@ class Root:
         self._hypers: dict[bytes, Hyperparameters] = {}
         self._parked: dict[bytes, list[tuple[Slice, Round]]] = {}
         self._layout: Layout | None = None
+        self._compensation = compensation
+        self._in_order = InOrder(server)
+        self._versions: dict[int, int] = {}  # how often a slice has been updated
+        self._seen: dict[int, dict[str, int]] = {}  # by slice and cohort: the version that it was sent last
 
     # -- what the server tells it -----------------------------------------------------------------------------
 
@@ -81,6 +90,7 @@ class Root:
         self._layout = layout
         name = str(settings.get("optimizer", "workers"))
         self._optimizer = None if name == "workers" else self._optimizers(name)
+        self._server.down.remembers = self._compensation is not None
         clip_norm = settings.get("clip_norm") if self._optimizer is not None else None
         if isinstance(clip_norm, int | float):
             trained = frozenset(s.index for s in layout.slices if s.role == "weight")
@@ -110,7 +120,7 @@ class Root:
     def check_payload(self, peer: Peer, message: Message) -> None:
         raise ProtocolError(f"{type(message).__name__} announces a payload to a shard beside it")
 
-    def left(self, turn: int, origins: tuple[str, ...]) -> None:
+    def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         """Nobody above needs to know."""
 
     @property
@@ -162,8 +172,10 @@ class Root:
     def _kept(self, piece: Slice, exact: bool) -> Planes:
         """What a checkpoint keeps of the upper ends of the edges, and of weights that no receiver has exactly."""
         kept = under("down.", self._server.down.kept(piece))
-        if (exact or self._server.down.deltas) and piece.index in self._weights:
+        if (exact or self._server.down.deltas) and self._in_step and piece.index in self._weights:
             kept["weights"] = self._weights[piece.index]
+        if self._compensation is not None:
+            kept |= under("compensation.", self._compensation.state(piece.index))
         return kept
 
     # -- the kinds of adding --------------------------------------------------------------------------------------
@@ -188,6 +200,10 @@ class Root:
             gradient = mean()
             if scale < 1.0:
                 gradient.mul_(scale)
+            if self._compensation is not None:
+                received = self._server.down.shadow(piece, round_.cohort)
+                assert received is not None  # weights come before gradients
+                self._compensation.correct(piece.index, gradient, weights, received)
             optimizer.apply(piece.index, gradient, present, hyper)
             return weights
 
@@ -232,7 +248,6 @@ class Root:
             self._server.answer(self._update(piece, round_), None)
             return
         push, payload = chosen
-
         state = unpack_state(piece, push, payload)
         kept, own = within("root/", state.planes), SliceState(optimizers(state.planes), state.scalars)
 
@@ -246,6 +261,8 @@ class Root:
                     optimizer.adopt(piece, self._weights[piece.index])
             if optimizer is not None and (own.planes or own.scalars):
                 optimizer.restore(piece.index, own)
+            if self._compensation is not None:
+                self._compensation.restore(piece.index, within("compensation.", kept))
             return unpack_weights(piece, payload) if "weights" in kept else self._weights[piece.index]
 
         self._finish(piece, round_, work, snapshot=changes, kept=kept)
@@ -264,21 +281,37 @@ class Root:
         """
         down = self._server.down
 
-        def encoded() -> torch.Tensor:
+        def encoded() -> tuple[torch.Tensor, int]:
             values = work()
+            staleness = self._aged(piece.index, round_)
             taken = values.clone() if snapshot and down.codec.lossless and not self._in_step else values
-            packed = down.pack(piece, round_.kind, round_.turn, taken)
+            packed = down.pack(piece, round_.kind, round_.turn, taken, round_.cohort)
             if kept is not None:
                 shadow = {"anchor": kept["anchor"]} if "anchor" in kept else {}
                 down.restore(piece, within("down.", kept) | shadow)
-            return packed
+            return packed, staleness
 
         cost_bytes = (len(round_.contributions) + 4) * piece.size_bytes + down.codec.cost_bytes(piece)
-        self._server.run_job(
-            encoded, lambda payload: self._server.answer(self._update(piece, round_), payload), cost_bytes
+        self._in_order.run(
+            piece.index,
+            encoded,
+            lambda done: self._server.answer(self._update(piece, round_), *done),
+            cost_bytes,
         )
+
+    def _aged(self, index: int, round_: Round) -> int:
+        """How many updates of others a contribution has missed; its cohort has seen all from now on."""
+        if round_.kind != "gradient":
+            self._versions[index], self._seen[index] = 0, {}
+            return 0
+        seen = self._seen.setdefault(index, {})
+        staleness = self._versions.get(index, 0) - seen.get(round_.cohort, 0)
+        self._versions[index] = seen[round_.cohort] = self._versions.get(index, 0) + 1
+        return staleness
 
     @staticmethod
     def _update(piece: Slice, round_: Round) -> Update:
         present = round_.present
-        return Update(round_.turn, piece.index, round_.kind, round_.weight, present, round_.ended)
+        return Update(
+            round_.turn, piece.index, round_.kind, round_.weight, present, round_.ended, round_.cohort
+        )

@@ -29,7 +29,7 @@ from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
 from geomx.node.streams import Sender, codec_for, decoded
 from geomx.node.uplink import has_values, priority_of
-from geomx.protocol.membership import Members
+from geomx.protocol.membership import EVERYONE, Members
 from geomx.protocol.messages import (
     Attach,
     Attached,
@@ -47,7 +47,7 @@ from geomx.protocol.messages import (
 )
 from geomx.protocol.rounds import Round, Rounds
 from geomx.protocol.session import Patience
-from geomx.sync.base import Policy, View, Wait
+from geomx.sync.base import Policy, View, Wait, cohort_of
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 PLANES_LIMIT = 16
@@ -71,8 +71,8 @@ class Upside(Protocol):
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         """A child wants what belongs in a checkpoint."""
 
-    def left(self, turn: int, origins: tuple[str, ...]) -> None:
-        """Members take no part after `turn`."""
+    def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
+        """Members take no part after these turns of their cohorts."""
 
     def message(self, peer: Peer, message: Message, payload: Any) -> None:
         """From a peer that is no child: a parent, or a shard beside us."""
@@ -97,13 +97,14 @@ class Below:
 
 @dataclass(slots=True)
 class _Turn:
-    """What a server remembers of one turn, over all its slices."""
+    """What a server remembers of one turn of a cohort, over all its slices."""
 
     operation: str
     by: str
     opened: float
     answered: int = 0
     weight: float = 0.0
+    staleness: int = 0
     reported: float = 0.0
 
 
@@ -128,33 +129,43 @@ class Server(BaseNode):
         self._upside = make_upside(self)
         self._layout: Layout | None = None
         self._settings: dict[str, Value] = {}
-        self._rounds: dict[int, Rounds] = {}
-        self._trained = 0  # how many of them take part in a step
-        self._turns: dict[int, _Turn] = {}
+        self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
+        self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
+        self._trained = 0  # how many slices take part in a step
+        self._turns: dict[tuple[str, int], _Turn] = {}  # by cohort and turn
+        self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
+        self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.together) for leaf in self._members.order))
         self._is_attached = False
         self._to_welcome: list[Peer] = []
-        self._held: dict[int, tuple[Kind, Any]] = {}  # by slice: what was sent down last, for joiners
-        self._answered: dict[int, int] = {}
-        self._closing: set[int] = set()  # slices whose round has closed and is not answered yet
+        self._held: dict[
+            int, dict[str, tuple[Kind, Any]]
+        ] = {}  # by slice, cohort: what went down last, for joiners
+        self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
+        self._closing: set[tuple[int, str]] = set()  # by slice and cohort: closed, and not answered yet
         self._all_left_at = 0.0
 
     # -- the upside's view --------------------------------------------------------------------------------------
 
-    def answer(self, update: Update, payload: Any) -> None:
-        """Send a slice's update to every child that takes part."""
+    def answer(self, update: Update, payload: Any, staleness: int = 0) -> None:
+        """Send a slice's update to the children of its cohort. `staleness`: of what it answers, for the record."""
         piece = self._piece(update.slice)
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
             if self._settings.get("optimizer") != "workers":
-                self._held[piece.index] = self._below.down.held(piece, update.kind, payload)
-        self._answered[piece.index] = update.turn
-        self._closing.discard(piece.index)
+                held = self._below.down.held(piece, update.kind, update.cohort, payload)
+                if update.cohort == EVERYONE:
+                    self._held[piece.index] = {}
+                self._held.setdefault(piece.index, {})[update.cohort] = held
+        self._answered.setdefault(piece.index, {})[update.cohort] = update.turn
+        self._closing.discard((piece.index, update.cohort))
         priority = priority_of(piece)
-        for name, leaves in self._below.children.items():
-            child = self.peer(name)
+        for name in self._children(update.cohort):
+            child, leaves = self.peer(name), self._below.children[name]
             if child is not None and child.joined and not self._members.has_left(leaves):
                 self.send(child, update, payload, priority)
-        self._turn_answered(piece, update)
+        self._turn_answered(piece, update, staleness)
+        if not self._policy.in_step:
+            self._look_again(piece)
 
     def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""
@@ -234,7 +245,7 @@ class Server(BaseNode):
         layout = unpack_layout(payload, message.fingerprint)
         self._layout, self._settings = layout, message.settings
         mine = self._upside.holds(layout)
-        self._rounds = {piece.index: Rounds() for piece in mine}
+        self._mine = frozenset(piece.index for piece in mine)
         self._trained = sum(piece.role in ("weight", "ledger") for piece in mine)
         self._below.down.begin(aggregates=message.settings.get("optimizer") == "workers")
         self._upside.attach(layout, message.settings)
@@ -254,15 +265,17 @@ class Server(BaseNode):
         assert self._layout is not None
         if self._settings.get("optimizer") == "workers":
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
-        turns = [self._answered.get(piece.index, -1) for piece in self._layout.slices]
-        body = pack_turns(turns)
-        self.send(peer, Attached(body.numel()), body)
-        for index in (
-            self._held.keys() - self._closing
-        ):  # those that are changing now are answered in a moment
-            kind, payload = self._held[index]
+        cohort = cohort_of(self._below.children[peer.name][0], self._policy.together)
+        answered = {index: turns.get(cohort, -1) for index, turns in self._answered.items()}
+        calls = 1 + max(turns.get(EVERYONE, -1) for turns in self._answered.values())
+        body = pack_turns([answered.get(piece.index, -1) for piece in self._layout.slices])
+        self.send(peer, Attached(calls, body.numel()), body)
+        for index, by_cohort in self._held.items():
+            if (index, cohort) in self._closing:
+                continue  # it is changing now, and is answered in a moment
+            kind, payload = by_cohort.get(cohort) or by_cohort[EVERYONE]
             piece = self._piece(index)
-            update = Update(self._answered[index], index, kind, 0.0, None, False, payload.nbytes)
+            update = Update(answered[index], index, kind, 0.0, None, False, cohort, payload.nbytes)
             self.send(peer, update, payload, priority_of(piece))
 
     def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
@@ -274,7 +287,11 @@ class Server(BaseNode):
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         piece = self._piece(push.slice)
         self._check_size(piece, push)
-        rounds = self._rounds[piece.index]
+        rounds = self._rounds_of(piece.index, push.cohort)
+        if not push.origins.keys() <= self._members.of(push.cohort):
+            raise ProtocolError(
+                f"a push of {', '.join(push.origins)} for the cohort {push.cohort!r}, to which not all belong"
+            )
         if push.turn <= rounds.closed:
             return
         self._same_operation(push)
@@ -285,28 +302,67 @@ class Server(BaseNode):
             self._decide(piece, round_)
 
     def _decide(self, piece: Slice, round_: Round) -> None:
-        members = self._members.expected(round_.turn)
-        view = View(round_.turn, piece.index, round_.kind, round_.origins.keys(), members)
-        if not isinstance(self._policy.gathered(view, self._now), Wait):
-            self._closing.add(piece.index)
-            self._upside.closed(piece, self._rounds[piece.index].close(round_.turn))
+        members = self._members.expected(round_.turn, round_.cohort)
+        closed = {} if self._policy.in_step else self._progress(piece.index, round_.cohort)
+        view = View(
+            round_.turn, piece.index, round_.kind, round_.cohort, round_.origins.keys(), members, closed
+        )
+        plan = self._policy.gathered(view, self._now)
+        if isinstance(plan, Wait):
+            round_.waits_for = plan.whom
+            return
+        self._closing.add((piece.index, round_.cohort))
+        self._upside.closed(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
+
+    def _look_again(self, piece: Slice) -> None:
+        """A round has closed, for which complete rounds of other cohorts may have waited."""
+        for cohort in self._cohorts:
+            rounds = self._rounds.get((piece.index, cohort))
+            for round_ in list(rounds.open.values()) if rounds else ():
+                if self._members.expected(round_.turn, cohort) <= round_.origins.keys():
+                    self._decide(piece, round_)
+
+    def _progress(self, index: int, cohort: str) -> dict[str, int]:
+        """The last closed turn of every other cohort that has not left."""
+        return {
+            other: rounds.closed if (rounds := self._rounds.get((index, other))) else -1
+            for other in self._cohorts
+            if other != cohort and not self._members.has_left(self._members.of(other))
+        }
+
+    def _rounds_of(self, index: int, cohort: str) -> Rounds:
+        found = self._rounds.get((index, cohort))
+        if found is None:
+            self._members.of(cohort)  # which raises for a cohort that has nobody here
+            found = self._rounds[index, cohort] = Rounds()
+        return found
+
+    def _children(self, cohort: str) -> tuple[str, ...]:
+        """The children below which a cohort's members are."""
+        if cohort not in self._children_of:
+            members = self._members.of(cohort)
+            self._children_of[cohort] = tuple(
+                name for name, leaves in self._below.children.items() if not members.isdisjoint(leaves)
+            )
+        return self._children_of[cohort]
 
     def _same_operation(self, push: Push) -> None:
         """Every worker makes the same calls in the same order; say so instead of waiting for ever."""
-        turn = self._turns.get(push.turn)
+        turn = self._turns.get((push.cohort, push.turn))
         if turn is None:
-            self._turns[push.turn] = _Turn(push.operation, ", ".join(push.origins), self._now)
+            self._turns[push.cohort, push.turn] = _Turn(push.operation, ", ".join(push.origins), self._now)
         elif turn.operation != push.operation:
             raise Disagreement(
                 f"{turn.by} called {turn.operation} where {', '.join(push.origins)} called {push.operation} "
                 f"(turn {push.turn}): every worker must make the same calls in the same order"
             )
 
-    def _turn_answered(self, piece: Slice, update: Update) -> None:
-        turn = self._turns.get(update.turn)
+    def _turn_answered(self, piece: Slice, update: Update, staleness: int) -> None:
+        turn = self._turns.get((update.cohort, update.turn))
         if turn is None or update.kind != "gradient":
             return
         turn.answered += 1
+        turn.staleness = max(turn.staleness, staleness)
         if piece.role == "weight":  # a ledger's weight counts contributions
             turn.weight = update.weight
         if turn.answered == self._trained:
@@ -318,8 +374,10 @@ class Server(BaseNode):
                 operation=turn.operation,
                 seconds=seconds,
                 weight=turn.weight,
+                cohort=update.cohort,
+                staleness=turn.staleness,
             )
-            for old in [t for t in self._turns if t <= update.turn]:
+            for old in [key for key in self._turns if key[0] == update.cohort and key[1] <= update.turn]:
                 del self._turns[old]
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -327,11 +385,12 @@ class Server(BaseNode):
     def _on_leave(self, peer: Peer, leaves: tuple[str, ...], message: Leave) -> None:
         if not set(message.origins) <= set(leaves):
             raise ProtocolError(f"{peer.name} takes leave for {', '.join(message.origins)}")
-        self._members.leave(message.origins, message.turn)
-        self.note("left", "info", peer=", ".join(message.origins), turn=message.turn)
-        self._upside.left(message.turn, message.origins)
+        self._members.leave(message.origins, message.turns)
+        turn = max(message.turns.values(), default=-1)
+        self.note("left", "info", peer=", ".join(message.origins), turn=turn)
+        self._upside.left(message.turns, message.origins)
         self.acknowledge(peer)
-        for index, rounds in self._rounds.items():
+        for (index, _), rounds in list(self._rounds.items()):
             for round_ in list(rounds.open.values()):
                 self._decide(self._piece(index), round_)
         self._end_if_done()
@@ -365,30 +424,31 @@ class Server(BaseNode):
 
     def on_tick(self) -> None:
         """Say on whom we wait, at most once in `stall_s` for each turn."""
-        for number, turn in self._turns.items():
+        for (cohort, number), turn in self._turns.items():
             if self._now - max(turn.opened, turn.reported) >= self.limits.stall_s:
                 turn.reported = self._now
-                missing = self._missing(number)
+                missing = self._missing(cohort, number)
                 if missing:
                     seconds = self._now - turn.opened
                     self.note("waiting", "warning", turn=number, whom=", ".join(missing), seconds=seconds)
         self._end_if_done()
 
-    def _missing(self, turn: int) -> list[str]:
-        expected = self._members.expected(turn)
-        missing = {
+    def _missing(self, cohort: str, turn: int) -> list[str]:
+        """Members in the order of the run, then the cohorts for which a policy waits."""
+        whom = {
             name
-            for rounds in self._rounds.values()
-            if turn in rounds.open
-            for name in expected - rounds.open[turn].origins.keys()
+            for (_, other), rounds in self._rounds.items()
+            if other == cohort and turn in rounds.open
+            for name in rounds.open[turn].waits_for
         }
-        return sorted(missing, key=self._members.order.__getitem__)
+        order = self._members.order
+        return sorted(whom, key=lambda name: (order.get(name, len(order)), name))
 
     def _is_open(self, name: str) -> bool:
         peer = self.peer(name)
         return peer is not None and peer.session.is_open
 
     def _piece(self, index: int) -> Slice:
-        if self._layout is None or index not in self._rounds:
+        if self._layout is None or index not in self._mine:
             raise ProtocolError(f"slice {index} is not held by {self.name}")
         return self._layout.slices[index]

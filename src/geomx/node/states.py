@@ -20,17 +20,12 @@ from typing import Any, Protocol
 import torch
 
 from geomx.layout import Slice
+from geomx.node.in_order import Worksite
 from geomx.optim.base import SliceState
 from geomx.protocol.messages import State
 
 Scalars = tuple[tuple[str, tuple[float, ...]], ...]
 Planes = dict[str, torch.Tensor]
-
-
-class Worksite(Protocol):
-    """A node, as far as jobs go."""
-
-    def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None: ...
 
 
 class Described(Protocol):

@@ -8,9 +8,9 @@ Three cases, and both ends know which it is:
                 shadow, and goes with the next: the shadow is the residual
     aggregates  it is lossy, and the workers own the optimizer: an update is the mean, and the codec keeps a residual
 
-Receivers of one stream apply identical bytes to identical anchors, so replicas stay bit-identical. Shadows and anchors
-begin with the weights that `assign` gives to all, and are never changed in place: whoever joins is sent the shadow
-as it lies in memory.
+Receivers of one stream apply identical bytes to identical anchors, so replicas stay bit-identical. There is one stream
+for each cohort. Shadows and anchors begin with the weights that `assign` gives to all, and are never changed in place:
+whoever joins is sent the shadow as it lies in memory.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from geomx.codecs.base import Codec, codec_state, restore_codec
 from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
+from geomx.protocol.membership import EVERYONE
 from geomx.protocol.messages import Kind
 
 DENSE = Dense()
@@ -41,13 +42,35 @@ def decoded(codec: Codec, piece: Slice, origins: Iterable[str], payload: torch.T
         raise ProtocolError(f"what {', '.join(origins)} sent for slice {piece.index}: {error}") from error
 
 
+class _ByCohort:
+    """Tensors of slices, each with one for everyone until a cohort has its own."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[str, torch.Tensor]] = {}
+
+    def get(self, piece: Slice, cohort: str) -> torch.Tensor | None:
+        of = self._of.get(piece.index, {})
+        return of.get(cohort, of.get(EVERYONE))
+
+    def put(self, piece: Slice, cohort: str, values: torch.Tensor) -> None:
+        if cohort == EVERYONE:
+            self._of[piece.index] = {}  # what is everyone's replaces what cohorts had
+        self._of.setdefault(piece.index, {})[cohort] = values
+
+    def of_all(self, piece: Slice) -> torch.Tensor | None:
+        """What all have; None where cohorts differ."""
+        of = self._of.get(piece.index, {})
+        return of.get(EVERYONE) if len(of) == 1 else None
+
+
 class Sender:
-    """The upper end, of one stream to all children."""
+    """The upper end, of one stream to the children of each cohort."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.deltas = False  # whether receivers hold something else than the exact weights
-        self._shadows: dict[int, torch.Tensor] = {}
+        self.remembers = False  # whether what receivers hold is kept even if it is exact
+        self._shadows = _ByCohort()
 
     def begin(self, aggregates: bool) -> None:
         """Before the first update. `aggregates`: the workers own the optimizer."""
@@ -55,21 +78,28 @@ class Sender:
         if self.deltas:
             self.codec.feedback = False  # the shadow is the residual
 
-    def pack(self, piece: Slice, kind: Kind, turn: int, values: torch.Tensor) -> torch.Tensor:
+    def pack(
+        self, piece: Slice, kind: Kind, turn: int, values: torch.Tensor, cohort: str = EVERYONE
+    ) -> torch.Tensor:
         """The payload of an update."""
         codec = codec_for(piece, kind, self.codec)
         if codec is DENSE or not self.deltas:
-            if self._keeps(piece):
-                self._shadows[piece.index] = values.clone()
+            if (self.deltas or self.remembers) and piece.role == "weight":
+                self._shadows.put(piece, cohort, values.clone())
             return codec.encode(piece, turn, values)
-        shadow = self._shadows[piece.index]
+        shadow = self._shadows.get(piece, cohort)
+        assert shadow is not None  # weights come before gradients
         payload = codec.encode(piece, turn, values - shadow)
-        self._shadows[piece.index] = shadow + codec.decode(piece, payload)
+        self._shadows.put(piece, cohort, shadow + codec.decode(piece, payload))
         return payload
 
-    def held(self, piece: Slice, kind: Kind, payload: torch.Tensor) -> tuple[Kind, torch.Tensor]:
+    def shadow(self, piece: Slice, cohort: str) -> torch.Tensor | None:
+        """What the receivers of a cohort hold, where that is kept. Not to be changed."""
+        return self._shadows.get(piece, cohort)
+
+    def held(self, piece: Slice, kind: Kind, cohort: str, payload: torch.Tensor) -> tuple[Kind, torch.Tensor]:
         """What a joiner is sent after such an update: the slice's values, as an update of which kind."""
-        shadow = self._shadows.get(piece.index)
+        shadow = self._shadows.get(piece, cohort)
         return (kind, payload) if shadow is None else ("assign", shadow.view(torch.uint8))
 
     def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
@@ -80,10 +110,7 @@ class Sender:
         """Behind an `assign`: the inverse of `kept`, and the shadow where it was not what was assigned."""
         restore_codec(self.codec, piece, kept)
         if "anchor" in kept and self.deltas:
-            self._shadows[piece.index] = kept["anchor"].clone()
-
-    def _keeps(self, piece: Slice) -> bool:
-        return self.deltas and piece.role == "weight"
+            self._shadows.put(piece, EVERYONE, kept["anchor"].clone())
 
 
 class Receiver:
@@ -91,8 +118,8 @@ class Receiver:
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self.deltas = False  # whether receivers hold something else than the exact weights
-        self._anchors: dict[int, torch.Tensor] = {}
+        self.deltas = False
+        self._anchors = _ByCohort()
 
     def begin(self, aggregates: bool) -> None:
         """Before the first update; see `Sender.begin`."""
@@ -102,26 +129,26 @@ class Receiver:
         """Whether an update may have a payload of `size` bytes."""
         return codec_for(piece, kind, self.codec).accepts(piece, size)
 
-    def unpack(self, piece: Slice, kind: Kind, payload: torch.Tensor) -> torch.Tensor:
+    def unpack(self, piece: Slice, kind: Kind, payload: torch.Tensor, cohort: str = EVERYONE) -> torch.Tensor:
         """The values that an update gives the slice (flat, its dtype)."""
         codec = codec_for(piece, kind, self.codec)
         values = codec.decode(piece, payload)
         if not self.deltas or piece.role != "weight":
             return values
         if codec is not DENSE:
-            anchor = self._anchors.get(piece.index)
+            anchor = self._anchors.get(piece, cohort)
             if anchor is None:
                 raise ProtocolError(f"slice {piece.index}: a delta came before there were weights")
             values = anchor + values
-        self._anchors[piece.index] = values
+        self._anchors.put(piece, cohort, values)
         return values
 
     def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of this end, by name."""
-        anchor = self._anchors.get(piece.index)
+        anchor = self._anchors.of_all(piece)
         return {} if anchor is None else {"anchor": anchor}
 
     def restore(self, piece: Slice, kept: Mapping[str, torch.Tensor]) -> None:
         """Behind an `assign`: the inverse of `kept`, where the anchor was not what was assigned."""
         if "anchor" in kept and self.deltas:
-            self._anchors[piece.index] = kept["anchor"].clone()
+            self._anchors.put(piece, EVERYONE, kept["anchor"].clone())

@@ -16,6 +16,7 @@ from geomx.codecs.base import Codec, codec_state, restore_codec
 from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
+from geomx.node.in_order import InOrder
 from geomx.node.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.peers import Peer
 from geomx.node.states import Planes, under, within
@@ -43,7 +44,7 @@ HYPERS_KEPT = 1024
 class Owner(Protocol):
     """What an uplink tells the node that it belongs to."""
 
-    def attached(self, turns: dict[int, int]) -> None:
+    def attached(self, turns: dict[int, int], calls: int) -> None:
         """Every parent has taken the model. `turns`: slice -> its last closed turn, empty for a fresh run."""
 
     def answered(self, update: Update, payload: Any) -> None:
@@ -66,8 +67,12 @@ class Uplink:
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
         self._attached: dict[str, list[int]] = {}  # each parent's last closed turn of every slice
-        self._pushed: dict[int, tuple[int, float]] = {}  # slice -> its last push: turn and time
+        self._pushed: dict[
+            tuple[int, str], tuple[int, float]
+        ] = {}  # slice, cohort -> last push: turn and time
         self._hypers: dict[bytes, None] = {}  # already sent, oldest first
+        self._calls = 0  # turns of the whole run that had closed when we attached
+        self._in_order = InOrder(node)  # residuals belong to a slice, whoever's the contribution is
 
     # -- up -------------------------------------------------------------------------------------------------
 
@@ -106,8 +111,11 @@ class Uplink:
                     f"{self._node.name} has NaN or Inf for {self._not_finite(piece, values)} in turn {push.turn}"
                 ) from error
 
-        self._node.run_job(
-            work, lambda payload: self.push_raw(push, payload), cost_bytes + codec.cost_bytes(piece)
+        self._in_order.run(
+            piece.index,
+            work,
+            lambda payload: self.push_raw(push, payload),
+            cost_bytes + codec.cost_bytes(piece),
         )
 
     def _not_finite(self, piece: Slice, values: torch.Tensor) -> str:
@@ -120,7 +128,7 @@ class Uplink:
         """Push bytes that are encoded already."""
         size = 0 if payload is None else payload.nbytes
         sized = msgspec.structs.replace(push, size=size) if push.size != size else push
-        self._pushed[push.slice] = push.turn, self._node.now
+        self._pushed[push.slice, push.cohort] = push.turn, self._node.now
         shard = self._parent(self.parents[self._shard_of[push.slice]])
         self._node.send(shard, sized, payload, priority_of(self._piece(push.slice)))
 
@@ -136,9 +144,9 @@ class Uplink:
         restore_codec(self._up, piece, within("up.", kept))
         self.down.restore(piece, kept)
 
-    def leave(self, turn: int, origins: tuple[str, ...]) -> None:
+    def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         for name in self.parents:
-            self._node.send(self._parent(name), Leave(turn, origins))
+            self._node.send(self._parent(name), Leave(turns, origins))
 
     @property
     def quiet(self) -> bool:
@@ -157,8 +165,9 @@ class Uplink:
             if self.layout is None:
                 raise ProtocolError("Attached came before there was a model")
             self._attached[peer.name] = unpack_turns(payload)
+            self._calls = max(self._calls, message.calls)
             if len(self._attached) == len(self.parents):
-                self._owner.attached(self._turns())
+                self._owner.attached(self._turns(), self._calls)
         elif isinstance(message, State):
             self._piece(message.slice)
             self._owner.fetched(message, payload)
@@ -183,7 +192,7 @@ class Uplink:
 
     def _trace(self, update: Update) -> None:
         """A row of the trace for each slice: from its push to its update."""
-        turn, since = self._pushed.get(update.slice, (-1, 0.0))
+        turn, since = self._pushed.get((update.slice, update.cohort), (-1, 0.0))
         if turn == update.turn:
             track, label = f"slice {update.slice}", f"{update.kind} {turn}"
             self._node.note("span", track=track, label=label, start=since, stop=self._node.now)

@@ -50,7 +50,7 @@ class Worker(BaseNode):
         digest = self._digest(c.hyper) if c.hyper is not None else b""
         push = Push(
             c.turn, c.slice, c.kind, c.operation, c.weight, {self.name: self.identity.incarnation}, c.present, digest,
-            c.ended,
+            c.ended, c.cohort,
         )  # fmt: skip
         if c.kind == "assign":
             self._assign(push, c)
@@ -76,9 +76,9 @@ class Worker(BaseNode):
             0,
         )
 
-    def leave(self, turn: int) -> None:
+    def leave(self, turns: dict[str, int]) -> None:
         self._leaving = True
-        self._uplink.leave(turn, (self.name,))
+        self._uplink.leave(turns, (self.name,))
 
     def fail(self, reason: str) -> None:
         """The user's script raised: every node of the run ends, and names this worker."""
@@ -97,17 +97,17 @@ class Worker(BaseNode):
     def check_payload(self, peer: Peer, message: Message) -> None:
         self._uplink.check_payload(peer, message)
 
-    def attached(self, turns: dict[int, int]) -> None:
+    def attached(self, turns: dict[int, int], calls: int) -> None:
         self._ready = True
         last = max(turns, default=-1)
-        self.emit(Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)))))
+        self.emit(Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)), calls)))
 
     def answered(self, update: Update, payload: Any) -> None:
         piece = self._piece(update.slice)
         down = self._uplink.down
 
         def work() -> torch.Tensor | None:
-            return None if payload is None else down.unpack(piece, update.kind, payload)
+            return None if payload is None else down.unpack(piece, update.kind, payload, update.cohort)
 
         def done(values: torch.Tensor | None) -> None:
             if update.kind == "assign" and values is not None:
@@ -122,6 +122,7 @@ class Worker(BaseNode):
                         values,
                         update.present,
                         update.ended,
+                        update.cohort,
                     )
                 )
             )

@@ -45,6 +45,25 @@ class RootOptimizer(Protocol):
         """Put back what `export` gave."""
 
 
+class Compensation(Protocol):
+    """What makes up for a gradient's age before an optimizer gets it; a method touches one slice."""
+
+    def correct(
+        self, index: int, gradient: torch.Tensor, weights: torch.Tensor, received: torch.Tensor
+    ) -> None:
+        """Change `gradient` (flat) in place. `received`: the weights that it was computed for; `weights`: those now."""
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of slice `index`, as it lies in memory."""
+
+    def restore(self, index: int, state: dict[str, torch.Tensor]) -> None:
+        """Put back what `state` gave; what is not in it begins anew."""
+
+
+compensations: Registry[Callable[..., Compensation]] = Registry(
+    "compensation", {"dcasgd": "geomx.optim.dcasgd:DCASGD"}
+)
+
 # torch.optim's rules that treat each element alone.
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"

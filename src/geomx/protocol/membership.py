@@ -1,15 +1,20 @@
-"""Who belongs to a run, and who takes part in which turn.
+"""Who belongs to a run, who moves in step with whom, and who takes part in which turn.
 
 The members are the workers, the leaves of the tree, in the order of the run's description. Every node counts
 leaves, never children: an aggregate that was merged on the way still names the workers inside it.
+
+A *cohort* is a set of workers that move in step: the whole run (`""`), a party (`"A"`), or one worker (`"A/0"`).
+Turns are counted in each cohort by itself.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from geomx.errors import ProtocolError
+
+EVERYONE = ""
 
 
 class Members:
@@ -17,28 +22,40 @@ class Members:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.order: dict[str, int] = {name: place for place, name in enumerate(names)}
-        self._everyone = frozenset(self.order)
-        self._left: dict[str, int] = {}  # the last turn of each that has left
-        self._last_turns: list[int] = []  # the same, in order
-        self._remaining: dict[int, frozenset[str]] = {0: self._everyone}  # once so many are gone
+        self._cohorts: dict[str, frozenset[str]] = {EVERYONE: frozenset(self.order)}
+        self._left: dict[str, Mapping[str, int]] = {}  # of each that has left: its last turn in each cohort
+        self._last_turns: dict[str, list[int]] = {}  # of a cohort, in order
+        self._remaining: dict[tuple[str, int], frozenset[str]] = {}  # of a cohort, once so many are gone
 
-    def expected(self, turn: int) -> frozenset[str]:
-        """The members of one turn: those that have not left before it."""
-        gone = bisect_left(self._last_turns, turn)
-        if gone not in self._remaining:
-            self._remaining[gone] = self._everyone - {
-                name for name, last in self._left.items() if last < turn
+    def of(self, cohort: str) -> frozenset[str]:
+        """The members of a cohort, whether they have left or not; raises `ProtocolError` where there are none."""
+        if cohort not in self._cohorts:
+            found = frozenset(name for name in self.order if is_within(name, cohort))
+            if not found:
+                raise ProtocolError(f"nobody here belongs to the cohort {cohort!r}")
+            self._cohorts[cohort] = found
+        return self._cohorts[cohort]
+
+    def expected(self, turn: int, cohort: str = EVERYONE) -> frozenset[str]:
+        """The members of one turn of a cohort: those that have not left before it."""
+        if cohort not in self._last_turns:
+            self._last_turns[cohort] = sorted(
+                self._last(name, cohort) for name in self.of(cohort) & self._left.keys()
+            )
+        gone = bisect_left(self._last_turns[cohort], turn)
+        if (cohort, gone) not in self._remaining:
+            self._remaining[cohort, gone] = self.of(cohort) - {
+                name for name in self._left if self._last(name, cohort) < turn
             }
-        return self._remaining[gone]
+        return self._remaining[cohort, gone]
 
-    def leave(self, names: Iterable[str], last_turn: int) -> None:
-        """These members take no part in turns after `last_turn`. Saying it twice changes nothing."""
+    def leave(self, names: Iterable[str], last_turns: Mapping[str, int]) -> None:
+        """These members take no part in turns after the last of each cohort. Saying it twice changes nothing."""
         for name in names:
             if name not in self.order:
                 raise ProtocolError(f"{name} leaves a run of which it is no member")
-            self._left.setdefault(name, last_turn)
-        self._last_turns = sorted(self._left.values())
-        self._remaining = {0: self._everyone}
+            self._left.setdefault(name, last_turns)
+        self._last_turns, self._remaining = {}, {}
 
     def has_left(self, names: Iterable[str]) -> bool:
         """Whether all of these have left."""
@@ -46,8 +63,16 @@ class Members:
 
     @property
     def all_left(self) -> bool:
-        return len(self._left) == len(self._everyone)
+        return len(self._left) == len(self.order)
 
     def first(self, origins: Iterable[str]) -> int:
         """The place of the lowest origin: contributions are added in this order."""
         return min(self.order[name] for name in origins)
+
+    def _last(self, name: str, cohort: str) -> int:
+        return self._left[name].get(cohort, -1)
+
+
+def is_within(name: str, cohort: str) -> bool:
+    """Whether a worker belongs to a cohort."""
+    return cohort in (EVERYONE, name) or name.startswith(f"{cohort}/")

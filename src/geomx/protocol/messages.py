@@ -3,8 +3,9 @@
 A message is a small header (msgpack, at most 64 KiB) and, for those with a `size`, that many raw payload bytes
 behind it. Rules:
 
-- `turn` numbers the collective calls of a run: every worker makes the same calls in the same order, and the
-  n-th of them is turn n on every node. A slice's rounds are the turns in which it took part.
+- `turn` numbers the collective calls of a cohort, the workers that move in step (see `membership`): each of them
+  makes the same calls in the same order, and the n-th of them is turn n on every node. A slice's rounds are the turns
+  in which it took part.
 - `kind` says what adding means: `gradient` (the weighted sum, then the optimizer), `mean` (the weighted mean, nothing
   is optimized), `assign` (the value of the lowest origin replaces).
 - A contribution carries Σ w·x and w. Leaves multiply, inner nodes add, the root divides.
@@ -81,11 +82,13 @@ class Attach(Message, frozen=True, array_like=True, tag=True):
 
 
 class Attached(Message, frozen=True, array_like=True, tag=True):
-    """The answer to `Attach`. Payload: for each slice an int64, the last turn that closed before, -1 where none has.
+    """The answer to `Attach`. Payload: for each slice an int64, the last turn that its cohort has closed, or -1.
 
-    Without payload the run is fresh. Otherwise the current values follow as `Update`s.
+    `calls`: how many turns of the whole run have closed. Without payload the run is fresh. Otherwise the current values
+    follow as `Update`s.
     """
 
+    calls: int = 0
     size: int = 0
 
 
@@ -108,15 +111,14 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     present: bytes | None
     hyper: bytes  # digest of the group's hyper-parameters; empty: no opinion
     ended: bool  # every origin inside has come to the end of its epoch's data
-    planes: tuple[
-        str, ...
-    ] = ()  # `assign` alone: what the payload holds behind the weights; see node/states.py
+    cohort: str = ""
+    planes: tuple[str, ...] = ()  # `assign` alone: what lies behind the weights; see node/states.py
     scalars: tuple[tuple[str, tuple[float, ...]], ...] = ()  # `assign` alone: see optim/base.py
     size: int = 0
 
 
 class Update(Message, frozen=True, array_like=True, tag=True):
-    """The answer to a slice's pushes, on its way down. `weight`: the sum of all weights, 0: nobody contributed.
+    """The answer to a slice's pushes, on its way down to their cohort. `weight`: their sum, 0: nobody contributed.
 
     Without payload nothing changed.
     """
@@ -127,6 +129,7 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     weight: float
     present: bytes | None
     ended: bool
+    cohort: str = ""
     size: int = 0
 
 
@@ -179,9 +182,9 @@ class Beat(Message, frozen=True, array_like=True, tag=True):
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True):
-    """The sender's origins take no part in turns after `turn`."""
+    """The sender's origins take no part in turns after the last of each cohort to which they belong."""
 
-    turn: int
+    turns: dict[str, int]
     origins: tuple[str, ...]
 
 

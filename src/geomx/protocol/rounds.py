@@ -1,4 +1,4 @@
-"""The rounds of one slice: which contributions are in, from whom, and what has closed.
+"""The rounds of one slice in one cohort: which contributions are in, from whom, and what has closed.
 
 Rules
 1. At most one contribution for each (round, slice, origin), whatever the incarnation. What was counted is
@@ -22,12 +22,14 @@ OPEN_ROUNDS = 4
 class Round:
     """One open round of one slice."""
 
-    __slots__ = ("contributions", "kind", "opened", "origins", "turn")
+    __slots__ = ("cohort", "contributions", "kind", "opened", "origins", "turn", "waits_for")
 
-    def __init__(self, turn: int, kind: Kind, now: float) -> None:
+    def __init__(self, turn: int, cohort: str, kind: Kind, now: float) -> None:
         self.turn = turn
+        self.cohort = cohort
         self.kind = kind
         self.opened = now
+        self.waits_for: tuple[str, ...] = ()  # what the policy has said last
         self.origins: dict[str, int] = {}
         self.contributions: list[tuple[int, Push, Any]] = []  # (place of the lowest origin, push, payload)
 
@@ -58,7 +60,7 @@ class Round:
 
 
 class Rounds:
-    """All rounds of one slice, at one server."""
+    """All rounds of one slice in one cohort, at one server."""
 
     __slots__ = ("closed", "open")
 
@@ -76,7 +78,7 @@ class Rounds:
                 raise ProtocolError(
                     f"slice {push.slice}: {OPEN_ROUNDS} rounds are open, turn {push.turn} would be another"
                 )
-            current = self.open[push.turn] = Round(push.turn, push.kind, now)
+            current = self.open[push.turn] = Round(push.turn, push.cohort, push.kind, now)
         known = current.origins.keys() & push.origins.keys()
         if known:
             if len(known) == len(push.origins):

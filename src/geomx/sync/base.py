@@ -1,4 +1,4 @@
-"""When a node answers: the contract of a sync policy.
+"""When a node answers, and what a worker contributes: the contract of a sync policy.
 
 Policies decide, they do not compute: each method returns a plan, and the node carries it out. One object serves
 one node, so a policy may keep state. It sees no tensor, no socket and no clock but the `now` it is given.
@@ -6,20 +6,31 @@ one node, so a policy may keep state. It sees no tensor, no socket and no clock 
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
-from geomx.protocol.messages import Kind
+from geomx.protocol.messages import Hyperparameters, Kind
 from geomx.registry import Registry
+
+Together = Literal["run", "party", "worker"]
 
 
 @dataclass(frozen=True, slots=True)
-class Contribute:
-    """A worker's plan for one step: push these slices (None: all of them) as this kind."""
+class Gradient:
+    """A worker's plan for one step: its gradients go up, and what comes back is the outcome of the step."""
 
-    kind: Kind
-    slices: frozenset[int] | None = None
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A worker's plan for one step: its own optimizer takes it; then weights are averaged over `average`.
+
+    "party": the party's workers go on from the mean of their weights. "run": how far they have moved since the last
+    time goes up as a gradient to the optimizer at the root, with hyper-parameters `outer`, and all go on from there.
+    """
+
+    average: Literal["nobody", "party", "run"] = "nobody"
+    outer: Hyperparameters = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +47,48 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a server's policy may look at when a contribution has come."""
+    """What a server's policy may look at when a contribution has come, or when a round that may matter has closed."""
 
     turn: int
     slice: int
     kind: Kind
+    cohort: str
     origins: Set[str]  # whose contributions are in
-    members: Set[str]  # whose are expected in this turn
+    members: Set[str]  # whose are expected in this turn of the cohort
+    closed: Mapping[str, int]  # the last turn of each other cohort here that still trains; -1: none yet
 
 
 class Policy(Protocol):
     """A sync policy; see `fsa.py` for the simplest one.
 
-    `in_step`: nobody contributes to a turn of a slice before it has that slice's update of the turn before. The root
-    may then send its weights as they lie in memory, for they change only after everybody has them.
+    `together`: who moves in step, and has its turns counted together: the whole run, each party, each worker. Calls
+    that are no steps (attach, save, load) are always of the whole run. `in_step`: nobody contributes to a turn of a
+    slice before everybody has that slice's update of the turn before; the root may then send its weights as they lie
+    in memory. `local_steps`: whether `step` plans `Local` steps, else `Gradient`s.
     """
 
+    together: Together
     in_step: bool
+    local_steps: bool
 
-    def step(self, turn: int) -> Contribute | None:
-        """On a worker: what the step that is turn `turn` contributes; None: a local step."""
+    def step(self, step: int) -> Gradient | Local:
+        """On a worker: what happens in a step, counted from 0."""
 
     def gathered(self, view: View, now: float) -> Apply | Wait:
-        """On a server: a contribution has come. Close the slice's round, or wait for whom?"""
+        """On a server: close the slice's round, or wait for whom?"""
 
 
-policies: Registry[type[Policy]] = Registry("sync policy", {"fsa": "geomx.sync.fsa:FSA"})
+def cohort_of(worker: str, together: Together) -> str:
+    """The name of the cohort in which a worker takes its steps."""
+    return {"run": "", "party": worker.rpartition("/")[0], "worker": worker}[together]
+
+
+policies: Registry[type[Policy]] = Registry(
+    "sync policy",
+    {
+        "fsa": "geomx.sync.fsa:FSA",
+        "mixed": "geomx.sync.mixed:MixedSync",
+        "hfa": "geomx.sync.hfa:HFA",
+        "diloco": "geomx.sync.diloco:DiLoCo",
+    },
+)

@@ -8,17 +8,24 @@ batches. Source: HiPS (the hierarchical parameter server) in its synchronous mod
 
 from __future__ import annotations
 
-from geomx.sync.base import Apply, Contribute, View, Wait
+from geomx.sync.base import Apply, Gradient, Together, View, Wait
 
 
 class FSA:
     """Push every slice in every step; close a round when all members are in."""
 
+    together: Together = "run"
     in_step = True
+    local_steps = False
 
-    def step(self, turn: int) -> Contribute:
-        return Contribute("gradient")
+    def step(self, step: int) -> Gradient:
+        return Gradient()
 
     def gathered(self, view: View, now: float) -> Apply | Wait:
-        missing = view.members - view.origins
-        return Wait(tuple(sorted(missing))) if missing else Apply()
+        return when_complete(view)
+
+
+def when_complete(view: View) -> Apply | Wait:
+    """Wait for whoever is missing in the cohort."""
+    missing = view.members - view.origins
+    return Wait(tuple(sorted(missing))) if missing else Apply()

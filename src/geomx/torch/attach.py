@@ -13,10 +13,12 @@ from torch import nn
 from geomx.errors import Unsupported
 from geomx.protocol.messages import Value
 from geomx.torch.exchange import Exchange
+from geomx.torch.gradient_turns import GradientTurns
 from geomx.torch.guard import Guard
+from geomx.torch.local_turns import LocalTurns
 from geomx.torch.optimizer import RunOptimizer
 from geomx.torch.pending import PendingWeights
-from geomx.torch.places import OnServer, OnWorkers, OptimizerPlace
+from geomx.torch.places import OnServer, OnWorkers
 from geomx.torch.samples import Samples
 from geomx.torch.settings import Settings
 from geomx.torch.sharing import Sharing
@@ -24,6 +26,8 @@ from geomx.torch.support import check_model, served_rule
 from geomx.torch.tensors import Carried
 from geomx.torch.timeline import Timeline
 from geomx.torch.turns import Helpers, Turns
+
+OUTER_RULE = "SGD"  # what the root does with means of local steps; a policy gives its hyper-parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Place:
 
     exchange: Exchange
     members: Sequence[str]
+    party_members: int
     samples: Samples
     settings: Settings
     timeline: Timeline
@@ -60,7 +65,9 @@ def attach(
 ) -> Attached:
     """Returns when this worker has the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
     exchange, settings, members = place.exchange, place.settings, len(place.members)
-    rule = _check(model, optimizer, settings, clip_norm)
+    local = settings.policy.local_steps
+    served = _check(model, optimizer, settings, clip_norm)
+    rule = OUTER_RULE if local else served
     carried = Carried(
         model,
         optimizer.param_groups,
@@ -71,17 +78,20 @@ def attach(
     member = place.members.index(exchange.name)
     sharing = Sharing(exchange, carried, member, members)
     pending = PendingWeights(model, carried, exchange, place.timeline)
-    runs: OptimizerPlace
-    runs = OnServer(carried, rule) if rule else OnWorkers(carried, optimizer, clip_norm)
-    guard = Guard(carried, lambda: optimizer.param_groups, runs.on_server)
-    helpers = Helpers(
-        lambda: optimizer.param_groups, runs, place.samples, sharing, pending, place.timeline, guard
-    )
-    turns = Turns(exchange, carried, settings, member, helpers)
-    wrapped = RunOptimizer(optimizer, runs.on_server, carried, turns, sharing)
+    on_server = rule is not None and not local
+    guard = Guard(carried, lambda: optimizer.param_groups, on_server)
+    helpers = Helpers(lambda: optimizer.param_groups, place.samples, sharing, pending, place.timeline, guard)
+    turns: Turns
+    if local:
+        alone = place.party_members == 1
+        turns = LocalTurns(exchange, carried, settings, member, helpers, optimizer, alone)
+    else:
+        runs = OnServer(carried, rule) if rule else OnWorkers(carried, optimizer, clip_norm)
+        turns = GradientTurns(exchange, carried, settings, member, helpers, runs)
+    wrapped = RunOptimizer(optimizer, on_server, carried, turns, sharing)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    states = wrapped.take_state() if rule and optimizer.state else None
-    if exchange.attach(carried.layout, _manifest(optimizer, rule, kind, settings, clip_norm)):
+    states = wrapped.take_state() if on_server and optimizer.state else None
+    if exchange.attach(carried.layout, _manifest(optimizer, rule, kind, settings, clip_norm), turns.cohort):
         sharing.assign("attach()", carried.layout.slices, states)
     turns.hook()
     pending.hook()
@@ -107,11 +117,29 @@ def _check(
             f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
             "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
         )
-    rule = served_rule(optimizer, settings.place)
+    rule = served_rule(optimizer, "workers" if settings.policy.local_steps else settings.place)
     if clip_norm is not None and not (
         isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0
     ):
         raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
+    policy = type(settings.policy).__name__
+    if settings.policy.local_steps and (clip_norm is not None or settings.overlap != "none"):
+        given = "clip_norm" if clip_norm is not None else f"overlap={settings.overlap!r}"
+        raise Unsupported(
+            f"{given} with {policy}: steps are each worker's own; clip its gradients before step() "
+            "(torch.nn.utils.clip_grad_norm_), and leave overlap as it is"
+        )
+    if settings.policy.together != "run":
+        if rule is None:
+            raise Unsupported(
+                f"{policy} lets parties go ahead of each other, which needs an optimizer on the "
+                "global servers: take one whose update is elementwise (torch.optim.SGD, Adam, ...)"
+            )
+        if clip_norm is not None:
+            raise Unsupported(
+                f"clip_norm with {policy}: there is no mean of the whole run to be clipped; "
+                'clip each worker\'s gradients before step(), with push_at="step"'
+            )
     if settings.overlap not in ("none", "forward") or settings.push_at not in ("backward", "step"):
         raise Unsupported(
             f'overlap={settings.overlap!r}, push_at={settings.push_at!r}: overlap is "none" or "forward", push_at is '

@@ -1,6 +1,6 @@
 """A worker's side of the collective calls: contributions go out, arrivals come in.
 
-`turn` numbers the collective calls of a run; see `geomx.protocol.messages`. A slice is *outstanding* from its
+Turns number the collective calls of a cohort; see `geomx.protocol.messages`. A slice is *outstanding* from its
 contribution until the update of that turn has arrived. Everything here runs on the training thread.
 """
 
@@ -16,6 +16,7 @@ from geomx.layout import Layout
 from geomx.node.contract import Port
 from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
 from geomx.optim.base import SliceState
+from geomx.protocol.membership import EVERYONE
 from geomx.protocol.messages import Hyperparameters, Kind, Of, Value
 
 Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
@@ -27,20 +28,29 @@ class Exchange:
     def __init__(self, port: Port, name: str) -> None:
         self.port = port
         self.name = name
-        self.turn = 0
-        self.outstanding: dict[int, int] = {}  # slice -> the turn whose update it waits for
+        self.turns: dict[str, int] = {EVERYONE: 0}  # by cohort: the turn that comes next
+        self.outstanding: dict[
+            int, tuple[str, int]
+        ] = {}  # slice -> the cohort and turn whose update it waits for
         self.receive: Callable[[Arrived], None] = lambda _: None
-        self._have: dict[int, int] = {}  # slice -> the last turn whose update has arrived
+        self._have: dict[tuple[int, str], int] = {}  # slice, cohort -> the last turn whose update has arrived
         self._ready: Ready | None = None
         self._states: dict[int, SliceState] = {}
         self._left = self._closed = False
         port.listen(self._hear)
 
-    def attach(self, layout: Layout, settings: dict[str, Value]) -> bool:
+    @property
+    def turn(self) -> int:
+        """The turn of the whole run that comes next."""
+        return self.turns[EVERYONE]
+
+    def attach(self, layout: Layout, settings: dict[str, Value], cohort: str) -> bool:
         """Tell the run the model, and wait until it has taken it. True: the run is fresh.
 
-        Else it was running: the current values of every slice have come, and the next turn is set.
+        Else it was running: the current values of every slice have come, and the next turns are set. `cohort`: the one
+        in which this worker takes its steps.
         """
+        self.turns.setdefault(cohort, 0)
         self._call("attach", layout, settings)
         self.port.wait(
             lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model"
@@ -51,11 +61,12 @@ class Exchange:
             return True
         known = {index for index, turn in enumerate(turns) if turn >= 0}
         self.port.wait(
-            lambda: known <= self._have.keys(),
+            lambda: known <= {index for index, _ in self._have},
             lambda: f"{self.name} waits for the weights of a run that has begun",
         )
         trained = [piece.index for piece in layout.slices if piece.role == "weight"]
-        self.turn = min(turns[index] for index in trained) + 1
+        self.turns[EVERYONE] = self._ready.calls
+        self.turns[cohort] = min(turns[index] for index in trained) + 1
         return False
 
     def contribute(
@@ -66,33 +77,38 @@ class Exchange:
         weight: float,
         packed: Packed,
         *,
+        cohort: str = EVERYONE,
         hyper: Hyperparameters | None = None,
         ended: bool = False,
         state: SliceState | None = None,
     ) -> None:
-        """Push one slice in the current turn, unless the run has closed that round already."""
-        if self._have.get(index, -1) >= self.turn:
+        """Push one slice in the cohort's current turn, unless the run has closed that round already."""
+        turn = self.turns.setdefault(cohort, 0)
+        if self._have.get((index, cohort), -1) >= turn:
             return
         values, present = packed
-        self.outstanding[index] = self.turn
+        self.outstanding[index] = cohort, turn
         self._call(
             "contribute",
-            Contribution(self.turn, index, kind, operation, weight, values, present, hyper, ended, state),
+            Contribution(turn, index, kind, operation, weight, values, present, hyper, ended, cohort, state),
         )
 
     def skip_to(self, turn: int) -> None:
-        """Go on with a later turn; every worker must, with the same."""
-        self.turn = max(self.turn, turn)
+        """Go on with later turns; every worker must, with the same."""
+        for cohort in self.turns:
+            self.turns[cohort] = max(self.turns[cohort], turn)
 
-    def next_turn(self) -> None:
+    def next_turn(self, cohort: str = EVERYONE) -> None:
         """Everything of this turn has been contributed."""
-        self.turn += 1
+        self.turns[cohort] += 1
 
     def wait(self, slices: Collection[int] | None = None) -> None:
         """Return when none of `slices` is outstanding; None: none at all, but for those of a turn still open."""
         self._check_open()
         if slices is None:
-            slices = [index for index, turn in self.outstanding.items() if turn < self.turn]
+            slices = [
+                index for index, (cohort, turn) in self.outstanding.items() if turn < self.turns[cohort]
+            ]
         waited = set(slices)
         if not waited.isdisjoint(self.outstanding):
             self.port.wait(lambda: waited.isdisjoint(self.outstanding), lambda: self._whom(waited))
@@ -116,7 +132,7 @@ class Exchange:
         What a backward() without a step() has pushed is answered before: it cannot be taken back.
         """
         self.wait(tuple(self.outstanding))
-        self._call("leave", self.turn - 1)
+        self._call("leave", {cohort: turn - 1 for cohort, turn in self.turns.items()})
         self._closed = True
         self.port.wait(lambda: self._left, lambda: f"{self.name} waits for the run to let it go")
 
@@ -136,8 +152,10 @@ class Exchange:
 
     def _hear(self, item: Any) -> None:
         if isinstance(item, Arrived):
-            self._have[item.slice] = max(item.turn, self._have.get(item.slice, -1))
-            if self.outstanding.get(item.slice, item.turn + 1) <= item.turn:
+            key = item.slice, item.cohort
+            self._have[key] = max(item.turn, self._have.get(key, -1))
+            cohort, turn = self.outstanding.get(item.slice, (item.cohort, item.turn + 1))
+            if cohort == item.cohort and turn <= item.turn:
                 del self.outstanding[item.slice]
             self.receive(item)
         elif isinstance(item, Fetched):
@@ -148,6 +166,6 @@ class Exchange:
             self._left = True
 
     def _whom(self, waited: set[int]) -> str:
-        left = [turn for index, turn in self.outstanding.items() if index in waited]
+        left = [turn for index, (_, turn) in self.outstanding.items() if index in waited]
         turn = min(left, default=self.turn)
         return f"{self.name} waits for the others in turn {turn}: {len(left)} of {len(waited)} slices are to come"

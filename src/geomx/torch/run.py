@@ -139,7 +139,9 @@ class LiveRun:
             push_at=push_at or self._settings.push_at,
             overlap=overlap or self._settings.overlap,
         )
-        place = Place(self._exchange, self.workers, self._samples, settings, self._timeline)
+        place = Place(
+            self._exchange, self.workers, len(self._party_members), self._samples, settings, self._timeline
+        )
         self._attached = self._epochs.attached = attach(place, model, optimizer, clip_norm)
         carried = self._attached.carried
         self._exchange.port.note(

@@ -1,8 +1,8 @@
 """`run.save` and `run.load`: between a model in a run and a checkpoint file.
 
-Buffers stay local while a model trains; a checkpoint has the mean of those in float32 and float64, weighted by all
-samples that each worker has contributed, and the first worker's of all others. What codecs hold back lies beside the
-checkpoint; see `residuals`.
+Buffers stay local while a model trains, and so do weights between the means of local steps; a checkpoint has the mean
+of those in float32 and float64, weighted by all samples that each worker has contributed, and the first worker's of all
+others. What codecs hold back lies beside the checkpoint; see `residuals`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def save(attached: Attached, task: Task, position: Position) -> None:
     carried.check_same()
     buffers = carried.slices("buffer")
     averaged: dict[int, torch.Tensor] = {}
-    if buffers:
-        means = [piece for piece in buffers if piece.dtype in AVERAGED]
+    weights = carried.slices("weight") if attached.turns.local else []
+    if buffers or weights:
+        means = [*weights, *(piece for piece in buffers if piece.dtype in AVERAGED)]
         others = [piece for piece in buffers if piece.dtype not in AVERAGED]
         averaged = attached.sharing.average("save()", means, others, position.samples)
     kept = attached.sharing.kept(task.holders)
@@ -75,7 +76,7 @@ def save(attached: Attached, task: Task, position: Position) -> None:
         return
     parameters = {carried.name(number) for number in range(len(carried.parameters))}
     model = {
-        name: tensor.detach() if name in parameters else tensor.clone()  # buffers take the averages below
+        name: tensor.detach() if name in parameters and not weights else tensor.clone()  # they take averages
         for name, tensor in _saved(carried).items()
     }
     for index, values in averaged.items():

@@ -1,0 +1,46 @@
+"""Jobs that change what belongs to a slice follow each other, slice by slice.
+
+Where all workers move in step, a slice has one round at a time, and nothing ever waits here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Then = Callable[[Any], None]
+
+
+class Worksite(Protocol):
+    """A node, as far as jobs go."""
+
+    def run_job(self, function: Callable[[], Any], then: Then, cost_bytes: int) -> None: ...
+
+
+class InOrder:
+    """One job of a slice at a time, in the order in which they came; `then` runs before the next begins."""
+
+    def __init__(self, node: Worksite) -> None:
+        self._node = node
+        self._waiting: dict[int, deque[tuple[Callable[[], Any], Then, int]]] = {}
+
+    def run(self, index: int, function: Callable[[], Any], then: Then, cost_bytes: int) -> None:
+        """As `run_job`, of slice `index`."""
+        waiting = self._waiting.get(index)
+        if waiting is None:
+            self._waiting[index] = deque()
+            self._begin(index, function, then, cost_bytes)
+        else:
+            waiting.append((function, then, cost_bytes))
+
+    def _begin(self, index: int, function: Callable[[], Any], then: Then, cost_bytes: int) -> None:
+        def done(result: Any) -> None:
+            then(result)
+            waiting = self._waiting[index]
+            if waiting:
+                self._begin(index, *waiting.popleft())
+            else:
+                del self._waiting[index]
+
+        self._node.run_job(function, done, cost_bytes)

@@ -1,0 +1,54 @@
+"""DC-ASGD, delay-compensated asynchronous SGD (Zheng et al., ICML 2017, arXiv 1609.08326).
+
+    g' = g + λ · g ⊙ g ⊙ (w − w_d)
+
+w_d: the weights that party d had when it computed g; w: the weights now. `strength` is λ, 0.04 by default; with
+`adaptive` it is divided, element by element, by the root of a moving mean of squares:
+
+    s ← decay · s + (1 − decay) · g ⊙ g;   λ = strength / √(s + 1e-7)
+
+for which the paper takes a strength of 2. What comes of g' is the optimizer's business, whichever it is. GeoMX keeps
+one w_d for all parties; here each has its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from geomx.errors import ConfigError, Fault
+
+EPSILON = 1e-7
+
+
+class DCASGD:
+    """See the module's text; the contract is `geomx.optim.base.Compensation`."""
+
+    def __init__(self, *, strength: float = 0.04, adaptive: bool = False, decay: float = 0.95) -> None:
+        faults = []
+        if not strength > 0.0:
+            faults.append(Fault("strength", f"{strength}", "a number above 0"))
+        if not 0.0 <= decay < 1.0:
+            faults.append(Fault("decay", f"{decay}", "a number from 0, below 1"))
+        if faults:
+            raise ConfigError("compensation dcasgd", faults)
+        self._strength, self._adaptive, self._decay = strength, adaptive, decay
+        self._squares: dict[int, torch.Tensor] = {}
+
+    def correct(
+        self, index: int, gradient: torch.Tensor, weights: torch.Tensor, received: torch.Tensor
+    ) -> None:
+        drift = weights - received
+        square = gradient * gradient
+        if self._adaptive:
+            mean = self._squares.setdefault(index, torch.zeros_like(square))
+            mean.mul_(self._decay).add_(square, alpha=1 - self._decay)
+            square.div_((mean + EPSILON).sqrt_())
+        gradient.addcmul_(square, drift, value=self._strength)
+
+    def state(self, index: int) -> dict[str, torch.Tensor]:
+        return {"squares": self._squares[index]} if index in self._squares else {}
+
+    def restore(self, index: int, state: dict[str, torch.Tensor]) -> None:
+        self._squares.pop(index, None)
+        if "squares" in state:
+            self._squares[index] = state["squares"].clone()

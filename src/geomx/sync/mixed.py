@@ -1,0 +1,45 @@
+"""MixedSync: synchronous inside a party, asynchronous at the global servers.
+
+    w ← optimizer(w, m_d),  m_d = Σ_i w_i x_i / Σ_i w_i over the workers i of party d, whenever it comes
+
+Only the party that contributed is answered, with the weights as they are then. The other parties' updates between its
+last answer and its contribution are the contribution's *staleness*, which is recorded. DC-ASGD corrects for it: see
+`optimizer.compensation`. With one party this is FSA.
+
+`staleness`: a party that is more than so many rounds ahead of the slowest one waits for it (stale synchronous
+parallel, Ho et al., NIPS 2013); -1, the default: it never waits. 0: everybody contributes once before anybody
+contributes again.
+
+GeoMX's MixedSync has no bound, and hangs together with Bi-Sparse.
+"""
+
+from __future__ import annotations
+
+from geomx.errors import ConfigError, Fault
+from geomx.sync.base import Apply, Gradient, Together, View, Wait
+from geomx.sync.fsa import when_complete
+
+
+class MixedSync:
+    """See the module's text."""
+
+    together: Together = "party"
+    in_step = False
+    local_steps = False
+
+    def __init__(self, *, staleness: int = -1) -> None:
+        if staleness < -1:
+            raise ConfigError(
+                "policy mixed", [Fault("staleness", f"{staleness}", "0 or more, or -1 for none")]
+            )
+        self._staleness = staleness
+
+    def step(self, step: int) -> Gradient:
+        return Gradient()
+
+    def gathered(self, view: View, now: float) -> Apply | Wait:
+        plan = when_complete(view)
+        if isinstance(plan, Wait) or self._staleness < 0 or view.kind != "gradient":
+            return plan
+        behind = [cohort for cohort, turn in view.closed.items() if view.turn - (turn + 1) > self._staleness]
+        return Wait(tuple(behind)) if behind else plan

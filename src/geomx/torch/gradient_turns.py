@@ -1,0 +1,227 @@
+"""The gradient turns of an attached model: what leaves in backward and in `step()`, and what becomes of the answers.
+
+On the training thread:
+
+    backward    a parameter's gradient is complete -> a slice whose parameters all are is pushed: w * gradient
+    step()      what was pushed must be unchanged; the rest is pushed, parameters without a gradient as absent
+    answers     weights are copied into the parameters (or means into `.grad`, see `places.py`) as they come
+    end         by default before `step()` returns; with overlap, before the next turn pushes anything
+
+The weight w, the end-of-data flag and each group's hyper-parameters are fixed when the first slice of a turn leaves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from geomx.errors import Disagreement, GradientEdited, Unsupported
+from geomx.layout import Slice
+from geomx.node.local import Arrived
+from geomx.protocol.messages import Hyperparameters
+from geomx.sync.base import Gradient, cohort_of
+from geomx.torch.exchange import Exchange, Packed
+from geomx.torch.places import OptimizerPlace
+from geomx.torch.settings import Settings
+from geomx.torch.support import check_gradient
+from geomx.torch.tensors import Carried, absent
+from geomx.torch.turns import STEP, Helpers, Turns
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A gradient turn of which something has been pushed. `gradients`: parameter -> (as pushed, its `_version`)."""
+
+    weight: float
+    samples: int
+    ended: bool
+    pushed: set[int] = field(default_factory=set)
+    gradients: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    hypers: dict[int, Hyperparameters] = field(default_factory=dict)
+
+
+class GradientTurns(Turns):
+    """See the module's text. `place`: where the optimizer runs."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        carried: Carried,
+        settings: Settings,
+        member: int,
+        helpers: Helpers,
+        place: OptimizerPlace,
+    ) -> None:
+        super().__init__(exchange, carried, settings, member, helpers)
+        self._place = place
+        self._cohort = cohort_of(exchange.name, settings.policy.together)
+        self._opened: _Turn | None = None
+        self._missing = self._all_missing()
+        self._removes: list[Callable[[], None]] = []
+        self._one_at_a_time = threading.Lock()  # autograd has a thread for each GPU
+
+    @property
+    def cohort(self) -> str:
+        return self._cohort
+
+    # -- hooks ------------------------------------------------------------------------------------------------
+
+    def hook(self) -> None:
+        # From now on gradients leave as they are completed, unless they are to wait for `step()`.
+        if self._settings.push_at == "backward":
+            for number, parameter in self._carried.trained.items():
+                handle = parameter.register_post_accumulate_grad_hook(self._hook_of(number))  # type: ignore[no-untyped-call]
+                self._removes.append(handle.remove)
+
+    def unhook(self) -> None:
+        super().unhook()
+        for remove in self._removes:
+            remove()
+        self._removes = []
+
+    def _hook_of(self, number: int) -> Callable[[torch.Tensor], None]:
+        def complete(_: torch.Tensor) -> None:
+            with self._one_at_a_time:
+                if not self._accumulating:
+                    self._gradient_complete(number)
+
+        return complete
+
+    def _gradient_complete(self, number: int) -> None:
+        self._timeline.begin("backward")
+        for index in self._carried.slices_of[number]:
+            if self._opened is not None and index in self._opened.pushed:
+                raise Unsupported(
+                    f"a second backward() added to the gradient of {self._carried.name(number)}, which had been "
+                    "pushed; to accumulate, run every backward() but the last within `with run.accumulate():`, "
+                    'or use push_at="step"'
+                )
+            self._missing[index].discard(number)
+            if not self._missing[index]:
+                self._push(self._open(), self._carried.layout.slices[index])
+
+    # -- turns ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        if self._opened is not None:
+            raise Unsupported(
+                "run.accumulate() came after a backward() that had pushed; only the last backward() before step() "
+                "may stand outside it"
+            )
+        with super().accumulate():
+            yield
+
+    def step(self) -> None:
+        """Push what has not been pushed yet, and take in the answers (with overlap: begin to)."""
+        self._check_accumulation()
+        self._timeline.end("backward", turn=self.turn)
+        with self._timeline.span("step", turn=self.turn):
+            turn = self._open()
+            self._guard.check()
+            self._check_gradients(turn)
+            self._check_hypers(turn)
+            for piece in self._trained:
+                if piece.index not in turn.pushed:
+                    self._push(turn, piece)
+            self._close(turn.samples, turn.ended)
+            if self._settings.overlap == "forward":
+                self._pending.begin()
+            else:
+                self._exchange.wait()
+                self._place.finish(idle=False)
+
+    def between(self, operation: str) -> None:
+        if self._opened is not None:
+            raise Unsupported(
+                f"{operation} after a backward() that has pushed, and before step(): call step() first, or run that "
+                'backward() within run.accumulate(), or use push_at="step"'
+            )
+        super().between(operation)
+
+    def _idle(self) -> None:
+        groups = self._groups()
+        for piece in self._trained:
+            hyper = self._place.idle_hyper(groups[piece.group])
+            self._send(piece, 0.0, (None, absent(piece)), hyper, ended=True)
+        self._close(0, ended=True)
+        self._exchange.wait()
+        self._place.finish(idle=True)
+
+    def _open(self) -> _Turn:
+        if self._opened is None:
+            self._exchange.wait()
+            plan = self._settings.policy.step(self.steps)
+            if not isinstance(plan, Gradient):
+                name = type(self._settings.policy).__name__
+                raise Unsupported(f"the sync policy {name} has no local steps, and plans {plan}")
+            seen = self._samples.seen
+            weight = self._samples.take()
+            self._opened = _Turn(weight, self._samples.seen - seen, self.ended)
+        return self._opened
+
+    def _push(self, turn: _Turn, piece: Slice) -> None:
+        if piece.group not in turn.hypers:
+            turn.hypers[piece.group] = self._place.hyper(self._groups()[piece.group])
+        turn.pushed.add(piece.index)
+
+        def gradient(number: int) -> torch.Tensor | None:
+            value = self._carried.trained[number].grad
+            if value is None or not turn.weight:
+                return None
+            check_gradient(self._carried.layout.tensors[number], value)
+            turn.gradients[number] = value, value._version
+            return value
+
+        packed = self._carried.gather(piece, gradient, turn.weight)
+        self._send(piece, turn.weight, packed, turn.hypers[piece.group], turn.ended)
+
+    def _send(
+        self, piece: Slice, weight: float, packed: Packed, hyper: Hyperparameters | None, ended: bool
+    ) -> None:
+        self._exchange.contribute(
+            piece.index, "gradient", STEP, weight, packed, cohort=self._cohort, hyper=hyper, ended=ended
+        )
+
+    def _close(self, samples: int, ended: bool) -> None:
+        """Everything has been pushed but the ledger."""
+        self._count_in_ledger(False)
+        self._exchange.port.note("step", turn=self._exchange.turn, samples=samples)
+        self._opened = None
+        self._missing = self._all_missing()
+        self._exchange.next_turn(self._cohort)
+        self.steps += 1
+
+    def _all_missing(self) -> dict[int, set[int]]:
+        return {piece.index: {part.tensor for part in piece.parts} for piece in self._trained}
+
+    # -- checks -------------------------------------------------------------------------------------------------
+
+    def _check_gradients(self, turn: _Turn) -> None:
+        for number, (gradient, version) in turn.gradients.items():
+            if self._carried.trained[number].grad is not gradient or gradient._version != version:
+                raise GradientEdited(
+                    f"the gradient of {self._carried.name(number)} was changed after it had been pushed; to clip, use "
+                    'attach(..., clip_norm=c); for any other edit, attach(..., push_at="step")'
+                )
+
+    def _check_hypers(self, turn: _Turn) -> None:
+        groups = self._groups()
+        for group, hyper in turn.hypers.items():
+            now = self._place.hyper(groups[group])
+            if now != hyper:
+                changed = ", ".join(sorted(key for key in now if now[key] != hyper.get(key)))
+                raise Disagreement(
+                    f"{changed} of parameter group {group} changed between the push in backward() and step(); call "
+                    'scheduler.step() after optimizer.step(), or use attach(..., push_at="step")'
+                )
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def _arrived(self, piece: Slice, arrived: Arrived) -> None:
+        self.all_ended = arrived.ended
+        self._place.arrived(piece, arrived)

@@ -1,0 +1,421 @@
+"""Each sync policy against the papers' equations, written plainly in one process, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from live_runs import assert_close, assert_equal, parts_of, place_of, samples_of, small_model, train, weights
+from torch import nn
+
+from geomx.drive.simulated import Network, Simulator
+from geomx.errors import ConfigError, Unsupported
+from geomx.node.build import Edge
+from geomx.optim.dcasgd import DCASGD
+from geomx.protocol.session import Patience
+from geomx.sync.base import Policy
+from geomx.sync.diloco import DiLoCo
+from geomx.sync.fsa import FSA
+from geomx.sync.hfa import HFA
+from geomx.sync.mixed import MixedSync
+from geomx.torch import LiveRun, Settings
+
+STEPS = 50
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.003)
+
+
+def settings(policy: Policy, **more: Any) -> Settings:
+    return Settings(slice_elements=512, size_lower_bound=100, policy=policy, **more)
+
+
+def script(make: Make, steps: int = STEPS, pause_s: Callable[[LiveRun, int], float] | None = None) -> Any:
+    """Steps on batches that depend on worker and step alone."""
+
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        model = small_model(seed=place_of(run))
+        model, optimizer = run.attach(model, make(model))
+        for step in range(steps):
+            x, y = parts_of(step, len(run.workers))[place_of(run)]
+            run.weight(len(x))
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            if pause_s is not None:
+                run._exchange.port.sleep(pause_s(run, step))  # type: ignore[attr-defined]  # of the virtual clock
+            optimizer.step()
+        return weights(model)
+
+    return main
+
+
+def gradients(model: nn.Module, step: int, places: list[int], everyone: int) -> list[torch.Tensor]:
+    """The sample-weighted mean gradient of some workers, in plain PyTorch."""
+    parts = parts_of(step, everyone)
+    total = sum(len(parts[place][0]) for place in places)
+    means = [torch.zeros_like(p) for p in model.parameters()]
+    for place in places:
+        x, y = parts[place]
+        found = torch.autograd.grad(F.mse_loss(model(x), y), list(model.parameters()))
+        for mean, gradient in zip(means, found, strict=True):
+            mean.add_(gradient, alpha=len(x) / total)
+    return means
+
+
+def apply(model: nn.Module, optimizer: torch.optim.Optimizer, found: list[torch.Tensor]) -> None:
+    for parameter, gradient in zip(model.parameters(), found, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+# -- local steps ----------------------------------------------------------------------------------------------
+
+
+def averaged(models: list[nn.Module], shares: list[float]) -> list[torch.Tensor]:
+    total = sum(shares)
+    columns = zip(*(model.parameters() for model in models), strict=True)
+    return [
+        sum((share / total) * p.detach() for share, p in zip(shares, column, strict=True))  # type: ignore[misc]
+        for column in columns
+    ]
+
+
+def set_weights(model: nn.Module, values: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+
+def local_reference(
+    parties: list[int],
+    make: Make,
+    k1: int,
+    every: int,
+    outer: Callable[[list[torch.Tensor], list[torch.Tensor]], list[torch.Tensor]],
+    steps: int = STEPS,
+) -> nn.Module:
+    """HierFAVG and DiLoCo: local steps, means in a party every k1, an outer step every `every`."""
+    everyone = sum(parties)
+    members, first = [], 0
+    for count in parties:
+        members.append(list(range(first, first + count)))
+        first += count
+    start = small_model(seed=0)
+    models = [copy.deepcopy(start) for _ in range(everyone)]
+    optimizers = [make(model) for model in models]
+    anchor = [p.detach().clone() for p in start.parameters()]
+    for step in range(steps):
+        for place, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            apply(model, optimizer, gradients(model, step, [place], everyone))
+        done = step + 1
+        if done % every == 0:
+            mean = averaged(models, [samples_of(place) for place in range(everyone)])
+            anchor = outer(anchor, mean)
+            for model in models:
+                set_weights(model, anchor)
+        elif done % k1 == 0:
+            for places in members:
+                mean = averaged([models[p] for p in places], [samples_of(p) for p in places])
+                for place in places:
+                    set_weights(models[place], mean)
+    return models[0]
+
+
+class Nesterov:
+    """DiLoCo's outer step: v ← μ v + Δ;  w ← w − η (Δ + μ v)."""
+
+    def __init__(self, lr: float, mu: float) -> None:
+        self.lr, self.mu = lr, mu
+        self.velocity: list[torch.Tensor] | None = None
+
+    def __call__(self, start: list[torch.Tensor], mean: list[torch.Tensor]) -> list[torch.Tensor]:
+        delta = [a - b for a, b in zip(start, mean, strict=True)]
+        old = self.velocity or [torch.zeros_like(d) for d in delta]
+        self.velocity = [self.mu * v + d for v, d in zip(old, delta, strict=True)]
+        return [w - self.lr * (d + self.mu * v) for w, d, v in zip(start, delta, self.velocity, strict=True)]
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("parties", [[2, 1], [1, 1, 2]])
+def test_hfa_is_hierarchical_averaging(parties: list[int], make: Make) -> None:
+    results, _ = train(parties, script(make), settings(HFA(k1=5, k2=2)), shards=2)
+    expected = local_reference(parties, make, 5, 10, lambda _, mean: mean)
+    for values in results.values():
+        assert_close(values, weights(expected))
+
+
+def test_hfa_with_a_mean_in_every_step_and_sgd_is_fsa() -> None:
+    ours, _ = train([2, 1], script(sgd), settings(HFA(k1=1, k2=1)))
+    fsa, _ = train([2, 1], script(sgd), settings(FSA()))
+    assert_close(ours["A/0"], fsa["A/0"])
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_diloco_is_its_outer_step(make: Make) -> None:
+    results, _ = train([2, 1], script(make), settings(DiLoCo(every=10, lr=0.7, momentum=0.9)), shards=2)
+    expected = local_reference([2, 1], make, 10**9, 10, Nesterov(0.7, 0.9))
+    for values in results.values():
+        assert_close(values, weights(expected))
+
+
+def test_diloco_with_outer_sgd_is_hfa() -> None:
+    ours, _ = train([2, 2], script(adam), settings(DiLoCo(every=5, lr=1.0, momentum=0.0)))
+    hfa, _ = train([2, 2], script(adam), settings(HFA(k1=5, k2=1)))
+    assert_close(ours["B/1"], hfa["B/1"])
+
+
+@pytest.mark.parametrize("policy", [HFA(k1=2, k2=3), DiLoCo(every=7)])
+def test_an_epoch_of_unequal_data_ends_with_equal_weights(policy: Policy) -> None:
+    def main(run: LiveRun) -> tuple[int, dict[str, torch.Tensor]]:
+        model = small_model()
+        model, optimizer = run.attach(model, adam(model))
+        batches = [parts_of(step, len(run.workers))[place_of(run)] for step in range(3 + 8 * place_of(run))]
+        for _ in range(2):
+            for x, y in run.shard(batches):
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+        return run._attached.turns.steps, weights(model)  # type: ignore[union-attr]
+
+    results, _ = train([2, 1], main, settings(policy))
+    (steps, first), *others = results.values()
+    assert steps >= 2
+    for _, other in others:
+        assert_equal(other, first)
+
+
+def test_a_checkpoint_between_means_has_the_mean(tmp_path: Path) -> None:
+    path, seen = tmp_path / "c.safetensors", {}
+
+    def main(run: LiveRun) -> None:
+        model = small_model()
+        model, optimizer = run.attach(model, sgd(model))
+        x, y = parts_of(0, 2)[place_of(run)]
+        run.weight(len(x))
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        run.save(path)
+        seen[run.name] = weights(model)
+
+    def later(run: LiveRun) -> dict[str, torch.Tensor]:
+        model = small_model(seed=5)
+        run.attach(model, sgd(model))
+        run.load(path)
+        return weights(model)
+
+    train([1, 1], main, settings(HFA(k1=100, k2=1)))
+    loaded, _ = train([1, 1], later, settings(HFA(k1=100, k2=1)))
+    n = [samples_of(0), samples_of(1)]
+    for name, a in seen["A/0"].items():
+        b = seen["B/0"][name]
+        assert not torch.equal(a, b)
+        expected = (n[0] * a + n[1] * b) / sum(n)
+        torch.testing.assert_close(loaded["A/0"][name], expected, rtol=1e-12, atol=1e-14)
+    assert_equal(loaded["A/0"], loaded["B/0"])
+
+
+@pytest.mark.parametrize("wan", [Edge("bisparse ratio=0.2", "int8"), Edge("int4", "dense")])
+def test_local_steps_go_through_codecs(wan: Edge) -> None:
+    results, _ = train([2, 1], script(sgd), settings(DiLoCo(every=5, lr=1.0, momentum=0.0)), wan=wan)
+    first, *others = results.values()
+    for other in others:
+        assert_equal(other, first)
+
+
+# -- parties that do not wait ---------------------------------------------------------------------------------
+
+
+def uneven(run: LiveRun, step: int) -> float:
+    """Seconds of computing: parties differ, and each step is different."""
+    party = run.parties.index(run.party)
+    return 0.02 * (1 + 2.5 * party) * (1 + 0.3 * ((7 * step + 3 * party) % 5))
+
+
+def mixed_reference(
+    simulator: Simulator,
+    parties: list[int],
+    make: Make,
+    compensation: DCASGD | None = None,
+) -> nn.Module:
+    """Aggregates applied one after the other, in the order in which the root's rounds ended.
+
+    Each party computes with the weights that it was sent last.
+    """
+    everyone = sum(parties)
+    places, first = {}, 0
+    for index, count in enumerate(parties):
+        places[chr(65 + index)] = list(range(first, first + count))
+        first += count
+    model = small_model(seed=0)
+    optimizer = make(model)
+    received = {party: copy.deepcopy(model) for party in places}
+    steps: dict[str, int] = defaultdict(int)
+    for _, node, fields in simulator.noted("round"):
+        if node != "global/0" or fields["kind"] != "gradient":
+            continue
+        party = fields["cohort"]
+        found = gradients(received[party], steps[party], places[party], everyone)
+        steps[party] += 1
+        if compensation is not None:
+            pairs = zip(model.parameters(), received[party].parameters(), found, strict=True)
+            for index, (now, then, gradient) in enumerate(pairs):
+                compensation.correct(index, gradient, now.detach(), then.detach())
+        apply(model, optimizer, found)
+        received[party] = copy.deepcopy(model)
+    assert set(steps.values()) == {STEPS}
+    return model
+
+
+def one_slice(policy: Policy) -> Settings:
+    """The whole model in one slice, so that the root's rounds have one order."""
+    return Settings(slice_elements=1 << 20, size_lower_bound=1 << 20, policy=policy)
+
+
+@pytest.mark.parametrize("make", [sgd, momentum, adam])
+@pytest.mark.parametrize("parties", [[2, 1], [1, 2, 1]])
+def test_mixed_sync_applies_what_comes(parties: list[int], make: Make) -> None:
+    results, simulator = train(parties, script(make, pause_s=uneven), one_slice(MixedSync()), policy="mixed")
+    expected = weights(mixed_reference(simulator, parties, make))
+    last = [fields["cohort"] for _, node, fields in simulator.noted("round") if node == "global/0"][-1]
+    assert_close(results[f"{last}/0"], expected)
+    ages = [fields["staleness"] for _, node, fields in simulator.noted("round") if node == "global/0"]
+    assert max(ages) >= 2
+
+
+@pytest.mark.parametrize("spec", ["dcasgd strength=0.5", "dcasgd strength=2 adaptive=true decay=0.9"])
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_mixed_sync_with_delay_compensation(spec: str, make: Make) -> None:
+    results, simulator = train(
+        [1, 2], script(make, pause_s=uneven), one_slice(MixedSync()), policy="mixed", compensation=spec
+    )
+    adaptive = "adaptive" in spec
+    plain = DCASGD(strength=2.0, adaptive=True, decay=0.9) if adaptive else DCASGD(strength=0.5)
+    expected = weights(mixed_reference(simulator, [1, 2], make, plain))
+    last = [fields["cohort"] for _, node, fields in simulator.noted("round") if node == "global/0"][-1]
+    assert_close(results[f"{last}/0"], expected)
+
+
+def test_the_compensation_is_the_paper_s() -> None:
+    torch.manual_seed(0)
+    g, now, then = (torch.randn(9, dtype=torch.float64) for _ in range(3))
+    constant, adaptive = g.clone(), g.clone()
+    DCASGD(strength=0.04).correct(0, constant, now, then)
+    torch.testing.assert_close(constant, g + 0.04 * g * g * (now - then), rtol=1e-15, atol=0)
+    rule, square = DCASGD(strength=2.0, adaptive=True, decay=0.95), torch.zeros_like(g)
+    for _ in range(3):
+        adaptive = g.clone()
+        rule.correct(0, adaptive, now, then)
+        square = 0.95 * square + 0.05 * g * g
+    expected = g + 2.0 / (square + 1e-7).sqrt() * g * g * (now - then)
+    torch.testing.assert_close(adaptive, expected, rtol=1e-14, atol=0)
+
+
+def test_mixed_sync_with_one_party_is_fsa() -> None:
+    mixed, _ = train([3], script(momentum), settings(MixedSync()), policy="mixed", shards=2)
+    fsa, _ = train([3], script(momentum), settings(FSA()), shards=2)
+    assert_equal(mixed["A/0"], fsa["A/0"])
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_party_goes_further_ahead_than_the_bound(bound: int) -> None:
+    _, simulator = train(
+        [1, 1, 1],
+        script(sgd, pause_s=uneven),
+        one_slice(MixedSync(staleness=bound)),
+        policy=f"mixed staleness={bound}",
+    )
+    done: dict[str, int] = dict.fromkeys("ABC", 0)
+    furthest = 0
+    for _, node, fields in simulator.noted("round"):
+        if node == "global/0":
+            done[fields["cohort"]] += 1
+            furthest = max(furthest, max(done.values()) - min(done.values()))
+    assert furthest == bound + 1  # whoever is that far ahead waits with its next
+
+
+def test_a_bound_of_zero_applies_every_party_once_in_each_round() -> None:
+    results, simulator = train(
+        [1, 1], script(adam, pause_s=uneven), one_slice(MixedSync(staleness=0)), policy="mixed staleness=0"
+    )
+    order = [fields["cohort"] for _, node, fields in simulator.noted("round") if node == "global/0"]
+    assert all(set(order[place : place + 2]) == {"A", "B"} for place in range(0, len(order), 2))
+    assert_close(results[f"{order[-1]}/0"], weights(mixed_reference(simulator, [1, 1], adam)))
+
+
+@pytest.mark.parametrize("wan", [Edge("bisparse ratio=0.2", "int8"), Edge("fp16", "bisparse ratio=0.3")])
+def test_each_party_has_a_stream_of_its_own(wan: Edge) -> None:
+    """Lossy updates are deltas on what each party holds; workers of one party stay bit-identical."""
+    results, _ = train(
+        [2, 2], script(sgd, pause_s=uneven), settings(MixedSync()), policy="mixed", wan=wan, shards=2
+    )
+    assert_equal(results["A/0"], results["A/1"])
+    assert_equal(results["B/0"], results["B/1"])
+
+
+def test_calls_of_the_whole_run_find_each_other(tmp_path: Path) -> None:
+    """However many steps each party has made by then."""
+    path = tmp_path / "c.safetensors"
+
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        model = small_model()
+        model, optimizer = run.attach(model, sgd(model))
+        for step in range(3 if run.party == "A" else 8):
+            x, y = parts_of(step, 2)[place_of(run)]
+            run.weight(len(x))
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+        run.save(path)
+        optimizer.load_state_dict(optimizer.state_dict())  # gives every worker the first one's weights
+        return weights(model)
+
+    results, _ = train([1, 1], main, settings(MixedSync()), policy="mixed")
+    assert_equal(results["A/0"], results["B/0"])
+    assert path.exists()
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    def clipped(run: LiveRun) -> None:
+        model = small_model()
+        run.attach(model, sgd(model), clip_norm=1.0)
+
+    for policy, spec in ((MixedSync(), "mixed"), (HFA(), "hfa")):
+        with pytest.raises(Unsupported, match="clip_norm with"):
+            train([1, 1], clipped, settings(policy), policy=spec)
+
+    class Own(torch.optim.SGD):
+        pass
+
+    def own(run: LiveRun) -> None:
+        model = small_model()
+        run.attach(model, Own(model.parameters(), lr=0.1))
+
+    with pytest.raises(Unsupported, match="needs an optimizer on the global servers"):
+        train([1, 1], own, settings(MixedSync()), policy="mixed")
+    for make in (lambda: MixedSync(staleness=-2), lambda: HFA(k1=0), lambda: DiLoCo(lr=0.0)):
+        with pytest.raises(ConfigError):
+            make()
+
+
+def test_the_network_may_lose_and_repeat() -> None:
+    network = Network(50.0, 20.0, 5.0, loss=0.05, duplicate=0.1, reorder=0.2)
+    again = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.15)
+    results, _ = train([2, 1], script(sgd), settings(HFA(k1=5, k2=2)), network=network, patience=again)
+    calm, _ = train([2, 1], script(sgd), settings(HFA(k1=5, k2=2)))
+    assert_equal(results["B/0"], calm["B/0"])
