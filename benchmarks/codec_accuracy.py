@@ -1,6 +1,7 @@
 """What does a codec cost in accuracy? The same training with each of them, round for round, over seeds.
 
-    python benchmarks/codec_accuracy.py                      both models, three seeds; half an hour on two cores
+    python benchmarks/codec_accuracy.py                      both models, three seeds; hours on two cores
+    python benchmarks/codec_accuracy.py --missing            the rest, after it was stopped
     python benchmarks/codec_accuracy.py --models cnn-179k --seeds 1 --only "int4 both ways"
 
 Fashion-MNIST, 2 parties × 2 workers, batches of 32. The nodes are the real ones, on the simulator's virtual clock: a
@@ -13,11 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from geomx.torch import LiveRun, Settings  # noqa: E402
 
 OUTPUT = ROOT / "out" / "bench" / "codec_accuracy.jsonl"
 PARTIES = {"A": ("A/0", "A/1"), "B": ("B/0", "B/1")}
+IDENTITY = ("config", "model", "rounds", "seed")
 BATCH = 32
 MOMENTUM = 0.9
 NETWORK = Network(rate_mbps=10_000.0, delay_ms=0.1)  # its times are not reported
@@ -151,14 +152,11 @@ def _job(name: str, party: int, rank: int, model_name: str) -> training.Job:
     )  # fmt: skip
 
 
-def summary(rows: list[Mapping[str, Any]]) -> str:
-    """Mean, spread and bytes, one line."""
-    accuracies = [row["accuracy"] for row in rows]
-    spread = max(accuracies) - min(accuracies)
-    first = rows[0]
+def summary(row: Mapping[str, Any]) -> str:
+    """One line."""
     return (
-        f"{first['model']:9} {first['config']:36} {100 * statistics.mean(accuracies):6.2f} % ± {50 * spread:4.2f}"
-        f"  {1e-3 * first['wan_bytes_up']:8.1f} kB up {1e-3 * first['wan_bytes_down']:8.1f} kB down"
+        f"{row['model']:9} {row['config']:36} seed {row['seed']} {100 * row['accuracy']:6.2f} %"
+        f"  {1e-3 * row['wan_bytes_up']:8.1f} kB up {1e-3 * row['wan_bytes_down']:8.1f} kB down  {row['took_s']:.0f} s"
     )
 
 
@@ -171,18 +169,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=RECIPES, metavar="CONFIG")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    parser.add_argument("--missing", action="store_true", help="only runs that have no row yet")
     parser.add_argument("--out", type=Path, default=OUTPUT)
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text("")
+    if not (options.missing and options.out.exists()):
+        options.out.write_text("")
+    text = options.out.read_text(encoding="utf-8")
+    known = {tuple(json.loads(line)[key] for key in IDENTITY) for line in text.splitlines()}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for model in options.models:
-            for name in options.only or RECIPES:
-                given = [(name, RECIPES[name], model, options.rounds, seed) for seed in range(options.seeds)]
-                rows = list(pool.map(trained, *zip(*given, strict=True)))
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in rows)
-                print(summary(rows), flush=True)
+        runs = [
+            pool.submit(trained, name, RECIPES[name], model, options.rounds, seed)
+            for model in options.models
+            for name in options.only or RECIPES
+            for seed in range(options.seeds)
+            if (name, model, options.rounds, seed) not in known
+        ]
+        for run in as_completed(runs):
+            row = run.result()
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(summary(row), flush=True)
 
 
 if __name__ == "__main__":
