@@ -180,7 +180,75 @@ def test_diloco_with_outer_sgd_is_hfa() -> None:
     assert_close(ours["B/1"], hfa["B/1"])
 
 
-@pytest.mark.parametrize("policy", [HFA(k1=2, k2=3), DiLoCo(every=7)])
+Cut = list[list[tuple[int, int, int]]]  # of each slice: parameter, first element, element behind the last
+
+
+def streaming_reference(
+    everyone: int, every: int, fragments: int, overlap: int, merge: float, cut: Cut
+) -> list[nn.Module]:
+    """arXiv 2501.18512: a fragment at a time, taken in `overlap` steps later, mixed with what a worker has by then."""
+    start = small_model(seed=0)
+    models = [copy.deepcopy(start) for _ in range(everyone)]
+    optimizers = [adam(model) for model in models]
+    shares = [samples_of(place) for place in range(everyone)]
+
+    def part(model: nn.Module, piece: list[tuple[int, int, int]]) -> torch.Tensor:
+        flat = [p.detach().reshape(-1) for p in model.parameters()]
+        return torch.cat([flat[number][first:last] for number, first, last in piece])
+
+    anchors = [part(start, piece) for piece in cut]
+    outers = [Nesterov(0.7, 0.9) for _ in cut]
+    under_way: list[tuple[int, int, torch.Tensor]] = []
+    for step in range(STEPS):
+        for place, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            apply(model, optimizer, gradients(model, step, [place], everyone))
+        for fragment in range(fragments):
+            if (step + 1 - (fragment + 1) * every // fragments) % every == 0:
+                for index in range(fragment, len(cut), fragments):
+                    parts = [part(model, cut[index]) for model in models]
+                    mean = sum(n * p for n, p in zip(shares, parts, strict=True)) / sum(shares)
+                    (anchors[index],) = outers[index]([anchors[index]], [mean])  # type: ignore[list-item]
+                    under_way.append((step + overlap, index, anchors[index]))
+        for due, index, new in [each for each in under_way if each[0] == step]:
+            assert due == step
+            for model in models:
+                mixed = merge * part(model, cut[index]) + (1 - merge) * new
+                at = 0
+                for number, first, last in cut[index]:
+                    with torch.no_grad():
+                        flat = list(model.parameters())[number].view(-1)
+                        flat[first:last] = mixed[at : at + last - first]
+                    at += last - first
+    return models
+
+
+@pytest.mark.parametrize(("fragments", "overlap"), [(2, 0), (3, 2), (1, 4)])
+def test_streaming_diloco_is_the_paper_s(fragments: int, overlap: int) -> None:
+    cuts: list[Cut] = []
+    plain = script(adam)
+
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        values: dict[str, torch.Tensor] = plain(run)
+        assert run._attached is not None
+        cuts.append(
+            [
+                [(part.tensor, part.start, part.stop) for part in piece.parts]
+                for piece in run._attached.carried.slices("weight")
+            ]
+        )
+        return values
+
+    merge = 0.5 if overlap else 0.0
+    policy = DiLoCo(every=12, fragments=fragments, overlap=overlap)
+    results, _ = train([2, 1], main, settings(policy), shards=2)
+    expected = streaming_reference(3, 12, fragments, overlap, merge, cuts[0])
+    for values, model in zip(results.values(), expected, strict=True):
+        assert_close(values, weights(model))
+
+
+@pytest.mark.parametrize(
+    "policy", [HFA(k1=2, k2=3), DiLoCo(every=7), DiLoCo(every=6, fragments=3, overlap=2)]
+)
 def test_an_epoch_of_unequal_data_ends_with_equal_weights(policy: Policy) -> None:
     def main(run: LiveRun) -> tuple[int, dict[str, torch.Tensor]]:
         model = small_model()
@@ -408,7 +476,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
     with pytest.raises(Unsupported, match="needs an optimizer on the global servers"):
         train([1, 1], own, settings(MixedSync()), policy="mixed")
-    for make in (lambda: MixedSync(staleness=-2), lambda: HFA(k1=0), lambda: DiLoCo(lr=0.0)):
+    for make in (lambda: MixedSync(staleness=-2), lambda: HFA(k1=0), lambda: DiLoCo(overlap=500)):
         with pytest.raises(ConfigError):
             make()
 

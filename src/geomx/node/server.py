@@ -102,7 +102,8 @@ class _Turn:
     operation: str
     by: str
     opened: float
-    answered: int = 0
+    answered: int = 0  # slices, of gradients alone
+    last_answer: float = 0.0
     weight: float = 0.0
     staleness: int = 0
     reported: float = 0.0
@@ -362,23 +363,29 @@ class Server(BaseNode):
         if turn is None or update.kind != "gradient":
             return
         turn.answered += 1
+        turn.last_answer = self._now
         turn.staleness = max(turn.staleness, staleness)
         if piece.role == "weight":  # a ledger's weight counts contributions
             turn.weight = update.weight
+        for key in [key for key in self._turns if key[0] == update.cohort and key[1] < update.turn]:
+            self._round_over(key)  # in which only some slices took part
         if turn.answered == self._trained:
-            seconds = self._now - turn.opened
-            self.note(
-                "round",
-                turn=update.turn,
-                kind=update.kind,
-                operation=turn.operation,
-                seconds=seconds,
-                weight=turn.weight,
-                cohort=update.cohort,
-                staleness=turn.staleness,
-            )
-            for old in [key for key in self._turns if key[0] == update.cohort and key[1] <= update.turn]:
-                del self._turns[old]
+            self._round_over((update.cohort, update.turn))
+
+    def _round_over(self, key: tuple[str, int]) -> None:
+        turn = self._turns.pop(key)
+        if not turn.answered:
+            return
+        self.note(
+            "round",
+            turn=key[1],
+            kind="gradient",
+            operation=turn.operation,
+            seconds=turn.last_answer - turn.opened,
+            weight=turn.weight,
+            cohort=key[0],
+            staleness=turn.staleness,
+        )
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,17 @@
     each step          w_i ← worker i's own (inner) optimizer; the paper takes AdamW
     every `every`      Δ = Σ n_i (w_start − w_i) / Σ n_i;   w ← outer(w_start, Δ);   w_i ← w for all
 
-outer: SGD with Nesterov momentum, `lr` 0.7 and `momentum` 0.9, every 500 steps, as in the paper. With `lr=1 momentum=0`
-this is HFA without means inside the parties.
+outer: SGD with Nesterov momentum, `lr` 0.7 and `momentum` 0.9, every 500 steps, as in the paper. With `lr=1` and
+`momentum=0` this is HFA without means inside the parties.
+
+Streaming DiLoCo (Douillard et al., arXiv 2501.18512): the model is cut into `fragments`, each with its outer step
+every `every` steps, one after the other at equal distances, so that the WAN's load is even. With `overlap` the answer
+is taken in so many steps later, and training goes on meanwhile:
+
+    w_i ← merge · w_i + (1 − merge) · w
+
+`merge` is 0.5, as in the paper. A fragment is every `fragments`-th slice, as the paper's strided pattern. When data
+ends, everybody goes on from one last outer step on the whole model.
 """
 
 from __future__ import annotations
@@ -23,7 +32,16 @@ class DiLoCo:
     in_step = True
     local_steps = True
 
-    def __init__(self, *, every: int = 500, lr: float = 0.7, momentum: float = 0.9) -> None:
+    def __init__(
+        self,
+        *,
+        every: int = 500,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        fragments: int = 1,
+        overlap: int = 0,
+        merge: float = 0.5,
+    ) -> None:
         faults = []
         if every < 1:
             faults.append(Fault("every", f"{every}", "1 or more"))
@@ -31,13 +49,25 @@ class DiLoCo:
             faults.append(Fault("lr", f"{lr}", "a number above 0"))
         if not 0.0 <= momentum < 1.0:
             faults.append(Fault("momentum", f"{momentum}", "a number from 0, below 1"))
+        if not 1 <= fragments <= max(every, 1):
+            faults.append(Fault("fragments", f"{fragments}", f"1 to {every}, since every={every}"))
+        if not 0 <= overlap < max(every, 1):
+            faults.append(Fault("overlap", f"{overlap}", f"0 to {every - 1}, since every={every}"))
+        if not 0.0 <= merge < 1.0:
+            faults.append(Fault("merge", f"{merge}", "a number from 0, below 1"))
         if faults:
             raise ConfigError("policy diloco", faults)
-        self._every = every
+        self._every, self._overlap = every, overlap
+        self._merge = merge if overlap else 0.0
         self._outer: Hyperparameters = {**AVERAGE, "lr": lr, "momentum": momentum, "nesterov": momentum > 0.0}
+        self._fragment_at = {(part + 1) * every // fragments % every: part for part in range(fragments)}
+        self._fragments = fragments
 
     def step(self, step: int) -> Local:
-        return Local("run", self._outer) if (step + 1) % self._every == 0 else Local()
+        part = self._fragment_at.get((step + 1) % self._every)
+        if part is None:
+            return Local()
+        return Local("run", self._outer, (part, self._fragments), self._overlap, self._merge)
 
     def gathered(self, view: View, now: float) -> Apply | Wait:
         return when_complete(view)

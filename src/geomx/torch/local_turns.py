@@ -7,10 +7,14 @@
 w_start: the weights that all had behind the last `run`. n_j: how much worker j counts, over the steps since the last
 mean of the same reach (in samples, or else as `sync.weight` says). Optimizers' states stay with their workers. A worker
 whose data has ended goes on without steps until the run has averaged behind everybody's last.
+
+A `run` may be of a fragment of the model, and its answer may be taken in some steps later. What has come by then waits
+in `_fresh`, so that it is taken in behind the same step on every worker, however fast its network is.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -47,7 +51,11 @@ class LocalTurns(Turns):
         self._party = cohort_of(exchange.name, "party")
         self._planned = 0  # steps of the policy's plan that lie behind us, idle ones too
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
-        self._weights = {"party": 0.0, "run": 0.0}
+        self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
+        self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
+        self._counted = 0.0  # n of all steps so far
+        self._counted_at: dict[Any, float] = {}  # by what was averaged: n at its last mean
+        self._last_run = Local("run")
 
     @property
     def cohort(self) -> str:
@@ -60,13 +68,20 @@ class LocalTurns(Turns):
             self._optimizer.step()
             self._count()
             self.steps += 1
-            self._average(self._next_plan())
+            self._follow(self._next_plan())
+
+    def end_epoch(self) -> None:
+        super().end_epoch()
+        if self._last_run.fragment != (0, 1) or self._last_run.overlap:
+            while self._due:
+                self._take_in(self._due.popleft())
+            self._follow(Local("run", self._last_run.outer))
 
     def _idle(self) -> None:
         plan = self._next_plan()
-        while plan.average == "nobody":
+        while plan.average == "nobody" and not self._is_due():
             plan = self._next_plan()
-        self._average(plan)
+        self._follow(plan)
 
     def _next_plan(self) -> Local:
         plan = self._settings.policy.step(self._planned)
@@ -78,23 +93,58 @@ class LocalTurns(Turns):
 
     def _count(self) -> None:
         seen = self._samples.seen
-        weight = self._samples.take()
-        for reach in self._weights:
-            adds = self._settings.weight == "samples"
-            self._weights[reach] = weight + (self._weights[reach] if adds else 0.0)
+        self._counted += self._samples.take()
         self._exchange.port.note("step", turn=self.turn, samples=self._samples.seen - seen)
 
-    def _average(self, plan: Local) -> None:
-        if plan.average == "party" and not self._alone:
-            self._contribute("party", self._party, {})
-        elif plan.average == "run":
-            self._contribute("run", EVERYONE, plan.outer)
+    def _weight(self, of: Any) -> float:
+        """How much this worker counts in a mean: by all its steps since the last mean of this kind."""
+        counted = self._counted - self._counted_at.get(of, 0.0)
+        self._counted_at[of] = self._counted
+        if counted and self._settings.weight != "samples":
+            return self._samples.share
+        return counted
 
-    def _contribute(self, reach: str, cohort: str, outer: dict[str, Any]) -> None:
-        """Take part in a mean, and go on from it."""
-        weight, self._weights["party"] = self._weights[reach], 0.0
-        self._weights[reach] = 0.0
-        for piece in self._trained:
+    # -- means ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, plan: Local) -> None:
+        if plan.average == "party" and not self._alone:
+            self._contribute(self._trained, self._party, self._weight("party"), {})
+            self._exchange.wait()
+        elif plan.average == "run":
+            self._average_run(plan)
+        while self._is_due():
+            self._take_in(self._due.popleft())
+
+    def _average_run(self, plan: Local) -> None:
+        self._last_run = plan
+        part, parts = plan.fragment
+        slices = self._trained[part::parts]
+        self._weight("party")  # a mean over the run is one over the party
+        self._contribute(slices, EVERYONE, self._weight(plan.fragment), plan.outer)
+        self._due.append((self._planned + plan.overlap, slices, plan.merge))
+
+    def _is_due(self) -> bool:
+        return bool(self._due) and self._due[0][0] <= self._planned
+
+    def _take_in(self, due: tuple[int, list[Slice], float]) -> None:
+        """Go on from what the run has made of these slices, or from a mixture."""
+        _, slices, merge = due
+        self._exchange.wait([piece.index for piece in slices])
+        for piece in slices:
+            arrived = self._fresh.pop(piece.index)
+            self.all_ended = arrived.ended
+            if arrived.values is not None:
+                self._starts[piece.index] = arrived.values
+            values = self._starts[piece.index]
+            if merge:
+                own, _ = self._carried.gather(piece, self._carried.tensor)
+                assert own is not None  # weights are always there
+                values = own.mul_(merge).add_(values, alpha=1.0 - merge)
+            self._carried.scatter(piece, values)
+            self._guard.written(piece)
+
+    def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
+        for piece in slices:
             self._exchange.contribute(
                 piece.index,
                 "gradient" if cohort == EVERYONE else "mean",
@@ -108,7 +158,6 @@ class LocalTurns(Turns):
         if cohort == EVERYONE:
             self._count_in_ledger(self.ended)
         self._exchange.next_turn(cohort)
-        self._exchange.wait()
 
     def _share(self, piece: Slice, weight: float, cohort: str) -> Packed:
         """Σ n · x: of the weights, or of how far they have moved."""
@@ -121,10 +170,7 @@ class LocalTurns(Turns):
 
     def _arrived(self, piece: Slice, arrived: Arrived) -> None:
         if arrived.cohort == EVERYONE:
-            self.all_ended = arrived.ended
-            if arrived.values is not None:
-                self._starts[piece.index] = arrived.values
-            self._carried.scatter(piece, self._starts[piece.index])
+            self._fresh[piece.index] = arrived
         elif arrived.values is not None:
             self._carried.scatter(piece, arrived.values)
 
@@ -132,5 +178,7 @@ class LocalTurns(Turns):
         super()._receive(arrived)
         piece = self._carried.layout.slices[arrived.slice]
         if arrived.kind == "assign" and piece.role == "weight" and arrived.values is not None:
-            self._starts[piece.index] = arrived.values
-            self._weights = {"party": 0.0, "run": 0.0}
+            self._starts[piece.index] = arrived.values  # all have these weights now
+            self._counted, self._counted_at = 0.0, {}
+            self._due.clear()
+            self._fresh.pop(piece.index, None)

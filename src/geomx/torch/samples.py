@@ -25,14 +25,14 @@ class Samples:
     def __init__(self, settings: Settings, members: int, party_members: int) -> None:
         self._policy = settings.weight
         self._alone = members == 1
-        self._share = 1.0
+        self.share = 1.0  # the weight of a step where samples do not count
         if settings.weight == "dataset_size":
             if settings.dataset_size is None:
                 allowed = "the number of samples in this party's data set"
                 raise ConfigError(
                     "the run", [Fault("party.dataset_size", "nothing", allowed, "sync.weight needs it")]
                 )
-            self._share = settings.dataset_size / party_members
+            self.share = settings.dataset_size / party_members
         self._counted = 0
         self._given: float | None = None
         self.total = 0.0
@@ -61,7 +61,7 @@ class Samples:
         if self._given is not None:
             return self._given
         if self._policy != "samples":
-            return self._share
+            return self.share
         if self._counted:
             return float(self._counted)
         if self._alone:
