@@ -21,6 +21,7 @@ from geomx.optim.dcasgd import DCASGD
 from geomx.protocol.session import Patience
 from geomx.sync.base import Policy
 from geomx.sync.diloco import DiLoCo
+from geomx.sync.downpour import Downpour
 from geomx.sync.fsa import FSA
 from geomx.sync.hfa import HFA
 from geomx.sync.mixed import MixedSync
@@ -456,6 +457,64 @@ def test_calls_of_the_whole_run_find_each_other(tmp_path: Path) -> None:
     results, _ = train([1, 1], main, settings(MixedSync()), policy="mixed")
     assert_equal(results["A/0"], results["B/0"])
     assert path.exists()
+
+
+def downpour_reference(
+    simulator: Simulator, everyone: int, make: Make, lr: float, n_push: int, n_fetch: int
+) -> dict[str, list[torch.Tensor]]:
+    """DistBelief's client and server, in the order in which the root's rounds ended: the weights of each worker."""
+    server = small_model(seed=0)
+    optimizer = make(server)
+    names = list(dict.fromkeys(f["cohort"] for _, node, f in simulator.noted("round") if node == "global/0"))
+    clients = {name: copy.deepcopy(server) for name in names}
+    places = {"A/0": 0, "A/1": 1, "B/0": 2}
+    steps: dict[str, int] = dict.fromkeys(names, 0)
+    for _, node, fields in simulator.noted("round"):
+        if node != "global/0":
+            continue
+        name = fields["cohort"]
+        client = clients[name]
+        total = [torch.zeros_like(p) for p in client.parameters()]
+        while True:
+            found = gradients(client, steps[name], [places[name]], everyone)
+            steps[name] += 1
+            with torch.no_grad():
+                for parameter, gradient, accrued in zip(client.parameters(), found, total, strict=True):
+                    accrued.add_(gradient)
+                    parameter.sub_(lr * gradient)
+            if steps[name] % n_push == 0:
+                break
+        apply(server, optimizer, total)
+        if steps[name] % n_fetch == 0:
+            clients[name] = copy.deepcopy(server)
+    return {name: [p.detach() for p in client.parameters()] for name, client in clients.items()}
+
+
+@pytest.mark.parametrize(("n_push", "n_fetch"), [(1, 1), (2, 2), (1, 5), (5, 10)])
+def test_downpour_is_distbelief_s(n_push: int, n_fetch: int) -> None:
+    def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(model.parameters(), lr=0.01)
+
+    policy = Downpour(n_push=n_push, n_fetch=n_fetch)
+    spec = f"downpour n_push={n_push} n_fetch={n_fetch}"
+    results, simulator = train([2, 1], script(adagrad, pause_s=uneven), one_slice(policy), policy=spec)
+    expected = downpour_reference(simulator, 3, adagrad, 0.01, n_push, n_fetch)
+    for name, values in results.items():
+        ours = {f"{place}": value for place, value in enumerate(values.values())}
+        assert_close(ours, {f"{place}": value for place, value in enumerate(expected[name])})
+
+
+def test_downpour_fetches_without_a_push() -> None:
+    results, _ = train(
+        [1, 1],
+        script(sgd, pause_s=uneven),
+        settings(Downpour(n_push=10, n_fetch=1)),
+        policy="downpour n_push=10 n_fetch=1",
+        wan=Edge("int8", "int8"),
+        lan=Edge("fp16", "fp16"),
+        shards=2,
+    )
+    assert all(value.isfinite().all() for values in results.values() for value in values.values())
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -181,7 +181,7 @@ def check_choices(run: Run) -> None:
     for spec in run.codecs:
         make_codec(spec, Stream(run.run.seed))
     policy = policies.make(run.sync.policy)
-    apart = policy.together != "run" and not policy.local_steps
+    apart = policy.together != "run"
     faults = []
     if run.optimizer.compensation:
         compensations.make(run.optimizer.compensation)

@@ -11,7 +11,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -37,15 +37,17 @@ class Contribution:
     hyper: Hyperparameters | None = None
     ended: bool = False
     cohort: str = ""
+    step: int = 0  # of the policy
     state: SliceState | None = None  # `assign` alone; with planes of all owners, see `geomx.node.states`
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The run has taken the model. `turns`: see `Attached`; where not empty, `Arrived` follow by themselves."""
+    """The run has taken the model. `by_slice`: the payload of `Attached`; where there is one, `Arrived` follow."""
 
-    turns: tuple[int, ...] = ()
-    calls: int = 0
+    by_slice: tuple[int, ...] = ()
+    turns: dict[str, int] = field(default_factory=dict)
+    step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

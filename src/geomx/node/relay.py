@@ -28,7 +28,7 @@ from geomx.node.states import (
 from geomx.node.streams import Receiver
 from geomx.node.uplink import Uplink, has_values
 from geomx.optim.base import SliceState
-from geomx.protocol.messages import Fetch, Hyperparameters, Message, Push, State, Update, Value
+from geomx.protocol.messages import Attached, Fetch, Hyperparameters, Message, Push, State, Update, Value
 from geomx.protocol.rounds import Round
 
 
@@ -143,7 +143,7 @@ class Relay:
     def check_payload(self, peer: Peer, message: Message) -> None:
         self._uplink.check_payload(peer, message)
 
-    def attached(self, turns: dict[int, int], calls: int) -> None:
+    def attached(self, turns: dict[int, int], told: Attached) -> None:
         self._server.attached()
 
     def answered(self, update: Update, payload: Any) -> None:
@@ -191,5 +191,6 @@ def merge(round_: Round) -> Push:
         present=round_.present,
         hyper=round_.hyper,
         ended=round_.ended,
+        step=round_.step,
         cohort=round_.cohort,
     )

@@ -132,6 +132,9 @@ class Root:
         carrying = any(has_values(push, piece) for push, _ in round_.in_order())
         if round_.kind == "assign":
             self._assign(piece, round_)
+        elif not carrying and round_.weight and not self._in_step and piece.index in self._weights:
+            weights = self._weights[piece.index]  # which others may have changed
+            self._finish(piece, round_, lambda: weights, snapshot=True, applies=False)
         elif not carrying or not round_.weight:
             if self._clipping.wants(piece.index, round_.kind):
                 self._clipping.square(round_.turn, piece.index, 0.0, lambda _: None)
@@ -274,16 +277,17 @@ class Root:
         work: Callable[[], torch.Tensor],
         snapshot: bool,
         kept: Planes | None = None,
+        applies: bool = True,
     ) -> None:
         """Run `work`, encode its result and answer. `snapshot`: the result will change again in place.
 
-        `kept`: of an `assign`, what a checkpoint kept of the edges below.
+        `kept`: of an `assign`, what a checkpoint kept of the edges below. `applies`: whether `work` changes the slice.
         """
         down = self._server.down
 
         def encoded() -> tuple[torch.Tensor, int]:
             values = work()
-            staleness = self._aged(piece.index, round_)
+            staleness = self._aged(piece.index, round_, applies)
             taken = values.clone() if snapshot and down.codec.lossless and not self._in_step else values
             packed = down.pack(piece, round_.kind, round_.turn, taken, round_.cohort)
             if kept is not None:
@@ -299,14 +303,14 @@ class Root:
             cost_bytes,
         )
 
-    def _aged(self, index: int, round_: Round) -> int:
+    def _aged(self, index: int, round_: Round, applies: bool) -> int:
         """How many updates of others a contribution has missed; its cohort has seen all from now on."""
         if round_.kind != "gradient":
             self._versions[index], self._seen[index] = 0, {}
             return 0
         seen = self._seen.setdefault(index, {})
         staleness = self._versions.get(index, 0) - seen.get(round_.cohort, 0)
-        self._versions[index] = seen[round_.cohort] = self._versions.get(index, 0) + 1
+        self._versions[index] = seen[round_.cohort] = self._versions.get(index, 0) + applies
         return staleness
 
     @staticmethod

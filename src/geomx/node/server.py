@@ -142,6 +142,7 @@ class Server(BaseNode):
             int, dict[str, tuple[Kind, Any]]
         ] = {}  # by slice, cohort: what went down last, for joiners
         self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
+        self._steps: dict[str, int] = {}  # by cohort: the policy's last step of which a round has closed
         self._closing: set[tuple[int, str]] = set()  # by slice and cohort: closed, and not answered yet
         self._all_left_at = 0.0
 
@@ -268,9 +269,10 @@ class Server(BaseNode):
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         cohort = cohort_of(self._below.children[peer.name][0], self._policy.together)
         answered = {index: turns.get(cohort, -1) for index, turns in self._answered.items()}
-        calls = 1 + max(turns.get(EVERYONE, -1) for turns in self._answered.values())
+        turns = self._turns_of(peer)
+        step = max((self._steps.get(cohort, -1) for cohort in turns), default=-1)
         body = pack_turns([answered.get(piece.index, -1) for piece in self._layout.slices])
-        self.send(peer, Attached(calls, body.numel()), body)
+        self.send(peer, Attached(turns, step, body.numel()), body)
         for index, by_cohort in self._held.items():
             if (index, cohort) in self._closing:
                 continue  # it is changing now, and is answered in a moment
@@ -278,6 +280,15 @@ class Server(BaseNode):
             piece = self._piece(index)
             update = Update(answered[index], index, kind, 0.0, None, False, cohort, payload.nbytes)
             self.send(peer, update, payload, priority_of(piece))
+
+    def _turns_of(self, peer: Peer) -> dict[str, int]:
+        """How many turns have closed of the cohorts to which a child belongs."""
+        turns: dict[str, int] = {}
+        for answered in self._answered.values():
+            for cohort, turn in answered.items():
+                if self._members.of(cohort) >= set(self._below.children[peer.name]):
+                    turns[cohort] = max(turns.get(cohort, 0), turn + 1)
+        return turns
 
     def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
@@ -313,6 +324,8 @@ class Server(BaseNode):
             round_.waits_for = plan.whom
             return
         self._closing.add((piece.index, round_.cohort))
+        if round_.kind != "assign":
+            self._steps[round_.cohort] = max(self._steps.get(round_.cohort, -1), round_.step)
         self._upside.closed(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
 
     def _look_again(self, piece: Slice) -> None:

@@ -44,7 +44,7 @@ HYPERS_KEPT = 1024
 class Owner(Protocol):
     """What an uplink tells the node that it belongs to."""
 
-    def attached(self, turns: dict[int, int], calls: int) -> None:
+    def attached(self, turns: dict[int, int], told: Attached) -> None:
         """Every parent has taken the model. `turns`: slice -> its last closed turn, empty for a fresh run."""
 
     def answered(self, update: Update, payload: Any) -> None:
@@ -71,7 +71,6 @@ class Uplink:
             tuple[int, str], tuple[int, float]
         ] = {}  # slice, cohort -> last push: turn and time
         self._hypers: dict[bytes, None] = {}  # already sent, oldest first
-        self._calls = 0  # turns of the whole run that had closed when we attached
         self._in_order = InOrder(node)  # residuals belong to a slice, whoever's the contribution is
 
     # -- up -------------------------------------------------------------------------------------------------
@@ -165,9 +164,8 @@ class Uplink:
             if self.layout is None:
                 raise ProtocolError("Attached came before there was a model")
             self._attached[peer.name] = unpack_turns(payload)
-            self._calls = max(self._calls, message.calls)
             if len(self._attached) == len(self.parents):
-                self._owner.attached(self._turns(), self._calls)
+                self._owner.attached(self._turns(), message)
         elif isinstance(message, State):
             self._piece(message.slice)
             self._owner.fetched(message, payload)

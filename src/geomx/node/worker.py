@@ -23,7 +23,7 @@ from geomx.node.states import Planes, copied, pack_state, under, unpack_state, w
 from geomx.node.streams import Receiver
 from geomx.node.uplink import Uplink
 from geomx.optim.base import SliceState
-from geomx.protocol.messages import Hyperparameters, Message, Of, Push, State, Update, Value
+from geomx.protocol.messages import Attached, Hyperparameters, Message, Of, Push, State, Update, Value
 from geomx.protocol.session import Patience
 
 
@@ -50,7 +50,7 @@ class Worker(BaseNode):
         digest = self._digest(c.hyper) if c.hyper is not None else b""
         push = Push(
             c.turn, c.slice, c.kind, c.operation, c.weight, {self.name: self.identity.incarnation}, c.present, digest,
-            c.ended, c.cohort,
+            c.ended, c.cohort, c.step,
         )  # fmt: skip
         if c.kind == "assign":
             self._assign(push, c)
@@ -97,10 +97,12 @@ class Worker(BaseNode):
     def check_payload(self, peer: Peer, message: Message) -> None:
         self._uplink.check_payload(peer, message)
 
-    def attached(self, turns: dict[int, int], calls: int) -> None:
+    def attached(self, turns: dict[int, int], told: Attached) -> None:
         self._ready = True
         last = max(turns, default=-1)
-        self.emit(Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)), calls)))
+        self.emit(
+            Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)), told.turns, told.step))
+        )
 
     def answered(self, update: Update, payload: Any) -> None:
         piece = self._piece(update.slice)

@@ -42,6 +42,10 @@ class Round:
         return sum(push.weight for push, _ in self.in_order())
 
     @property
+    def step(self) -> int:
+        return max(push.step for _, push, _ in self.contributions)
+
+    @property
     def ended(self) -> bool:
         return all(push.ended for _, push, _ in self.contributions)
 

@@ -40,6 +40,20 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
+class Accrued:
+    """A worker's plan for one step: its gradients add up, and its own weights follow them.
+
+    `push`: the sum goes up, as one gradient. `fetch`: the worker goes on from the weights at the root.
+    """
+
+    push: bool
+    fetch: bool
+
+
+Plan = Gradient | Local | Accrued
+
+
+@dataclass(frozen=True, slots=True)
 class Apply:
     """Close the round with what is there."""
 
@@ -70,14 +84,14 @@ class Policy(Protocol):
     `together`: who moves in step, and has its turns counted together: the whole run, each party, each worker. Calls
     that are no steps (attach, save, load) are always of the whole run. `in_step`: nobody contributes to a turn of a
     slice before everybody has that slice's update of the turn before; the root may then send its weights as they lie
-    in memory. `local_steps`: whether `step` plans `Local` steps, else `Gradient`s.
+    in memory. `plans`: the class of what `step` plans, always the same.
     """
 
     together: Together
     in_step: bool
-    local_steps: bool
+    plans: type[Plan]
 
-    def step(self, step: int) -> Gradient | Local:
+    def step(self, step: int) -> Plan:
         """On a worker: what happens in a step, counted from 0."""
 
     def gathered(self, view: View, now: float) -> Apply | Wait:
@@ -96,5 +110,6 @@ policies: Registry[type[Policy]] = Registry(
         "mixed": "geomx.sync.mixed:MixedSync",
         "hfa": "geomx.sync.hfa:HFA",
         "diloco": "geomx.sync.diloco:DiLoCo",
+        "downpour": "geomx.sync.downpour:Downpour",
     },
 )

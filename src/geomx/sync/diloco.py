@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
 from geomx.protocol.messages import Hyperparameters
-from geomx.sync.base import Apply, Local, Together, View, Wait
+from geomx.sync.base import Apply, Local, Plan, Together, View, Wait
 from geomx.sync.fsa import when_complete
 from geomx.sync.hfa import AVERAGE
 
@@ -30,7 +30,7 @@ class DiLoCo:
 
     together: Together = "run"
     in_step = True
-    local_steps = True
+    plans: type[Plan] = Local
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ batches. Source: HiPS (the hierarchical parameter server) in its synchronous mod
 
 from __future__ import annotations
 
-from geomx.sync.base import Apply, Gradient, Together, View, Wait
+from geomx.sync.base import Apply, Gradient, Plan, Together, View, Wait
 
 
 class FSA:
@@ -16,7 +16,7 @@ class FSA:
 
     together: Together = "run"
     in_step = True
-    local_steps = False
+    plans: type[Plan] = Gradient
 
     def step(self, step: int) -> Gradient:
         return Gradient()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
 from geomx.protocol.messages import Hyperparameters
-from geomx.sync.base import Apply, Local, Together, View, Wait
+from geomx.sync.base import Apply, Local, Plan, Together, View, Wait
 from geomx.sync.fsa import when_complete
 
 AVERAGE: Hyperparameters = {
@@ -30,7 +30,7 @@ class HFA:
 
     together: Together = "run"
     in_step = True
-    local_steps = True
+    plans: type[Plan] = Local
 
     def __init__(self, *, k1: int = 20, k2: int = 10) -> None:
         faults = [Fault(key, f"{value}", "1 or more") for key, value in (("k1", k1), ("k2", k2)) if value < 1]

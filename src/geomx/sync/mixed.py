@@ -16,7 +16,7 @@ GeoMX's MixedSync has no bound, and hangs together with Bi-Sparse.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.base import Apply, Gradient, Together, View, Wait
+from geomx.sync.base import Apply, Gradient, Plan, Together, View, Wait
 from geomx.sync.fsa import when_complete
 
 
@@ -25,7 +25,7 @@ class MixedSync:
 
     together: Together = "party"
     in_step = False
-    local_steps = False
+    plans: type[Plan] = Gradient
 
     def __init__(self, *, staleness: int = -1) -> None:
         if staleness < -1:

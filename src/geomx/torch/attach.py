@@ -12,6 +12,8 @@ from torch import nn
 
 from geomx.errors import Unsupported
 from geomx.protocol.messages import Value
+from geomx.sync.base import Accrued, Gradient, Local
+from geomx.torch.accrued_turns import AccruedTurns
 from geomx.torch.exchange import Exchange
 from geomx.torch.gradient_turns import GradientTurns
 from geomx.torch.guard import Guard
@@ -65,7 +67,7 @@ def attach(
 ) -> Attached:
     """Returns when this worker has the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
     exchange, settings, members = place.exchange, place.settings, len(place.members)
-    local = settings.policy.local_steps
+    local = settings.policy.plans is Local
     served = _check(model, optimizer, settings, clip_norm)
     rule = OUTER_RULE if local else served
     carried = Carried(
@@ -79,12 +81,16 @@ def attach(
     sharing = Sharing(exchange, carried, member, members)
     pending = PendingWeights(model, carried, exchange, place.timeline)
     on_server = rule is not None and not local
-    guard = Guard(carried, lambda: optimizer.param_groups, on_server)
+    exact = on_server and settings.policy.plans is Gradient
+    guard = Guard(carried, lambda: optimizer.param_groups, exact)
     helpers = Helpers(lambda: optimizer.param_groups, place.samples, sharing, pending, place.timeline, guard)
     turns: Turns
     if local:
         alone = place.party_members == 1
         turns = LocalTurns(exchange, carried, settings, member, helpers, optimizer, alone)
+    elif settings.policy.plans is Accrued:
+        assert rule is not None  # it was checked
+        turns = AccruedTurns(exchange, carried, settings, member, helpers, OnServer(carried, rule))
     else:
         runs = OnServer(carried, rule) if rule else OnWorkers(carried, optimizer, clip_norm)
         turns = GradientTurns(exchange, carried, settings, member, helpers, runs)
@@ -117,13 +123,13 @@ def _check(
             f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
             "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
         )
-    rule = served_rule(optimizer, "workers" if settings.policy.local_steps else settings.place)
+    rule = served_rule(optimizer, "workers" if settings.policy.plans is Local else settings.place)
     if clip_norm is not None and not (
         isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0
     ):
         raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
     policy = type(settings.policy).__name__
-    if settings.policy.local_steps and (clip_norm is not None or settings.overlap != "none"):
+    if settings.policy.plans is not Gradient and (clip_norm is not None or settings.overlap != "none"):
         given = "clip_norm" if clip_norm is not None else f"overlap={settings.overlap!r}"
         raise Unsupported(
             f"{given} with {policy}: steps are each worker's own; clip its gradients before step() "

@@ -44,6 +44,11 @@ class Exchange:
         """The turn of the whole run that comes next."""
         return self.turns[EVERYONE]
 
+    @property
+    def last_step(self) -> int:
+        """Of the policy, when this worker attached: -1 in a fresh run."""
+        return -1 if self._ready is None else self._ready.step
+
     def attach(self, layout: Layout, settings: dict[str, Value], cohort: str) -> bool:
         """Tell the run the model, and wait until it has taken it. True: the run is fresh.
 
@@ -56,7 +61,7 @@ class Exchange:
             lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model"
         )
         assert self._ready is not None
-        turns = self._ready.turns
+        turns = self._ready.by_slice
         if not turns:
             return True
         known = {index for index, turn in enumerate(turns) if turn >= 0}
@@ -65,7 +70,7 @@ class Exchange:
             lambda: f"{self.name} waits for the weights of a run that has begun",
         )
         trained = [piece.index for piece in layout.slices if piece.role == "weight"]
-        self.turns[EVERYONE] = self._ready.calls
+        self.turns |= self._ready.turns
         self.turns[cohort] = min(turns[index] for index in trained) + 1
         return False
 
@@ -78,6 +83,7 @@ class Exchange:
         packed: Packed,
         *,
         cohort: str = EVERYONE,
+        step: int = 0,
         hyper: Hyperparameters | None = None,
         ended: bool = False,
         state: SliceState | None = None,
@@ -90,7 +96,9 @@ class Exchange:
         self.outstanding[index] = cohort, turn
         self._call(
             "contribute",
-            Contribution(turn, index, kind, operation, weight, values, present, hyper, ended, cohort, state),
+            Contribution(
+                turn, index, kind, operation, weight, values, present, hyper, ended, cohort, step, state
+            ),
         )
 
     def skip_to(self, turn: int) -> None:

@@ -71,6 +71,7 @@ class GradientTurns(Turns):
     # -- hooks ------------------------------------------------------------------------------------------------
 
     def hook(self) -> None:
+        super().hook()
         # From now on gradients leave as they are completed, unless they are to wait for `step()`.
         if self._settings.push_at == "backward":
             for number, parameter in self._carried.trained.items():
@@ -155,7 +156,7 @@ class GradientTurns(Turns):
     def _open(self) -> _Turn:
         if self._opened is None:
             self._exchange.wait()
-            plan = self._settings.policy.step(self.steps)
+            plan = self._settings.policy.step(self._planned)
             if not isinstance(plan, Gradient):
                 name = type(self._settings.policy).__name__
                 raise Unsupported(f"the sync policy {name} has no local steps, and plans {plan}")
@@ -184,7 +185,15 @@ class GradientTurns(Turns):
         self, piece: Slice, weight: float, packed: Packed, hyper: Hyperparameters | None, ended: bool
     ) -> None:
         self._exchange.contribute(
-            piece.index, "gradient", STEP, weight, packed, cohort=self._cohort, hyper=hyper, ended=ended
+            piece.index,
+            "gradient",
+            STEP,
+            weight,
+            packed,
+            cohort=self._cohort,
+            step=self._planned,
+            hyper=hyper,
+            ended=ended,
         )
 
     def _close(self, samples: int, ended: bool) -> None:
@@ -194,6 +203,7 @@ class GradientTurns(Turns):
         self._opened = None
         self._missing = self._all_missing()
         self._exchange.next_turn(self._cohort)
+        self._planned += 1
         self.steps += 1
 
     def _all_missing(self) -> dict[int, set[int]]:

@@ -16,7 +16,7 @@ from geomx.torch.tensors import Carried
 
 
 class Guard:
-    """`groups` returns the optimizer's parameter groups as they are now; `on_server`: the global servers optimize."""
+    """`groups` returns the optimizer's parameter groups as they are now; `on_server`: weights change there alone."""
 
     def __init__(self, carried: Carried, groups: Callable[[], list[dict[str, Any]]], on_server: bool) -> None:
         self._carried = carried

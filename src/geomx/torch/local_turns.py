@@ -49,7 +49,6 @@ class LocalTurns(Turns):
         self._optimizer = optimizer
         self._alone = alone
         self._party = cohort_of(exchange.name, "party")
-        self._planned = 0  # steps of the policy's plan that lie behind us, idle ones too
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
         self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
         self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
@@ -152,6 +151,7 @@ class LocalTurns(Turns):
                 weight,
                 self._share(piece, weight, cohort),
                 cohort=cohort,
+                step=self._planned - 1,
                 hyper=outer or None,
                 ended=self.ended,
             )

@@ -62,7 +62,8 @@ class Turns(ABC):
         self._guard = helpers.guard
         self._trained = carried.slices("weight")
         self._accumulating = False
-        self.steps = 0  # so far
+        self.steps = 0  # of this worker, so far
+        self._planned = 0  # steps of the policy that lie behind us, those without data too
         self.ledger: torch.Tensor | None = None
         self.ended = False  # this worker is at the end of its data
         self.all_ended = False  # everybody in this worker's cohort was, in the last turn
@@ -88,7 +89,8 @@ class Turns(ABC):
         """With whom this worker's steps are counted."""
 
     def hook(self) -> None:
-        """The model has joined."""
+        """The model has joined: a fresh run, or one that has come to some step."""
+        self._planned = self._exchange.last_step + 1
 
     def unhook(self) -> None:
         """Leave the model as it came; the weights stay as they are."""
@@ -137,7 +139,14 @@ class Turns(ABC):
             if part.start <= self._member < part.stop:
                 mine[self._member - part.start] = 1
             self._exchange.contribute(
-                piece.index, "gradient", STEP, 1.0, (mine, None), cohort=self.cohort, ended=ended
+                piece.index,
+                "gradient",
+                STEP,
+                1.0,
+                (mine, None),
+                cohort=self.cohort,
+                step=self._planned,
+                ended=ended,
             )
 
     def _receive(self, arrived: Arrived) -> None:

@@ -1,0 +1,37 @@
+"""Downpour SGD (DistBelief, Dean et al., NIPS 2012): asynchronous at both tiers, every worker by itself.
+
+    each step                g_sum ← g_sum + g;   w ← w − lr · g      (lr: the parameter group's)
+    every `n_push` steps     g_sum goes to the global servers, whose optimizer takes a step along it;  g_sum ← 0
+    every `n_fetch` steps    w ← the global servers' weights as they are then
+
+Both are 1 by default. The paper has Adagrad on the servers, which is `torch.optim.Adagrad` in the script. A worker
+waits for the weights that it fetches, and for nobody else; what it pushes without fetching is under way while it goes
+on.
+"""
+
+from __future__ import annotations
+
+from geomx.errors import ConfigError, Fault
+from geomx.sync.base import Accrued, Apply, Plan, Together, View, Wait
+from geomx.sync.fsa import when_complete
+
+
+class Downpour:
+    """See the module's text."""
+
+    together: Together = "worker"
+    in_step = False
+    plans: type[Plan] = Accrued
+
+    def __init__(self, *, n_push: int = 1, n_fetch: int = 1) -> None:
+        given = (("n_push", n_push), ("n_fetch", n_fetch))
+        faults = [Fault(key, f"{value}", "1 or more") for key, value in given if value < 1]
+        if faults:
+            raise ConfigError("policy downpour", faults)
+        self._n_push, self._n_fetch = n_push, n_fetch
+
+    def step(self, step: int) -> Accrued:
+        return Accrued((step + 1) % self._n_push == 0, (step + 1) % self._n_fetch == 0)
+
+    def gathered(self, view: View, now: float) -> Apply | Wait:
+        return when_complete(view)

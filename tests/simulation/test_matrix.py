@@ -1,0 +1,99 @@
+"""Every algorithm with every codec and number of shards: each either trains, or is refused with its reason.
+
+Leaves the outcome in out/matrix.json, of which `docs/make_matrix.py` makes the table in the documents.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "torch"))
+from live_runs import place_of, train
+
+from geomx.config import Run
+from geomx.errors import ConfigError, GeomxError
+from geomx.node.build import Edge, check_choices
+from geomx.sync.base import policies
+from geomx.torch import LiveRun, Settings
+
+ROOT = Path(__file__).parents[2]
+STEPS = 60
+ALGORITHMS = {
+    "FSA": ("fsa", ""),
+    "MixedSync": ("mixed staleness=4", ""),
+    "MixedSync, DC-ASGD": ("mixed", "dcasgd"),
+    "HFA": ("hfa k1=2 k2=3", ""),
+    "DiLoCo": ("diloco every=6", ""),
+    "streaming DiLoCo": ("diloco every=6 fragments=3 overlap=1", ""),
+    "Downpour": ("downpour", ""),
+}
+CODECS = {
+    "dense": "dense",
+    "fp16": "fp16",
+    "bisparse": "bisparse ratio=0.1",
+    "mpq": "mpq ratio=0.1",
+    "int4": "int4",
+}
+SHARDS = (1, 2)
+
+
+def regression(run: LiveRun) -> tuple[float, float]:
+    """Each worker has a part of one data set; its loss on all of it, before and after."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(96, 24, generator=generator)
+    y = torch.tanh(x @ torch.randn(24, 40, generator=generator)) @ torch.randn(40, 3, generator=generator)
+    torch.manual_seed(place_of(run))
+    model: nn.Module = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 3))
+    model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.02))
+    with torch.no_grad():
+        before = F.mse_loss(model(x), y).item()
+    mine = slice(place_of(run), None, len(run.workers))
+    for _ in range(STEPS):
+        run.weight(24)
+        optimizer.zero_grad()
+        F.mse_loss(model(x[mine]), y[mine]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return before, F.mse_loss(model(x), y).item()
+
+
+def cell(algorithm: str, codec: str, shards: int) -> dict[str, Any]:
+    policy, compensation = ALGORITHMS[algorithm]
+    spec = CODECS[codec]
+    row = {"algorithm": algorithm, "codec": codec, "shards": shards, "result": "trains", "reason": ""}
+    description = (
+        f'[run]\nname = "matrix"\nshards = {shards}\n[sync]\npolicy = "{policy}"\n'
+        f'[optimizer]\ncompensation = "{compensation}"\n[wan]\ncodec_up = "{spec}"\ncodec_down = "{spec}"\n'
+        '[[party]]\nname = "A"\nworkers = 2\n[[party]]\nname = "B"\nworkers = 2\n'
+    )
+    try:
+        check_choices(Run.parse(description, "matrix.toml"))
+    except (ConfigError, GeomxError) as error:
+        return row | {"result": "refused", "reason": str(error)}
+    settings = Settings(slice_elements=1024, size_lower_bound=100, policy=policies.make(policy))
+    edge = Edge(spec, spec)
+    results, _ = train(
+        [2, 2], regression, settings, shards, policy=policy, compensation=compensation, wan=edge
+    )
+    before, after = (sum(losses[part] for losses in results.values()) for part in (0, 1))
+    assert after < 0.8 * before, (
+        f"{algorithm}, {spec}, {shards} shards: the loss went from {before} to {after}"
+    )
+    return row
+
+
+def test_every_algorithm_goes_with_every_codec_and_number_of_shards() -> None:
+    cells = [
+        cell(algorithm, codec, shards) for algorithm in ALGORITHMS for codec in CODECS for shards in SHARDS
+    ]
+    assert all(each["result"] == "trains" or each["reason"] for each in cells)
+    path = ROOT / "out" / "matrix.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"cells": cells}, indent=1) + "\n")
