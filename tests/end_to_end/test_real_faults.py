@@ -112,6 +112,28 @@ def test_a_cut_of_five_seconds_is_survived(tmp_path: Path, runs: list[RealRun], 
     assert shaken.weights() == calm.weights()
 
 
+@pytest.mark.parametrize(
+    "policy",
+    ["fsa", "mixed", "hfa k1=3 k2=2", "diloco every=6 fragments=3 overlap=2", "downpour n_push=2 n_fetch=2"],
+)
+def test_a_worker_that_is_killed_and_restarted_catches_up(
+    tmp_path: Path, runs: list[RealRun], policy: str
+) -> None:
+    run = RealRun(tmp_path, steps=60)
+    runs.append(run)
+    settings = [f"sync.policy={policy}", "lan.timeout_s=60"]
+    run.start(ALL_NODES, *settings)
+    run.until("B/0", "step 8\n")
+    run.signal("B/0", signal.SIGKILL)
+    run.processes["B/0"].wait()
+    run.start(["B/0"], *settings)
+    run.until("B/0", "step 8\n")
+    for name, (status, output) in run.wait(ALL_NODES, within_s=120.0).items():
+        assert status == 0, f"{name} ended with {status}:\n{output}"
+    assert "step 59" in "".join(run.outputs["B/0"])
+    assert all("nan" not in value for value in run.weights())
+
+
 def test_strangers_at_the_door_do_no_harm(tmp_path: Path, runs: list[RealRun]) -> None:
     run = RealRun(tmp_path, steps=60)
     runs.append(run)

@@ -45,7 +45,7 @@ SIZE = LAYOUT.slices[0].size_bytes
         (Update(0, 0, "gradient", 1.0, None, False, "", SIZE + 1), "Update announces"),
         (State(0, 99, (), (), 0), "slice 99 is not in the layout"),
         (State(0, 0, ("exp_avg",), (), 7), "State announces 7 bytes"),
-        (Attached({}, -1, 8), "Attached announces 8 bytes"),
+        (Attached({}, 8), "Attached announces 8 bytes"),
         (Attach("f", {}, 8), "Attach announces 8 bytes"),
         (Fetch(0, 0), "Fetch was sent down to A/0"),
     ],

@@ -27,6 +27,7 @@ def train(
     settings: Settings | None = None,
     shards: int = 1,
     network: Network = LAN,
+    faults: Callable[[Simulator], None] = lambda _: None,
     **plan_fields: Any,
 ) -> tuple[dict[str, Any], Simulator]:
     """Run a script on every worker of a run; what it returns, by worker. Raises what the first of them raised."""
@@ -50,6 +51,7 @@ def train(
     for name in plan.nodes:
         simulator.add(make_node(plan, name))
     programs = {name: simulator.program(name, main) for name in plan.workers}
+    faults(simulator)
     simulator.run(until=600.0)
     errors = [program.error for program in programs.values() if program.error is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, RunFailed)):

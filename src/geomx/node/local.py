@@ -37,7 +37,7 @@ class Contribution:
     hyper: Hyperparameters | None = None
     ended: bool = False
     cohort: str = ""
-    step: int = 0  # of the policy
+    step: int = -1  # of the policy; -1: of a call that is no step
     state: SliceState | None = None  # `assign` alone; with planes of all owners, see `geomx.node.states`
 
 
@@ -46,8 +46,7 @@ class Ready:
     """The run has taken the model. `by_slice`: the payload of `Attached`; where there is one, `Arrived` follow."""
 
     by_slice: tuple[int, ...] = ()
-    turns: dict[str, int] = field(default_factory=dict)
-    step: int = -1
+    turns: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from geomx.protocol.messages import (
     Fetch,
     Hyper,
     Hyperparameters,
-    Kind,
     Leave,
     Message,
     Push,
@@ -139,8 +138,8 @@ class Server(BaseNode):
         self._is_attached = False
         self._to_welcome: list[Peer] = []
         self._held: dict[
-            int, dict[str, tuple[Kind, Any]]
-        ] = {}  # by slice, cohort: what went down last, for joiners
+            int, dict[str, Any]
+        ] = {}  # by slice and cohort: the values that went down last, for joiners
         self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
         self._steps: dict[str, int] = {}  # by cohort: the policy's last step of which a round has closed
         self._closing: set[tuple[int, str]] = set()  # by slice and cohort: closed, and not answered yet
@@ -154,7 +153,7 @@ class Server(BaseNode):
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
             if self._settings.get("optimizer") != "workers":
-                held = self._below.down.held(piece, update.kind, update.cohort, payload)
+                held = self._below.down.held(piece, update.cohort, payload)
                 if update.cohort == EVERYONE:
                     self._held[piece.index] = {}
                 self._held.setdefault(piece.index, {})[update.cohort] = held
@@ -268,26 +267,32 @@ class Server(BaseNode):
         if self._settings.get("optimizer") == "workers":
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         cohort = cohort_of(self._below.children[peer.name][0], self._policy.together)
-        answered = {index: turns.get(cohort, -1) for index, turns in self._answered.items()}
-        turns = self._turns_of(peer)
-        step = max((self._steps.get(cohort, -1) for cohort in turns), default=-1)
-        body = pack_turns([answered.get(piece.index, -1) for piece in self._layout.slices])
-        self.send(peer, Attached(turns, step, body.numel()), body)
+        turns = {name: (count, self._steps.get(name, -1)) for name, count in self._turns_of(peer).items()}
+        closed = {index: rounds.closed for (index, of), rounds in self._rounds.items() if of == cohort}
+        body = pack_turns([closed.get(piece.index, -1) for piece in self._layout.slices])
+        self.send(peer, Attached(turns, body.numel()), body)
         for index, by_cohort in self._held.items():
-            if (index, cohort) in self._closing:
-                continue  # it is changing now, and is answered in a moment
-            kind, payload = by_cohort.get(cohort) or by_cohort[EVERYONE]
-            piece = self._piece(index)
-            update = Update(answered[index], index, kind, 0.0, None, False, cohort, payload.nbytes)
-            self.send(peer, update, payload, priority_of(piece))
+            own = cohort if cohort in by_cohort else EVERYONE
+            for name in (*(other for other in by_cohort if other not in (EVERYONE, own)), own):
+                # What is changing now is answered in a moment.
+                if self._is_within(peer, name) and (index, name) not in self._closing:
+                    self._give(peer, index, name, by_cohort[name])
+
+    def _give(self, peer: Peer, index: int, cohort: str, payload: Any) -> None:
+        turn, piece = self._answered[index][cohort], self._piece(index)
+        update = Update(turn, index, "assign", 0.0, None, False, cohort, payload.nbytes)
+        self.send(peer, update, payload, priority_of(piece))
+
+    def _is_within(self, peer: Peer, cohort: str) -> bool:
+        """Whether all of a child's workers belong to a cohort."""
+        return self._members.of(cohort).issuperset(self._below.children[peer.name])
 
     def _turns_of(self, peer: Peer) -> dict[str, int]:
         """How many turns have closed of the cohorts to which a child belongs."""
         turns: dict[str, int] = {}
-        for answered in self._answered.values():
-            for cohort, turn in answered.items():
-                if self._members.of(cohort) >= set(self._below.children[peer.name]):
-                    turns[cohort] = max(turns.get(cohort, 0), turn + 1)
+        for (_, cohort), rounds in self._rounds.items():
+            if self._is_within(peer, cohort):
+                turns[cohort] = max(turns.get(cohort, 0), rounds.closed + 1)
         return turns
 
     def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
@@ -324,7 +329,7 @@ class Server(BaseNode):
             round_.waits_for = plan.whom
             return
         self._closing.add((piece.index, round_.cohort))
-        if round_.kind != "assign":
+        if round_.step >= 0:
             self._steps[round_.cohort] = max(self._steps.get(round_.cohort, -1), round_.step)
         self._upside.closed(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
 

@@ -97,10 +97,10 @@ class Sender:
         """What the receivers of a cohort hold, where that is kept. Not to be changed."""
         return self._shadows.get(piece, cohort)
 
-    def held(self, piece: Slice, kind: Kind, cohort: str, payload: torch.Tensor) -> tuple[Kind, torch.Tensor]:
-        """What a joiner is sent after such an update: the slice's values, as an update of which kind."""
+    def held(self, piece: Slice, cohort: str, payload: torch.Tensor) -> torch.Tensor:
+        """What a joiner is sent as an `assign` after such an update: the slice's values."""
         shadow = self._shadows.get(piece, cohort)
-        return (kind, payload) if shadow is None else ("assign", shadow.view(torch.uint8))
+        return payload if shadow is None else shadow.view(torch.uint8)
 
     def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of this end, by name; the shadow is known from the anchors of the receivers."""

@@ -100,9 +100,7 @@ class Worker(BaseNode):
     def attached(self, turns: dict[int, int], told: Attached) -> None:
         self._ready = True
         last = max(turns, default=-1)
-        self.emit(
-            Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)), told.turns, told.step))
-        )
+        self.emit(Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)), told.turns)))
 
     def answered(self, update: Update, payload: Any) -> None:
         piece = self._piece(update.slice)

@@ -84,12 +84,11 @@ class Attach(Message, frozen=True, array_like=True, tag=True):
 class Attached(Message, frozen=True, array_like=True, tag=True):
     """The answer to `Attach`. Payload: for each slice an int64, the last turn that its cohort has closed, or -1.
 
-    `turns`: how many have closed of every cohort to which it belongs. `step`: the last of which a round has closed.
-    Without payload the run is fresh. Otherwise the current values follow as `Update`s.
+    `turns`: of every cohort to which it belongs, how many have closed, and the policy's last step of which a round has
+    closed, or -1. Without payload the run is fresh. Otherwise the current values follow as `Update`s.
     """
 
-    turns: dict[str, int] = {}
-    step: int = -1
+    turns: dict[str, tuple[int, int]] = {}
     size: int = 0
 
 
@@ -113,7 +112,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     hyper: bytes  # digest of the group's hyper-parameters; empty: no opinion
     ended: bool  # every origin inside has come to the end of its epoch's data
     cohort: str = ""
-    step: int = 0  # in the policy's count: where whoever joins has to go on
+    step: int = -1  # in the policy's count: where whoever joins has to go on; -1: of a call that is no step
     planes: tuple[str, ...] = ()  # `assign` alone: what lies behind the weights; see node/states.py
     scalars: tuple[tuple[str, tuple[float, ...]], ...] = ()  # `assign` alone: see optim/base.py
     size: int = 0

@@ -29,6 +29,7 @@ class Exchange:
         self.port = port
         self.name = name
         self.turns: dict[str, int] = {EVERYONE: 0}  # by cohort: the turn that comes next
+        self.next_step = 0  # of the policy, when this worker attached
         self.outstanding: dict[
             int, tuple[str, int]
         ] = {}  # slice -> the cohort and turn whose update it waits for
@@ -43,11 +44,6 @@ class Exchange:
     def turn(self) -> int:
         """The turn of the whole run that comes next."""
         return self.turns[EVERYONE]
-
-    @property
-    def last_step(self) -> int:
-        """Of the policy, when this worker attached: -1 in a fresh run."""
-        return -1 if self._ready is None else self._ready.step
 
     def attach(self, layout: Layout, settings: dict[str, Value], cohort: str) -> bool:
         """Tell the run the model, and wait until it has taken it. True: the run is fresh.
@@ -66,13 +62,27 @@ class Exchange:
             return True
         known = {index for index, turn in enumerate(turns) if turn >= 0}
         self.port.wait(
-            lambda: known <= {index for index, _ in self._have},
+            lambda: known <= {index for index, name in self._have if name in (cohort, EVERYONE)},
             lambda: f"{self.name} waits for the weights of a run that has begun",
         )
         trained = [piece.index for piece in layout.slices if piece.role == "weight"]
-        self.turns |= self._ready.turns
-        self.turns[cohort] = min(turns[index] for index in trained) + 1
+        self._go_on(self._ready.turns, cohort, max(turns[index] for index in trained))
         return False
+
+    def _go_on(self, closed: dict[str, tuple[int, int]], cohort: str, last_step_turn: int) -> None:
+        """Where a run stands that this worker joins: in the last step of which something has closed.
+
+        The worker that was here before may have contributed to it in part. What has closed is not pushed again, so the
+        step is taken once more. `last_step_turn`: in `cohort`, of the last step.
+        """
+        last = max(step for _, step in closed.values())
+        for name, (count, step) in closed.items():
+            again = step == last >= 0 and (name != cohort or last_step_turn == count - 1)
+            self.turns[name] = count - again
+            if again:
+                self.next_step = last
+        if self.next_step != last:
+            self.next_step = last + 1
 
     def contribute(
         self,
@@ -83,7 +93,7 @@ class Exchange:
         packed: Packed,
         *,
         cohort: str = EVERYONE,
-        step: int = 0,
+        step: int = -1,
         hyper: Hyperparameters | None = None,
         ended: bool = False,
         state: SliceState | None = None,

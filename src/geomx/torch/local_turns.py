@@ -60,6 +60,14 @@ class LocalTurns(Turns):
     def cohort(self) -> str:
         return EVERYONE
 
+    def hook(self) -> None:
+        super().hook()
+        for index, arrived in self._fresh.items():  # closed while this worker joined a run that had begun
+            if arrived.values is not None:
+                self._starts[index] = arrived.values
+                self._carried.scatter(self._carried.layout.slices[index], arrived.values)
+        self._fresh = {}
+
     def step(self) -> None:
         self._check_accumulation()
         with self._timeline.span("step", turn=self.turn):
@@ -130,7 +138,9 @@ class LocalTurns(Turns):
         _, slices, merge = due
         self._exchange.wait([piece.index for piece in slices])
         for piece in slices:
-            arrived = self._fresh.pop(piece.index)
+            arrived = self._fresh.pop(piece.index, None)
+            if arrived is None:  # it had closed before this worker came, and its weights came then
+                continue
             self.all_ended = arrived.ended
             if arrived.values is not None:
                 self._starts[piece.index] = arrived.values
@@ -177,7 +187,8 @@ class LocalTurns(Turns):
     def _receive(self, arrived: Arrived) -> None:
         super()._receive(arrived)
         piece = self._carried.layout.slices[arrived.slice]
-        if arrived.kind == "assign" and piece.role == "weight" and arrived.values is not None:
+        is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
+        if is_everyones and piece.role == "weight" and arrived.values is not None:
             self._starts[piece.index] = arrived.values  # all have these weights now
             self._counted, self._counted_at = 0.0, {}
             self._due.clear()

@@ -90,7 +90,7 @@ class Turns(ABC):
 
     def hook(self) -> None:
         """The model has joined: a fresh run, or one that has come to some step."""
-        self._planned = self._exchange.last_step + 1
+        self._planned = self._exchange.next_step
 
     def unhook(self) -> None:
         """Leave the model as it came; the weights stay as they are."""
