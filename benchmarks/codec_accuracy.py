@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Mapping
@@ -28,17 +27,13 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 
-from benchmarks import training, workloads  # noqa: E402
-from geomx.channels.memory import reuse_freed_blocks  # noqa: E402
-from geomx.drive.programs import Program  # noqa: E402
+from benchmarks import training, virtual, workloads  # noqa: E402
 from geomx.drive.simulated import Network, Simulator  # noqa: E402
-from geomx.node.build import Edge, Plan, make_node  # noqa: E402
-from geomx.torch import LiveRun, Settings  # noqa: E402
+from geomx.node.build import Edge, Plan  # noqa: E402
+from geomx.torch import Settings  # noqa: E402
 
 OUTPUT = ROOT / "out" / "bench" / "codec_accuracy.jsonl"
-PARTIES = {"A": ("A/0", "A/1"), "B": ("B/0", "B/1")}
 IDENTITY = ("config", "model", "rounds", "seed")
-BATCH = 32
 MOMENTUM = 0.9
 NETWORK = Network(rate_mbps=10_000.0, delay_ms=0.1)  # its times are not reported
 
@@ -87,47 +82,24 @@ def optimizer_of(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimize
 
 def trained(name: str, recipe: Recipe, model_name: str, rounds: int, seed: int) -> dict[str, Any]:
     """One run; its row."""
-    torch.set_num_threads(1)
-    reuse_freed_blocks()
-    plan = Plan("codecs", PARTIES, wan=Edge(recipe.up, recipe.down))
+    plan = Plan("codecs", virtual.PARTIES, wan=Edge(recipe.up, recipe.down))
     simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
 
-    def main(program: Program) -> None:
-        torch.set_num_threads(1)
-        party, _, rank = program.name.partition("/")
-        run = LiveRun(
-            program,
-            name=program.name,
-            members=plan.workers,
-            party_members=plan.parties[party],
-            settings=Settings(weight="equal", seed=seed),
-            clock=lambda: program.now,
-        )
-        job = _job(program.name, list(PARTIES).index(party), int(rank), model_name)
-        with run:
-            task = workloads.task(job, seed)
-            model, optimizer = run.attach(task.model, optimizer_of(recipe, task.model))
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
-            for _ in range(rounds):
-                optimizer.zero_grad()
-                task.loss(model).backward()
-                optimizer.step()
-                schedule.step()
-            if program.name == plan.workers[0] and task.accuracy is not None:
-                found["accuracy"] = task.accuracy()
+    def loop(seat: virtual.Seat) -> None:
+        task = seat.task
+        model, optimizer = seat.run.attach(task.model, optimizer_of(recipe, task.model))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
+        for _ in range(rounds):
+            optimizer.zero_grad()
+            task.loss(model).backward()
+            optimizer.step()
+            schedule.step()
+        if seat.run.is_first and task.accuracy is not None:
+            found["accuracy"] = task.accuracy()
 
     started = time.monotonic()
-    for node in plan.nodes:
-        simulator.add(make_node(plan, node))
-    programs = [simulator.program(worker, main) for worker in plan.workers]
-    simulator.run(until=math.inf)
-    for program in programs:
-        if program.error is not None:
-            raise program.error
-    up, down = (
-        sum(simulator.sent_bytes(*way) for way in ways) / rounds / len(PARTIES)
-        for ways in ([(p, "global/0") for p in PARTIES], [("global/0", p) for p in PARTIES])
-    )
+    virtual.train(plan, simulator, Settings(weight="equal", seed=seed), model_name, seed, loop)
+    up, down = (moved / rounds / len(plan.parties) for moved in virtual.wan_bytes(plan, simulator))
     return {
         "config": name,
         "codec_up": recipe.up,
@@ -142,14 +114,6 @@ def trained(name: str, recipe: Recipe, model_name: str, rounds: int, seed: int) 
         "wan_bytes_down": down,
         "took_s": time.monotonic() - started,
     }
-
-
-def _job(name: str, party: int, rank: int, model_name: str) -> training.Job:
-    return training.Job(
-        name=name, party=party, rank=rank, parties=len(PARTIES), workers=2, workload=model_name, parameters=0,
-        batch=BATCH, step_ms=0.0, steps=0, evaluate_every=0, target_accuracy=None, options={}, addresses={},
-        folder=ROOT,
-    )  # fmt: skip
 
 
 def summary(row: Mapping[str, Any]) -> str:

@@ -3,13 +3,15 @@
     python benchmarks/codecs.py [--parameters 10000000] [--rounds 5]
 
 As `geomx inspect codec`, for every codec with the parameters that are worth comparing. Prints a table, and leaves its
-rows in `out/bench/codecs.jsonl`.
+rows in `out/bench/codecs.jsonl`. `--device cuda`: on tensors of a GPU, beside what its memory moves, after each codec's
+payload has been compared with the CPU's; the rows are in `out/bench/codecs_cuda.jsonl`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -17,7 +19,10 @@ from rich.console import Console
 
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs import native
+from geomx.codecs.noise import Stream
+from geomx.codecs.spec import make_codec
 from geomx.launch.inspect_codec import slices_like, table_of
+from geomx.layout import Slice
 from geomx.observe.costs import bandwidth, cost
 
 SPECS = (
@@ -28,16 +33,38 @@ SPECS = (
 GEOMX_BYTES = 8  # what GeoMX's Bi-Sparse sends for an entry, up; down, up to that times the parties
 
 
+def check_cuda(piece: Slice) -> None:
+    """Exit where there is no GPU, or where a codec gives other bytes on one."""
+    if not torch.cuda.is_available():
+        sys.exit("codecs: PyTorch finds no CUDA device here")
+    values = 1e-3 * torch.randn(piece.elements, generator=torch.Generator().manual_seed(0))
+    for spec in SPECS:
+        here, there = (make_codec(spec, Stream()) for _ in range(2))
+        for turn in range(3):
+            ours = here.encode(piece, turn, values)
+            theirs = there.encode(piece, turn, values.to("cuda"))
+            if not torch.equal(ours, theirs.cpu()):
+                sys.exit(f"codecs: `{spec}` gives other bytes on the GPU than on the CPU, in turn {turn}")
+            if not torch.equal(here.decode(piece, ours), there.decode(piece, theirs).cpu()):
+                sys.exit(
+                    f"codecs: `{spec}` decodes to other values on the GPU than on the CPU, in turn {turn}"
+                )
+    print("every codec gives the same bits on the GPU as on the CPU")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
     slices = slices_like(options.parameters)
-    bytes_per_s = bandwidth()
-    costs = [cost(spec, slices, bytes_per_s, options.rounds) for spec in SPECS]
+    if options.device == "cuda":
+        check_cuda(slices[0])
+    bytes_per_s = bandwidth(options.device)
+    costs = [cost(spec, slices, bytes_per_s, options.rounds, options.device) for spec in SPECS]
     rows = []
     for each in costs:
         name, *parameters = each.spec.split()
@@ -55,11 +82,14 @@ def main() -> None:
                 "floor_s": each.floor_s,
             }
         )
-    path = Path("out/bench/codecs.jsonl")
+    path = Path("out/bench") / ("codecs.jsonl" if options.device == "cpu" else "codecs_cuda.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     kernels = "compiled kernels" if native.available() else "torch operations alone"
-    title = f"{options.parameters:,} parameters, {kernels}; memory {bytes_per_s / 1e9:.1f} GB/s on one core"
+    where = f"{kernels}; memory {bytes_per_s / 1e9:.1f} GB/s on one core"
+    if options.device == "cuda":
+        where = f"{torch.cuda.get_device_name()}; its memory {bytes_per_s / 1e9:.0f} GB/s"
+    title = f"{options.parameters:,} parameters, {where}"
     Console(width=110).print(table_of(title, costs))
     entries = round(0.01 * options.parameters)
     print(

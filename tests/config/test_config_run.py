@@ -12,9 +12,20 @@ from config_runs import two_parties
 from pydantic import ValidationError
 
 from geomx.codecs.base import codecs
-from geomx.config import AGREED, AGREED_OF_A_PARTY, CODECS, POLICIES, Link, Party, Run, describe
+from geomx.config import (
+    AGREED,
+    AGREED_OF_A_PARTY,
+    CODECS,
+    COMPENSATIONS,
+    POLICIES,
+    Link,
+    Party,
+    Run,
+    describe,
+)
 from geomx.config.fields import TABLES, as_table, keys
 from geomx.errors import ConfigError
+from geomx.optim.base import compensations
 from geomx.sync.base import policies
 
 # -- what is allowed -----------------------------------------------------------------------------------
@@ -46,6 +57,7 @@ def test_every_key_can_be_given():
     weight = "dataset_size"
     [optimizer]
     place = "workers"
+    compensation = "dcasgd strength=0.1"
     [worker]
     overlap = "forward"
     push_at = "step"
@@ -80,6 +92,7 @@ def test_every_key_can_be_given():
     address = "node-1.example:7000"
     listen = "0.0.0.0:7000"
     pace_mbps = 90
+    worker_delay = { factor = 4, jitter = 0.2 }
     dataset_size = 1000
     link = {}
     """
@@ -109,6 +122,7 @@ def test_a_run_made_in_python_must_hold_together_too():
 def test_names_are_those_of_the_registries():
     assert codecs.names == CODECS
     assert policies.names == POLICIES
+    assert compensations.names == COMPENSATIONS
 
 
 def test_reading_a_description_does_not_import_torch():
@@ -188,6 +202,7 @@ OTHER_VALUES = {
     "sync.weight": "equal",
     "optimizer.place": "workers",
     "optimizer.compensation": "dcasgd",
+    "party.A.worker_delay": "{factor = 4.0}",
     "worker.overlap": "forward",
     "worker.push_at": "step",
     "worker.threads": "9",

@@ -176,4 +176,4 @@ def test_the_environments_settings_are_those_of_its_run(
 )
 def test_training_is_told_of_a_codec_with_momentum(overrides, codec):
     run = Run.parse(TOML, "run.toml", overrides)
-    assert _settings(run, "A").codec_momentum == codec
+    assert _settings(run, "A", "A/0").codec_momentum == codec

@@ -1,8 +1,19 @@
 """The one frozen, validated description of a run: TOML in, every fault named at once."""
 
-from geomx.config.forms import CODECS, POLICIES
+from geomx.config.forms import CODECS, COMPENSATIONS, POLICIES
 from geomx.config.run import AGREED, AGREED_OF_A_PARTY, Run
 from geomx.config.tables import Edge, Link, Party
 from geomx.config.tree import describe
 
-__all__ = ["AGREED", "AGREED_OF_A_PARTY", "CODECS", "POLICIES", "Edge", "Link", "Party", "Run", "describe"]
+__all__ = [
+    "AGREED",
+    "AGREED_OF_A_PARTY",
+    "CODECS",
+    "COMPENSATIONS",
+    "POLICIES",
+    "Edge",
+    "Link",
+    "Party",
+    "Run",
+    "describe",
+]

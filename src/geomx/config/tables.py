@@ -41,6 +41,13 @@ class Link(Table):
     loss: float = Field(0.0, ge=0, lt=1, description="Share of packets that is lost.")
 
 
+class Delay(Table):
+    """Workers that are slower than they are: each computes for `factor` times as long."""
+
+    factor: float = Field(1.0, ge=1, description="Times as long as the computation takes by itself.")
+    jitter: float = Field(0.0, ge=0, le=1, description="How far a step strays from that, as a share of it.")
+
+
 class RunTable(Table):
     """The run as a whole."""
 
@@ -141,6 +148,9 @@ class Party(Table):
     )
     link: Link | None = Field(None, description="Its link to the global servers, in place of `wan.link`.")
     pace_mbps: float | None = Field(None, ge=0, description="In place of `wan.pace_mbps`, both ways.")
+    worker_delay: Delay | None = Field(
+        None, description="Makes its workers slower than they are, to try what that does to a run."
+    )
     dataset_size: int | None = Field(
         None, ge=1, description='Samples in its data set, for `sync.weight = "dataset_size"`.'
     )

@@ -28,6 +28,7 @@ from geomx.errors import (
 from geomx.launch.environment import Place, read_place
 from geomx.observe.records import Recorder
 from geomx.sync.base import policies
+from geomx.torch.delay import Delay
 from geomx.torch.run import LiveRun
 from geomx.torch.settings import Settings
 
@@ -91,13 +92,14 @@ def _start_worker(description: Run, place: Place, party: str | None, rank: int |
         name=members[rank],
         members=description.workers,
         party_members=members,
-        settings=_settings(description, party),
+        settings=_settings(description, party, members[rank]),
     )
     _Stay(run, thread, recorder).begin()
     return run
 
 
-def _settings(run: Run, party: str) -> Settings:
+def _settings(run: Run, party: str, worker: str) -> Settings:
+    slow = run.party(party).worker_delay
     return Settings(
         weight=run.sync.weight,
         dataset_size=run.party(party).dataset_size,
@@ -107,6 +109,7 @@ def _settings(run: Run, party: str) -> Settings:
         slice_elements=run.layout.slice_elements,
         size_lower_bound=run.layout.size_lower_bound,
         codec_momentum=_with_momentum(run),
+        delay=None if slow is None else Delay(slow.factor, slow.jitter, f"{run.run.seed} {worker}"),
         seed=run.run.seed,
         ledger=run.run.ledger,
         policy=policies.make(run.sync.policy),

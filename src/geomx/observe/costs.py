@@ -39,11 +39,16 @@ class Cost:
         return self.dense_bytes / self.sent_bytes
 
 
-def cost(spec: str, slices: Iterable[Slice], bytes_per_s: float, rounds: int = 5) -> Cost:
+def cost(
+    spec: str, slices: Iterable[Slice], bytes_per_s: float, rounds: int = 5, device: str = "cpu"
+) -> Cost:
     """Measure one codec on random numbers; seconds are medians over rounds. Raises what `make_codec` raises."""
     codec = make_codec(spec, Stream())
     pieces = list(slices)
-    values = [TYPICAL * torch.randn(piece.elements, dtype=getattr(torch, piece.dtype)) for piece in pieces]
+    values = [
+        TYPICAL * torch.randn(piece.elements, dtype=getattr(torch, piece.dtype)).to(device)
+        for piece in pieces
+    ]
     turn = 0
 
     def encode() -> list[torch.Tensor]:
@@ -62,18 +67,25 @@ def cost(spec: str, slices: Iterable[Slice], bytes_per_s: float, rounds: int = 5
     return Cost(spec, dense, sent, encode_s, decode_s, touched / bytes_per_s)
 
 
-def bandwidth() -> float:
-    """Bytes a second that this thread moves in `a += b`: two reads and a write."""
-    a, b = torch.ones(COPIED_ELEMENTS), torch.ones(COPIED_ELEMENTS)
+def bandwidth(device: str = "cpu") -> float:
+    """Bytes a second that this thread, or the device, moves in `a += b`: two reads and a write."""
+    a, b = torch.ones(COPIED_ELEMENTS, device=device), torch.ones(COPIED_ELEMENTS, device=device)
     return 3 * a.nbytes / timed(lambda: a.add_(b), 5)
 
 
 def timed(work: Callable[[], Any], rounds: int) -> float:
-    """The median of the seconds that `work` takes, after it was done once."""
+    """The median of the seconds that `work` takes, after it was done once; a GPU is waited for."""
+
+    def settle() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
     work()
     seconds = []
     for _ in range(rounds):
+        settle()
         start = time.perf_counter()
         work()
+        settle()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)

@@ -101,6 +101,9 @@ def attach(
         sharing.assign("attach()", carried.layout.slices, states)
     turns.hook()
     pending.hook()
+    delay = settings.delay
+    if delay is not None:
+        model.register_forward_pre_hook(lambda *_: delay.before_forward() if model.training else None)
     return Attached(model, wrapped, kind, carried, turns, sharing, pending)
 
 

@@ -63,6 +63,7 @@ class RunOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._turns.before_step()
         self._turns.step()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before attach looks at
         return loss

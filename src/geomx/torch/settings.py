@@ -8,6 +8,7 @@ from typing import Literal
 from geomx.layout import SIZE_LOWER_BOUND
 from geomx.sync.base import Policy
 from geomx.sync.fsa import FSA
+from geomx.torch.delay import Delay
 
 WeightPolicy = Literal["samples", "equal", "dataset_size"]
 Place = Literal["auto", "server", "workers"]
@@ -31,6 +32,7 @@ class Settings:
     slice_elements: int = 0
     size_lower_bound: int = SIZE_LOWER_BOUND
     codec_momentum: str = ""
+    delay: Delay | None = None
     seed: int = 0
     ledger: bool = False
     policy: Policy = field(default_factory=FSA)

@@ -118,6 +118,11 @@ class Turns(ABC):
             with self._timeline.span("idle", turn=self.turn):
                 self._idle()
 
+    def before_step(self) -> None:
+        """The computation of a step has ended."""
+        if self._settings.delay is not None:
+            self._settings.delay.before_step()
+
     @property
     def turn(self) -> int:
         """The turn that comes next, of those who step together."""
