@@ -27,10 +27,13 @@ def train(
     settings: Settings | None = None,
     shards: int = 1,
     network: Network = LAN,
-    faults: Callable[[Simulator], None] = lambda _: None,
+    faults: Callable[[Simulator, Callable[[str], None]], None] = lambda *_: None,
     **plan_fields: Any,
 ) -> tuple[dict[str, Any], Simulator]:
-    """Run a script on every worker of a run; what it returns, by worker. Raises what the first of them raised."""
+    """Run a script on every worker of a run; what it returns, by worker. Raises what the first of them raised.
+
+    `faults(simulator, restart)`: what goes wrong on the way; `restart(worker)` starts one that has crashed.
+    """
     plan = Plan.solo() if list(parties) == [] else plan_of(list(parties), shards, **plan_fields)
     simulator, results = Simulator(0, network), dict[str, Any]()
 
@@ -51,7 +54,12 @@ def train(
     for name in plan.nodes:
         simulator.add(make_node(plan, name))
     programs = {name: simulator.program(name, main) for name in plan.workers}
-    faults(simulator)
+
+    def restart(worker: str) -> None:
+        simulator.add(make_node(plan, worker, incarnation=2))
+        programs[worker] = simulator.program(worker, main)
+
+    faults(simulator, restart)
     simulator.run(until=600.0)
     errors = [program.error for program in programs.values() if program.error is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, RunFailed)):

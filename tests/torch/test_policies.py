@@ -13,12 +13,10 @@ import torch
 import torch.nn.functional as F
 from live_runs import assert_close, assert_equal, parts_of, place_of, samples_of, small_model, train, weights
 from torch import nn
-from trees import plan_of
 
-from geomx.drive.programs import Program
 from geomx.drive.simulated import Network, Simulator
 from geomx.errors import ConfigError, Unsupported
-from geomx.node.build import Edge, Plan, make_node
+from geomx.node.build import Edge
 from geomx.optim.dcasgd import DCASGD
 from geomx.protocol.session import Patience
 from geomx.sync.base import Policy, policies
@@ -568,45 +566,28 @@ ALGORITHMS = [
 @pytest.mark.parametrize("spec", ALGORITHMS)
 def test_a_worker_that_is_killed_and_started_again_catches_up(spec: str, victim: str) -> None:
     """Whenever it dies: in between two steps, or with half of its slices pushed."""
-    train_on = script(sgd, steps=30, pause_s=uneven)
     for at_s in (0.6, 0.83, 1.07):
-        plan = plan_of([2, 1], 2, policy=spec)
-        simulator, ended = Simulator(0, Network(40.0, 15.0)), dict[str, Any]()
 
-        def main(program: Program, plan: Plan = plan, ended: dict[str, Any] = ended) -> None:
-            torch.set_num_threads(1)
-            party = program.name.partition("/")[0]
-            run = LiveRun(
-                program,
-                name=program.name,
-                members=plan.workers,
-                party_members=plan.parties[party],
-                settings=settings(policies.make(spec)),
-                clock=lambda: program.now,
-            )
-            with run:
-                ended[program.name] = train_on(run)
+        def faults(simulator: Simulator, restart: Callable[[str], None], at_s: float = at_s) -> None:
+            simulator.at(at_s, lambda: simulator.crash(victim))
+            simulator.at(at_s, lambda: restart(victim))
 
-        def restart(simulator: Simulator = simulator, plan: Plan = plan, main: Any = main) -> None:
-            simulator.crash(victim)
-            simulator.add(make_node(plan, victim, incarnation=2))
-            simulator.program(victim, main)
-
-        for name in plan.nodes:
-            simulator.add(make_node(plan, name))
-        for name in plan.workers:
-            simulator.program(name, main)
-        simulator.at(at_s, restart)
-        simulator.run(until=600.0)
-        for name in set(plan.nodes) - {victim}:
-            assert simulator.error_of(name) is None, (at_s, name, simulator.error_of(name))
-        assert ended.keys() == set(plan.workers), at_s
-        assert all(value.isfinite().all() for values in ended.values() for value in values.values())
+        results, _ = train(
+            [2, 1],
+            script(sgd, 30, uneven),
+            settings(policies.make(spec)),
+            shards=2,
+            network=Network(40.0, 15.0),
+            faults=faults,
+            policy=spec,
+        )
+        assert results.keys() == {"A/0", "A/1", "B/0"}, at_s
+        assert all(value.isfinite().all() for values in results.values() for value in values.values())
 
 
 @pytest.mark.parametrize("spec", ALGORITHMS)
 def test_a_party_that_vanishes_for_ten_seconds_comes_back(spec: str) -> None:
-    def cut(simulator: Simulator) -> None:
+    def cut(simulator: Simulator, _: Any) -> None:
         simulator.at(1.0, lambda: simulator.cut("B", "global/0", 10.0, reset=True))
 
     policy = policies.make(spec)

@@ -13,29 +13,19 @@ from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.local import Arrived
 from geomx.sync.base import Accrued, cohort_of
-from geomx.torch.exchange import Exchange
 from geomx.torch.places import OnServer
-from geomx.torch.settings import Settings
 from geomx.torch.support import check_gradient
-from geomx.torch.tensors import Carried, absent
+from geomx.torch.tensors import absent
 from geomx.torch.turns import STEP, Helpers, Turns
 
 
 class AccruedTurns(Turns):
     """See the module's text. `place`: the rule that the global servers run."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        carried: Carried,
-        settings: Settings,
-        member: int,
-        helpers: Helpers,
-        place: OnServer,
-    ) -> None:
-        super().__init__(exchange, carried, settings, member, helpers)
+    def __init__(self, helpers: Helpers, place: OnServer) -> None:
+        super().__init__(helpers)
         self._place = place
-        self._cohort = cohort_of(exchange.name, settings.policy.together)
+        self._cohort = cohort_of(self._exchange.name, self._settings.policy.together)
         self._sums: dict[int, torch.Tensor] = {}  # by parameter
         self._fresh: dict[int, Arrived] = {}  # by slice: the last answer
 

@@ -83,17 +83,19 @@ def attach(
     on_server = rule is not None and not local
     exact = on_server and settings.policy.plans is Gradient
     guard = Guard(carried, lambda: optimizer.param_groups, exact)
-    helpers = Helpers(lambda: optimizer.param_groups, place.samples, sharing, pending, place.timeline, guard)
+    helpers = Helpers(
+        exchange, carried, settings, member, lambda: optimizer.param_groups, place.samples, sharing, pending,
+        place.timeline, guard,
+    )  # fmt: skip
     turns: Turns
     if local:
-        alone = place.party_members == 1
-        turns = LocalTurns(exchange, carried, settings, member, helpers, optimizer, alone)
+        turns = LocalTurns(helpers, optimizer, alone=place.party_members == 1)
     elif settings.policy.plans is Accrued:
         assert rule is not None  # it was checked
-        turns = AccruedTurns(exchange, carried, settings, member, helpers, OnServer(carried, rule))
+        turns = AccruedTurns(helpers, OnServer(carried, rule))
     else:
         runs = OnServer(carried, rule) if rule else OnWorkers(carried, optimizer, clip_norm)
-        turns = GradientTurns(exchange, carried, settings, member, helpers, runs)
+        turns = GradientTurns(helpers, runs)
     wrapped = RunOptimizer(optimizer, on_server, carried, turns, sharing)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     states = wrapped.take_state() if on_server and optimizer.state else None

@@ -24,11 +24,10 @@ from geomx.layout import Slice
 from geomx.node.local import Arrived
 from geomx.protocol.messages import Hyperparameters
 from geomx.sync.base import Gradient, cohort_of
-from geomx.torch.exchange import Exchange, Packed
+from geomx.torch.exchange import Packed
 from geomx.torch.places import OptimizerPlace
-from geomx.torch.settings import Settings
 from geomx.torch.support import check_gradient
-from geomx.torch.tensors import Carried, absent
+from geomx.torch.tensors import absent
 from geomx.torch.turns import STEP, Helpers, Turns
 
 
@@ -47,18 +46,10 @@ class _Turn:
 class GradientTurns(Turns):
     """See the module's text. `place`: where the optimizer runs."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        carried: Carried,
-        settings: Settings,
-        member: int,
-        helpers: Helpers,
-        place: OptimizerPlace,
-    ) -> None:
-        super().__init__(exchange, carried, settings, member, helpers)
+    def __init__(self, helpers: Helpers, place: OptimizerPlace) -> None:
+        super().__init__(helpers)
         self._place = place
-        self._cohort = cohort_of(exchange.name, settings.policy.together)
+        self._cohort = cohort_of(self._exchange.name, self._settings.policy.together)
         self._opened: _Turn | None = None
         self._missing = self._all_missing()
         self._removes: list[Callable[[], None]] = []

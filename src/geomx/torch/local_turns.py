@@ -24,9 +24,8 @@ from geomx.layout import Slice
 from geomx.node.local import Arrived
 from geomx.protocol.membership import EVERYONE
 from geomx.sync.base import Local, cohort_of
-from geomx.torch.exchange import Exchange, Packed
-from geomx.torch.settings import Settings
-from geomx.torch.tensors import Carried, absent
+from geomx.torch.exchange import Packed
+from geomx.torch.tensors import absent
 from geomx.torch.turns import STEP, Helpers, Turns
 
 
@@ -35,20 +34,11 @@ class LocalTurns(Turns):
 
     local = True
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        carried: Carried,
-        settings: Settings,
-        member: int,
-        helpers: Helpers,
-        optimizer: torch.optim.Optimizer,
-        alone: bool,
-    ) -> None:
-        super().__init__(exchange, carried, settings, member, helpers)
+    def __init__(self, helpers: Helpers, optimizer: torch.optim.Optimizer, alone: bool) -> None:
+        super().__init__(helpers)
         self._optimizer = optimizer
         self._alone = alone
-        self._party = cohort_of(exchange.name, "party")
+        self._party = cohort_of(self._exchange.name, "party")
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
         self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
         self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`

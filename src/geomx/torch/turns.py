@@ -32,8 +32,16 @@ STEP = "step()"
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
-    """What turns work with. `groups` returns the optimizer's parameter groups as they are now."""
+    """What turns work with.
 
+    `member`: this worker's place among the workers of the run. `groups` returns the optimizer's parameter groups as
+    they are now.
+    """
+
+    exchange: Exchange
+    carried: Carried
+    settings: Settings
+    member: int
     groups: Callable[[], list[dict[str, Any]]]
     samples: Samples
     sharing: Sharing
@@ -43,31 +51,29 @@ class Helpers:
 
 
 class Turns(ABC):
-    """See the module's text. `member`: this worker's place among the workers of the run."""
+    """See the module's text."""
 
     local = False  # whether weights differ between workers, between two means
 
-    def __init__(
-        self, exchange: Exchange, carried: Carried, settings: Settings, member: int, helpers: Helpers
-    ) -> None:
-        self._exchange = exchange
-        self._carried = carried
-        self._settings = settings
-        self._member = member
+    def __init__(self, helpers: Helpers) -> None:
+        self._exchange = helpers.exchange
+        self._carried = helpers.carried
+        self._settings = helpers.settings
+        self._member = helpers.member
         self._groups = helpers.groups
         self._samples = helpers.samples
         self._sharing = helpers.sharing
         self._pending = helpers.pending
         self._timeline = helpers.timeline
         self._guard = helpers.guard
-        self._trained = carried.slices("weight")
+        self._trained = self._carried.slices("weight")
         self._accumulating = False
         self.steps = 0  # of this worker, so far
         self._planned = 0  # steps of the policy that lie behind us, those without data too
         self.ledger: torch.Tensor | None = None
         self.ended = False  # this worker is at the end of its data
         self.all_ended = False  # everybody in this worker's cohort was, in the last turn
-        exchange.receive = self._receive
+        self._exchange.receive = self._receive
 
     # -- for each kind to answer ------------------------------------------------------------------------------
 
