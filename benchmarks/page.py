@@ -175,17 +175,19 @@ def fallback(_name: str, results: Sequence[Result], _pictures: Path) -> list[str
 
 def codecs(learned: Sequence[Learned], pictures: Path) -> list[str]:
     """A table for each model, and one picture: accuracy against bytes."""
-    first = learned[0]
     lines = [
-        f"Fashion-MNIST, 2 parties × 2 workers, batches of 32, {first.rounds} rounds, means over "
-        f"{len(first.accuracies)} seeds. Optimizers run on the global server. MB are of one party in a round. "
-        "`python benchmarks/codec_accuracy.py`.",
+        "Fashion-MNIST, 2 parties × 2 workers, batches of 32, a learning rate that falls to 0, means over seeds. "
+        "Optimizers run on the global server; where the codec has momentum, SGD has none. MB are of one party in a "
+        "round. `python benchmarks/codec_accuracy.py`.",
         "",
     ]
     lines += drawn(pictures / "bench-codec-accuracy", partial(_pictures().learned, learned))
     for model in dict.fromkeys(each.model for each in learned):
         mine = [each for each in learned if each.model == model]
-        lines += [f"**A CNN of {mine[0].parameters:,} parameters**", "", *tables.learned(mine), ""]
+        seeds = sorted({len(each.accuracies) for each in mine})
+        counted = " to ".join(str(count) for count in {seeds[0]: None, seeds[-1]: None})
+        head = f"**A CNN of {mine[0].parameters:,} parameters**, {mine[0].rounds} rounds, {counted} seeds"
+        lines += [head, "", *tables.learned(mine), ""]
     return lines
 
 

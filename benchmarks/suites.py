@@ -75,8 +75,13 @@ TORCHFT_LOCAL = Entry("torchft", "DiLoCo, every 10", NONE, EVERY)
 FLOWER = Entry("flower", "FedAvg, H = 1", IN_A)
 FLOWER_LOCAL = Entry("flower", "FedAvg, H = 10", IN_A, EVERY)
 
+LOCAL = tuple(
+    Entry("geomx", config, OWN, EVERY)
+    for config in ("HFA, every 10", "HFA, every 10, int4", "DiLoCo, every 10")
+)
+
 EACH_STEP = (*GEOMX, *CODED, *DDP, *MXNET, *HIVEMIND, TORCHFT, FLOWER)
-EVERY_TEN = (DDP_LOCAL, HIVEMIND_LOCAL, TORCHFT_LOCAL, FLOWER_LOCAL)
+EVERY_TEN = (*LOCAL, DDP_LOCAL, HIVEMIND_LOCAL, TORCHFT_LOCAL, FLOWER_LOCAL)
 
 
 def cells_of(entries: Iterable[Entry], base: Cell) -> Iterator[Cell]:

@@ -36,6 +36,9 @@ class Geomx:
             "down": "bisparse ratio=0.01 values=int2",
             "optimizer": "SGD",
         },
+        "HFA, every 10": {"policy": "hfa k1=10 k2=1", "every": 10},
+        "HFA, every 10, int4": {"policy": "hfa k1=10 k2=1", "every": 10, "up": "int4", "down": "int4"},
+        "DiLoCo, every 10": {"policy": "diloco every=10", "every": 10},
     }
 
     def refuses(self, cell: Cell) -> str | None:
@@ -75,6 +78,7 @@ def _toml(
         f"shards = {len(shards)}",
         "[sync]",
         'weight = "equal"',
+        f'policy = "{options.get("policy", "fsa")}"',
         "[worker]",
         "threads = 1",
         f'overlap = "{options.get("overlap", "none")}"',
