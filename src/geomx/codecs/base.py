@@ -21,6 +21,7 @@ from typing import Protocol
 
 import torch
 
+from geomx.codecs import native
 from geomx.codecs.noise import Stream
 from geomx.codecs.values import peak
 from geomx.errors import NotFinite
@@ -37,7 +38,8 @@ class Codec(Protocol):
     def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         """`values`: flat, of the slice's dtype and elements, Σ w·x of a total `weight`.
 
-        Returns flat uint8; may share memory with `values`. Raises NotFinite where a lossy codec is given NaN or Inf.
+        Returns flat uint8; may share memory with `values`. Raises NotFinite where a lossy codec is given NaN or Inf:
+        the run ends then, and what is held back of the slice is lost.
         """
 
     def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
@@ -81,6 +83,8 @@ class Lossy(ABC):
     def possible(self, elements: int, size: int) -> bool:
         """Whether so many elements can have a payload of `size` bytes."""
 
+    prepares = False  # whether `prepared` does something
+
     def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
         """What becomes of values before they meet the residual."""
         return values
@@ -90,11 +94,17 @@ class Lossy(ABC):
     def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         if self._tiny is not None and not piece.large:
             return self._tiny.encode(piece, turn, values, weight)
-        _check_finite(piece, values)
-        ready = self.prepared(piece, values, weight)
         if not self.feedback:
+            check_finite(piece, peak(values))
+            ready = self.prepared(piece, values, weight)
             return self.compress(piece, turn, ready.to(working(values.dtype), copy=True), weight)
-        return self.compress(piece, turn, self.residual(piece, values).add_(ready), weight)
+        left = self.residual(piece, values)
+        if self.prepares:
+            check_finite(piece, peak(values))
+            left.add_(self.prepared(piece, values, weight))
+        else:
+            add_finite(piece, left, values)
+        return self.compress(piece, turn, left, weight)
 
     def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         if self._tiny is not None and not piece.large:
@@ -157,8 +167,19 @@ def working(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def _check_finite(piece: Slice, values: torch.Tensor) -> None:
-    if not math.isfinite(peak(values)):
+def add_finite(piece: Slice, left: torch.Tensor, values: torch.Tensor) -> None:
+    """left += values, in one pass where there is a kernel. Raises NotFinite."""
+    largest = native.add(left, values)
+    if largest is None:
+        check_finite(piece, peak(values))
+        left.add_(values)
+    else:
+        check_finite(piece, largest)
+
+
+def check_finite(piece: Slice, largest: float) -> None:
+    """Raise NotFinite where the largest |value| of a slice is NaN or Inf."""
+    if not math.isfinite(largest):
         raise NotFinite(f"slice {piece.index} holds NaN or Inf")
 
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Codec
+from geomx.codecs import native
+from geomx.codecs.base import Codec, check_finite
 from geomx.codecs.noise import Stream, below
 from geomx.codecs.sparse import Sparse
 from geomx.codecs.topk import at_least, kth_largest, largest
@@ -55,6 +56,7 @@ class BiSparse(Sparse):
         if faults:
             raise ConfigError("codec bisparse", faults)
         self.momentum, self._clip, self._warmup_rounds = momentum, clip, warmup_rounds
+        self.prepares = bool(momentum or clip)
         self._velocities: dict[int, torch.Tensor] = {}
         self.memory["velocity"] = self._velocities
 
@@ -75,12 +77,21 @@ class BiSparse(Sparse):
             velocity = self._velocities[piece.index] = torch.zeros_like(self.residual(piece, values))
         return velocity.mul_(self.momentum).add_(values)
 
+    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        indices = self._add_and_select(piece, turn, values)
+        if indices is None:
+            return super().encode(piece, turn, values, weight)
+        return self.write(indices, self.residual(piece, values))
+
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
-        wanted = max(1, round(self.ratio_in(turn) * left.numel()))
+        wanted = self._wanted(piece, turn)
         indices = self._select(left, wanted, self.stream.key(turn, piece))
         if self.momentum:
             self._velocities[piece.index][indices] = 0
         return self.write(indices, left)
+
+    def _wanted(self, piece: Slice, turn: int) -> int:
+        return max(1, round(self.ratio_in(turn) * piece.elements))
 
     def ratio_in(self, turn: int) -> float:
         """The fraction that round `turn` sends."""
@@ -91,15 +102,42 @@ class BiSparse(Sparse):
 
     def _select(self, left: torch.Tensor, wanted: int, key: int) -> torch.Tensor:
         """Rising indices of about `wanted` largest |left|; exactly so many where the estimate is far off."""
-        stride = int(left.numel() / max(LEAST_SAMPLE, SAMPLE * left.numel()))
+        stride = self._stride(left)
         if stride < 2:
             return largest(left, wanted)
         start = below(key, stride)
         sampled = -(-(left.numel() - start) // stride)
         threshold = kth_largest(left, max(1, round(wanted * sampled / left.numel())), start, stride)
-        found = at_least(left, threshold, int(2 * TOLERANCE * wanted))
-        if found.numel() > TOLERANCE * wanted:
-            return found[largest(left[found], wanted)]
-        if TOLERANCE * found.numel() < wanted and threshold > 0:
-            return largest(left, wanted)
-        return found
+        return _near(left, at_least(left, threshold, int(2 * TOLERANCE * wanted)), threshold, wanted)
+
+    def _add_and_select(self, piece: Slice, turn: int, values: torch.Tensor) -> torch.Tensor | None:
+        """The residual takes up `values`, and `_select` of what comes of it, in one pass over memory.
+
+        None where there is no kernel for it; nothing has been done then.
+        """
+        stride = self._stride(values)
+        if not (self.feedback and piece.large) or self.prepares or stride < 2:
+            return None
+        left, wanted = self.residual(piece, values), self._wanted(piece, turn)
+        sample = native.sample_sums(left, values, below(self.stream.key(turn, piece), stride), stride)
+        if sample is None:
+            return None
+        threshold = kth_largest(sample, max(1, round(wanted * sample.numel() / left.numel())))
+        found, most = native.add_at_least(left, values, threshold, int(2 * TOLERANCE * wanted))
+        check_finite(piece, most)
+        if found is None:
+            found = at_least(left, threshold, left.numel())
+        return _near(left, found, threshold, wanted)
+
+    @staticmethod
+    def _stride(x: torch.Tensor) -> int:
+        return int(x.numel() / max(LEAST_SAMPLE, SAMPLE * x.numel()))
+
+
+def _near(left: torch.Tensor, found: torch.Tensor, threshold: float, wanted: int) -> torch.Tensor:
+    """What is at least `threshold`, if there are nearly as many as wanted; else exactly so many of the largest."""
+    if found.numel() > TOLERANCE * wanted:
+        return found[largest(left[found], wanted)]
+    if TOLERANCE * found.numel() < wanted and threshold > 0:
+        return largest(left, wanted)
+    return found

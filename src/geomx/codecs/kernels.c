@@ -367,6 +367,83 @@ __attribute__((target("avx2"))) static int64_t at_least_avx2(const float *x, int
 }
 #endif
 
+/* left += values; gives the bits of the largest |values|. */
+FOR_EACH_CPU uint32_t add_to(float *left, const float *values, int64_t n)
+{
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t b = bits_of(values[i]) & 0x7FFFFFFF;
+        most = b > most ? b : most;
+        left[i] += values[i];
+    }
+    return most;
+}
+
+/* |left + values| at start, start + stride, ... */
+void sample_sums(const float *left, const float *values, int64_t n, int64_t start, int64_t stride, float *out)
+{
+    for (int64_t i = start; i < n; i += stride)
+        *out++ = left[i] + values[i];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static int64_t add_at_least_avx2(float *left, const float *values, int64_t whole,
+                                                                 uint32_t limit, int64_t *out, int64_t room,
+                                                                 uint32_t *largest)
+{
+    __m256i below = _mm256_set1_epi32((int)(limit - 1)), size = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256i most = _mm256_setzero_si256();
+    int64_t count = 0;
+    for (int64_t at = 0; at < whole; at += 32) {
+        uint32_t marks = 0;
+        for (int k = 0; k < 4; k++) {
+            __m256 x = _mm256_loadu_ps(values + at + 8 * k);
+            __m256 sum = _mm256_add_ps(_mm256_loadu_ps(left + at + 8 * k), x);
+            _mm256_storeu_ps(left + at + 8 * k, sum);
+            most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(x), size));
+            __m256i above = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(sum), size), below);
+            marks |= (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(above)) << 8 * k;
+        }
+        for (; marks && count <= room; marks &= marks - 1) {
+            if (count < room)
+                out[count] = at + __builtin_ctz(marks);
+            count++;
+        }
+    }
+    uint32_t each[8];
+    _mm256_storeu_si256((__m256i *)each, most);
+    for (int k = 0; k < 8; k++)
+        *largest = each[k] > *largest ? each[k] : *largest;
+    return count;
+}
+#endif
+
+/* left += values and, in the same pass, `at_least` of what comes of it; `largest`: the bits of the largest |values|. */
+int64_t add_at_least(float *left, const float *values, int64_t n, float bound, int64_t *out, int64_t room,
+                     uint32_t *largest)
+{
+    uint32_t limit = bits_of(bound) ? bits_of(bound) : 1;
+    int64_t count = 0, at = 0;
+    *largest = 0;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+        at = n / 32 * 32;
+        count = add_at_least_avx2(left, values, at, limit, out, room, largest);
+    }
+#endif
+    for (; at < n; at++) {
+        uint32_t b = bits_of(values[at]) & 0x7FFFFFFF;
+        *largest = b > *largest ? b : *largest;
+        left[at] += values[at];
+        if ((bits_of(left[at]) & 0x7FFFFFFF) >= limit && count <= room) {
+            if (count < room)
+                out[count] = at;
+            count++;
+        }
+    }
+    return count;
+}
+
 /* Rising indices of |x| ≥ bound (of x ≠ 0 where bound is 0) into `out`; gives their number, or `room` + 1 where there
  * are more than `room`. */
 int64_t at_least(const float *x, int64_t n, float bound, int64_t *out, int64_t room)

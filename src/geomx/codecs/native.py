@@ -49,6 +49,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "give_fp16": (_BITS, (_POINTER, _LONG, _FLOAT, _POINTER)),
     "kth_largest": (_FLOAT, (_POINTER, _LONG, _LONG, _LONG, _LONG)),
     "at_least": (_LONG, (_POINTER, _LONG, _FLOAT, _POINTER, _LONG)),
+    "add_to": (_BITS, (_POINTER, _POINTER, _LONG)),
+    "sample_sums": (None, (_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER)),
+    "add_at_least": (_LONG, (_POINTER, _POINTER, _LONG, _FLOAT, _POINTER, _LONG, _POINTER)),
     "gather": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "scatter": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "unary_bits": (None, (_POINTER, _LONG, _INT, _INT, _POINTER)),
@@ -104,7 +107,19 @@ def peak(x: torch.Tensor) -> float | None:
     """The largest |x|, 0 of no elements; NaN or Inf where there is one."""
     if (library := _for(x)) is None:
         return None
-    return ctypes.c_float.from_buffer(ctypes.c_uint32(library.largest_bits(x.data_ptr(), x.numel()))).value
+    return _float(library.largest_bits(x.data_ptr(), x.numel()))
+
+
+def add(left: torch.Tensor, values: torch.Tensor) -> float | None:
+    """left += values; the largest |values|, or NaN or Inf where there is one."""
+    library = _for(left)
+    if library is None or _for(values) is None:
+        return None
+    return _float(library.add_to(left.data_ptr(), values.data_ptr(), left.numel()))
+
+
+def _float(bits: int) -> float:
+    return ctypes.c_float.from_buffer(ctypes.c_uint32(bits)).value
 
 
 # -- every element --------------------------------------------------------------------------------------------
@@ -237,6 +252,28 @@ def at_least(x: torch.Tensor, bound: float, room: int) -> torch.Tensor | None:
     out = torch.empty(room, dtype=torch.int64)
     count = library.at_least(x.data_ptr(), x.numel(), bound, out.data_ptr(), room)
     return out[:count] if count <= room else None
+
+
+def sample_sums(left: torch.Tensor, values: torch.Tensor, start: int, stride: int) -> torch.Tensor | None:
+    """(left + values)[start::stride]."""
+    library = _for(left)
+    if library is None or _for(values) is None:
+        return None
+    out = torch.empty(-(-(left.numel() - start) // stride), dtype=torch.float32)
+    library.sample_sums(left.data_ptr(), values.data_ptr(), left.numel(), start, stride, out.data_ptr())
+    return out
+
+
+def add_at_least(
+    left: torch.Tensor, values: torch.Tensor, bound: float, room: int
+) -> tuple[torch.Tensor | None, float]:
+    """left += values; then `at_least`, and the largest |values|. For tensors that `sample_sums` has taken."""
+    assert _library is not None
+    out, largest = torch.empty(room, dtype=torch.int64), ctypes.c_uint32()
+    count = _library.add_at_least(
+        left.data_ptr(), values.data_ptr(), left.numel(), bound, out.data_ptr(), room, ctypes.byref(largest)
+    )
+    return (out[:count] if count <= room else None), _float(largest.value)
 
 
 def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor | None:
