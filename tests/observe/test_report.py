@@ -24,7 +24,7 @@ workers = 1
 KEYS = [
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "rounds", "samples", "wall_s", "train_s",
     "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "parameters",
-    "parameters_sha256", "round_s_median", "round_floor_s", "counted_exactly_once", "node_cpu_s", "node_rss_mb",
+    "parameters_sha256", "cohorts", "staleness_mean", "staleness_max", "round_s_median", "round_floor_s", "counted_exactly_once", "node_cpu_s", "node_rss_mb",
     "config",
 ]  # fmt: skip
 
@@ -42,10 +42,17 @@ def usage(node: str, sent: dict[str, int], received: dict[str, int], cpu_s: floa
     return record(node, "usage", sent=sent, received=received, cpu_s=cpu_s, rss_mb=rss_mb)
 
 
-def finished(node: str, sha256: str = "ab" * 32, train_s: float = 4.0) -> Record:
+def finished(
+    node: str,
+    sha256: str = "ab" * 32,
+    train_s: float = 4.0,
+    cohort: str = "",
+    ledger: list[int] | None = None,
+) -> Record:
     return record(
-        node, "finished", parameters_sha256=sha256, parameters=10, samples=64, rounds=3, train_s=train_s
-    )
+        node, "finished", parameters_sha256=sha256, parameters=10, samples=64, rounds=3, train_s=train_s,
+        cohort=cohort, ledger=ledger, contributions=3,
+    )  # fmt: skip
 
 
 def whole_run() -> list[Record]:
@@ -84,6 +91,34 @@ def test_workers_that_differ_are_named(run: Run) -> None:
     report = make_report(run, [finished("A/0", "aa" * 32), finished("B/0", "bb" * 32)], 1.0)
     assert report["parameters_sha256"] == {"A/0": "aa" * 32, "B/0": "bb" * 32}
     assert "workers DIFFER: A/0 aaaaaaaaaaaa, B/0 bbbbbbbbbbbb" in shown(report)
+
+
+def test_cohorts_may_differ_and_their_staleness_is_told(run: Run) -> None:
+    records = [finished("A/0", "aa" * 32, cohort="A"), finished("B/0", "bb" * 32, cohort="B")]
+    records += [record("global/0", "round", seconds=1.0, staleness=age) for age in (0, 3, 1)]
+    report = make_report(run, records, 1.0)
+    assert report["parameters_sha256"] == {"A": "aa" * 32, "B": "bb" * 32}
+    assert (report["cohorts"], report["staleness_max"]) == (["A", "B"], 3)
+    assert "each its own: A aaaaaaaaaaaa, B bbbbbbbbbbbb" in shown(report)
+    assert "1.3 updates of others on average, at most 3" in shown(report)
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "ledgers", "proved"),
+    [
+        (("", ""), ([3, 3], [3, 3]), True),
+        (("", ""), ([3, 3], [3, 2]), False),
+        (("A", "B"), ([3, 2], [1, 3]), True),  # of the other cohort, not everything has come yet
+        (("A", "B"), ([4, 3], [3, 3]), False),
+        (("", ""), ([3, 3], None), None),
+    ],
+)
+def test_the_ledger_proves_what_a_worker_has_seen_whole(
+    run: Run, cohorts: tuple[str, str], ledgers: tuple[list[int], list[int] | None], proved: bool | None
+) -> None:
+    nodes = zip(("A/0", "B/0"), cohorts, ledgers, strict=True)
+    records = [finished(node, cohort=cohort, ledger=ledger) for node, cohort, ledger in nodes]
+    assert make_report(run, records, 1.0)["counted_exactly_once"] is proved
 
 
 def test_a_run_that_told_nothing_has_a_report(run: Run) -> None:

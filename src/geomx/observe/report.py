@@ -40,6 +40,7 @@ class Totals:
         self.accuracy: dict[str, float | None] = {}
         self.parameters = 0
         self.round_s: dict[str, list[float]] = defaultdict(list)
+        self.staleness: list[int] = []  # of each round of the global servers
         self._take: dict[str, Callable[[Record], None]] = {
             "finished": self._finished,
             "usage": self._usage,
@@ -91,12 +92,35 @@ class Totals:
         return max(floors, default=None)
 
     def ledger(self) -> bool | None:
-        """Whether every step of every worker was counted exactly once; None where none has a ledger."""
-        told = [fields["ledger"] for fields in self.finished.values() if fields.get("ledger")]
-        steps = [self.finished[worker]["rounds"] for worker in self._run.workers if worker in self.finished]
-        return (
-            all(counts == steps for counts in told) if told and len(told) == len(self._run.workers) else None
+        """Whether each contribution was counted exactly once; None where there is no ledger, or not of every worker.
+
+        A worker has seen all of its own cohort. Of others, that need not have come when it left.
+        """
+        ended = [self.finished[worker] for worker in self._run.workers if worker in self.finished]
+        if len(ended) < len(self._run.workers) or not all(fields.get("ledger") for fields in ended):
+            return None
+        made = [fields["contributions"] for fields in ended]
+        return all(
+            fields["ledger"][place] == made[place]
+            for fields in ended
+            for place, other in enumerate(ended)
+            if other["cohort"] == fields["cohort"]
         )
+
+    @property
+    def cohorts(self) -> list[str]:
+        """Those of the workers that have finished, in their order."""
+        return list(dict.fromkeys(fields["cohort"] for fields in self.finished.values()))
+
+    def weights(self) -> str | dict[str, str] | None:
+        """The one hash of all workers; that of each cohort, or where workers of one differ of each worker."""
+        by_cohort: dict[str, set[str]] = defaultdict(set)
+        for fields in self.finished.values():
+            by_cohort[fields["cohort"]].add(fields["parameters_sha256"])
+        if any(len(hashes) > 1 for hashes in by_cohort.values()):
+            return {node: fields["parameters_sha256"] for node, fields in sorted(self.finished.items())}
+        every = {cohort: next(iter(hashes)) for cohort, hashes in sorted(by_cohort.items())}
+        return every if len(every) > 1 else next(iter(every.values()), None)
 
     def _finished(self, record: Record) -> None:
         self.finished[record.node] = record.fields
@@ -120,6 +144,8 @@ class Totals:
     def _round(self, record: Record) -> None:
         if record.fields.get("kind", "gradient") == "gradient":
             self.round_s[record.node].append(record.fields["seconds"])
+            if record.node in self._run.shard_names:
+                self.staleness.append(record.fields.get("staleness", 0))
 
 
 def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
@@ -143,7 +169,10 @@ def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
         "final_accuracy": _mean(totals.accuracy),
         **totals.traffic(),
         "parameters": max((fields["parameters"] for fields in ended), default=totals.parameters),
-        "parameters_sha256": _agreed({node: f["parameters_sha256"] for node, f in totals.finished.items()}),
+        "parameters_sha256": totals.weights(),
+        "cohorts": totals.cohorts,
+        "staleness_mean": _rounded(fmean(totals.staleness)) if totals.staleness else None,
+        "staleness_max": max(totals.staleness, default=None),
         "round_s_median": _rounded(totals.round_s_median),
         "round_floor_s": _rounded(totals.round_floor_s()),
         "counted_exactly_once": totals.ledger(),
@@ -164,13 +193,6 @@ def _mean(last: dict[str, float | None]) -> float | None:
     if not values or any(value is None or not math.isfinite(value) for value in values):
         return None
     return fmean(value for value in values if value is not None)
-
-
-def _agreed(hashes: dict[str, str]) -> str | dict[str, str] | None:
-    """The one hash of all workers, or the hash of each where they differ."""
-    if len(set(hashes.values())) > 1:
-        return dict(sorted(hashes.items()))
-    return next(iter(hashes.values()), None)
 
 
 def closing_table(report: Report) -> Table:
@@ -205,7 +227,8 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
         ("LAN", _traffic(report, "lan", rounds)),
         ("saved", _saved(report)),
         ("cost", _cost(report)),
-        ("parameters", f"{report['parameters']:,}  {_hash(report['parameters_sha256'])}"),
+        ("staleness", _staleness(report)),
+        ("parameters", f"{report['parameters']:,}  {_hash(report)}"),
         (
             "exactly once",
             {None: "", True: "proved by the ledger", False: "NO: the ledger differs"}[
@@ -253,7 +276,20 @@ def size(count: float) -> str:
     return f"{count:,.4g} GB"
 
 
-def _hash(sha256: str | dict[str, str] | None) -> str:
+def _staleness(report: Report) -> str:
+    """How many updates of others a gradient has missed, where cohorts do not wait for each other."""
+    if len(report["cohorts"]) < 2 or report["staleness_mean"] is None:
+        return ""
+    return f"{report['staleness_mean']:.2g} updates of others on average, at most {report['staleness_max']}"
+
+
+def _hash(report: Report) -> str:
+    sha256 = report["parameters_sha256"]
     if isinstance(sha256, dict):
-        return "workers DIFFER: " + ", ".join(f"{node} {value[:12]}" for node, value in sha256.items())
+        each = ", ".join(f"{name} {value[:12]}" for name, value in sha256.items())
+        return (
+            f"each its own: {each}"
+            if list(sha256) == sorted(report["cohorts"])
+            else f"workers DIFFER: {each}"
+        )
     return f"sha256 {sha256[:12]}…" if sha256 else ""

@@ -251,6 +251,8 @@ class LiveRun:
             parameters=attached.carried.trained_elements,
             parameters_sha256=attached.carried.trained_sha256(),
             ledger=None if self.ledger is None else self.ledger.tolist(),
+            contributions=attached.turns.contributions,
+            cohort=attached.turns.cohort,
         )
 
     def _joined(self, method: str) -> Attached:

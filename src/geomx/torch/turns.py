@@ -69,6 +69,7 @@ class Turns(ABC):
         self._trained = self._carried.slices("weight")
         self._accumulating = False
         self.steps = 0  # of this worker, so far
+        self.contributions = 0  # that a ledger counts
         self._planned = 0  # steps of the policy that lie behind us, those without data too
         self.ledger: torch.Tensor | None = None
         self.ended = False  # this worker is at the end of its data
@@ -144,6 +145,7 @@ class Turns(ABC):
 
     def _count_in_ledger(self, ended: bool) -> None:
         """This worker has contributed once more."""
+        self.contributions += 1
         for piece in self._carried.slices("ledger"):
             mine = torch.zeros(piece.elements, dtype=torch.int64)
             part = piece.parts[0]
