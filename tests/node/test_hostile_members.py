@@ -226,3 +226,19 @@ def test_absurd_settings_are_told_in_a_header_that_fits():
     server.say(3, Attach(LAYOUT.fingerprint, settings, 8))
     assert len(encode_head(server.refusal(3))) <= HEAD_LIMIT_BYTES
     assert "A/1 brings another model or optimizer than the others" in str(server.error)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cohort": "A/0"},
+        {"cohort": "A/0", "kind": "assign"},
+        {"cohort": "A", "kind": "assign"},
+        {"turn": 1 << 63},
+    ],
+)
+def test_a_cohort_that_is_not_the_policys_ends_the_run(fields):
+    server = local_server()
+    message = msgspec.structs.replace(push("A/0"), **fields)
+    error = refused_by(server, 1, message, torch.zeros(SIZE, dtype=torch.uint8))
+    assert "for the cohort" in str(error)

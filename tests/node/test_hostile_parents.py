@@ -86,10 +86,10 @@ def test_the_turns_of_a_run_that_has_begun_come_for_every_slice():
     node = Driven("A/0")
     node.reach(1, "A")
     node(Called("attach", (LAYOUT, SETTINGS)))
-    turns = list(range(len(LAYOUT.slices)))
-    body = pack_turns(turns)
-    node.say(1, Attached(body.numel()), body)
-    assert [list(item.by_slice) for item in node.notified()] == [turns]
+    turns = {index: (index, 7) for index in range(len(LAYOUT.slices))}
+    body = pack_turns([turn for pair in turns.values() for turn in pair])
+    node.say(1, Attached({}, body.numel()), body)
+    assert [item.by_slice for item in node.notified()] == [turns]
 
 
 def test_what_a_script_raises_may_be_long_and_is_told_all_the_same():

@@ -49,7 +49,7 @@ class Member:
         self.program.call("attach", LAYOUT, self.settings)
         self._until(Ready, 1)
         (ready,) = self.inbox
-        return ready.by_slice
+        return tuple(own for own, _ in ready.by_slice.values())
 
     def assign(self, state: dict[int, SliceState] | None = None, values: float = 1.0) -> dict[int, Arrived]:
         """The first member's weights are everybody's."""

@@ -159,7 +159,7 @@ def rejoin(program: Program, loop: Loop, joined: list[int]) -> None:
 
     def hear(item: Any) -> None:
         if isinstance(item, Ready):
-            turns.extend(item.by_slice)
+            turns.extend(own for own, _ in item.by_slice.values())
         elif hasattr(item, "turn"):
             have[item.slice] = item.turn
             if item.values is not None:

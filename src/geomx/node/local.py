@@ -43,10 +43,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The run has taken the model. `by_slice`: the payload of `Attached`; where there is one, `Arrived` follow."""
+    """The run has taken the model. Where it had begun, both are as in `Attached`, and `Arrived`s follow."""
 
-    by_slice: tuple[int, ...] = ()
-    turns: dict[str, tuple[int, int]] = field(default_factory=dict)
+    by_slice: dict[int, tuple[int, int]] = field(default_factory=dict)
+    turns: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

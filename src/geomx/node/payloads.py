@@ -10,7 +10,7 @@ import torch
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout
 
-TURN_BYTES = 8
+TURN_BYTES = 16  # of each slice
 
 
 def pack_layout(layout: Layout) -> torch.Tensor:
@@ -33,7 +33,7 @@ def unpack_layout(payload: torch.Tensor | None, fingerprint: str) -> Layout:
 
 
 def pack_turns(turns: Sequence[int]) -> torch.Tensor:
-    """Flat uint8: an int64 for each slice."""
+    """Flat uint8: two int64 for each slice."""
     return torch.tensor(turns, dtype=torch.int64).view(torch.uint8)
 
 

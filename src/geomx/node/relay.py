@@ -80,6 +80,8 @@ class Relay:
         if not round_.weight or not decoders:
             self._server.answer(update, None)
             return
+        if not piece.dtype.startswith("float"):
+            raise ProtocolError(f"slice {piece.index} is {piece.dtype}: it has no mean")
         add, weight = accumulator(getattr(torch, piece.dtype)).add, round_.weight
 
         def work() -> torch.Tensor:
@@ -120,7 +122,11 @@ class Relay:
             piece = self._layout.slices[fetch.slice]
             kept = self._uplink.kept(piece) | under("down.", self._server.down.kept(piece))
             answer_state(
-                self._server, piece, fetch.token, lambda: SliceState(copied(under("parent/", kept))), reply
+                self._uplink.in_order,
+                piece,
+                fetch.token,
+                lambda: SliceState(copied(under("parent/", kept))),
+                reply,
             )
             return
         self._token += 1
@@ -143,7 +149,7 @@ class Relay:
     def check_payload(self, peer: Peer, message: Message) -> None:
         self._uplink.check_payload(peer, message)
 
-    def attached(self, turns: dict[int, int], told: Attached) -> None:
+    def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
         self._server.attached()
 
     def answered(self, update: Update, payload: Any) -> None:

@@ -34,7 +34,7 @@ from geomx.node.states import (
     unpack_weights,
     within,
 )
-from geomx.node.streams import Sender
+from geomx.node.streams import Sender, codec_for
 from geomx.node.uplink import has_values
 from geomx.optim.base import Compensation, RootOptimizer, SliceState
 from geomx.protocol.messages import Fetch, Hyperparameters, Message, Norms, Scale, State, Update, Value
@@ -162,15 +162,15 @@ class Root:
         piece, optimizer = self._layout.slices[fetch.slice], self._optimizer
         if fetch.of in ("root", "exact"):
             kept = under("root/", self._kept(piece, fetch.of == "exact"))
-            answer_state(self._server, piece, fetch.token, lambda: SliceState(copied(kept)), reply)
+            answer_state(self._in_order, piece, fetch.token, lambda: SliceState(copied(kept)), reply)
         elif fetch.of == "parent":
-            answer_state(self._server, piece, fetch.token, SliceState, reply)
+            answer_state(self._in_order, piece, fetch.token, SliceState, reply)
         elif optimizer is None:
             raise Unsupported("the workers own the optimizer: its state is theirs, not the global server's")
         elif piece.index not in self._weights:
             raise ProtocolError(f"slice {piece.index} has no optimizer state to be fetched")
         else:
-            answer_state(self._server, piece, fetch.token, lambda: optimizer.export(piece.index), reply)
+            answer_state(self._in_order, piece, fetch.token, lambda: optimizer.export(piece.index), reply)
 
     def _kept(self, piece: Slice, exact: bool) -> Planes:
         """What a checkpoint keeps of the upper ends of the edges, and of weights that no receiver has exactly."""
@@ -288,7 +288,8 @@ class Root:
         def encoded() -> tuple[torch.Tensor, int]:
             values = work()
             staleness = self._aged(piece.index, round_, applies)
-            taken = values.clone() if snapshot and down.codec.lossless and not self._in_step else values
+            views = codec_for(piece, round_.kind, down.codec).lossless  # the payload is then the same memory
+            taken = values.clone() if snapshot and views and not self._in_step else values
             packed = down.pack(piece, round_.kind, round_.turn, taken, round_.cohort)
             if kept is not None:
                 shadow = {"anchor": kept["anchor"]} if "anchor" in kept else {}

@@ -27,7 +27,7 @@ from geomx.node.contract import Write
 from geomx.node.greeting import compare
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
-from geomx.node.streams import Sender, codec_for, decoded
+from geomx.node.streams import Sender, codec_for, decoded, sets_weights
 from geomx.node.uplink import has_values, priority_of
 from geomx.protocol.membership import EVERYONE, Members
 from geomx.protocol.messages import (
@@ -50,6 +50,7 @@ from geomx.sync.base import Policy, View, Wait, cohort_of
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 PLANES_LIMIT = 16
+MOST_TURNS = 1 << 62
 
 
 class Upside(Protocol):
@@ -141,8 +142,11 @@ class Server(BaseNode):
             int, dict[str, Any]
         ] = {}  # by slice and cohort: the values that went down last, for joiners
         self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
-        self._steps: dict[str, int] = {}  # by cohort: the policy's last step of which a round has closed
-        self._closing: set[tuple[int, str]] = set()  # by slice and cohort: closed, and not answered yet
+        self._steps: dict[
+            str, tuple[int, int]
+        ] = {}  # by cohort: the policy's last step that a round has closed, its turn
+        self._welcomed: set[str] = set()  # children that have the model
+        self._calling: set[str] = set()  # members that wait in a call of the whole run
         self._all_left_at = 0.0
 
     # -- the upside's view --------------------------------------------------------------------------------------
@@ -152,17 +156,16 @@ class Server(BaseNode):
         piece = self._piece(update.slice)
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
-            if self._settings.get("optimizer") != "workers":
+            if self._settings.get("optimizer") != "workers" and self._goes_on_from(piece, update):
                 held = self._below.down.held(piece, update.cohort, payload)
                 if update.cohort == EVERYONE:
                     self._held[piece.index] = {}
                 self._held.setdefault(piece.index, {})[update.cohort] = held
         self._answered.setdefault(piece.index, {})[update.cohort] = update.turn
-        self._closing.discard((piece.index, update.cohort))
         priority = priority_of(piece)
         for name in self._children(update.cohort):
             child, leaves = self.peer(name), self._below.children[name]
-            if child is not None and child.joined and not self._members.has_left(leaves):
+            if child is not None and name in self._welcomed and not self._members.has_left(leaves):
                 self.send(child, update, payload, priority)
         self._turn_answered(piece, update, staleness)
         if not self._policy.in_step:
@@ -258,30 +261,49 @@ class Server(BaseNode):
         for peer in waiting:
             self._welcome_member(peer)
 
+    def on_open(self, peer: Peer, first: bool) -> None:
+        if first:  # and has to attach before it can be answered
+            self._welcomed.discard(peer.name)
+
     def _welcome_member(self, peer: Peer) -> None:
         """Tell a child where the run stands, and give it the current values if it has begun."""
+        self._welcomed.add(peer.name)
         if not self._answered:
             self.send(peer, Attached())
             return
         assert self._layout is not None
         if self._settings.get("optimizer") == "workers":
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
-        cohort = cohort_of(self._below.children[peer.name][0], self._policy.together)
-        turns = {name: (count, self._steps.get(name, -1)) for name, count in self._turns_of(peer).items()}
-        closed = {index: rounds.closed for (index, of), rounds in self._rounds.items() if of == cohort}
-        body = pack_turns([closed.get(piece.index, -1) for piece in self._layout.slices])
+        own = cohort_of(self._below.children[peer.name][0], self._policy.together)
+        turns = {
+            name: (count, *self._steps.get(name, (-1, -1))) for name, count in self._turns_of(peer).items()
+        }
+        body = pack_turns(
+            [self._closed(piece.index, name) for piece in self._layout.slices for name in (own, EVERYONE)]
+        )
         self.send(peer, Attached(turns, body.numel()), body)
-        for index, by_cohort in self._held.items():
-            own = cohort if cohort in by_cohort else EVERYONE
-            for name in (*(other for other in by_cohort if other not in (EVERYONE, own)), own):
-                # What is changing now is answered in a moment.
-                if self._is_within(peer, name) and (index, name) not in self._closing:
-                    self._give(peer, index, name, by_cohort[name])
+        for index, answered in self._answered.items():
+            held = self._held.get(index, {})
+            for name in sorted(answered, key=lambda name: name != own):
+                if self._is_within(peer, name) and (name in (own, EVERYONE) or name in held):
+                    self._give(
+                        peer, index, name, None if own in held and name == EVERYONE != own else held.get(name)
+                    )
+
+    def _closed(self, index: int, cohort: str) -> int:
+        """The last turn of a slice in a cohort, or -1."""
+        rounds = self._rounds.get((index, cohort))
+        return -1 if rounds is None else rounds.closed
 
     def _give(self, peer: Peer, index: int, cohort: str, payload: Any) -> None:
+        """A slice as its cohort has it; without payload, how far that is."""
         turn, piece = self._answered[index][cohort], self._piece(index)
-        update = Update(turn, index, "assign", 0.0, None, False, cohort, payload.nbytes)
+        size = 0 if payload is None else payload.nbytes
+        update = Update(turn, index, "assign", 0.0, None, False, cohort, size)
         self.send(peer, update, payload, priority_of(piece))
+
+    def _goes_on_from(self, piece: Slice, update: Update) -> bool:
+        return piece.role != "weight" or sets_weights(update.kind, update.cohort)
 
     def _is_within(self, peer: Peer, cohort: str) -> bool:
         """Whether all of a child's workers belong to a cohort."""
@@ -309,14 +331,38 @@ class Server(BaseNode):
             raise ProtocolError(
                 f"a push of {', '.join(push.origins)} for the cohort {push.cohort!r}, to which not all belong"
             )
+        self._check_cohort(push)
         if push.turn <= rounds.closed:
             return
         self._same_operation(push)
         round_ = rounds.add(push, payload, self._members.first(push.origins), self._now)
         if self._policy.in_step:
             rounds.check_one_open()
+        if push.cohort == EVERYONE and self._policy.together != "run":
+            self._note_call(push)
         if round_ is not None:
             self._decide(piece, round_)
+
+    def _check_cohort(self, push: Push) -> None:
+        """Steps are of the policy's cohorts, means inside a party of the party; all else is everybody's."""
+        fits = push.cohort == EVERYONE or push.kind == "mean" or push.cohort in self._cohorts
+        if push.kind == "assign":
+            fits = push.cohort == EVERYONE
+        elif push.kind == "gradient":
+            fits = push.cohort in self._cohorts
+        if not fits or push.turn >= MOST_TURNS:
+            raise ProtocolError(
+                f"a push of kind {push.kind} for the cohort {push.cohort!r} in turn {push.turn}"
+            )
+
+    def _note_call(self, push: Push) -> None:
+        """Whoever waits in a call of the whole run makes no steps: a bound on others leaves it out."""
+        new = push.origins.keys() - self._calling
+        self._calling |= new
+        if new:
+            assert self._layout is not None
+            for index in self._mine:
+                self._look_again(self._layout.slices[index])
 
     def _decide(self, piece: Slice, round_: Round) -> None:
         members = self._members.expected(round_.turn, round_.cohort)
@@ -328,10 +374,15 @@ class Server(BaseNode):
         if isinstance(plan, Wait):
             round_.waits_for = plan.whom
             return
-        self._closing.add((piece.index, round_.cohort))
         if round_.step >= 0:
-            self._steps[round_.cohort] = max(self._steps.get(round_.cohort, -1), round_.step)
+            last = self._steps.get(round_.cohort, (-1, -1))
+            self._steps[round_.cohort] = max(last, (round_.step, round_.turn))
         self._upside.closed(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
+        if self._calling and round_.cohort == EVERYONE and not self._is_called():
+            self._calling = set()
+
+    def _is_called(self) -> bool:
+        return any(rounds.open for (_, cohort), rounds in self._rounds.items() if cohort == EVERYONE)
 
     def _look_again(self, piece: Slice) -> None:
         """A round has closed, for which complete rounds of other cohorts may have waited."""
@@ -346,7 +397,9 @@ class Server(BaseNode):
         return {
             other: rounds.closed if (rounds := self._rounds.get((index, other))) else -1
             for other in self._cohorts
-            if other != cohort and not self._members.has_left(self._members.of(other))
+            if other != cohort
+            and not self._members.has_left(self._members.of(other))
+            and self._calling.isdisjoint(self._members.of(other))
         }
 
     def _rounds_of(self, index: int, cohort: str) -> Rounds:
@@ -378,7 +431,11 @@ class Server(BaseNode):
 
     def _turn_answered(self, piece: Slice, update: Update, staleness: int) -> None:
         turn = self._turns.get((update.cohort, update.turn))
-        if turn is None or update.kind != "gradient":
+        if update.kind != "gradient":
+            for key in [key for key in self._turns if key[0] == update.cohort and key[1] < update.turn]:
+                self._round_over(key)
+            return
+        if turn is None:
             return
         turn.answered += 1
         turn.last_answer = self._now

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from geomx.layout import Slice
-from geomx.node.in_order import Worksite
+from geomx.node.in_order import InOrder
 from geomx.optim.base import SliceState
 from geomx.protocol.messages import State
 
@@ -77,19 +77,19 @@ def copied(planes: Mapping[str, torch.Tensor]) -> Planes:
 
 
 def answer_state(
-    node: Worksite,
+    jobs: InOrder,
     piece: Slice,
     token: int,
     make: Callable[[], SliceState],
     reply: Callable[[State, Any], None],
 ) -> None:
-    """Answer a `Fetch` with what `make`, within a job, finds."""
+    """Answer a `Fetch` with what `make` finds, within a job behind those that change the slice."""
 
     def done(packed: tuple[Any, tuple[str, ...], Scalars]) -> None:
         payload, planes, scalars = packed
         reply(State(token, piece.index, planes, scalars, 0 if payload is None else payload.nbytes), payload)
 
-    node.run_job(lambda: pack_state(None, make()), done, 0)
+    jobs.run(piece.index, lambda: pack_state(None, make()), done, 0)
 
 
 def optimizers(planes: Mapping[str, torch.Tensor]) -> Planes:

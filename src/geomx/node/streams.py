@@ -42,6 +42,11 @@ def decoded(codec: Codec, piece: Slice, origins: Iterable[str], payload: torch.T
         raise ProtocolError(f"what {', '.join(origins)} sent for slice {piece.index}: {error}") from error
 
 
+def sets_weights(kind: Kind, cohort: str) -> bool:
+    """Whether receivers go on from an update. A mean over everybody is for a checkpoint, and changes nothing."""
+    return kind != "mean" or cohort != EVERYONE
+
+
 class _ByCohort:
     """Tensors of slices, each with one for everyone until a cohort has its own."""
 
@@ -84,7 +89,7 @@ class Sender:
         """The payload of an update."""
         codec = codec_for(piece, kind, self.codec)
         if codec is DENSE or not self.deltas:
-            if (self.deltas or self.remembers) and piece.role == "weight":
+            if (self.deltas or self.remembers) and piece.role == "weight" and sets_weights(kind, cohort):
                 self._shadows.put(piece, cohort, values.clone())
             return codec.encode(piece, turn, values)
         shadow = self._shadows.get(piece, cohort)
@@ -133,7 +138,7 @@ class Receiver:
         """The values that an update gives the slice (flat, its dtype)."""
         codec = codec_for(piece, kind, self.codec)
         values = codec.decode(piece, payload)
-        if not self.deltas or piece.role != "weight":
+        if not self.deltas or piece.role != "weight" or not sets_weights(kind, cohort):
             return values
         if codec is not DENSE:
             anchor = self._anchors.get(piece, cohort)

@@ -44,8 +44,8 @@ HYPERS_KEPT = 1024
 class Owner(Protocol):
     """What an uplink tells the node that it belongs to."""
 
-    def attached(self, turns: dict[int, int], told: Attached) -> None:
-        """Every parent has taken the model. `turns`: slice -> its last closed turn, empty for a fresh run."""
+    def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
+        """Every parent has taken the model. `turns`: see `Attached`, by slice; empty for a fresh run."""
 
     def answered(self, update: Update, payload: Any) -> None:
         """A slice's round has closed at the root."""
@@ -71,7 +71,7 @@ class Uplink:
             tuple[int, str], tuple[int, float]
         ] = {}  # slice, cohort -> last push: turn and time
         self._hypers: dict[bytes, None] = {}  # already sent, oldest first
-        self._in_order = InOrder(node)  # residuals belong to a slice, whoever's the contribution is
+        self.in_order = InOrder(node)  # residuals belong to a slice, whoever's the contribution is
 
     # -- up -------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Uplink:
                     f"{self._node.name} has NaN or Inf for {self._not_finite(piece, values)} in turn {push.turn}"
                 ) from error
 
-        self._in_order.run(
+        self.in_order.run(
             piece.index,
             work,
             lambda payload: self.push_raw(push, payload),
@@ -195,11 +195,13 @@ class Uplink:
             track, label = f"slice {update.slice}", f"{update.kind} {turn}"
             self._node.note("span", track=track, label=label, start=since, stop=self._node.now)
 
-    def _turns(self) -> dict[int, int]:
+    def _turns(self) -> dict[int, tuple[int, int]]:
         """Each parent answers for the slices that it holds."""
         assert self.layout is not None
         holders = [self._attached[self.parents[shard]] for shard in self._shard_of]
-        return {index: turns[index] for index, turns in enumerate(holders) if turns}
+        return {
+            index: (turns[2 * index], turns[2 * index + 1]) for index, turns in enumerate(holders) if turns
+        }
 
     def _parent(self, name: str) -> Peer:
         peer = self._node.peer(name)

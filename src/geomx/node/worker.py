@@ -97,10 +97,9 @@ class Worker(BaseNode):
     def check_payload(self, peer: Peer, message: Message) -> None:
         self._uplink.check_payload(peer, message)
 
-    def attached(self, turns: dict[int, int], told: Attached) -> None:
+    def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
         self._ready = True
-        last = max(turns, default=-1)
-        self.emit(Notify(Ready(tuple(turns.get(index, -1) for index in range(last + 1)), told.turns)))
+        self.emit(Notify(Ready(turns, told.turns)))
 
     def answered(self, update: Update, payload: Any) -> None:
         piece = self._piece(update.slice)

@@ -82,13 +82,14 @@ class Attach(Message, frozen=True, array_like=True, tag=True):
 
 
 class Attached(Message, frozen=True, array_like=True, tag=True):
-    """The answer to `Attach`. Payload: for each slice an int64, the last turn that its cohort has closed, or -1.
+    """The answer to `Attach`. Payload: for each slice two int64, the last closed turn of its cohort and of everybody.
 
-    `turns`: of every cohort to which it belongs, how many have closed, and the policy's last step of which a round has
-    closed, or -1. Without payload the run is fresh. Otherwise the current values follow as `Update`s.
+    -1 where none has. `turns`: of every cohort to which it belongs, how many have closed, the policy's last step of
+    which a round has closed, and that round's turn. Without payload the run is fresh. Otherwise the current values
+    follow as `Update`s.
     """
 
-    turns: dict[str, tuple[int, int]] = {}
+    turns: dict[str, tuple[int, int, int]] = {}
     size: int = 0
 
 

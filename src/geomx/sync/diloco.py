@@ -51,8 +51,11 @@ class DiLoCo:
             faults.append(Fault("momentum", f"{momentum}", "a number from 0, below 1"))
         if not 1 <= fragments <= max(every, 1):
             faults.append(Fault("fragments", f"{fragments}", f"1 to {every}, since every={every}"))
-        if not 0 <= overlap < max(every, 1):
-            faults.append(Fault("overlap", f"{overlap}", f"0 to {every - 1}, since every={every}"))
+        apart = max(every, 1) // max(fragments, 1)
+        if not 0 <= overlap < max(apart, 1):
+            faults.append(
+                Fault("overlap", f"{overlap}", f"less than the {apart} steps from one part to the next")
+            )
         if not 0.0 <= merge < 1.0:
             faults.append(Fault("merge", f"{merge}", "a number from 0, below 1"))
         if faults:

@@ -12,6 +12,7 @@ import torch
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.local import Arrived
+from geomx.protocol.membership import EVERYONE
 from geomx.sync.base import Accrued, cohort_of
 from geomx.torch.places import OnServer
 from geomx.torch.support import check_gradient
@@ -32,6 +33,10 @@ class AccruedTurns(Turns):
     @property
     def cohort(self) -> str:
         return self._cohort
+
+    def hook(self) -> None:
+        super().hook()
+        self._take_in()  # of a run that had begun
 
     def step(self) -> None:
         self._check_accumulation()
@@ -57,7 +62,12 @@ class AccruedTurns(Turns):
     def _accrue(self) -> None:
         seen = self._samples.seen
         self._samples.take()
-        rates = {id(p): float(group["lr"]) for group in self._groups() for p in group["params"]}
+        signs = {True: 1.0, False: -1.0}
+        rates = {
+            id(p): signs[bool(group.get("maximize"))] * float(group["lr"])
+            for group in self._groups()
+            for p in group["params"]
+        }
         with torch.no_grad():
             for number, parameter in self._carried.trained.items():
                 gradient = parameter.grad
@@ -68,7 +78,7 @@ class AccruedTurns(Turns):
                     self._sums[number].add_(gradient)
                 else:
                     self._sums[number] = gradient.detach().clone()
-                parameter.add_(gradient, alpha=-rates[id(parameter)])
+                parameter.add_(gradient, alpha=rates[id(parameter)])
         self._exchange.port.note("step", turn=self.turn, samples=self._samples.seen - seen)
 
     def _follow(self, plan: Accrued) -> None:
@@ -77,9 +87,12 @@ class AccruedTurns(Turns):
             self._push(plan.push)
         if plan.fetch:
             self._exchange.wait()
-            for index, arrived in self._fresh.items():
-                self._place.arrived(self._carried.layout.slices[index], arrived)
-            self._fresh = {}
+            self._take_in()
+
+    def _take_in(self) -> None:
+        for index, arrived in self._fresh.items():
+            self._place.arrived(self._carried.layout.slices[index], arrived)
+        self._fresh = {}
 
     def _push(self, sums: bool) -> None:
         groups = self._groups()
@@ -99,6 +112,13 @@ class AccruedTurns(Turns):
             self._sums = {}
             self._count_in_ledger(False)
         self._exchange.next_turn(self._cohort)
+
+    def _receive(self, arrived: Arrived) -> None:
+        super()._receive(arrived)
+        if (
+            arrived.kind == "assign" and arrived.cohort == EVERYONE
+        ):  # other weights: what was summed up is of old ones
+            self._sums, self._fresh = {}, {}
 
     def _arrived(self, piece: Slice, arrived: Arrived) -> None:
         if arrived.values is not None:

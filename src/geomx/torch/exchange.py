@@ -60,29 +60,27 @@ class Exchange:
         turns = self._ready.by_slice
         if not turns:
             return True
-        known = {index for index, turn in enumerate(turns) if turn >= 0}
+        known = {index for index, (own, everyones) in turns.items() if max(own, everyones) >= 0}
         self.port.wait(
             lambda: known <= {index for index, name in self._have if name in (cohort, EVERYONE)},
             lambda: f"{self.name} waits for the weights of a run that has begun",
         )
-        trained = [piece.index for piece in layout.slices if piece.role == "weight"]
-        self._go_on(self._ready.turns, cohort, max(turns[index] for index in trained))
+        self._go_on(self._ready.turns)
         return False
 
-    def _go_on(self, closed: dict[str, tuple[int, int]], cohort: str, last_step_turn: int) -> None:
+    def _go_on(self, closed: dict[str, tuple[int, int, int]]) -> None:
         """Where a run stands that this worker joins: in the last step of which something has closed.
 
         The worker that was here before may have contributed to it in part. What has closed is not pushed again, so the
-        step is taken once more. `last_step_turn`: in `cohort`, of the last step.
+        step is taken once more; unless a call that is no step has come behind it, before which all of it was closed.
         """
-        last = max(step for _, step in closed.values())
-        for name, (count, step) in closed.items():
-            again = step == last >= 0 and (name != cohort or last_step_turn == count - 1)
+        last = max(step for _, step, _ in closed.values())
+        self.next_step = last + 1
+        for name, (count, step, turn) in closed.items():
+            again = step == last >= 0 and turn == count - 1
             self.turns[name] = count - again
             if again:
                 self.next_step = last
-        if self.next_step != last:
-            self.next_step = last + 1
 
     def contribute(
         self,
@@ -112,9 +110,8 @@ class Exchange:
         )
 
     def skip_to(self, turn: int) -> None:
-        """Go on with later turns; every worker must, with the same."""
-        for cohort in self.turns:
-            self.turns[cohort] = max(self.turns[cohort], turn)
+        """Go on with a later turn of the whole run; every worker must, with the same."""
+        self.turns[EVERYONE] = max(self.turn, turn)
 
     def next_turn(self, cohort: str = EVERYONE) -> None:
         """Everything of this turn has been contributed."""

@@ -45,6 +45,7 @@ class LocalTurns(Turns):
         self._counted = 0.0  # n of all steps so far
         self._counted_at: dict[Any, float] = {}  # by what was averaged: n at its last mean
         self._last_run = Local("run")
+        self._is_step = True
 
     @property
     def cohort(self) -> str:
@@ -72,7 +73,9 @@ class LocalTurns(Turns):
         if self._last_run.fragment != (0, 1) or self._last_run.overlap:
             while self._due:
                 self._take_in(self._due.popleft())
+            self._is_step = False  # the policy knows nothing of this one
             self._follow(Local("run", self._last_run.outer))
+            self._is_step = True
 
     def _idle(self) -> None:
         plan = self._next_plan()
@@ -151,7 +154,7 @@ class LocalTurns(Turns):
                 weight,
                 self._share(piece, weight, cohort),
                 cohort=cohort,
-                step=self._planned - 1,
+                step=self._planned - 1 if self._is_step else -1,
                 hyper=outer or None,
                 ended=self.ended,
             )

@@ -70,8 +70,9 @@ def save(attached: Attached, task: Task, position: Position) -> None:
         means = [*weights, *(piece for piece in buffers if piece.dtype in AVERAGED)]
         others = [piece for piece in buffers if piece.dtype not in AVERAGED]
         averaged = attached.sharing.average("save()", means, others, position.samples)
-    kept = attached.sharing.kept(task.holders)
-    residuals.write(residuals.path_of(task.path, task.worker), carried, kept)
+    if attached.turns.in_step:
+        kept = attached.sharing.kept(task.holders)
+        residuals.write(residuals.path_of(task.path, task.worker), carried, kept)
     if not task.writes:
         return
     parameters = {carried.name(number) for number in range(len(carried.parameters))}
@@ -110,7 +111,7 @@ def load(attached: Attached, path: Path, worker: str) -> int:
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(checkpoint.model[name])
-    kept = residuals.read(residuals.path_of(path, worker), carried)
+    kept = residuals.read(residuals.path_of(path, worker), carried) if attached.turns.in_step else {}
     states = attached.optimizer.adopt(state_dict)
     slices = carried.slices("weight", "frozen", "buffer")
     attached.sharing.assign(f"load() of file {files.digest(path)}", slices, states, kept)

@@ -55,6 +55,11 @@ class Turns(ABC):
 
     local = False  # whether weights differ between workers, between two means
 
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers have the same weights behind each step."""
+        return not self.local and self.cohort == EVERYONE
+
     def __init__(self, helpers: Helpers) -> None:
         self._exchange = helpers.exchange
         self._carried = helpers.carried
@@ -158,7 +163,6 @@ class Turns(ABC):
                 1.0,
                 (mine, None),
                 cohort=self.cohort,
-                step=self._planned,
                 ended=ended,
             )
 
