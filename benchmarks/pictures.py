@@ -12,6 +12,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from benchmarks.cells import Result
 from benchmarks.learned import Learned
@@ -89,32 +90,71 @@ def _label(result: Result) -> str:
     return title(result) + {"A": " · in A", "own site": "", "none": ""}[result.hub]
 
 
+LABEL_SIZE, LINE_PX, CHARACTER_PX = 8.0, 13.0, 5.6  # of the labels at points
+
+
+def _name(figure: Figure, axis: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """Write a name beside each point: where it would cover another one, above or below, with a line to the point."""
+    figure.canvas.draw()  # from here on it is known where points lie
+    places = [axis.transData.transform((x, y)) for x, y, _ in points]
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
+    for x, y, text in sorted(points, key=lambda point: -point[1]):
+        left, middle = axis.transData.transform((x, y))
+        width = CHARACTER_PX * len(text)
+        for shift in sorted((LINE_PX * step for step in range(-12, 13)), key=abs):
+            box = (left + 10, middle + shift - LINE_PX / 2, left + 10 + width, middle + shift + LINE_PX / 2)
+            if not any(_overlap(box, other) for other in taken):
+                break
+        taken.append(box)
+        points_up = shift * 72 / figure.dpi
+        axis.annotate(
+            text,
+            (x, y),
+            xytext=(7, points_up),
+            textcoords="offset points",
+            fontsize=LABEL_SIZE,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": "#b0b0b0", "linewidth": 0.6, "relpos": (0.0, 0.5)}
+            if shift
+            else None,
+        )
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
 def accuracy(results: Sequence[Result], path: Path) -> None:
     """Time against bytes to the target, both logarithmic: lower left is better."""
     reached = [r for r in results if r.to_accuracy_s and r.to_accuracy_wan_bytes]
     if not reached:
         return
-    figure, axis = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    figure, axis = plt.subplots(figsize=(8.5, 7.5))
+    points = []
     for result in reached:
         x, y = result.to_accuracy_s or 0.0, 1e-6 * (result.to_accuracy_wan_bytes or 0.0)
         axis.scatter(
             x, y, s=60, color=COLOURS[result.system], marker="o" if result.hub != "A" else "s", zorder=3
         )
-        axis.annotate(_label(result), (x, y), xytext=(7, 3), textcoords="offset points", fontsize=8.5)
+        points.append((x, y, _label(result)))
     axis.set(xscale="log", yscale="log", xlabel="seconds", ylabel="MB over the WAN")
     axis.set_title("Time and bytes to the target accuracy (lower left is better)")
     axis.grid(which="both", color="#e6e6e6", zorder=0)
-    axis.margins(0.18)
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_formatter("{x:,.0f}")
+        scale.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    axis.set_xlim(0.85 * min(x for x, _, _ in points), 2.2 * max(x for x, _, _ in points))
+    axis.margins(y=0.1)
+    _name(figure, axis, points)
     save(figure, path)
 
 
 def learned(results: Sequence[Learned], path: Path) -> None:
     """Accuracy against WAN bytes, a panel for each model: upper left is better."""
     models = list(dict.fromkeys(each.model for each in results))
-    figure, axes = plt.subplots(
-        len(models), figsize=(8.5, 5.5 * len(models)), squeeze=False, layout="constrained"
-    )
+    figure, axes = plt.subplots(len(models), figsize=(8.5, 6.5 * len(models)), squeeze=False)
     for axis, model in zip(axes[:, 0], models, strict=True):
+        points = []
         for each in (each for each in results if each.model == model):
             moved = 1e-6 * (each.bytes_up + each.bytes_down)
             spread = [
@@ -123,17 +163,13 @@ def learned(results: Sequence[Learned], path: Path) -> None:
             ]
             colour = COLOURS["geomx" if each.optimizer == "Adam" else "ddp"]
             axis.errorbar([moved], [100 * each.accuracy], yerr=spread, fmt="o", color=colour, capsize=3)
-            axis.annotate(
-                each.config,
-                (moved, 100 * each.accuracy),
-                xytext=(6, 4),
-                textcoords="offset points",
-                fontsize=8,
-            )
+            points.append((moved, 100 * each.accuracy, each.config))
         axis.set(xscale="log", xlabel="MB over the WAN in a round, a party", ylabel="test accuracy, %")
         axis.set_title(f"{model}: red with Adam, blue with SGD")
         axis.grid(which="both", color="#e6e6e6")
-        axis.margins(0.15)
+        axis.margins(y=0.15)
+        axis.set_xlim(0.7 * min(x for x, _, _ in points), 3.5 * max(x for x, _, _ in points))
+        _name(figure, axis, points)
     save(figure, path)
 
 
