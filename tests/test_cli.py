@@ -163,6 +163,10 @@ def test_a_worker_is_its_command_in_its_place(toml: str, tmp_path: Path) -> None
 def test_ctrl_c_is_status_130_without_a_traceback(
     toml: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     monkeypatch.setattr(cli, "describe", lambda run: os.kill(os.getpid(), signal.SIGINT))
-    assert cli.main(["check", toml]) == 130
+    try:
+        assert cli.main(["check", toml]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == ""
