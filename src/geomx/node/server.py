@@ -14,13 +14,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
 
 from geomx.codecs.base import Codec
-from geomx.errors import Disagreement, ProtocolError, Refused, Unsupported
+from geomx.errors import ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.contract import Write
@@ -28,19 +28,19 @@ from geomx.node.greeting import compare
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
 from geomx.node.streams import Sender, codec_for, decoded, sets_weights
+from geomx.node.turn_log import TurnLog
 from geomx.node.uplink import has_values, priority_of
+from geomx.node.upside import Upside
 from geomx.protocol.membership import EVERYONE, Members
 from geomx.protocol.messages import (
     Attach,
     Attached,
     Fetch,
     Hyper,
-    Hyperparameters,
     Leave,
     Message,
     Push,
     Refuse,
-    State,
     Update,
     Value,
 )
@@ -53,38 +53,6 @@ PLANES_LIMIT = 16
 MOST_TURNS = 1 << 62
 
 
-class Upside(Protocol):
-    """What a server does with what it has gathered."""
-
-    def holds(self, layout: Layout) -> list[Slice]:
-        """The slices that this server gathers."""
-
-    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
-        """The model is known."""
-
-    def hyper(self, digest: bytes, values: Hyperparameters) -> None:
-        """Hyper-parameters that pushes will name."""
-
-    def closed(self, piece: Slice, round_: Round) -> None:
-        """A round is complete; ends in `Server.answer`."""
-
-    def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
-        """A child wants what belongs in a checkpoint."""
-
-    def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
-        """Members take no part after these turns of their cohorts."""
-
-    def message(self, peer: Peer, message: Message, payload: Any) -> None:
-        """From a peer that is no child: a parent, or a shard beside us."""
-
-    def check_payload(self, peer: Peer, message: Message) -> None:
-        """Whether such a message may carry that payload."""
-
-    @property
-    def quiet(self) -> bool:
-        """Whether the node could end without taking anything with it that others need."""
-
-
 @dataclass(frozen=True, slots=True)
 class Below:
     """The downward edges of a server. `children`: each child's leaves, in the order of the run."""
@@ -93,20 +61,6 @@ class Below:
     patience: Patience
     up: Codec
     down: Sender
-
-
-@dataclass(slots=True)
-class _Turn:
-    """What a server remembers of one turn of a cohort, over all its slices."""
-
-    operation: str
-    by: str
-    opened: float
-    answered: int = 0  # slices, of gradients alone
-    last_answer: float = 0.0
-    weight: float = 0.0
-    staleness: int = 0
-    reported: float = 0.0
 
 
 class Server(BaseNode):
@@ -133,7 +87,7 @@ class Server(BaseNode):
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
         self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
         self._trained = 0  # how many slices take part in a step
-        self._turns: dict[tuple[str, int], _Turn] = {}  # by cohort and turn
+        self._turns = TurnLog(self.note)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.together) for leaf in self._members.order))
         self._is_attached = False
@@ -167,7 +121,7 @@ class Server(BaseNode):
             child, leaves = self.peer(name), self._below.children[name]
             if child is not None and name in self._welcomed and not self._members.has_left(leaves):
                 self.send(child, update, payload, priority)
-        self._turn_answered(piece, update, staleness)
+        self._turns.answered(piece.role, update, staleness, self._trained, self._now)
         if not self._policy.in_step:
             self._look_again(piece)
 
@@ -334,7 +288,7 @@ class Server(BaseNode):
         self._check_cohort(push)
         if push.turn <= rounds.closed:
             return
-        self._same_operation(push)
+        self._turns.opened(push, self._now)
         round_ = rounds.add(push, payload, self._members.first(push.origins), self._now)
         if self._policy.in_step:
             rounds.check_one_open()
@@ -418,50 +372,6 @@ class Server(BaseNode):
             )
         return self._children_of[cohort]
 
-    def _same_operation(self, push: Push) -> None:
-        """Every worker makes the same calls in the same order; say so instead of waiting for ever."""
-        turn = self._turns.get((push.cohort, push.turn))
-        if turn is None:
-            self._turns[push.cohort, push.turn] = _Turn(push.operation, ", ".join(push.origins), self._now)
-        elif turn.operation != push.operation:
-            raise Disagreement(
-                f"{turn.by} called {turn.operation} where {', '.join(push.origins)} called {push.operation} "
-                f"(turn {push.turn}): every worker must make the same calls in the same order"
-            )
-
-    def _turn_answered(self, piece: Slice, update: Update, staleness: int) -> None:
-        turn = self._turns.get((update.cohort, update.turn))
-        if update.kind != "gradient":
-            for key in [key for key in self._turns if key[0] == update.cohort and key[1] < update.turn]:
-                self._round_over(key)
-            return
-        if turn is None:
-            return
-        turn.answered += 1
-        turn.last_answer = self._now
-        turn.staleness = max(turn.staleness, staleness)
-        if piece.role == "weight":  # a ledger's weight counts contributions
-            turn.weight = update.weight
-        for key in [key for key in self._turns if key[0] == update.cohort and key[1] < update.turn]:
-            self._round_over(key)  # in which only some slices took part
-        if turn.answered == self._trained:
-            self._round_over((update.cohort, update.turn))
-
-    def _round_over(self, key: tuple[str, int]) -> None:
-        turn = self._turns.pop(key)
-        if not turn.answered:
-            return
-        self.note(
-            "round",
-            turn=key[1],
-            kind="gradient",
-            operation=turn.operation,
-            seconds=turn.last_answer - turn.opened,
-            weight=turn.weight,
-            cohort=key[0],
-            staleness=turn.staleness,
-        )
-
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _on_leave(self, peer: Peer, leaves: tuple[str, ...], message: Leave) -> None:
@@ -506,13 +416,7 @@ class Server(BaseNode):
 
     def on_tick(self) -> None:
         """Say on whom we wait, at most once in `stall_s` for each turn."""
-        for (cohort, number), turn in self._turns.items():
-            if self._now - max(turn.opened, turn.reported) >= self.limits.stall_s:
-                turn.reported = self._now
-                missing = self._missing(cohort, number)
-                if missing:
-                    seconds = self._now - turn.opened
-                    self.note("waiting", "warning", turn=number, whom=", ".join(missing), seconds=seconds)
+        self._turns.tick(self._now, self.limits.stall_s, self._missing)
         self._end_if_done()
 
     def _missing(self, cohort: str, turn: int) -> list[str]:
