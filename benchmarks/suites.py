@@ -17,7 +17,7 @@ FAST, SLOW, BROAD, UNEQUAL, LOSSY = (
     "10mbit-150ms-1loss",
 )
 EVERY = 10
-MEASURED_S, FEWEST, MOST = 10.0, 2, 12
+MEASURED_S, FEWEST, MOST = 6.0, 2, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,24 @@ LOCAL = tuple(
 
 EACH_STEP = (*GEOMX, *CODED, *DDP, *MXNET, *HIVEMIND, TORCHFT, FLOWER)
 EVERY_TEN = (*LOCAL, DDP_LOCAL, HIVEMIND_LOCAL, TORCHFT_LOCAL, FLOWER_LOCAL)
+EVERYTHING = (RAW, *EACH_STEP, *EVERY_TEN)
+CHOSEN = (
+    Entry("raw", "sockets", OWN),
+    Entry("geomx", "dense", OWN),
+    *(CODED[0], CODED[3], CODED[4]),
+    *LOCAL[1:],
+    *(DDP[0], DDP[1], DDP[2], DDP[4], DDP_LOCAL),
+    *(MXNET[0], MXNET[2]),
+    *(HIVEMIND[1], HIVEMIND_LOCAL),
+    *(TORCHFT, TORCHFT_LOCAL, FLOWER, FLOWER_LOCAL),
+)
+DENSE = (
+    Entry("raw", "sockets", OWN),
+    GEOMX[0],
+    *(replace(entry, hubs=OWN) for entry in GEOMX[1:]),
+    *(DDP[0], DDP[3], MXNET[0], HIVEMIND[0], TORCHFT, FLOWER),
+)
+DENSE_CUBIC = (DENSE[0], replace(GEOMX[0], hubs=OWN), DENSE[2], DDP[0])
 
 
 def cells_of(entries: Iterable[Entry], base: Cell) -> Iterator[Cell]:
@@ -120,30 +138,33 @@ def quick() -> Suite:
 
 
 def full() -> Suite:
-    """Every system on every network; every workload and shape on the first."""
+    """Everything on two networks; the chosen of each system on the other networks, workloads and shapes.
+
+    With cubic the network of 1 % loss is left out: one flow gets less than 1 of its 10 Mbit/s there.
+    """
     cells: list[Cell] = []
-    everything = (RAW, *EACH_STEP, *EVERY_TEN)
-    for network in (FAST, SLOW, BROAD, LOSSY):
-        cells += cells_of(everything, base(CNN_1M, network, 2, 2))
-    cells += cells_of(everything, base(CNN_1M, UNEQUAL, 3, 1))
     for network in (FAST, SLOW):
-        cells += cells_of(everything, base(CNN_1M, network, 2, 1))
-    for network in (FAST, SLOW, LOSSY):
-        cells += cells_of((RAW, *GEOMX[:2], *DDP[:2], MXNET[0]), base(CNN_1M, network, 2, 2, "cubic"))
+        cells += cells_of(EVERYTHING, base(CNN_1M, network, 2, 2))
+    for network in (BROAD, LOSSY):
+        cells += cells_of(CHOSEN, base(CNN_1M, network, 2, 2))
+    cells += cells_of(CHOSEN, base(CNN_1M, UNEQUAL, 3, 1))
+    for network in (FAST, SLOW):
+        cells += cells_of(CHOSEN, base(CNN_1M, network, 2, 1))
+        cells += cells_of((*DENSE_CUBIC, MXNET[0]), base(CNN_1M, network, 2, 2, "cubic"))
     for workload in (CNN_179K, CNN_10M, GPT_10M):
-        cells += cells_of(everything, base(workload, FAST, 2, 2))
-    cells += cells_of((RAW, *EACH_STEP), base(synthetic(1_068_490), FAST, 4, 2))
-    return Suite(tuple(cells), 2, "every system, network, workload and shape")
+        cells += cells_of(CHOSEN, base(workload, FAST, 2, 2))
+    each_step = (entry for entry in CHOSEN if entry.every == 1)
+    cells += cells_of(each_step, base(synthetic(1_068_490), FAST, 4, 2))
+    return Suite(tuple(cells), 1, "every system, network, workload and shape")
 
 
 def dense() -> Suite:
     """A dense round of 10 million parameters against the floor and every dense peer."""
     workload = synthetic(10_000_000)
-    entries = (RAW, *GEOMX, DDP[0], DDP[3], MXNET[0], HIVEMIND[0], TORCHFT, FLOWER)
     cells: list[Cell] = []
     for network in (FAST, SLOW):
-        cells += cells_of(entries, base(workload, network, 2, 2))
-        cells += cells_of((RAW, *GEOMX[:2], DDP[0]), base(workload, network, 2, 2, "cubic"))
+        cells += cells_of(DENSE, base(workload, network, 2, 2))
+        cells += cells_of(DENSE_CUBIC, base(workload, network, 2, 2, "cubic"))
     return Suite(tuple(cells), 2, "10 million parameters, dense, beside the floor")
 
 
@@ -153,7 +174,7 @@ def accuracy() -> Suite:
     geomx's dense rounds once: pacing and shards change no weight.
     """
     workload = replace(CNN_179K, target_accuracy=0.85, evaluate_every=20)
-    here = base(workload, SLOW, 2, 2, rounds=2000, limit_s=800.0)
+    here = base(workload, SLOW, 2, 2, rounds=2000, limit_s=400.0)
     others = [entry for entry in (*EACH_STEP, *EVERY_TEN) if entry not in GEOMX]
     cells = []
     for cell in cells_of((GEOMX[0], *others), here):
