@@ -5,8 +5,10 @@
 
 GeoMX's CNN on Fashion-MNIST, 2 parties × 2 workers, batches of 32, Adam. Real nodes and gradients on the simulator's
 virtual clock: a step takes 50 ms, on the workers of a slow party four times as long; a link has 100 Mbit/s and 15 ms
-each way, a slow one 10 Mbit/s. The first worker of the first party looks at the test images every 25 of its steps, in
-no time. Leaves rows in out/bench/algorithms.jsonl.
+each way, a slow one 10 Mbit/s. "six unequal": 2 parties × 3 workers, two of which take 49 times as long:
+33 × 6 steps fit into one of theirs, which is the throughput that ESync's paper reports, beside synchronous SGD's. The
+first worker of the first party looks at the test images every 25 of its steps, in no time. Leaves rows in
+out/bench/algorithms.jsonl.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import random
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,31 +63,50 @@ ALGORITHMS = {
     "HFA (10, 2)": Algorithm("hfa k1=10 k2=2"),
     "DiLoCo, every 50": Algorithm("diloco every=50"),
     "streaming DiLoCo, every 50": Algorithm("diloco every=50 fragments=5 overlap=5"),
+    "ESync": Algorithm("esync"),
+    "ESync, 10 steps or more": Algorithm("esync least=10"),
     "Downpour": Algorithm("downpour", optimizer="Adagrad", lr=0.01),
 }
-SCENARIOS = {"equal": (1.0, WAN), "slow party": (4.0, WAN), "slow link": (1.0, SLOW_WAN)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """How often as long a step takes on some workers, and what link party B has."""
+
+    slower: dict[str, float] = field(default_factory=dict)
+    wan_of_b: Network = WAN
+    parties: dict[str, tuple[str, ...]] = field(default_factory=lambda: virtual.PARTIES)
+
+
+SIX = {party: tuple(f"{party}/{rank}" for rank in range(3)) for party in ("A", "B")}
+SCENARIOS = {
+    "equal": Scenario(),
+    "slow party": Scenario(slower=dict.fromkeys(virtual.PARTIES["B"], 4.0)),
+    "slow link": Scenario(wan_of_b=SLOW_WAN),
+    "six unequal": Scenario(slower=dict.fromkeys(("B/1", "B/2"), 49.0), parties=SIX),
+}
 
 
 def trained(name: str, scenario: str, seed: int) -> dict[str, Any]:
     """One run; its row."""
-    algorithm, (factor, wan_of_b) = ALGORITHMS[name], SCENARIOS[scenario]
-    plan = Plan("algorithms", virtual.PARTIES, policy=algorithm.policy, compensation=algorithm.compensation)
+    algorithm, unequal = ALGORITHMS[name], SCENARIOS[scenario]
+    plan = Plan("algorithms", unequal.parties, policy=algorithm.policy, compensation=algorithm.compensation)
     simulator = Simulator(seed, LAN)
     simulator.link("A", "global/0", WAN)
-    simulator.link("B", "global/0", wan_of_b)
+    simulator.link("B", "global/0", unequal.wan_of_b)
     reached: dict[float, tuple[float, float]] = {}
     seen = {"accuracy": 0.0, "steps": 0}
 
     def loop(seat: virtual.Seat) -> None:
         run, task, program = seat.run, seat.task, seat.program
         chance = random.Random(f"{seed} {run.name}")
-        slow = factor if run.party == "B" else 1.0
+        slower = unequal.slower.get(run.name, 1.0)
         kind = getattr(torch.optim, algorithm.optimizer)
         model, optimizer = run.attach(task.model, kind(task.model.parameters(), lr=algorithm.lr))
         for step in range(1, MOST_STEPS + 1):
             optimizer.zero_grad()
             loss = task.loss(model)
-            program.sleep(STEP_S * slow * (1.0 + JITTER * chance.uniform(-1.0, 1.0)))
+            program.sleep(STEP_S * slower * (1.0 + JITTER * chance.uniform(-1.0, 1.0)))
             loss.backward()
             optimizer.step()
             if run.is_first and step % LOOK_EVERY == 0 and task.accuracy is not None:

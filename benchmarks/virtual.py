@@ -73,8 +73,9 @@ def wan_bytes(plan: Plan, simulator: Simulator) -> tuple[float, float]:
 
 
 def _job(plan: Plan, name: str, party: int, rank: int, model: str) -> training.Job:
+    workers = len(plan.workers) // len(plan.parties)
     return training.Job(
-        name=name, party=party, rank=rank, parties=len(plan.parties), workers=2, workload=model, parameters=0,
+        name=name, party=party, rank=rank, parties=len(plan.parties), workers=workers, workload=model, parameters=0,
         batch=BATCH, step_ms=0.0, steps=0, evaluate_every=0, target_accuracy=None, options={}, addresses={},
         folder=Path(),
     )  # fmt: skip

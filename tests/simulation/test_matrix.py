@@ -30,6 +30,7 @@ ALGORITHMS = {
     "MixedSync": ("mixed staleness=4", ""),
     "MixedSync, DC-ASGD": ("mixed", "dcasgd"),
     "HFA": ("hfa k1=2 k2=3", ""),
+    "ESync": ("esync", ""),
     "DiLoCo": ("diloco every=6", ""),
     "streaming DiLoCo": ("diloco every=6 fragments=3 overlap=1", ""),
     "Downpour": ("downpour", ""),

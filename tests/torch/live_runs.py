@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from trees import assert_well, plan_of
 
@@ -18,6 +19,7 @@ from geomx.torch import LiveRun, Settings
 torch.set_num_threads(1)
 
 Script = Callable[[LiveRun], Any]
+Make = Callable[[nn.Module], torch.optim.Optimizer]
 LAN = Network(rate_mbps=1000.0, delay_ms=1.0)
 
 
@@ -105,6 +107,33 @@ def joined(step: int, places: int, dtype: torch.dtype = torch.float64) -> tuple[
     """The concatenated batch of all workers in a step."""
     xs, ys = zip(*parts_of(step, places, dtype), strict=True)
     return torch.cat(xs), torch.cat(ys)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.003)
+
+
+def gradients(model: nn.Module, step: int, places: list[int], everyone: int) -> list[torch.Tensor]:
+    """The sample-weighted mean gradient of some workers, in plain PyTorch."""
+    parts = parts_of(step, everyone)
+    total = sum(len(parts[place][0]) for place in places)
+    means = [torch.zeros_like(p) for p in model.parameters()]
+    for place in places:
+        x, y = parts[place]
+        found = torch.autograd.grad(F.mse_loss(model(x), y), list(model.parameters()))
+        for mean, gradient in zip(means, found, strict=True):
+            mean.add_(gradient, alpha=len(x) / total)
+    return means
+
+
+def apply(model: nn.Module, optimizer: torch.optim.Optimizer, found: list[torch.Tensor]) -> None:
+    for parameter, gradient in zip(model.parameters(), found, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -11,7 +11,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_close, assert_equal, parts_of, place_of, samples_of, small_model, train, weights
+from live_runs import (
+    Make,
+    adam,
+    apply,
+    assert_close,
+    assert_equal,
+    gradients,
+    parts_of,
+    place_of,
+    samples_of,
+    sgd,
+    small_model,
+    train,
+    weights,
+)
 from torch import nn
 
 from geomx.drive.simulated import Network, Simulator
@@ -28,19 +42,10 @@ from geomx.sync.mixed import MixedSync
 from geomx.torch import LiveRun, Settings
 
 STEPS = 50
-Make = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05)
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.003)
 
 
 def settings(policy: Policy, **more: Any) -> Settings:
@@ -64,25 +69,6 @@ def script(make: Make, steps: int = STEPS, pause_s: Callable[[LiveRun, int], flo
         return weights(model)
 
     return main
-
-
-def gradients(model: nn.Module, step: int, places: list[int], everyone: int) -> list[torch.Tensor]:
-    """The sample-weighted mean gradient of some workers, in plain PyTorch."""
-    parts = parts_of(step, everyone)
-    total = sum(len(parts[place][0]) for place in places)
-    means = [torch.zeros_like(p) for p in model.parameters()]
-    for place in places:
-        x, y = parts[place]
-        found = torch.autograd.grad(F.mse_loss(model(x), y), list(model.parameters()))
-        for mean, gradient in zip(means, found, strict=True):
-            mean.add_(gradient, alpha=len(x) / total)
-    return means
-
-
-def apply(model: nn.Module, optimizer: torch.optim.Optimizer, found: list[torch.Tensor]) -> None:
-    for parameter, gradient in zip(model.parameters(), found, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
 
 
 # -- local steps ----------------------------------------------------------------------------------------------
@@ -297,6 +283,45 @@ def test_a_checkpoint_between_means_has_the_mean(tmp_path: Path) -> None:
         expected = (n[0] * a + n[1] * b) / sum(n)
         torch.testing.assert_close(loaded["A/0"][name], expected, rtol=1e-12, atol=1e-14)
     assert_equal(loaded["A/0"], loaded["B/0"])
+
+
+NORMALIZING = nn.BatchNorm1d(64).double()
+
+
+@pytest.mark.parametrize(
+    "spec", ["hfa k1=2 k2=2", "diloco every=4", "diloco every=4 fragments=2 overlap=1", "esync"]
+)
+def test_batch_norm_s_statistics_are_averaged_where_asked(spec: str) -> None:
+    """In the last step all have averaged; a moment earlier each had statistics of its own."""
+    before: dict[str, torch.Tensor] = {}
+
+    def main(run: LiveRun) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        plain = small_model()
+        model = nn.Sequential(plain[0], copy.deepcopy(NORMALIZING), plain[1], plain[2])
+        model, optimizer = run.attach(model, sgd(model))
+        for step in range(4):
+            x, y = parts_of(step, len(run.workers))[place_of(run)]
+            run.weight(len(x))
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            before[run.name] = model[1].running_mean.clone()
+            optimizer.step()
+        return before[run.name], weights(model)
+
+    averaging = Settings(
+        slice_elements=512, size_lower_bound=100, policy=policies.make(spec), buffers="average"
+    )
+    results, _ = train([2, 1], main, averaging, policy=spec)
+    (_, first), *others = results.values()
+    if "overlap" not in spec:
+        for _, other in others:
+            assert_equal(other, first)
+    own, _ = train([2, 1], main, settings(policies.make(spec)), policy=spec)
+    assert len({values["1.running_mean"].sum().item() for _, values in own.values()}) == 3
+    if spec == "diloco every=4":
+        shares = {name: samples_of(place) for place, name in enumerate(sorted(results))}
+        mean = sum(shares[name] * results[name][0] for name in results) / sum(shares.values())
+        torch.testing.assert_close(first["1.running_mean"], mean, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("wan", [Edge("bisparse ratio=0.2", "int8"), Edge("int4", "dense")])
@@ -559,6 +584,8 @@ ALGORITHMS = [
     "diloco every=6 fragments=2 overlap=2",
     "downpour",
     "downpour n_push=3 n_fetch=2",
+    "esync",
+    "esync wait=true",
 ]
 
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, ValidationInf
 from pydantic_core import CoreSchema, core_schema
 
 # What `geomx.sync.base` and `geomx.codecs.base` register, whose imports are not allowed here.
-POLICIES = ("fsa", "mixed", "hfa", "diloco", "downpour")
+POLICIES = ("fsa", "mixed", "hfa", "esync", "diloco", "downpour")
 COMPENSATIONS = ("dcasgd",)
 CODECS = ("dense", "fp16", "bf16", "int8", "int4", "sign", "two_bit", "topk", "bisparse", "mpq")
 

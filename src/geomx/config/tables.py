@@ -74,6 +74,11 @@ class Sync(Table):
         description="How much a worker's contribution counts: by the samples it saw, the same for all, "
         "or by its party's `dataset_size`.",
     )
+    buffers: Literal["own", "average"] = Field(
+        "own",
+        description="Floating buffers, such as BatchNorm's running statistics, where a policy averages weights: each "
+        "worker's own until `run.save`, or averaged with the weights.",
+    )
 
 
 class Optimizer(Table):

@@ -113,6 +113,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         seed=run.run.seed,
         ledger=run.run.ledger,
         policy=policies.make(run.sync.policy),
+        buffers=run.sync.buffers,
     )
 
 

@@ -23,7 +23,7 @@ from geomx.node.worker import Worker
 from geomx.optim.base import RootOptimizer, compensations, optimizers
 from geomx.protocol.messages import Message, Value
 from geomx.protocol.session import Patience
-from geomx.sync.base import policies
+from geomx.sync.base import Pacer, policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,7 @@ def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
         upside,
         dials={} if name == lead else {lead: plan.wan.patience},
         others=dict.fromkeys(others, plan.wan.patience),
+        pacer=policy if name == lead and isinstance(policy, Pacer) else None,
     )
 
 

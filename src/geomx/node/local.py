@@ -5,6 +5,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `attach(layout, settings)`: the model is known. Answered by `Ready`.
 - `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
 - `fetch(slice, of)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by `Fetched`.
+- `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.
 - `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
 - `fail(reason)`: the user's script raised; the run is told, and ends.
 """
@@ -61,6 +62,14 @@ class Arrived:
     present: bytes | None
     ended: bool
     cohort: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """So many steps may be taken before this worker contributes to round `turn`."""
+
+    turn: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)

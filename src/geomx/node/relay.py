@@ -28,7 +28,18 @@ from geomx.node.states import (
 from geomx.node.streams import Receiver
 from geomx.node.uplink import Uplink, has_values
 from geomx.optim.base import SliceState
-from geomx.protocol.messages import Attached, Fetch, Hyperparameters, Message, Push, State, Update, Value
+from geomx.protocol.messages import (
+    Allowance,
+    Attached,
+    Fetch,
+    Hyperparameters,
+    Message,
+    Push,
+    State,
+    Stepped,
+    Update,
+    Value,
+)
 from geomx.protocol.rounds import Round
 
 
@@ -134,6 +145,9 @@ class Relay:
         self._tokens[self._token] = fetch.token
         self._uplink.fetch(self._token, fetch.slice, fetch.of)
 
+    def stepped(self, message: Stepped) -> None:
+        self._uplink.stepped(message)
+
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         self._uplink.leave(turns, origins)
 
@@ -176,6 +190,9 @@ class Relay:
             self._uplink.restore(piece, kept)
             self._server.down.restore(piece, within("down.", kept))
         self._server.answer(update, payload)
+
+    def allowed(self, allowance: Allowance) -> None:
+        self._server.tell(allowance)
 
     def fetched(self, state: State, payload: Any) -> None:
         reply = self._replies.pop(state.token, None)

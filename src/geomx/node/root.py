@@ -37,7 +37,17 @@ from geomx.node.states import (
 from geomx.node.streams import Sender, codec_for
 from geomx.node.uplink import has_values
 from geomx.optim.base import Compensation, RootOptimizer, SliceState
-from geomx.protocol.messages import Fetch, Hyperparameters, Message, Norms, Scale, State, Update, Value
+from geomx.protocol.messages import (
+    Fetch,
+    Hyperparameters,
+    Message,
+    Norms,
+    Scale,
+    State,
+    Stepped,
+    Update,
+    Value,
+)
 from geomx.protocol.rounds import Round
 
 HYPERS_KEPT = 8192
@@ -119,6 +129,9 @@ class Root:
 
     def check_payload(self, peer: Peer, message: Message) -> None:
         raise ProtocolError(f"{type(message).__name__} announces a payload to a shard beside it")
+
+    def stepped(self, message: Stepped) -> None:
+        raise ProtocolError(f"{message.worker} tells its steps where no policy asks for them")
 
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         """Nobody above needs to know."""

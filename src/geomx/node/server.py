@@ -33,6 +33,7 @@ from geomx.node.uplink import has_values, priority_of
 from geomx.node.upside import Upside
 from geomx.protocol.membership import EVERYONE, Members
 from geomx.protocol.messages import (
+    Allowance,
     Attach,
     Attached,
     Fetch,
@@ -41,12 +42,13 @@ from geomx.protocol.messages import (
     Message,
     Push,
     Refuse,
+    Stepped,
     Update,
     Value,
 )
 from geomx.protocol.rounds import Round, Rounds
 from geomx.protocol.session import Patience
-from geomx.sync.base import Policy, View, Wait, cohort_of
+from geomx.sync.base import Pacer, Policy, View, Wait, cohort_of
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 PLANES_LIMIT = 16
@@ -64,7 +66,10 @@ class Below:
 
 
 class Server(BaseNode):
-    """See the module's text. `make_upside(server)` gives it its relay or root; `others`: shards that dial us."""
+    """See the module's text. `make_upside(server)` gives it its relay or root; `others`: shards that dial us.
+
+    `pacer`: the policy again, where this is the first shard and the policy sets the workers' pace.
+    """
 
     def __init__(
         self,
@@ -75,11 +80,13 @@ class Server(BaseNode):
         make_upside: Callable[[Server], Upside],
         dials: dict[str, Patience] | None = None,
         others: dict[str, Patience] | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         expects = dict.fromkeys(below.children, below.patience) | (others or {})
         super().__init__(identity, limits, dials or {}, expects)
         self._below = below
         self._policy = policy
+        self._pacer = pacer
         self._members = Members(leaf for leaves in below.children.values() for leaf in leaves)
         self._upside = make_upside(self)
         self._layout: Layout | None = None
@@ -122,8 +129,17 @@ class Server(BaseNode):
             if child is not None and name in self._welcomed and not self._members.has_left(leaves):
                 self.send(child, update, payload, priority)
         self._turns.answered(piece.role, update, staleness, self._trained, self._now)
+        if self._pacer is not None and update.kind == "gradient":
+            self._allow(update.turn + 1, self._pacer.closed(update.turn, self._now))
         if not self._policy.in_step:
             self._look_again(piece)
+
+    def tell(self, allowance: Allowance) -> None:
+        """Send a worker word of how many steps it may take."""
+        for name, leaves in self._below.children.items():
+            child = self.peer(name)
+            if allowance.worker in leaves and child is not None and not self._members.has_left(leaves):
+                self.send(child, allowance)
 
     def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""
@@ -148,6 +164,8 @@ class Server(BaseNode):
             self._upside.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
             self._on_attach(peer, message, payload)
+        elif isinstance(message, Stepped):
+            self._on_stepped(leaves, message)
         elif isinstance(message, Fetch):
             self._piece(message.slice)
             self._upside.fetch(message, lambda state, data: self.send(peer, state, data))
@@ -289,6 +307,8 @@ class Server(BaseNode):
         if push.turn <= rounds.closed:
             return
         self._turns.opened(push, self._now)
+        if self._pacer is not None and push.kind == "gradient":
+            self._pacer.contributed(push.origins, push.turn, self._now)
         round_ = rounds.add(push, payload, self._members.first(push.origins), self._now)
         if self._policy.in_step:
             rounds.check_one_open()
@@ -296,6 +316,21 @@ class Server(BaseNode):
             self._note_call(push)
         if round_ is not None:
             self._decide(piece, round_)
+
+    def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
+        if message.worker not in leaves or message.steps < 1 or not 0.0 <= message.seconds < math.inf:
+            raise ProtocolError(
+                f"step {message.steps} of {message.worker} in {message.seconds} s; members: {', '.join(leaves)}"
+            )
+        if self._pacer is None:
+            self._upside.stepped(message)
+            return
+        worker, turn = message.worker, message.turn
+        self._allow(turn, self._pacer.stepped(worker, turn, message.steps, message.seconds, self._now))
+
+    def _allow(self, turn: int, allowed: dict[str, int]) -> None:
+        for worker, steps in allowed.items():
+            self.tell(Allowance(worker, turn, steps))
 
     def _check_cohort(self, push: Push) -> None:
         """Steps are of the policy's cohorts, means inside a party of the party; all else is everybody's."""
@@ -381,6 +416,8 @@ class Server(BaseNode):
         turn = max(message.turns.values(), default=-1)
         self.note("left", "info", peer=", ".join(message.origins), turn=turn)
         self._upside.left(message.turns, message.origins)
+        if self._pacer is not None:
+            self._pacer.left(message.origins)
         self.acknowledge(peer)
         for (index, _), rounds in list(self._rounds.items()):
             for round_ in list(rounds.open.values()):

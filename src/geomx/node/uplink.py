@@ -22,6 +22,7 @@ from geomx.node.peers import Peer
 from geomx.node.states import Planes, under, within
 from geomx.node.streams import Receiver, codec_for
 from geomx.protocol.messages import (
+    Allowance,
     Attach,
     Attached,
     Fetch,
@@ -32,6 +33,7 @@ from geomx.protocol.messages import (
     Of,
     Push,
     State,
+    Stepped,
     Update,
     Value,
     payload_size,
@@ -49,6 +51,9 @@ class Owner(Protocol):
 
     def answered(self, update: Update, payload: Any) -> None:
         """A slice's round has closed at the root."""
+
+    def allowed(self, allowance: Allowance) -> None:
+        """How many steps a worker may take."""
 
     def fetched(self, state: State, payload: Any) -> None:
         """An answer to `fetch`."""
@@ -131,6 +136,9 @@ class Uplink:
         shard = self._parent(self.parents[self._shard_of[push.slice]])
         self._node.send(shard, sized, payload, priority_of(self._piece(push.slice)))
 
+    def stepped(self, message: Stepped) -> None:
+        self._node.send(self._parent(self.parents[0]), message)
+
     def fetch(self, token: int, index: int, of: Of) -> None:
         self._node.send(self._parent(self.parents[self._shard_of[index]]), Fetch(token, index, of))
 
@@ -166,6 +174,8 @@ class Uplink:
             self._attached[peer.name] = unpack_turns(payload)
             if len(self._attached) == len(self.parents):
                 self._owner.attached(self._turns(), message)
+        elif isinstance(message, Allowance):
+            self._owner.allowed(message)
         elif isinstance(message, State):
             self._piece(message.slice)
             self._owner.fetched(message, payload)

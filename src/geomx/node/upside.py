@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from geomx.layout import Layout, Slice
 from geomx.node.peers import Peer
-from geomx.protocol.messages import Fetch, Hyperparameters, Message, State, Value
+from geomx.protocol.messages import Fetch, Hyperparameters, Message, State, Stepped, Value
 from geomx.protocol.rounds import Round
 
 
@@ -28,6 +28,9 @@ class Upside(Protocol):
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         """A child wants what belongs in a checkpoint."""
+
+    def stepped(self, message: Stepped) -> None:
+        """A worker below has taken a step on its own."""
 
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         """Members take no part after these turns of their cohorts."""

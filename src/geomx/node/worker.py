@@ -17,13 +17,24 @@ from geomx.errors import RunFailed
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.contract import Notify
-from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.local import Allowed, Arrived, Contribution, Fetched, Left, Ready
 from geomx.node.peers import Identity, Limits, Peer
 from geomx.node.states import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.streams import Receiver
 from geomx.node.uplink import Uplink
 from geomx.optim.base import SliceState
-from geomx.protocol.messages import Attached, Hyperparameters, Message, Of, Push, State, Update, Value
+from geomx.protocol.messages import (
+    Allowance,
+    Attached,
+    Hyperparameters,
+    Message,
+    Of,
+    Push,
+    State,
+    Stepped,
+    Update,
+    Value,
+)
 from geomx.protocol.session import Patience
 
 
@@ -76,6 +87,9 @@ class Worker(BaseNode):
             0,
         )
 
+    def stepped(self, turn: int, steps: int, seconds: float) -> None:
+        self._uplink.stepped(Stepped(self.name, turn, steps, seconds))
+
     def leave(self, turns: dict[str, int]) -> None:
         self._leaving = True
         self._uplink.leave(turns, (self.name,))
@@ -127,6 +141,9 @@ class Worker(BaseNode):
             )
 
         self.run_job(work, done, down.codec.cost_bytes(piece))
+
+    def allowed(self, allowance: Allowance) -> None:
+        self.emit(Notify(Allowed(allowance.turn, allowance.steps)))
 
     def fetched(self, state: State, payload: Any) -> None:
         self.emit(Notify(Fetched(state.slice, unpack_state(self._piece(state.slice), state, payload))))

@@ -135,6 +135,23 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     size: int = 0
 
 
+class Stepped(Message, frozen=True, array_like=True, tag=True):
+    """To the first shard: a worker has taken its `steps`-th step towards round `turn`, which took so many seconds."""
+
+    worker: str
+    turn: int
+    steps: int
+    seconds: float
+
+
+class Allowance(Message, frozen=True, array_like=True, tag=True):
+    """From the first shard: how many steps a worker may take before it contributes to round `turn`."""
+
+    worker: str
+    turn: int
+    steps: int
+
+
 class Norms(Message, frozen=True, array_like=True, tag=True):
     """Between shards: the square sum of the mean gradient, slice by slice, for `clip_norm`."""
 
@@ -199,8 +216,8 @@ class Failure(Message, frozen=True, array_like=True, tag=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Refuse | Attach | Attached | Hyper | Push | Update | Norms | Scale
-    | Fetch | State | Ack | Beat | Leave | Failure
+    Hello | Welcome | Refuse | Attach | Attached | Hyper | Push | Update | Stepped | Allowance
+    | Norms | Scale | Fetch | State | Ack | Beat | Leave | Failure
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

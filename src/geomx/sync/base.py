@@ -6,9 +6,9 @@ one node, so a policy may keep state. It sees no tensor, no socket and no clock 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from geomx.protocol.messages import Hyperparameters, Kind
 from geomx.registry import Registry
@@ -30,13 +30,17 @@ class Local:
 
     `fragment` (of "run"): which of how many equal parts of the model; (1, 4) is every fourth slice from the second on.
     `overlap`: so many steps later the answer is taken in, and `merge` says which share of a worker's own weights stays.
+    "told": "run" where a `Pacer` says so, else "nobody"; `wait`: for its word on this very step. `equal`: whoever has
+    stepped counts the same.
     """
 
-    average: Literal["nobody", "party", "run"] = "nobody"
+    average: Literal["nobody", "party", "run", "told"] = "nobody"
     outer: Hyperparameters = field(default_factory=dict)
     fragment: tuple[int, int] = (0, 1)
     overlap: int = 0
     merge: float = 0.0
+    wait: bool = False
+    equal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,26 @@ class Policy(Protocol):
         """On a server: close the slice's round, or wait for whom?"""
 
 
+@runtime_checkable
+class Pacer(Protocol):
+    """A policy that says while a round goes on how many steps workers may take in it.
+
+    The first shard asks it. Both `stepped` and `closed` return how many steps of the round some workers may take.
+    """
+
+    def stepped(self, worker: str, turn: int, steps: int, seconds: float, now: float) -> dict[str, int]:
+        """A worker has taken a step, which took it so many `seconds`; these are its `steps` for round `turn`."""
+
+    def contributed(self, workers: Iterable[str], turn: int, now: float) -> None:
+        """What these workers push in a round has come, or a slice of it."""
+
+    def closed(self, turn: int, now: float) -> dict[str, int]:
+        """A slice's round has closed."""
+
+    def left(self, workers: Iterable[str]) -> None:
+        """These workers take no part in rounds to come."""
+
+
 def cohort_of(worker: str, together: Together) -> str:
     """The name of the cohort in which a worker takes its steps."""
     return {"run": "", "party": worker.rpartition("/")[0], "worker": worker}[together]
@@ -109,6 +133,7 @@ policies: Registry[type[Policy]] = Registry(
         "fsa": "geomx.sync.fsa:FSA",
         "mixed": "geomx.sync.mixed:MixedSync",
         "hfa": "geomx.sync.hfa:HFA",
+        "esync": "geomx.sync.esync:ESync",
         "diloco": "geomx.sync.diloco:DiLoCo",
         "downpour": "geomx.sync.downpour:Downpour",
     },

@@ -14,7 +14,7 @@ import torch
 from geomx.errors import Unsupported
 from geomx.layout import Layout
 from geomx.node.contract import Port
-from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.local import Allowed, Arrived, Contribution, Fetched, Left, Ready
 from geomx.optim.base import SliceState
 from geomx.protocol.membership import EVERYONE
 from geomx.protocol.messages import Hyperparameters, Kind, Of, Value
@@ -37,6 +37,7 @@ class Exchange:
         self._have: dict[tuple[int, str], int] = {}  # slice, cohort -> the last turn whose update has arrived
         self._ready: Ready | None = None
         self._states: dict[int, SliceState] = {}
+        self._allowed: dict[int, int] = {}  # by turn: how many steps may be taken in it
         self._left = self._closed = False
         port.listen(self._hear)
 
@@ -141,6 +142,21 @@ class Exchange:
         states, self._states = self._states, {}
         return states
 
+    def stepped(self, steps: int, seconds: float, wait: bool) -> int:
+        """Tell that a step has been taken, the `steps`-th of this turn; returns how many may be taken in it.
+
+        `wait`: for the answer; else as far as is known, 1 where nothing is.
+        """
+        turn = self.turn
+        self._call("stepped", turn, steps, seconds)
+        if wait:
+            self._allowed.pop(turn, None)
+            self.port.wait(
+                lambda: turn in self._allowed,
+                lambda: f"{self.name} waits to hear how many steps it may take in turn {turn}",
+            )
+        return self._allowed.get(turn, 1)
+
     def leave(self) -> None:
         """Take no part in turns to come; returns when the run knows.
 
@@ -173,6 +189,8 @@ class Exchange:
             if cohort == item.cohort and turn <= item.turn:
                 del self.outstanding[item.slice]
             self.receive(item)
+        elif isinstance(item, Allowed):
+            self._allowed = {item.turn: item.steps}
         elif isinstance(item, Fetched):
             self._states[item.slice] = item.state
         elif isinstance(item, Ready):

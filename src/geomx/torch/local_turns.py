@@ -3,10 +3,13 @@
     nobody    nothing leaves
     party     w ← Σ n_j w_j / Σ n_j over the workers j of the party; the local server answers by itself
     run       Δ = w_start − w goes up as a gradient; the optimizer at the root makes of its mean what all go on from
+    told      as `run` where a policy at the root says so while a round goes on, else as `nobody`
 
 w_start: the weights that all had behind the last `run`. n_j: how much worker j counts, over the steps since the last
 mean of the same reach (in samples, or else as `sync.weight` says). Optimizers' states stay with their workers. A worker
 whose data has ended goes on without steps until the run has averaged behind everybody's last.
+
+With `settings.buffers` "average", floating buffers (BatchNorm's means and variances) are averaged whenever weights are.
 
 A `run` may be of a fragment of the model, and its answer may be taken in some steps later. What has come by then waits
 in `_fresh`, so that it is taken in behind the same step on every worker, however fast its network is.
@@ -15,6 +18,7 @@ in `_fresh`, so that it is taken in behind the same step on every worker, howeve
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +50,10 @@ class LocalTurns(Turns):
         self._counted_at: dict[Any, float] = {}  # by what was averaged: n at its last mean
         self._last_run = Local("run")
         self._is_step = True
+        averages = self._settings.buffers == "average"
+        self._buffers = self._carried.floating_buffers() if averages else []
+        self._averaging: set[int] = set()  # buffers whose mean over the run is under way
+        self._stepped, self._steps_of_turn = self._timeline.now(), 0
 
     @property
     def cohort(self) -> str:
@@ -66,7 +74,8 @@ class LocalTurns(Turns):
             self._optimizer.step()
             self._count()
             self.steps += 1
-            self._follow(self._next_plan())
+            self._follow(self._as_told(self._next_plan()))
+            self._stepped = self._timeline.now()
 
     def end_epoch(self) -> None:
         super().end_epoch()
@@ -81,7 +90,16 @@ class LocalTurns(Turns):
         plan = self._next_plan()
         while plan.average == "nobody" and not self._is_due():
             plan = self._next_plan()
-        self._follow(plan)
+        self._follow(replace(plan, average="run") if plan.average == "told" else plan)
+
+    def _as_told(self, plan: Local) -> Local:
+        """What a plan means now where it leaves that to whoever sets the pace."""
+        if plan.average != "told":
+            return plan
+        self._steps_of_turn += 1
+        taken_s = self._timeline.now() - self._stepped
+        allowed = self._exchange.stepped(self._steps_of_turn, taken_s, plan.wait)
+        return replace(plan, average="run" if self._steps_of_turn >= allowed else "nobody")
 
     def _next_plan(self) -> Local:
         plan = self._settings.policy.step(self._planned)
@@ -108,7 +126,7 @@ class LocalTurns(Turns):
 
     def _follow(self, plan: Local) -> None:
         if plan.average == "party" and not self._alone:
-            self._contribute(self._trained, self._party, self._weight("party"), {})
+            self._contribute(self._trained + self._buffers, self._party, self._weight("party"), {})
             self._exchange.wait()
         elif plan.average == "run":
             self._average_run(plan)
@@ -116,11 +134,14 @@ class LocalTurns(Turns):
             self._take_in(self._due.popleft())
 
     def _average_run(self, plan: Local) -> None:
-        self._last_run = plan
+        self._last_run, self._steps_of_turn = plan, 0
         part, parts = plan.fragment
-        slices = self._trained[part::parts]
+        buffers = self._buffers[part::parts]
+        slices = self._trained[part::parts] + buffers
+        self._averaging.update(piece.index for piece in buffers)
         self._weight("party")  # a mean over the run is one over the party
-        self._contribute(slices, EVERYONE, self._weight(plan.fragment), plan.outer)
+        weight = self._weight(plan.fragment)
+        self._contribute(slices, EVERYONE, float(weight > 0.0) if plan.equal else weight, plan.outer)
         self._due.append((self._planned + plan.overlap, slices, plan.merge))
 
     def _is_due(self) -> bool:
@@ -137,6 +158,8 @@ class LocalTurns(Turns):
             self.all_ended = arrived.ended
             if arrived.values is not None:
                 self._starts[piece.index] = arrived.values
+            elif piece.role == "buffer":  # nobody has trained
+                continue
             values = self._starts[piece.index]
             if merge:
                 own, _ = self._carried.gather(piece, self._carried.tensor)
@@ -149,7 +172,7 @@ class LocalTurns(Turns):
         for piece in slices:
             self._exchange.contribute(
                 piece.index,
-                "gradient" if cohort == EVERYONE else "mean",
+                "gradient" if cohort == EVERYONE and piece.role == "weight" else "mean",
                 STEP,
                 weight,
                 self._share(piece, weight, cohort),
@@ -168,8 +191,8 @@ class LocalTurns(Turns):
             return None, absent(piece)
         values, present = self._carried.gather(piece, self._carried.tensor)
         assert values is not None  # weights are always there
-        moved = self._starts[piece.index] - values if cohort == EVERYONE else values
-        return moved.mul_(weight), present
+        moved = cohort == EVERYONE and piece.role == "weight"
+        return (self._starts[piece.index] - values if moved else values).mul_(weight), present
 
     def _arrived(self, piece: Slice, arrived: Arrived) -> None:
         if arrived.cohort == EVERYONE:
@@ -178,11 +201,16 @@ class LocalTurns(Turns):
             self._carried.scatter(piece, arrived.values)
 
     def _receive(self, arrived: Arrived) -> None:
-        super()._receive(arrived)
         piece = self._carried.layout.slices[arrived.slice]
+        if piece.role == "buffer" and arrived.cohort == EVERYONE and piece.index in self._averaging:
+            self._averaging.remove(piece.index)
+            self._fresh[piece.index] = arrived
+            return
+        super()._receive(arrived)
         is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
         if is_everyones and piece.role == "weight" and arrived.values is not None:
             self._starts[piece.index] = arrived.values  # all have these weights now
             self._counted, self._counted_at = 0.0, {}
             self._due.clear()
+            self._averaging.clear()
             self._fresh.pop(piece.index, None)

@@ -22,8 +22,6 @@ from geomx.torch.checkpoint import Checkpoint
 from geomx.torch.sharing import Holder
 from geomx.torch.tensors import Carried, write_flat
 
-AVERAGED = ("float32", "float64")
-
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -67,9 +65,9 @@ def save(attached: Attached, task: Task, position: Position) -> None:
     averaged: dict[int, torch.Tensor] = {}
     weights = carried.slices("weight") if attached.turns.local else []
     if buffers or weights:
-        means = [*weights, *(piece for piece in buffers if piece.dtype in AVERAGED)]
-        others = [piece for piece in buffers if piece.dtype not in AVERAGED]
-        averaged = attached.sharing.average("save()", means, others, position.samples)
+        means = carried.floating_buffers()
+        others = [piece for piece in buffers if piece not in means]
+        averaged = attached.sharing.average("save()", [*weights, *means], others, position.samples)
     if attached.turns.in_step:
         kept = attached.sharing.kept(task.holders)
         residuals.write(residuals.path_of(task.path, task.worker), carried, kept)

@@ -14,6 +14,7 @@ WeightPolicy = Literal["samples", "equal", "dataset_size"]
 Place = Literal["auto", "server", "workers"]
 Overlap = Literal["none", "forward"]
 PushAt = Literal["backward", "step"]
+Buffers = Literal["own", "average"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +36,5 @@ class Settings:
     delay: Delay | None = None
     seed: int = 0
     ledger: bool = False
+    buffers: Buffers = "own"
     policy: Policy = field(default_factory=FSA)

@@ -19,6 +19,7 @@ from geomx.layout import Layout, Part, Role, Slice, Tensor
 from geomx.protocol import presence
 
 LEDGER = "geomx.ledger"
+AVERAGED = ("float32", "float64")
 
 
 def plain_name(name: str) -> str:
@@ -73,6 +74,10 @@ class Carried:
     def slices(self, *roles: Role) -> list[Slice]:
         """The slices of these roles, in order."""
         return [piece for piece in self.layout.slices if piece.role in roles]
+
+    def floating_buffers(self) -> list[Slice]:
+        """The slices of buffers that have a mean."""
+        return [piece for piece in self.slices("buffer") if piece.dtype in AVERAGED]
 
     def name(self, number: int) -> str:
         return self.layout.tensors[number].name

@@ -1,0 +1,148 @@
+"""ESync: fast workers take more local steps while the slowest computes (Li et al., IEEE TSC 2020).
+
+    each step                w_i ← worker i's own optimizer
+    each synchronisation     Δ = mean_i (w_start − w_i);   w ← w_start − lr · Δ;   w_i ← w for all
+
+`lr` is 1, and all workers that have stepped count the same, as in the paper; with `equal=false` they count as
+`sync.weight` says. A worker tells the first shard of every step; the shard answers how many steps it may take until
+the slowest will be there, so that none waits long and none is waited for:
+
+    there_j = when worker j took its last step, or began + what it lacks of `least` steps · step_j + reach_j
+    steps_i = steps that worker i has taken + ⌊(max_j there_j − its last step − reach_i) / step_i + slack⌋
+
+step_j: how long one of its steps takes, by its own clock. reach_j: from the news of its last step to its contribution,
+codecs and transmission included. All points in time are the shard's own: no clock is compared with another one.
+`slack`: by what share of a step a worker may be late. At least `least` and at most `most` steps lie between two
+synchronisations; before all steps have been timed, `least`.
+
+A worker goes on with what it was told last, and knows at the beginning of a round how many steps it has; with
+`wait=true` it waits for the answer behind every step, as in the paper's blocking mode. A worker that has gone silent
+makes the others late by the round alone: they stop when it should have been there, and wait as in any round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from geomx.errors import ConfigError, Fault
+from geomx.sync.base import Apply, Local, Plan, Together, View, Wait
+from geomx.sync.fsa import when_complete
+from geomx.sync.hfa import AVERAGE
+
+SHORTEST_S = 1e-6  # below, a step counts as long
+
+
+@dataclass(slots=True)
+class _Pace:
+    """What the shard knows of a worker. Points in time are the shard's, in seconds."""
+
+    step_s: float
+    begin_s: float = 0.0  # from the beginning of a round here until this worker computes
+    reach_s: float = 0.0
+    steps: int = 0  # of this round
+    stepped: float = 0.0  # when the news of its last step came
+    arrived: float | None = None  # when its contribution to this round did
+    round: int = -1  # of its last step
+    told: int = 1  # how many steps of this round it may take
+
+
+class ESync:
+    """See the module's text."""
+
+    together: Together = "run"
+    in_step = True
+    plans: type[Plan] = Local
+
+    def __init__(
+        self,
+        *,
+        wait: bool = False,
+        least: int = 1,
+        most: int = 100,
+        slack: float = 0.1,
+        lr: float = 1.0,
+        equal: bool = True,
+    ) -> None:
+        faults = []
+        if least < 1:
+            faults.append(Fault("least", f"{least}", "1 or more"))
+        if most < least:
+            faults.append(Fault("most", f"{most}", f"least={least} or more"))
+        if not 0.0 <= slack < 1.0:
+            faults.append(Fault("slack", f"{slack}", "a share from 0, below 1"))
+        if not lr > 0.0:
+            faults.append(Fault("lr", f"{lr}", "a number above 0"))
+        if faults:
+            raise ConfigError("policy esync", faults)
+        self._plan = Local("told", {**AVERAGE, "lr": lr}, wait=wait, equal=equal)
+        self._least, self._most, self._slack = least, most, slack
+        self._round, self._began = -1, 0.0
+        self._paces: dict[str, _Pace] = {}
+
+    def step(self, step: int) -> Local:
+        return self._plan
+
+    def gathered(self, view: View, now: float) -> Apply | Wait:
+        return when_complete(view)
+
+    # -- on the first shard -----------------------------------------------------------------------------------
+
+    def stepped(self, worker: str, turn: int, steps: int, seconds: float, now: float) -> dict[str, int]:
+        if turn < self._round:  # it has come back, and takes part in a round that has closed
+            return {worker: steps}
+        if turn > self._round:
+            self._begin(turn, now)
+        pace = self._paces.setdefault(worker, _Pace(seconds))
+        pace.step_s = (pace.step_s + seconds) / 2
+        if steps == 1:
+            pace.begin_s = max(0.0, now - seconds - self._began)
+        pace.round, pace.steps, pace.stepped = turn, steps, now
+        changed = self._told()
+        return changed | {worker: pace.told}
+
+    def contributed(self, workers: Iterable[str], turn: int, now: float) -> None:
+        paces = [self._paces[worker] for worker in workers if worker in self._paces]
+        stepped = [pace.stepped for pace in paces if pace.round == turn]
+        for pace in paces:
+            if stepped:
+                pace.reach_s = now - max(stepped)
+            if turn == self._round:
+                pace.arrived = now
+
+    def closed(self, turn: int, now: float) -> dict[str, int]:
+        if turn < self._round:
+            return {}
+        self._begin(turn + 1, now)
+        return self._told()
+
+    def left(self, workers: Iterable[str]) -> None:
+        for worker in workers:
+            self._paces.pop(worker, None)
+
+    def _begin(self, turn: int, now: float) -> None:
+        self._round, self._began = turn, now
+        for pace in self._paces.values():
+            pace.steps, pace.arrived, pace.told = 0, None, self._least
+
+    def _told(self) -> dict[str, int]:
+        """How many steps everybody may take in this round, of those for whom that has changed."""
+        changed: dict[str, int] = {}
+        last = max((self._there(pace) for pace in self._paces.values()), default=0.0)
+        for worker, pace in self._paces.items():
+            room = (last - self._ready(pace) - pace.reach_s) / max(pace.step_s, SHORTEST_S) + self._slack
+            steps = max(self._least, pace.steps, min(pace.steps + math.floor(room), self._most))
+            if steps != pace.told:
+                changed[worker] = pace.told = steps
+        return changed
+
+    def _ready(self, pace: _Pace) -> float:
+        """When a worker could begin its next step."""
+        return pace.stepped if pace.steps else self._began + pace.begin_s
+
+    def _there(self, pace: _Pace) -> float:
+        """When a worker's contribution could be here at the earliest."""
+        if pace.arrived is not None:
+            return pace.arrived
+        return self._ready(pace) + max(0, self._least - pace.steps) * pace.step_s + pace.reach_s
