@@ -128,7 +128,7 @@ def test_a_typo_is_answered_with_the_nearest_name(line, where, found, hint):
         ("wan.link = 100", "table of `rate_mbps`, `delay_ms`, `jitter_ms`, `loss`"),
         (
             'sync.policy = "my policy:Class"',
-            '"fsa", "mixed", "hfa", "diloco", "downpour", or your own as "module:Class", '
+            '"fsa", "mixed", "hfa", "esync", "diloco", "downpour", or your own as "module:Class", '
             "with parameters as `staleness=4` behind it",
         ),
         ('global.addresses = ["host"]', 'list of "host:port"'),
