@@ -112,7 +112,7 @@ def test_a_cut_of_five_seconds_is_survived(tmp_path: Path, runs: list[RealRun], 
     assert shaken.weights() == calm.weights()
 
 
-@pytest.mark.parametrize("policy", ["mixed", "hfa k1=3 k2=2", "downpour n_push=2 n_fetch=2"])
+@pytest.mark.parametrize("policy", ["mixed", "hfa k1=3 k2=2", "esync", "downpour n_push=2 n_fetch=2"])
 def test_a_worker_that_is_killed_and_restarted_catches_up(
     tmp_path: Path, runs: list[RealRun], policy: str
 ) -> None:
