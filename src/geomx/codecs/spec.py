@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import torch
+
 from geomx.codecs.base import Codec, codecs
 from geomx.codecs.noise import Stream
+from geomx.layout import SLICES_WANTED, Layout, Tensor
+
+FEWEST_SLICES = 16
+SAMPLE_ELEMENTS = 1 << 14
 
 
 def make_codec(spec: str, stream: Stream) -> Codec:
     """The codec of a spec. Raises `ConfigError` with every fault, `UnknownName`."""
     made: Codec = codecs.make(spec, stream)
     return made
+
+
+def ratio_of(spec: str) -> float:
+    """How many times less than dense a codec sends of normally distributed values."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(SAMPLE_ELEMENTS, generator=generator)
+    (piece,) = Layout((Tensor("sample", (SAMPLE_ELEMENTS,), "float32"),), 1, SAMPLE_ELEMENTS).slices
+    dense_bytes = values.nbytes
+    return dense_bytes / make_codec(spec, Stream()).encode(piece, 1, values).nbytes
+
+
+def slices_wanted(*specs: str) -> int:
+    """Into how many slices a model is best cut that travels through these codecs.
+
+    Slices overlap the ways that they take one after the other; the less a codec sends, the less there is to overlap,
+    and the more the messages' own cost counts.
+    """
+    return max(FEWEST_SLICES, round(SLICES_WANTED / min(ratio_of(spec) for spec in specs)))

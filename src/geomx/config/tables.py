@@ -118,7 +118,9 @@ class LayoutTable(Table):
     """How the model is cut into slices."""
 
     slice_elements: int = Field(
-        0, ge=0, description="Elements of the largest slice. 0: chosen from the model's size."
+        0,
+        ge=0,
+        description="Elements of the largest slice. 0: by the model's size, and larger where codecs send less.",
     )
     size_lower_bound: int = Field(
         SIZE_LOWER_BOUND,

@@ -12,7 +12,7 @@ from types import TracebackType
 import torch
 
 from geomx.codecs.noise import Stream
-from geomx.codecs.spec import make_codec
+from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (
@@ -107,6 +107,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         overlap=run.worker.overlap,
         push_at=run.worker.push_at,
         slice_elements=run.layout.slice_elements,
+        slices=slices_wanted(run.wan.codec_up, run.wan.codec_down),
         size_lower_bound=run.layout.size_lower_bound,
         codec_momentum=_with_momentum(run),
         delay=None if slow is None else Delay(slow.factor, slow.jitter, f"{run.run.seed} {worker}"),

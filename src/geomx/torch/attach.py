@@ -76,6 +76,7 @@ def attach(
         members if settings.ledger else 0,
         settings.size_lower_bound,
         settings.slice_elements,
+        settings.slices,
     )
     member = place.members.index(exchange.name)
     sharing = Sharing(exchange, carried, member, members)

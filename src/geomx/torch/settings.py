@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from geomx.layout import SIZE_LOWER_BOUND
+from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED
 from geomx.sync.base import Policy
 from geomx.sync.fsa import FSA
 from geomx.torch.delay import Delay
@@ -21,8 +21,8 @@ Buffers = Literal["own", "average"]
 class Settings:
     """Defaults are those of a run's description; `attach` may override `push_at` and `overlap`.
 
-    `dataset_size`: samples in this party's data set. `slice_elements`: 0 chooses by the model's size. `codec_momentum`:
-    the codec that has momentum, if one has.
+    `dataset_size`: samples in this party's data set. `slice_elements`: 0 cuts the model into about so many
+    `slices`. `codec_momentum`: the codec that has momentum, if one has.
     """
 
     weight: WeightPolicy = "samples"
@@ -31,6 +31,7 @@ class Settings:
     overlap: Overlap = "none"
     push_at: PushAt = "backward"
     slice_elements: int = 0
+    slices: int = SLICES_WANTED
     size_lower_bound: int = SIZE_LOWER_BOUND
     codec_momentum: str = ""
     delay: Delay | None = None

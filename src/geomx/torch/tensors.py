@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from geomx.errors import Unsupported
-from geomx.layout import Layout, Part, Role, Slice, Tensor
+from geomx.layout import SLICES_WANTED, Layout, Part, Role, Slice, Tensor, automatic_slice_elements
 from geomx.protocol import presence
 
 LEDGER = "geomx.ledger"
@@ -32,7 +32,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Carried:
-    """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none."""
+    """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none.
+
+    `slice_elements`: 0 cuts the model into about so many `slices`.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Carried:
         members: int,
         size_lower_bound: int,
         slice_elements: int,
+        slices: int = SLICES_WANTED,
     ) -> None:
         self._model = model
         self._inventory = _inventory(model)
@@ -59,7 +63,8 @@ class Carried:
             tensors.append(_described(plain_name(name), _real(buffer), "buffer"))
         if members:
             tensors.append(Tensor(LEDGER, (members,), "int64", role="ledger"))
-        self.layout = Layout(tuple(tensors), size_lower_bound, slice_elements)
+        largest = slice_elements or automatic_slice_elements(tuple(tensors), slices)
+        self.layout = Layout(tuple(tensors), size_lower_bound, largest)
         self.slices_of: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(tensors)), ())
         for piece in self.layout.slices:
             for part in piece.parts:

@@ -1,0 +1,22 @@
+"""What a codec's spec says of the layout that suits it."""
+
+from __future__ import annotations
+
+import pytest
+
+from geomx.codecs.spec import ratio_of, slices_wanted
+
+
+@pytest.mark.parametrize(
+    ("spec", "ratio"),
+    [("dense", 1.0), ("fp16", 2.0), ("int8", 3.94), ("sign", 31.5), ("bisparse ratio=0.01", 124.0)],
+)
+def test_how_much_less_a_codec_sends(spec: str, ratio: float) -> None:
+    assert ratio_of(spec) == pytest.approx(ratio, rel=0.02)
+
+
+def test_a_model_is_cut_into_fewer_slices_where_both_ways_send_less() -> None:
+    assert slices_wanted("dense", "dense") == 64
+    assert slices_wanted("bisparse", "dense") == 64
+    assert slices_wanted("fp16", "int8") == 32
+    assert slices_wanted("bisparse", "int4") == 16
