@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from geomx.config import AGREED, AGREED_OF_A_PARTY, Link, Run
-from geomx.config.fields import TABLES, as_table, keys, words
+from geomx.config.fields import TABLES, as_table, is_listed, keys, words
 from geomx.config.problems import shown
 from geomx.config.tables import Table
 
@@ -69,7 +69,7 @@ def reference() -> str:
     Run.parse(EXAMPLE, "example.toml")
     sections = [PREFACE]
     for name, table in TABLES.items():
-        title = f"[[{name}]]" if name == "party" else f"[{name}]"
+        title = f"[[{name}]]" if is_listed(name) else f"[{name}]"
         sections.append("\n".join(_section(f"`{title}`", name, table)))
     sections.append("\n".join(_section("Links: `wan.link`, `lan.link`, `link` of a party", "link", Link)))
     return "\n".join(sections)
