@@ -221,7 +221,7 @@ def test_an_accepted_connection_is_shaped_once_it_is_known_who_has_come(loop_nam
         tcp = Tcp()
         async with pair(tcp) as (_, mine, theirs, _):
             theirs.write(1, state(200_000), tensor(200_000, 1), priority=1)
-            tcp.shape(theirs, Link(rate_mbps=400, delay_ms=1))
+            tcp.shape(theirs, tcp.downlink(Link(rate_mbps=400, delay_ms=1)))
             theirs.write(2, state(200_000), tensor(200_000, 2), priority=0)
             await mine.until(lambda: len(mine.messages) == 2)
             assert all(torch.equal(payload, tensor(200_000, n)) for n, _, payload in mine.messages)
