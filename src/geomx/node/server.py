@@ -23,7 +23,7 @@ from geomx.codecs.base import Codec
 from geomx.errors import ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
-from geomx.node.contract import Write
+from geomx.node.contract import Began, Write
 from geomx.node.greeting import compare
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
@@ -115,6 +115,7 @@ class Server(BaseNode):
                 if update.cohort == EVERYONE:
                     self._held[piece.index] = {}
                 self._held.setdefault(piece.index, {})[update.cohort] = held
+        is_first = piece.index not in self._answered
         self._answered.setdefault(piece.index, {})[update.cohort] = update.turn
         priority = priority_of(piece)
         for name in self._children(update.cohort):
@@ -122,6 +123,8 @@ class Server(BaseNode):
             if child is not None and name in self._welcomed and not self._members.has_left(leaves):
                 self.send(child, update, payload, priority)
         self._turns.answered(piece.role, update, staleness, self._trained, self._now)
+        if is_first and len(self._answered) == len(self._mine):
+            self.emit(Began())
         if not self._policy.in_step:
             self._look_again(piece)
 
