@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from trees import Loop, assert_well, layout_of
@@ -52,7 +54,7 @@ def ends(loop: Loop, worker: str) -> list[float]:
 def lengths(loop: Loop, begin: float, end: float) -> list[float]:
     """How long the rounds took that lay between two seconds of the training."""
     times = [time - ends(loop, "B/0")[0] for time in ends(loop, "B/0")]
-    return [b - a for a, b in zip(times, times[1:], strict=False) if begin < a and b < end]
+    return [b - a for a, b in pairwise(times) if begin < a and b < end]
 
 
 @pytest.mark.parametrize("shards", [1, 2])

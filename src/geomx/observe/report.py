@@ -2,7 +2,7 @@
 
 Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `usage`
 for bytes, counted on the socket, headers included; `round` of local servers for the time of a round, which is
-from its first contribution to its last answer.
+from its first contribution to its last answer; their `link` for what events have changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table
 from geomx.config import Run
 from geomx.observe.progress import wan_bytes
 from geomx.observe.records import Record
-from geomx.observe.sentences import counted
+from geomx.observe.sentences import counted, sentence
 
 Fields = dict[str, Any]
 Report = dict[str, Any]
@@ -41,6 +41,7 @@ class Totals:
         self.parameters = 0
         self.round_s: dict[str, list[float]] = defaultdict(list)
         self.staleness: list[int] = []  # of each round of the global servers
+        self.link_changes: list[Fields] = []
         self._take: dict[str, Callable[[Record], None]] = {
             "finished": self._finished,
             "usage": self._usage,
@@ -48,6 +49,7 @@ class Totals:
             "log": self._log,
             "attached": self._attached,
             "round": self._round,
+            "link": self._link,
         }
 
     def take(self, record: Record) -> None:
@@ -82,7 +84,12 @@ class Totals:
         return sums
 
     def round_floor_s(self) -> float | None:
-        """Seconds that a round takes at least on the slowest emulated link: bytes / rate, and one round trip."""
+        """Seconds that a round takes at least on the slowest emulated link: bytes / rate, and one round trip.
+
+        None where links have changed.
+        """
+        if self.link_changes:
+            return None
         floors = []
         for server in self._run.servers:
             link, usage = self._run.link_of(server), self.usage.get(server)
@@ -141,6 +148,10 @@ class Totals:
     def _attached(self, record: Record) -> None:
         self.parameters = max(self.parameters, record.fields["parameters"])
 
+    def _link(self, record: Record) -> None:
+        if record.node == record.fields["party"]:  # the other end tells the same
+            self.link_changes.append(record.fields)
+
     def _round(self, record: Record) -> None:
         if record.fields.get("kind", "gradient") == "gradient":
             self.round_s[record.node].append(record.fields["seconds"])
@@ -175,6 +186,7 @@ def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
         "staleness_max": max(totals.staleness, default=None),
         "round_s_median": _rounded(totals.round_s_median),
         "round_floor_s": _rounded(totals.round_floor_s()),
+        "link_changes": totals.link_changes,
         "counted_exactly_once": totals.ledger(),
         "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
@@ -227,6 +239,7 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
         ("LAN", _traffic(report, "lan", rounds)),
         ("saved", _saved(report)),
         ("cost", _cost(report)),
+        ("links", "; ".join(map(link_change, report["link_changes"]))),
         ("staleness", _staleness(report)),
         ("parameters", f"{report['parameters']:,}  {_hash(report)}"),
         (
@@ -265,6 +278,11 @@ def _cost(report: Report) -> str:
     if not round_s or not floor_s:
         return ""
     return f"a round takes {round_s / floor_s:.2f} × the {floor_s:.3g} s that the link needs for its bytes"
+
+
+def link_change(change: Fields) -> str:
+    """`B from 30.0 s on: 5 Mbit/s, 20 ms one way`."""
+    return sentence("link", change).removeprefix("link of ")
 
 
 def size(count: float) -> str:
