@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
@@ -35,6 +36,12 @@ workers = 2
 name = "B"
 workers = 2
 link = { rate_mbps = 20, delay_ms = 40, loss = 0.01 }
+
+[[event]]
+at_s = 30
+for_s = 20
+party = "B"
+rate_mbps = 5
 """
 
 PREFACE = f"""\
@@ -77,7 +84,7 @@ def reference() -> str:
 
 def _section(title: str, name: str, table: type[Table]) -> Iterator[str]:
     yield f"## {title}\n"
-    yield f"{table.__doc__}\n"
+    yield f"{cleandoc(table.__doc__ or '')}\n"
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for key, field in keys(table).items():

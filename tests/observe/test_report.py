@@ -179,6 +179,7 @@ def test_changes_of_links_are_told_by_their_party_and_leave_no_floor(run: Run) -
     report = make_report(linked, [*whole_run(), *records], 1.0)
     assert (report["link_changes"], report["round_floor_s"]) == (changes, None)
     assert "B from 30.0 s on: cut; B from 32.0 s on: 1 Mbit/s" in shown(report)
+    assert "; 2 more" in shown(make_report(linked, 3 * records, 1.0))
 
 
 def test_sizes() -> None:

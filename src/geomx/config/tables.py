@@ -174,10 +174,14 @@ class Party(Table):
 
 
 class Event(Table):
-    """A party's emulated link changes while the run goes on: later events win over earlier ones, key by key."""
+    """A party's emulated link changes while the run goes on.
+
+    While several events last, the later one wins, key by key; when one is over, what it covered shows again.
+    The events of a party stand in the order of their times.
+    """
 
     at_s: float = Field(
-        ge=0, description="When, in seconds since training began, which is at the end of `attach`."
+        ge=0, description="When, in seconds since the end of `attach`, as the sending end saw it."
     )
     party: PartyName = Field(description="Whose link to the global servers changes, in both directions.")
     for_s: float | None = Field(

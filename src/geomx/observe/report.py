@@ -25,6 +25,7 @@ Fields = dict[str, Any]
 Report = dict[str, Any]
 
 LEAST_SAVED = 0.005  # less would be shown as 0%
+CHANGES_SHOWN = 4
 
 
 class Totals:
@@ -239,7 +240,7 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
         ("LAN", _traffic(report, "lan", rounds)),
         ("saved", _saved(report)),
         ("cost", _cost(report)),
-        ("links", "; ".join(map(link_change, report["link_changes"]))),
+        ("links", _links(report)),
         ("staleness", _staleness(report)),
         ("parameters", f"{report['parameters']:,}  {_hash(report)}"),
         (
@@ -280,11 +281,6 @@ def _cost(report: Report) -> str:
     return f"a round takes {round_s / floor_s:.2f} × the {floor_s:.3g} s that the link needs for its bytes"
 
 
-def link_change(change: Fields) -> str:
-    """`B from 30.0 s on: 5 Mbit/s, 20 ms one way`."""
-    return sentence("link", change).removeprefix("link of ")
-
-
 def size(count: float) -> str:
     """Bytes as people read them: `999 B`, `2.87 MB`."""
     for unit in ("B", "kB", "MB"):
@@ -299,6 +295,13 @@ def _staleness(report: Report) -> str:
     if len(report["cohorts"]) < 2 or report["staleness_mean"] is None:
         return ""
     return f"{report['staleness_mean']:.2g} updates of others on average, at most {report['staleness_max']}"
+
+
+def _links(report: Report) -> str:
+    """What events have made of links: `B from 30.0 s on: 5 Mbit/s, 20 ms one way`."""
+    changes = [sentence("link", change).removeprefix("link of ") for change in report["link_changes"]]
+    more = [f"{len(changes) - CHANGES_SHOWN} more"] if len(changes) > CHANGES_SHOWN else []
+    return "; ".join([*changes[:CHANGES_SHOWN], *more])
 
 
 def _hash(report: Report) -> str:
