@@ -140,14 +140,14 @@ def quick() -> Suite:
 def full() -> Suite:
     """Everything on two networks; the chosen of each system on the other networks, workloads and shapes.
 
-    With cubic the network of 1 % loss is left out: one flow gets less than 1 of its 10 Mbit/s there.
+    The slowest networks have the smallest model. With cubic the network of 1 % loss is left out: one flow gets less than 1 of its 10 Mbit/s there.
     """
     cells: list[Cell] = []
     for network in (FAST, SLOW):
         cells += cells_of(EVERYTHING, base(CNN_1M, network, 2, 2))
-    for network in (BROAD, LOSSY):
-        cells += cells_of(CHOSEN, base(CNN_1M, network, 2, 2))
-    cells += cells_of(CHOSEN, base(CNN_1M, UNEQUAL, 3, 1))
+    cells += cells_of(CHOSEN, base(CNN_1M, BROAD, 2, 2))
+    cells += cells_of(CHOSEN, base(CNN_179K, LOSSY, 2, 2))
+    cells += cells_of(CHOSEN, base(CNN_179K, UNEQUAL, 3, 1))
     for network in (FAST, SLOW):
         cells += cells_of(CHOSEN, base(CNN_1M, network, 2, 1))
         cells += cells_of((*DENSE_CUBIC, MXNET[0]), base(CNN_1M, network, 2, 2, "cubic"))

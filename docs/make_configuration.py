@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
 from geomx.config import AGREED, AGREED_OF_A_PARTY, Link, Run
-from geomx.config.fields import TABLES, as_table, keys, words
+from geomx.config.fields import TABLES, as_table, is_listed, keys, words
 from geomx.config.problems import shown
 from geomx.config.tables import Table
 
@@ -35,6 +36,12 @@ workers = 2
 name = "B"
 workers = 2
 link = { rate_mbps = 20, delay_ms = 40, loss = 0.01 }
+
+[[event]]
+at_s = 30
+for_s = 20
+party = "B"
+rate_mbps = 5
 """
 
 PREFACE = f"""\
@@ -69,7 +76,7 @@ def reference() -> str:
     Run.parse(EXAMPLE, "example.toml")
     sections = [PREFACE]
     for name, table in TABLES.items():
-        title = f"[[{name}]]" if name == "party" else f"[{name}]"
+        title = f"[[{name}]]" if is_listed(name) else f"[{name}]"
         sections.append("\n".join(_section(f"`{title}`", name, table)))
     sections.append("\n".join(_section("Links: `wan.link`, `lan.link`, `link` of a party", "link", Link)))
     return "\n".join(sections)
@@ -77,7 +84,7 @@ def reference() -> str:
 
 def _section(title: str, name: str, table: type[Table]) -> Iterator[str]:
     yield f"## {title}\n"
-    yield f"{table.__doc__}\n"
+    yield f"{cleandoc(table.__doc__ or '')}\n"
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for key, field in keys(table).items():

@@ -227,6 +227,67 @@ def test_a_loss_on_one_stream_lets_the_others_pass():
     assert names != ["a", "b"] * 20
 
 
+def test_what_has_not_left_at_a_change_goes_at_the_new_rate():
+    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    stream = Stream("a", [CHUNK] * 30)
+    uplink.want(stream, 0.0)
+    now, chunk_s = 0.0, CHUNK * MBIT_100
+    while len(stream.sizes) > 20:
+        now = uplink.run(now)
+    uplink.change(
+        Link(rate_mbps=10), False, now - chunk_s / 2
+    )  # the tenth is just leaving, and keeps its rate
+    assert drive(uplink, now) == pytest.approx((10 + 20 * 10) * chunk_s)
+    assert len(stream.delivered) == 30
+
+
+def test_a_change_of_delay_holds_for_what_leaves_later_and_reorders_nothing():
+    uplink = Uplink(Shaper(Link(delay_ms=50)))
+    stream = Stream("a", [1])
+    uplink.want(stream, 0.0)
+    assert uplink.run(0.0) == pytest.approx(0.050)
+    uplink.change(Link(delay_ms=10), False, 0.01)
+    stream.sizes.append(2)
+    uplink.want(stream, 0.01)
+    assert uplink.run(0.01) == pytest.approx(0.050)
+    uplink.run(0.051)
+    assert [size for _, size in stream.delivered] == [1, 2]
+    stream.sizes.append(3)
+    uplink.want(stream, 0.06)
+    assert uplink.run(0.06) == pytest.approx(0.070)
+
+
+def test_nothing_passes_a_cut_and_all_of_it_arrives_once_in_order_when_it_heals():
+    link = Link(rate_mbps=100, delay_ms=20)
+    uplink = Uplink(Shaper(link))
+    a, b = Stream("a", [CHUNK, 10, CHUNK]), Stream("b", [20], priority=9)
+    uplink.want(a, 0.0)
+    due = uplink.run(0.0)
+    assert uplink.run(due) is not None  # two of a's chunks are on their way
+    uplink.change(link, True, due)
+    assert uplink.is_cut
+    uplink.want(b, 1.0)
+    assert uplink.run(2.0) is None
+    assert a.delivered == b.delivered == []
+    uplink.change(link, False, 5.0)
+    end = drive(uplink, 5.0)
+    assert [size for _, size in a.delivered] == [CHUNK, 10, CHUNK]
+    assert [size for _, size in b.delivered] == [20]
+    assert end == pytest.approx(5.02 + (2 * CHUNK + 30) * MBIT_100)  # what was lost has left anew
+
+
+def test_a_stream_that_ends_within_a_cut_is_forgotten():
+    link = Link(rate_mbps=100, delay_ms=20)
+    uplink, stream = Uplink(Shaper(link)), Stream("a", [CHUNK] * 2)
+    uplink.want(stream, 0.0)
+    uplink.run(0.0)
+    uplink.change(link, True, 0.001)
+    uplink.forget(stream)
+    uplink.change(link, False, 1.0)
+    assert uplink.run(1.0) is None
+    assert stream.delivered == []
+
+
 def test_nothing_to_do_means_no_wake():
     uplink = Uplink(Shaper(Link(rate_mbps=100)))
     assert uplink.run(1.0) is None

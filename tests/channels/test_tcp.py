@@ -221,10 +221,55 @@ def test_an_accepted_connection_is_shaped_once_it_is_known_who_has_come(loop_nam
         tcp = Tcp()
         async with pair(tcp) as (_, mine, theirs, _):
             theirs.write(1, state(200_000), tensor(200_000, 1), priority=1)
-            tcp.shape(theirs, Link(rate_mbps=400, delay_ms=1))
+            tcp.shape(theirs, tcp.downlink(Link(rate_mbps=400, delay_ms=1)))
             theirs.write(2, state(200_000), tensor(200_000, 2), priority=0)
             await mine.until(lambda: len(mine.messages) == 2)
             assert all(torch.equal(payload, tensor(200_000, n)) for n, _, payload in mine.messages)
+
+    run_on(loop_name, main)
+
+
+def test_a_cut_holds_bytes_and_whoever_dials_until_it_heals(loop_name):
+    async def main():
+        tcp, link = Tcp(Link(delay_ms=1)), Link(rate_mbps=400)
+        async with pair(tcp, Tcp()) as (ours, _, _, their):
+            tcp.uplink.change(link, cut=True)
+            ours.write(1, state(100_000), tensor(100_000, 1), priority=0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert ours.bytes_sent == 0
+            with pytest.raises(OSError, match="the emulated link is cut"):
+                await tcp.dial(ours.peer_address, Witness())
+            tcp.uplink.change(link, cut=False)
+            await their.until(lambda: len(their.messages) == 1)
+            assert torch.equal(their.messages[0][2], tensor(100_000, 1))
+            (await tcp.dial(ours.peer_address, Witness())).close("done")
+
+    run_on(loop_name, main)
+
+
+def test_a_peer_that_dials_again_finds_its_downlink_as_it_is_by_then(loop_name):
+    async def main():
+        listener, dialler = Tcp(), Tcp()
+        downlink = listener.downlink(Link())
+        witness, mine = Witness(), Witness()
+        door = await listener.listen(ANY_PORT, witness, witness.accept)
+        first = await dialler.dial(door.address, Witness())
+        await witness.until(lambda: len(witness.accepted) == 1)
+        listener.shape(witness.accepted[0], downlink)
+        downlink.change(Link(), cut=True)
+        first.close("dialling anew")
+        again = await dialler.dial(door.address, mine)
+        await witness.until(lambda: len(witness.accepted) == 2)
+        listener.shape(witness.accepted[1], downlink)
+        witness.accepted[1].write(1, state(10), tensor(10), priority=0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert witness.accepted[1].bytes_sent == 0
+        downlink.change(Link(), cut=False)
+        await mine.until(lambda: len(mine.messages) == 1)
+        again.close("done")
+        await door.close()
 
     run_on(loop_name, main)
 

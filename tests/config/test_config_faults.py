@@ -96,7 +96,7 @@ def test_the_message_has_every_fault():
             "wan.rate_mbps = 3",
             "wan.rate_mbps",
             "an unknown key",
-            "there is `party.link.rate_mbps`, `wan.link.rate_mbps`, `lan.link.rate_mbps`",
+            "there is `party.link.rate_mbps`, `wan.link.rate_mbps`, `lan.link.rate_mbps`, `event.rate_mbps`",
         ),
         ("run.xyz = 3", "run.xyz", "an unknown key", ""),
         ('sync.policy = "fsaa"', "sync.policy", '"fsaa"', "did you mean `fsa`?"),
@@ -125,6 +125,10 @@ def test_a_typo_is_answered_with_the_nearest_name(line, where, found, hint):
         ('run.arguments = "--fast"', "list of text"),
         ("wan.heartbeat_s = 0", "number > 0"),
         ("wan.link = {loss = 1}", "number ≥ 0, < 1"),
+        (
+            'wan.link = {}\nevent = [{at_s = 1, party = "A"}]',
+            "`rate_mbps`, `delay_ms`, `jitter_ms`, `loss`, `cut`",
+        ),
         ("wan.link = 100", "table of `rate_mbps`, `delay_ms`, `jitter_ms`, `loss`"),
         (
             'sync.policy = "my policy:Class"',
@@ -166,6 +170,28 @@ def test_a_run_has_a_party(text):
         (["lan.timeout_s=2.9"], ["lan.timeout_s"]),
         (["tls.certificate=c", "tls.key=k"], ["tls.authority"]),
         (['run.arguments=["--fast"]'], ["run.arguments"]),
+        (['event=[{at_s = 1, party = "A", loss = 0}]'], ["event[0].party"]),
+        (["party.B.link={}", 'event=[{at_s = 1, party = "A", loss = 0}]'], ["event[0].party"]),
+        (["wan.link={}", 'event=[{at_s = 1, party = "a", loss = 0}]'], ["event[0].party"]),
+        (["wan.link={}", 'event=[{at_s = 1, party = "A", for_s = 1}]'], ["event[0]"]),
+        (
+            ["wan.link={}", 'event=[{at_s = 2, party = "A", loss = 0}, {at_s = 1, party = "A", loss = 0}]'],
+            ["event[1].at_s"],
+        ),
+        (
+            [
+                "wan.link={}",
+                'event=[{at_s = 1, party = "A", cut = true}, {at_s = 2, party = "B", cut = false}]',
+            ],
+            ["event[0].for_s"],
+        ),
+        (
+            [
+                "wan.link={}",
+                'event=[{at_s = 1, party = "A", cut = true}, {at_s = 2, for_s = 1, party = "A", cut = false}]',
+            ],
+            ["event[0].for_s"],
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_faults(overrides, keys):
@@ -183,8 +209,12 @@ def test_keys_that_contradict_each_other_are_faults(overrides, keys):
         ("lan.timeout_s = 1\nlan.hartbeat_s = 0.1", "lan.hartbeat_s"),
         ('party = [{name = "A", workers = 1, listen = "h:1", adress = "h:1"}]', "party[0].adress"),
         ('run.arguments = ["a"]\nrun.script = 3', "run.script"),
+        ('event = [{at_s = -1, party = "A", loss = 0}]\nwan.link = {}', "event[0].at_s"),
+        ('event = [{at_s = 1, party = "A", los = 0}]\nwan.link = {}', "event[0].los"),
+        ('event = [{at_s = 1, party = "A", cut = true, for_s = 0}]\nwan.link = {}', "event[0].for_s"),
+        ('event = [{at_s = 1, party = "A", loss = 0}]\nwan.lnk = {}', "wan.lnk"),
     ],
 )
 def test_a_fault_does_not_make_others_out_of_thin_air(text, key):
-    (fault,) = faults_of(text if "party" in text else text + TWO_PARTIES)
+    (fault,) = faults_of(text if "party = [" in text else text + TWO_PARTIES)
     assert fault.where.startswith(f"{key} (")

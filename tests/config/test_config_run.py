@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from config_runs import two_parties
+from config_runs import TWO_PARTIES, two_parties
 from pydantic import ValidationError
 
 from geomx.codecs.base import codecs
@@ -95,6 +96,15 @@ def test_every_key_can_be_given():
     worker_delay = { factor = 4, jitter = 0.2 }
     dataset_size = 1000
     link = {}
+    [[event]]
+    at_s = 30
+    party = "A"
+    for_s = 20
+    rate_mbps = 5
+    delay_ms = 40
+    jitter_ms = 1
+    loss = 0.1
+    cut = false
     """
     run = Run.parse(text, "/runs/all.toml")
     assert run.run.script == Path("/runs/train.py")
@@ -102,7 +112,7 @@ def test_every_key_can_be_given():
     assert run.wan.link == Link(rate_mbps=100.0, delay_ms=20.0, jitter_ms=2.5, loss=0.01)
     assert run.parties[0].dataset_size == 1000
     written = run.as_dict()
-    written["party"] = written["party"][0]
+    written |= {name: written[name][0] for name in ("party", "event")}
     assert {name: set(table) for name, table in written.items()} == {
         name: set(keys(table)) for name, table in TABLES.items()
     }
@@ -156,6 +166,43 @@ def test_a_party_has_its_own_link_or_that_of_the_wan():
     assert two_parties().link_of("A") is None
 
 
+EVENTS = """
+wan.link = { rate_mbps = 100, delay_ms = 20 }
+event = [
+    { at_s = 30, for_s = 20, party = "B", rate_mbps = 5 },
+    { at_s = 30, for_s = 30, party = "A", delay_ms = 1 },
+    { at_s = 40, for_s = 30, party = "B", delay_ms = 50 },
+    { at_s = 40, for_s = 2, party = "B", cut = true },
+    { at_s = 60, party = "B", rate_mbps = 9, jitter_ms = 3 },
+]
+"""
+
+
+def test_events_lie_upon_each_other_and_show_again_what_they_covered():
+    run = Run.parse(EVENTS + TWO_PARTIES, "two.toml")
+    assert [(change.at_s, change.words) for change in run.link_changes_of("B")] == [
+        (30, "5 Mbit/s, 20 ms one way"),
+        (40, "cut"),
+        (42, "5 Mbit/s, 50 ms one way"),
+        (50, "100 Mbit/s, 50 ms one way"),
+        (60, "9 Mbit/s, 50 ± 3 ms one way"),
+        (70, "9 Mbit/s, 20 ± 3 ms one way"),
+    ]
+    assert [(change.party, change.at_s) for change in run.link_changes_of("A")] == [("A", 30), ("A", 60)]
+    assert two_parties().link_changes_of("A") == ()
+
+
+def test_an_event_that_changes_nothing_is_no_change():
+    overrides = ["wan.link={delay_ms = 5}", 'event=[{at_s = 1, party = "A", delay_ms = 5, cut = false}]']
+    assert two_parties(*overrides).link_changes_of("A") == ()
+
+
+def test_a_later_event_may_heal_a_cut():
+    text = 'event = [{at_s = 1, party = "A", cut = true}, {at_s = 3, party = "A", cut = false}]'
+    run = Run.parse(f"wan.link = {{}}\n{text}\n{TWO_PARTIES}", "two.toml")
+    assert [(change.at_s, change.cut) for change in run.link_changes_of("A")] == [(1, True), (3, False)]
+
+
 def test_addresses_are_filled_in():
     run = two_parties(
         "run.shards=2", "party.A.address=h:1", "party.A.listen=0.0.0.0:1", "run.script=train.py"
@@ -200,6 +247,7 @@ OTHER_VALUES = {
     "run.ledger": "true",
     "sync.policy": "other:Policy",
     "sync.weight": "equal",
+    "sync.buffers": "average",
     "optimizer.place": "workers",
     "optimizer.compensation": "dcasgd",
     "party.A.worker_delay": "{factor = 4.0}",
@@ -218,6 +266,9 @@ OTHER_VALUES = {
     "party.A.dataset_size": "9",
     "party.A.pace_mbps": "9",
     "wan.pace_mbps": "9",
+    "event[0].party": "B",
+    "event[0].cut": "false",
+    **{f"event[0].{key}": "0.9" for key in ("at_s", "for_s", "rate_mbps", "delay_ms", "jitter_ms", "loss")},
     **{f"{tier}.codec_{way}": "other:Codec" for tier in ("wan", "lan") for way in ("up", "down")},
     **{f"{tier}.congestion": "reno" for tier in ("wan", "lan")},
     **{f"{tier}.heartbeat_s": "0.9" for tier in ("wan", "lan")},
@@ -236,12 +287,16 @@ TOGETHER = {
         f"tls.{key}": [f"tls.{k}=a.pem" for k in ("certificate", "key", "authority")]
         for key in keys(TABLES["tls"])
     },
+    **{
+        f"event[0].{key}": ["wan.link={}", 'event=[{at_s = 1, for_s = 1, party = "A", cut = true}]']
+        for key in keys(TABLES["event"])
+    },
 }
 
 
 def test_other_values_are_known_for_every_key():
     every = {f"{name}.{key}" for name, table in TABLES.items() for key in keys(table)}
-    assert {key.replace("party.A.", "party.") for key in OTHER_VALUES} == every
+    assert {re.sub(r"\.A\.|\[0\]\.", ".", key) for key in OTHER_VALUES} == every
 
 
 @pytest.mark.parametrize("key", OTHER_VALUES)
@@ -284,6 +339,7 @@ def test_the_tree_is_drawn():
         "wan.link={rate_mbps = 100, delay_ms = 20, jitter_ms = 2.5, loss = 0.01}",
         "party.B.link={delay_ms = 5}",
         "wan.codec_up=my:Codec",
+        'event=[{at_s = 30, for_s = 2.5, party = "B", cut = true}]',
     )
     assert describe(run) == (
         "two: 2 shards, 2 parties, 7 workers\n"
@@ -295,7 +351,10 @@ def test_the_tree_is_drawn():
         "│   ├── A/0  [up dense, down dense]\n"
         "│   └── A/1  [up dense, down dense]\n"
         "└── B  a free port  [up my:Codec, down dense; any rate, 5 ms one way]\n"
-        "    └── B/0 … B/4  [up dense, down dense]"
+        "    └── B/0 … B/4  [up dense, down dense]\n"
+        "\n"
+        "B from 30 s on: cut\n"
+        "B from 32.5 s on: any rate, 5 ms one way"
     )
 
 

@@ -115,6 +115,42 @@ def test_a_run_of_two_parties_leaves_a_report_and_a_trace(script: Path, tmp_path
     assert not list(tmp_path.glob("geomx-*"))
 
 
+EVENTS = """
+[wan]
+link = { rate_mbps = 50, delay_ms = 10 }  # at most 25 rounds before the cut
+[[event]]
+at_s = 0.5
+for_s = 2.0
+party = "B"
+cut = true
+[[event]]
+at_s = 0.6
+party = "A"
+rate_mbps = 5
+"""
+
+
+@pytest.mark.processes
+def test_links_change_on_the_way_and_a_cut_heals(script: Path, tmp_path: Path) -> None:
+    script.write_text(script.read_text().replace("run.shard(batches)", "run.shard(batches * 10)"))
+    (tmp_path / "two.toml").write_text(TOML + EVENTS)
+    report, trace = tmp_path / "report.json", tmp_path / "trace.json"
+    words = ("-m", "geomx", "run", str(tmp_path / "two.toml"), "run.ledger=true", "run.shards=2")
+    done = python(*words, "--report", str(report), "--trace", str(trace), TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "link of B from 0.5 s on: cut" in done.stdout
+    told = json.loads(report.read_text())
+    assert (told["rounds"], told["counted_exactly_once"], told["round_floor_s"]) == (50, True, None)
+    changes = {(change["party"], change["at_s"]): change["state"] for change in told["link_changes"]}
+    assert changes == {
+        ("B", 0.5): "cut",
+        ("B", 2.5): "50 Mbit/s, 10 ms one way",
+        ("A", 0.6): "5 Mbit/s, 10 ms one way",
+    }
+    boxes = [e["name"] for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "link"]
+    assert sorted(boxes) == sorted(changes.values())
+
+
 @pytest.mark.processes
 def test_a_script_that_raises_ends_the_run_and_is_named(script: Path, tmp_path: Path) -> None:
     done = python(

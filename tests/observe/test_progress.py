@@ -75,6 +75,20 @@ def test_the_state_names_whom_a_party_waits_for(run: Run) -> None:
     assert a.state == "finished"
 
 
+def test_a_changed_link_stands_beside_the_state_until_it_is_as_described() -> None:
+    run = Run.parse(f"wan.link = {{ rate_mbps = 100 }}\n{TOML}", "two.toml")
+    progress = Progress(run)
+    told(
+        progress,
+        ("A", "link", {"party": "A", "state": "cut"}),
+        ("global/0", "link", {"party": "B", "state": "cut"}),
+    )
+    assert progress.parties["A"].standing == "waits for A/0, A/1; link cut"
+    assert progress.parties["B"].standing == progress.parties["B"].state
+    told(progress, ("A", "link", {"party": "A", "state": "100 Mbit/s, 0 ms one way"}))
+    assert progress.parties["A"].standing == "waits for A/0, A/1"
+
+
 def test_parties_wait_for_the_one_that_the_root_waits_for(run: Run) -> None:
     progress = Progress(run)
     told(

@@ -25,7 +25,7 @@ KEYS = [
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "rounds", "samples", "wall_s", "train_s",
     "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "parameters",
     "parameters_sha256", "cohorts", "staleness_mean", "staleness_max", "round_s_median", "round_floor_s",
-    "counted_exactly_once", "node_cpu_s", "node_rss_mb", "config",
+    "link_changes", "counted_exactly_once", "node_cpu_s", "node_rss_mb", "config",
 ]  # fmt: skip
 
 
@@ -167,6 +167,19 @@ def shown(report: Report) -> str:
     console.print(closing_table(report))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_changes_of_links_are_told_by_their_party_and_leave_no_floor(run: Run) -> None:
+    linked = Run.parse(f"wan.link = {{ rate_mbps = 1 }}\n{TOML}", "two.toml")
+    changes = [
+        {"party": "B", "at_s": at_s, "state": state} for at_s, state in ((30.0, "cut"), (32.0, "1 Mbit/s"))
+    ]
+    records = [record(node, "link", **change) for change in changes for node in ("B", "global/0")]
+    assert make_report(linked, whole_run(), 1.0)["round_floor_s"] is not None
+    report = make_report(linked, [*whole_run(), *records], 1.0)
+    assert (report["link_changes"], report["round_floor_s"]) == (changes, None)
+    assert "B from 30.0 s on: cut; B from 32.0 s on: 1 Mbit/s" in shown(report)
+    assert "; 2 more" in shown(make_report(linked, 3 * records, 1.0))
 
 
 def test_sizes() -> None:

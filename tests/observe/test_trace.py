@@ -53,6 +53,18 @@ def test_overlapping_spans_of_a_track_get_threads_of_its_name() -> None:
     assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == ["wire", "wire"]
 
 
+def test_a_changed_link_is_a_box_at_its_party_until_the_next_change_or_the_end() -> None:
+    def link(t: float, node: str, state: str) -> Record:
+        return Record(t, node, "link", "info", {"party": "B", "at_s": t, "state": state})
+
+    states = [(2.0, "cut"), (5.0, "5 Mbit/s")]
+    records = [span("B", "slice 1", "x", 0.0, 1.0), *(link(t, "B", state) for t, state in states)]
+    records += [link(2.1, "global/0", "cut"), span("A", "slice 1", "x", 6.0, 9.0)]
+    events = trace_events(records)
+    boxes = [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["cat"] == "link"]
+    assert sorted(boxes) == [("5 Mbit/s", 5e6, 4e6), ("cut", 2e6, 3e6)]
+
+
 times = st.integers(0, 50)
 
 

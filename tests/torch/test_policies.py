@@ -668,3 +668,26 @@ def test_parties_begin_with_the_same_weights_however_slow_a_link_is() -> None:
     wan = Edge("int8", "int8")
     train([1, 1], main, settings(MixedSync()), policy="mixed", wan=wan, faults=slow)
     assert_equal(seen["B/0"], seen["A/0"])
+
+
+@pytest.mark.parametrize(
+    "spec", ["fsa", "mixed", "hfa k1=3 k2=2", "diloco every=4", "downpour n_push=2 n_fetch=2"]
+)
+def test_second_0_of_events_is_the_end_of_attach_with_every_policy(spec: str) -> None:
+    network = Network(rate_mbps=100.0, delay_ms=3.0)
+
+    def main(run: LiveRun) -> float:
+        model = small_model()
+        run.attach(model, sgd(model))
+        return run._exchange.port.now  # type: ignore[attr-defined]  # of the virtual clock
+
+    ends, simulator = train(
+        [2, 1],
+        main,
+        settings(policies.make(spec)),
+        policy=spec,
+        faults=lambda simulator, _: simulator.change("A", "global/0", 0.0, network),
+    )
+    (above, at_root), (below, at_party) = [(node, time) for time, node, _ in simulator.noted("link")]
+    assert (above, below) == ("global/0", "A")
+    assert 0.0 < at_root < at_party < ends["A/0"] < at_party + 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from geomx.channels.shaping import Sender, Uplink
+from geomx.channels.shaping import LinkLike, Sender, Uplink
 
 TICK_S = 0.001  # uvloop's timers count milliseconds; waking more often would only burn the processor
 
@@ -22,6 +22,18 @@ class Pacer:
     def delay_s(self) -> float:
         """How long a chunk travels, at least on average."""
         return self._uplink.delay_s
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing passes."""
+        return self._uplink.is_cut
+
+    def change(self, link: LinkLike, cut: bool) -> None:
+        """From now on the link is so; `cut`: nothing passes."""
+        now = time.monotonic()
+        self._uplink.run(now)
+        self._uplink.change(link, cut, now)
+        self._wake_at(now, now)
 
     def want(self, sender: Sender) -> None:
         """A stream has something to send, or may go on sending."""

@@ -13,6 +13,10 @@ each segment of 1,448 bytes takes 1,500 there, with its headers. The handshake i
 growth of a congestion window at the start, and its collapse on loss; real links that lose are slower than this one,
 by as much as their congestion control is timid. Acknowledgements are free.
 
+A link may change while it is in use. Chunks that have begun to leave keep their rate and their time, all others
+leave as the link is by then. A cut holds everything up: what was on its way is lost, and leaves again, before all else,
+when the cut is over.
+
 Times are virtual: `free` is accumulated and owes nothing to when a timer fired. A sender that always had
 something to send gets the exact rate, however late it was woken.
 """
@@ -72,11 +76,15 @@ class Shaper:
 
     def __init__(self, link: LinkLike, seed: int = 0) -> None:
         self.free_at = -math.inf  # when the link can take the next chunk
+        self._random = random.Random(seed)
+        self.change(link)
+
+    def change(self, link: LinkLike) -> None:
+        """From the next chunk on the link is so."""
         self.delay_s = link.delay_ms / 1e3
         self._jitter_s = link.jitter_ms / 1e3
         self._s_per_byte = s_per_byte(link.rate_mbps)
         self._loss = link.loss
-        self._random = random.Random(seed)
         self._until_loss = self._gap()
 
     def transmit(self, size_bytes: int, ready_at: float, after: float = -math.inf) -> float:
@@ -139,6 +147,7 @@ class Uplink:
     """
 
     def __init__(self, shaper: Shaper) -> None:
+        self.is_cut = False
         self._shaper = shaper
         self._waiting: list[Sender] = []
         self._ready_at = -math.inf  # since when somebody was always waiting
@@ -158,6 +167,17 @@ class Uplink:
             self._ready_at = now
         self._waiting.append(sender)
 
+    def change(self, link: LinkLike, cut: bool, now: float) -> None:
+        """From now on the link is so; call `run` before, and after."""
+        self._shaper.change(link)
+        if self.is_cut and not cut:
+            self._shaper.free_at, self._ready_at = -math.inf, now
+            self._delivered_at.clear()
+            lost, self._flying = sorted(self._flying, key=lambda flight: flight[1]), []
+            for _, _, sender, chunk in lost:
+                self._fly(sender, chunk)
+        self.is_cut = cut
+
     def forget(self, sender: Sender) -> None:
         """A stream has ended; nothing of it is delivered any more."""
         self._waiting = [other for other in self._waiting if other is not sender]
@@ -166,7 +186,9 @@ class Uplink:
         self._delivered_at.pop(sender, None)
 
     def run(self, now: float) -> float | None:
-        """Send and deliver what is due; returns when to call again, None: after the next `want`."""
+        """Send and deliver what is due; returns when to call again, None: after the next `want` or `change`."""
+        if self.is_cut:
+            return None
         while self._flying and self._flying[0][0] <= now:
             _, _, sender, chunk = heapq.heappop(self._flying)
             sender.deliver(chunk)
@@ -184,11 +206,13 @@ class Uplink:
         return min(urgent, key=lambda pair: pair[0])[1] if urgent else None
 
     def _send(self, sender: Sender) -> None:
-        chunk = sender.take()
+        self._fly(sender, sender.take())
+        self._waiting.remove(sender)
+        if sender.urgency() is not None:
+            self._waiting.append(sender)
+
+    def _fly(self, sender: Sender, chunk: Iterable[bytes | memoryview]) -> None:
         after = self._delivered_at.get(sender, -math.inf)
         at = self._shaper.transmit(sum(map(len, chunk)), self._ready_at, after)
         self._delivered_at[sender] = at
         heapq.heappush(self._flying, (at, next(self._numbers), sender, chunk))
-        self._waiting.remove(sender)
-        if sender.urgency() is not None:
-            self._waiting.append(sender)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable
 from itertools import count
@@ -49,7 +50,7 @@ class Tcp:
     `link`: shape what is written, None: do not. `chunk_bytes`: None for the default of the kind of edge.
     `congestion`: `system`, or a name that the kernel knows (both ends choose for what they send). `pace_mbps`: see
     `pace`, for connections that are dialled. `tls`: see `geomx.channels.tls.contexts`. `seed`: of jitter and loss.
-    Raises `ConfigError`.
+    `uplink`: the link that the dialled connections share. Raises `ConfigError`.
     """
 
     def __init__(
@@ -69,21 +70,23 @@ class Tcp:
         self._pace_mbps = pace_mbps
         self._tls = tls
         self._seeds = count(seed)
-        self._uplink = self._new_pacer()
+        self.uplink = self._new_pacer()
 
     async def dial(self, address: str, receiver: Receiver) -> TcpConnection:
-        """Connect to `host:port`; raises OSError or TimeoutError, within 10 s.
+        """Connect to `host:port`; raises OSError or TimeoutError, within 10 s; at once while the link is cut.
 
         The receiver hears of the connection only after this has returned.
         """
         host, port = split_address(address)
+        if self.uplink is not None and self.uplink.is_cut:
+            raise OSError(errno.EHOSTUNREACH, "the emulated link is cut")
         tls: dict[str, Any] = {}
         if self._tls is not None:
             tls = {"ssl": self._tls.client, "server_hostname": host, "ssl_handshake_timeout": DIAL_LIMIT_S}
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(DIAL_LIMIT_S):
             _, connection = await loop.create_connection(
-                lambda: self._connection(receiver, self._uplink, TcpConnection.hold), host, port, **tls
+                lambda: self._connection(receiver, self.uplink, TcpConnection.hold), host, port, **tls
             )
         self.pace(connection, self._pace_mbps)
         loop.call_soon(connection.release)
@@ -108,10 +111,14 @@ class Tcp:
         )
         return TcpListener(server)
 
-    def shape(self, connection: Connection, link: LinkLike) -> None:
+    def downlink(self, link: LinkLike) -> Pacer:
+        """A shaped link for `shape`: that of one peer, however often it dials."""
+        return Pacer(Uplink(Shaper(link, next(self._seeds))))
+
+    def shape(self, connection: Connection, downlink: Pacer) -> None:
         """Shape what is written on an accepted connection from now on: it is known only now who has come."""
         if isinstance(connection, TcpConnection):
-            connection.pace(Pacer(Uplink(Shaper(link, next(self._seeds)))))
+            connection.pace(downlink)
 
     def pace(self, connection: Connection, mbps: float) -> None:
         """Let the kernel send no faster than this from now on; 0: as fast as TCP finds."""
@@ -119,7 +126,7 @@ class Tcp:
             congestion_control.pace(connection.socket, mbps)
 
     def _new_pacer(self) -> Pacer | None:
-        return None if self._link is None else Pacer(Uplink(Shaper(self._link, next(self._seeds))))
+        return None if self._link is None else self.downlink(self._link)
 
     def _connection(
         self, receiver: Receiver, pacer: Pacer | None, stands: Callable[[TcpConnection], None]

@@ -1,8 +1,9 @@
 """The one frozen, validated description of a run: TOML in, every fault named at once."""
 
+from geomx.config.changes import Change
 from geomx.config.forms import CODECS, COMPENSATIONS, POLICIES
 from geomx.config.run import AGREED, AGREED_OF_A_PARTY, Run
-from geomx.config.tables import Edge, Link, Party
+from geomx.config.tables import Edge, Event, Link, Party
 from geomx.config.tree import describe
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "CODECS",
     "COMPENSATIONS",
     "POLICIES",
+    "Change",
     "Edge",
+    "Event",
     "Link",
     "Party",
     "Run",

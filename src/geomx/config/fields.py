@@ -62,6 +62,11 @@ def as_table(annotation: Any) -> type[Table] | None:
 TABLES = {key: table for key, field in keys(Description).items() if (table := as_table(field.annotation))}
 
 
+def is_listed(name: str) -> bool:
+    """Whether there may be several tables of a name: `[[party]]`, `[[event]]`."""
+    return get_origin(keys(Description)[name].annotation) is tuple
+
+
 def _names(field: FieldInfo) -> tuple[str, ...]:
     """The names that are probably meant where the field has a wrong one."""
     if get_origin(field.annotation) is Literal:

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from geomx.config.fields import TABLES, keys
-from geomx.config.problems import KeyPath, Problem, shown
-from geomx.config.tables import Party, Table
+from geomx.config.changes import KEYS
+from geomx.config.fields import TABLES, is_listed, keys
+from geomx.config.problems import KeyPath, Problem, nearest, shown
+from geomx.config.tables import Table
 
 HEARTBEATS_MISSED = 3
 TLS_FILES = ("certificate", "key", "authority")
 
-Values = dict[str, Any]  # table -> key -> value; "party" -> [key -> value]
+Values = dict[str, Any]  # table -> key -> value; "party" and "event" -> [key -> value]
 
 
 def broken_rules(data: Mapping[str, Any], faulty: Iterable[KeyPath]) -> list[Problem]:
@@ -32,9 +33,9 @@ def _usable(data: Mapping[str, Any], faulty: set[KeyPath]) -> Values:
     values: Values = {}
     for name, table in TABLES.items():
         given = data.get(name, {})
-        if table is Party:
+        if is_listed(name):
             rows = list(given) if isinstance(given, (list, tuple)) else []
-            values[name] = [_keys(Party, row, ("party", i), faulty) for i, row in enumerate(rows)]
+            values[name] = [_keys(table, row, (name, i), faulty) for i, row in enumerate(rows)]
         elif name not in data and unknown_tables:
             values[name] = {}
         else:
@@ -130,6 +131,54 @@ def _arguments_for_a_script(values: Values) -> Iterator[Problem]:
         yield Problem(("run", "arguments"), shown(run["arguments"]), "only together with `script`")
 
 
+def _parties_of_events(values: Values) -> Iterator[Problem]:
+    """Who changes must be there, and have an emulated link."""
+    parties = {party["name"]: party for party in values["party"] if "name" in party}
+    if len(parties) < len(values["party"]):
+        return
+    for index, event in enumerate(values["event"]):
+        name, path = event.get("party"), ("event", index, "party")
+        if name is None:
+            continue
+        if name not in parties:
+            allowed = ", ".join(f"`{known}`" for known in parties)
+            yield Problem(path, f"no party `{name}`", allowed, nearest(name, parties))
+        elif all(table.get("link", "unknown") is None for table in (parties[name], values["wan"])):
+            found = f"{shown(name)}, whose link is the network as it is"
+            hint = "give wan.link, or a link of the party: `link = {}` has no limit before its first event"
+            yield Problem(path, found, "a party with an emulated link", hint)
+
+
+def _events_change_something(values: Values) -> Iterator[Problem]:
+    for index, event in enumerate(values["event"]):
+        if all(key in event and event[key] is None for key in KEYS):
+            yield Problem(("event", index), "nothing that changes", ", ".join(f"`{key}`" for key in KEYS))
+
+
+def _events_in_order(values: Values) -> Iterator[Problem]:
+    """Of one party's events the later one wins: it must be later in the file as well."""
+    last: dict[str, float] = {}
+    for index, event in enumerate(values["event"]):
+        name, at_s = event.get("party"), event.get("at_s")
+        if name is None or at_s is None:
+            continue
+        if at_s < last.setdefault(name, at_s):
+            allowed = f"number ≥ {last[name]:g}, as in the event of {name} before it"
+            yield Problem(("event", index, "at_s"), shown(at_s), allowed)
+        last[name] = max(last[name], at_s)
+
+
+def _cuts_heal(values: Values) -> Iterator[Problem]:
+    """A link that stays cut has no run behind it."""
+    events = values["event"]
+    for index, event in enumerate(events):
+        later = [other for other in events[index + 1 :] if other.get("party", "") in ("", event.get("party"))]
+        heals = any(other.get("cut", False) is False and other.get("for_s") is None for other in later)
+        if event.get("cut") and "for_s" in event and event["for_s"] is None and not heals:
+            allowed = "number > 0, or a later event of the party with `cut = false`"
+            yield Problem(("event", index, "for_s"), "nothing", allowed, "the link would stay cut")
+
+
 RULES: tuple[Callable[[Values], Iterator[Problem]], ...] = (
     _unique_names,
     _one_address_a_shard,
@@ -139,4 +188,8 @@ RULES: tuple[Callable[[Values], Iterator[Problem]], ...] = (
     _patience,
     _whole_tls,
     _arguments_for_a_script,
+    _parties_of_events,
+    _events_change_something,
+    _events_in_order,
+    _cuts_heal,
 )

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
+from geomx.config.changes import Change, changes_of
 from geomx.config.document import Document, read_json, read_toml
 from geomx.config.fields import field_problems
 from geomx.config.overrides import apply_overrides
@@ -25,6 +26,7 @@ AGREED = (
     "run.ledger",
     "sync.policy",
     "sync.weight",
+    "sync.buffers",
     "optimizer.place",
     "optimizer.compensation",
     "layout.slice_elements",
@@ -133,6 +135,11 @@ class Run(Description):
     def link_of(self, party: str) -> Link | None:
         """The imitated link between a party and the global servers; None: the network as it is."""
         return self.party(party).link or self.wan.link
+
+    def link_changes_of(self, party: str) -> tuple[Change, ...]:
+        """What becomes of that link while the run goes on."""
+        link, events = self.link_of(party), [event for event in self.events if event.party == party]
+        return () if link is None else tuple(changes_of(link, events))
 
     def pace_mbps_of(self, party: str) -> float:
         """At which the bytes between a party and one shard leave, either way; 0: as TCP finds."""

@@ -1,7 +1,7 @@
 """The tables of a run's description: which keys there are, what they mean, what each allows by itself.
 
 What keys must be to each other stands in `rules.py`. A key's attribute has the key's name, but for `global`
-(a word of Python: `global_`) and `[[party]]` (`parties`).
+(a word of Python: `global_`), `[[party]]` (`parties`) and `[[event]]` (`events`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,18 @@ class Link(Table):
     delay_ms: float = Field(0.0, ge=0, description="Delay one way; a round trip takes twice as long.")
     jitter_ms: float = Field(0.0, ge=0, description="How far the delay strays, to either side.")
     loss: float = Field(0.0, ge=0, lt=1, description="Share of packets that is lost.")
+
+    @property
+    def words(self) -> str:
+        """`100 Mbit/s, 20 ± 2 ms one way, loss 1 %`."""
+        rate = f"{self.rate_mbps:g} Mbit/s" if self.rate_mbps else "any rate"
+        jitter = f" ± {self.jitter_ms:g}" if self.jitter_ms else ""
+        loss = f", loss {100 * self.loss:g} %" if self.loss else ""
+        return f"{rate}, {self.delay_ms:g}{jitter} ms one way{loss}"
+
+    def shared(self, shares: int) -> Link:
+        """What each of so many has of it."""
+        return self.model_copy(update={"rate_mbps": self.rate_mbps / shares})
 
 
 class Delay(Table):
@@ -168,6 +180,29 @@ class Party(Table):
         return tuple(f"{self.name}/{rank}" for rank in range(self.workers))
 
 
+class Event(Table):
+    """A party's emulated link changes while the run goes on.
+
+    While several events last, the later one wins, key by key; when one is over, what it covered shows again.
+    The events of a party stand in the order of their times.
+    """
+
+    at_s: float = Field(
+        ge=0, description="When, in seconds since the end of `attach`, as the sending end saw it."
+    )
+    party: PartyName = Field(description="Whose link to the global servers changes, in both directions.")
+    for_s: float | None = Field(
+        None, gt=0, description="How long; what it covered then shows again. Left out: for good."
+    )
+    rate_mbps: float | None = Field(None, ge=0, description="As in Links, where it changes.")
+    delay_ms: float | None = Field(None, ge=0, description="As in Links, where it changes.")
+    jitter_ms: float | None = Field(None, ge=0, description="As in Links, where it changes.")
+    loss: float | None = Field(None, ge=0, lt=1, description="As in Links, where it changes.")
+    cut: bool | None = Field(
+        None, description="`true`: nothing passes, until `for_s` is over or a later event says `cut = false`."
+    )
+
+
 class Edge(Table):
     """What the edges of one tier have in common."""
 
@@ -241,3 +276,4 @@ class Description(Table):
     lan: Lan = Field(default_factory=Lan)
     limits: Limits = Field(default_factory=Limits)
     tls: Tls = Field(default_factory=Tls)
+    events: tuple[Event, ...] = Field((), alias="event", strict=False)

@@ -9,7 +9,7 @@ WORKERS_DRAWN = 4
 
 
 def describe(run: Run) -> str:
-    """The shards, the parties with their links, and the workers; several lines, no newline at the end."""
+    """The shards, the parties with their links, the workers, what becomes of links; lines, without a last newline."""
     counts = (run.run.shards, "shard"), (len(run.parties), "party"), (len(run.workers), "worker")
     lines = [
         f"{run.run.name}: {', '.join(_count(*count) for count in counts)}",
@@ -17,6 +17,7 @@ def describe(run: Run) -> str:
         "",
         *(_server(run, shard) for shard in run.shard_names),
         *_parties(run),
+        *_changes(run),
     ]
     return "\n".join(lines)
 
@@ -30,6 +31,13 @@ def _parties(run: Run) -> list[str]:
         lines.append(f"{branch}{_server(run, party.name)}  [{edge}]")
         lines += [stem + line for line in _workers(run, party)]
     return lines
+
+
+def _changes(run: Run) -> list[str]:
+    """`B from 30 s on: 5 Mbit/s, 20 ms one way`."""
+    changes = [change for party in run.servers for change in run.link_changes_of(party)]
+    lines = [f"{change.party} from {change.at_s:g} s on: {change.words}" for change in changes]
+    return ["", *lines] if lines else []
 
 
 def _workers(run: Run, party: Party) -> list[str]:
@@ -46,14 +54,7 @@ def _server(run: Run, node: str) -> str:
 def _edge(edge: Edge, link: Link | None) -> str:
     """`up dense, down dense; 100 Mbit/s, 20 ± 2 ms one way, loss 1 %`."""
     codecs = f"up {edge.codec_up}, down {edge.codec_down}"
-    return f"{codecs}; {_figures(link)}" if link else codecs
-
-
-def _figures(link: Link) -> str:
-    rate = f"{link.rate_mbps:g} Mbit/s" if link.rate_mbps else "any rate"
-    jitter = f" ± {link.jitter_ms:g}" if link.jitter_ms else ""
-    loss = f", loss {100 * link.loss:g} %" if link.loss else ""
-    return f"{rate}, {link.delay_ms:g}{jitter} ms one way{loss}"
+    return f"{codecs}; {link.words}" if link else codecs
 
 
 def _count(number: int, what: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How the links behave. Shares are per message; `rate_mbps` 0: no limit."""
+    """How the links behave. Shares are per message; `rate_mbps` 0: no limit; `cut`: nothing leaves."""
 
     rate_mbps: float = 0.0
     delay_ms: float = 0.0
@@ -16,6 +16,7 @@ class Network:
     loss: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0  # share of messages that are held up, so that later ones overtake them
+    cut: bool = False
 
 
 @dataclass(slots=True)

@@ -10,15 +10,17 @@ import asyncio
 import functools
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from geomx.channels.base import Channel, Connection, Listener
+from geomx.config import Change
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.node.contract import (
+    Began,
     Closed,
     Dial,
     Effect,
@@ -64,10 +66,14 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """A node's edges: the door it opens, and how to reach each peer that it dials."""
+    """A node's edges: the door it opens, how to reach each peer that it dials, and what becomes of emulated links.
+
+    Each change has a function that makes it.
+    """
 
     door: Door | None = None
     peers: Mapping[str, tuple[Channel, str]] = field(default_factory=dict)
+    changes: Sequence[tuple[Change, Callable[[], None]]] = ()
 
 
 @dataclass(slots=True)
@@ -170,8 +176,21 @@ class Driver:
                 self._peer_of[effect.conn] = effect.peer
                 if self._wiring.door is not None and effect.conn in self._connections:
                     self._wiring.door.shape(self._connections[effect.conn], effect.peer)
+            case Began():
+                self._begin()
             case Stop():
                 self._end(effect.error)
+
+    def _begin(self) -> None:
+        """Second 0 of what happens to links."""
+        for number, (change, make) in enumerate(self._wiring.changes):
+            timer = self._loop.call_later(change.at_s, self._change, change, make)
+            self._timers[f"change {number}"] = timer
+
+    def _change(self, change: Change, make: Callable[[], None]) -> None:
+        make()
+        level = "info" if change.party == self.node.name else "debug"  # one of its two ends tells people
+        self._recorder.record("link", level, **change.fields)
 
     def _start(self, job: Job) -> None:
         if job.cost_bytes < INLINE_BYTES:

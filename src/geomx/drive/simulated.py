@@ -7,7 +7,9 @@ passes only here: a link takes size / rate and a delay, a node's jobs take the b
 
 A connection behaves like TCP unless its `Network` loses, doubles or swaps messages; then sessions must resend
 (`Patience.resend_s`). `cut` makes a link fall silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP
-does. Programs (training loops) run in threads of their own, but one at a time and only while the clock stands still.
+does. A link that has changed sends its next chunk as it is by then; one whose `Network` is cut sends none, and what has
+left already arrives. Programs (training loops) run in threads of their own, but one at a time and only while the clock
+stands still.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import functools
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +27,7 @@ from geomx.drive.network import Connection, Link, Network
 from geomx.drive.programs import Program
 from geomx.errors import GeomxError
 from geomx.node.contract import (
+    Began,
     Called,
     Closed,
     Dial,
@@ -90,6 +94,9 @@ class Simulator:
         self._hosts: dict[str, _Host] = {}
         self._links: dict[tuple[str, str], Link] = {}
         self._networks: dict[tuple[str, str], Network] = {}
+        self._changes: dict[tuple[str, str], list[tuple[float, Network, Mapping[str, Any]]]] = defaultdict(
+            list
+        )
         self.events = 0
 
     # -- setting up -------------------------------------------------------------------------------------------
@@ -104,7 +111,17 @@ class Simulator:
         for ends in ((one, other), (other, one)):
             self._networks[ends] = network
             if ends in self._links:
-                self._links[ends].network = network
+                self._adopt(self._links[ends], network)
+
+    def change(
+        self, one: str, other: str, at_s: float, network: Network, told: Mapping[str, Any] | None = None
+    ) -> None:
+        """Let both directions between two nodes behave so from `at_s` seconds after training began at the sender on.
+
+        `told`: what is noted of it.
+        """
+        for ends in ((one, other), (other, one)):
+            self._changes[ends].append((at_s, network, told or {}))
 
     def listen(self, name: str, listener: Callable[[Any], None]) -> None:
         """Give what a node hands its local program (`Notify`) to a callback."""
@@ -224,9 +241,9 @@ class Simulator:
                 case Dial():
                     self._dial(host, effect.peer)
                 case Hangup():
-                    connection = host.connections.get(effect.conn)
-                    if connection is not None:
-                        self._hang_up(host, effect.conn, connection)
+                    self._hang_up(host, effect.conn)
+                case Began():
+                    self._begin(host.node.name)
                 case Stop():
                     host.stopped, host.error = True, effect.error
                     if host.program is not None:
@@ -263,6 +280,16 @@ class Simulator:
         if delay is not None:
             self._plan(delay, lambda: self._advance(host))
 
+    def _begin(self, source: str) -> None:
+        """Second 0 of what happens to the links on which a node sends."""
+        for (sender, target), changes in self._changes.items():
+            for at_s, network, told in changes if sender == source else ():
+                self._plan(at_s, functools.partial(self._change, source, target, network, told))
+
+    def _change(self, source: str, target: str, network: Network, told: Mapping[str, Any]) -> None:
+        self._adopt(self._link(source, target), network)
+        self.notes.append((self.now, source, Note("link", dict(told))))
+
     # -- the network -------------------------------------------------------------------------------------------
 
     def _link(self, source: str, target: str) -> Link:
@@ -270,6 +297,11 @@ class Simulator:
         if link is None:
             link = self._links[source, target] = Link(self._networks.get((source, target), self._network))
         return link
+
+    def _adopt(self, link: Link, network: Network) -> None:
+        link.network = network
+        if not link.busy:
+            self._transmit(link)
 
     def _dial(self, host: _Host, peer: str) -> None:
         link = self._link(host.node.name, peer)
@@ -279,7 +311,8 @@ class Simulator:
     def _connect(self, host: _Host, peer: str) -> None:
         target = self._hosts.get(peer)
         absent = target is None or target.stopped or target.starts_at > self.now
-        if target is None or absent or self._link(host.node.name, peer).silent_until > self.now:
+        link = self._link(host.node.name, peer)
+        if target is None or absent or link.network.cut or link.silent_until > self.now:
             self._deliver(host, Closed(0, peer, "unreachable"))
             return
         mine, theirs = next(self._numbers), next(self._numbers)
@@ -296,7 +329,7 @@ class Simulator:
         link = self._link(host.node.name, target)
         size = HEADER_BYTES + (0 if write.payload is None else write.payload.nbytes)
         link.sent_bytes += size
-        if not link.network.rate_mbps:
+        if not (link.network.rate_mbps or link.network.cut or link.busy):
             self._propagate(link, connection, target, number, write)
             return
         heapq.heappush(
@@ -307,10 +340,9 @@ class Simulator:
 
     def _transmit(self, link: Link) -> None:
         """Send one chunk of the most urgent message; what is more urgent may overtake behind it."""
-        if not link.queue:
-            link.busy = False
+        link.busy = bool(link.queue) and not link.network.cut
+        if not link.busy:
             return
-        link.busy = True
         item = link.queue[0][2]
         chunk = min(item[0], self._chunk_bytes)
         item[0] -= chunk
@@ -324,7 +356,8 @@ class Simulator:
                 self._propagate(link, connection, target, number, write)
             self._transmit(link)
 
-        self._plan(chunk * 8e-6 / link.network.rate_mbps, sent)
+        rate_mbps = link.network.rate_mbps
+        self._plan(chunk * 8e-6 / rate_mbps if rate_mbps else 0.0, sent)
 
     def _propagate(self, link: Link, connection: Connection, target: str, number: int, write: Write) -> None:
         network = link.network
@@ -360,10 +393,10 @@ class Simulator:
             return
         self._deliver(host, Received(number, write.number, write.message, _own(write.payload)))
 
-    def _hang_up(self, host: _Host, number: int, connection: Connection) -> None:
+    def _hang_up(self, host: _Host, number: int) -> None:
         """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""
         self._write(host, Write(number, 0, _GOODBYE))
-        del host.connections[number]
+        host.connections.pop(number, None)
 
     def _part(self, host: _Host, number: int, connection: Connection) -> None:
         del host.connections[number]

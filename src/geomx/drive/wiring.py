@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from geomx.channels.base import Connection
+from geomx.channels.pacing import Pacer
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
 from geomx.channels.tls import Contexts, contexts
-from geomx.config import Run
-from geomx.config.tables import Edge, Link
+from geomx.config import Change, Edge, Link, Run
 from geomx.drive.real import Door, Wiring
 
 
@@ -24,19 +27,23 @@ def wire(run: Run, name: str) -> Wiring:
 def _wire_shard(run: Run, name: str) -> Wiring:
     """Each party has its own link down; the shards, which do not see each other's traffic, get equal shares of it."""
     channel = _tcp(run, run.wan, None, WAN_CHUNK_BYTES)
+    links = {party: link for party in run.servers if (link := run.link_of(party)) is not None}
+    downlinks = {party: channel.downlink(link.shared(run.run.shards)) for party, link in links.items()}
 
     def shape(connection: Connection, peer: str) -> None:
-        if peer not in run.servers:
-            return
-        channel.pace(connection, run.pace_mbps_of(peer))
-        link = run.link_of(peer)
-        if link is not None:
-            shared = link.model_copy(update={"rate_mbps": link.rate_mbps / run.run.shards})
-            channel.shape(connection, shared)
+        if peer in run.servers:
+            channel.pace(connection, run.pace_mbps_of(peer))
+        if peer in downlinks:
+            channel.shape(connection, downlinks[peer])
 
     lead = run.shard_names[0]
     peers = {} if name == lead else {lead: (channel, run.address_of(lead))}
-    return Wiring(Door(channel, run.listen_address_of(name), shape), peers)
+    changes = [
+        change
+        for party, downlink in downlinks.items()
+        for change in _changes(run, party, downlink, run.run.shards)
+    ]
+    return Wiring(Door(channel, run.listen_address_of(name), shape), peers, changes)
 
 
 def _wire_local_server(run: Run, name: str) -> Wiring:
@@ -44,7 +51,16 @@ def _wire_local_server(run: Run, name: str) -> Wiring:
     lan = _tcp(run, run.lan, run.lan.link, LAN_CHUNK_BYTES)
     wan = _tcp(run, run.wan, run.link_of(name), WAN_CHUNK_BYTES, run.pace_mbps_of(name))
     peers = {shard: (wan, run.address_of(shard)) for shard in run.shard_names}
-    return Wiring(Door(lan, run.listen_address_of(name)), peers)
+    changes = [] if wan.uplink is None else _changes(run, name, wan.uplink, 1)
+    return Wiring(Door(lan, run.listen_address_of(name)), peers, changes)
+
+
+def _changes(run: Run, party: str, pacer: Pacer, shares: int) -> list[tuple[Change, Callable[[], None]]]:
+    """What becomes of a party's link, one way, and how it is done to the pacer."""
+    return [
+        (change, partial(pacer.change, change.link.shared(shares), change.cut))
+        for change in run.link_changes_of(party)
+    ]
 
 
 def _tcp(run: Run, edge: Edge, link: Link | None, chunk_bytes: int, pace_mbps: float = 0.0) -> Tcp:

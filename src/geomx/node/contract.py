@@ -152,13 +152,18 @@ class Note:
 
 
 @dataclass(slots=True, eq=False)
+class Began:
+    """Training begins: this server has given all below it their first values. Second 0 of what happens to links."""
+
+
+@dataclass(slots=True, eq=False)
 class Stop:
     """The node has ended: well, or with an error that the driver raises."""
 
     error: GeomxError | None = None
 
 
-Effect = Dial | Write | Hangup | Identified | Timer | Job | Notify | Note | Stop
+Effect = Dial | Write | Hangup | Identified | Timer | Job | Notify | Note | Began | Stop
 
 
 class Node(Protocol):

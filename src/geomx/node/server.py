@@ -23,7 +23,7 @@ from geomx.codecs.base import Codec
 from geomx.errors import ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
-from geomx.node.contract import Write
+from geomx.node.contract import Began, Write
 from geomx.node.greeting import compare
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
@@ -122,6 +122,7 @@ class Server(BaseNode):
                 if update.cohort == EVERYONE:
                     self._held[piece.index] = {}
                 self._held.setdefault(piece.index, {})[update.cohort] = held
+        is_first = piece.index not in self._answered
         self._answered.setdefault(piece.index, {})[update.cohort] = update.turn
         priority = priority_of(piece)
         for name in self._children(update.cohort):
@@ -131,6 +132,8 @@ class Server(BaseNode):
         self._turns.answered(piece.role, update, staleness, self._trained, self._now)
         if self._pacer is not None and update.kind == "gradient":
             self._allow(update.turn + 1, self._pacer.closed(update.turn, self._now))
+        if is_first and len(self._answered) == len(self._mine):
+            self.emit(Began())
         if not self._policy.in_step:
             self._look_again(piece)
 

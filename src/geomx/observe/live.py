@@ -104,8 +104,8 @@ class LiveView:
             table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
         for party in self._progress.parties.values():
             style = self._prefixes[party.name].style
-            calm = party.state in ("trains", "starts", "finished", "ends")
-            state = Text(party.state, style="green" if calm else "yellow")
+            calm = party.standing in ("trains", "starts", "finished", "ends")
+            state = Text(party.standing, style="green" if calm else "yellow")
             table.add_row(Text(party.name, style=style), *figures(party, now), state)
         return table
 
@@ -146,7 +146,7 @@ def plain_line(party: PartyProgress, now: float) -> str:
     rounds, loss, samples, up, down = figures(party, now)
     return (
         f"{party.name}: round {rounds}, loss {loss}, {samples} samples/s, "
-        f"WAN up {up} down {down} Mbit/s, {party.state}"
+        f"WAN up {up} down {down} Mbit/s, {party.standing}"
     )
 
 

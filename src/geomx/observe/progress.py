@@ -53,6 +53,8 @@ class PartyProgress:
     away: dict[str, str] = field(default_factory=dict)  # node that is away -> why
     working: set[str] = field(default_factory=set)
     finished: set[str] = field(default_factory=set)
+    described_link: str = ""
+    link: str = ""  # what an event has made of it
 
     @property
     def loss(self) -> float | None:
@@ -72,6 +74,11 @@ class PartyProgress:
             return "finished" if self.finished >= self.working else "ends"
         return "trains" if self.rounds else "starts"
 
+    @property
+    def standing(self) -> str:
+        """The state, and what has become of its link."""
+        return f"{self.state}; link {self.link}" if self.link else self.state
+
 
 class Progress:
     """Takes records, and knows where each party stands."""
@@ -80,11 +87,15 @@ class Progress:
         self.parties = {
             party.name: PartyProgress(party.name, set(party.worker_names)) for party in run.parties
         }
+        for name, party in self.parties.items():
+            link = run.link_of(name)
+            party.described_link = link.words if link else ""
         self._take: dict[str, Callable[[PartyProgress, Record], None]] = {
             "joined": _joined,
             "resumed": _back,
             "away": _away,
             "left": _left,
+            "link": _link,
             "round": _round,
             "waiting": _waiting,
             "step": _step,
@@ -159,6 +170,12 @@ def _left(party: PartyProgress, record: Record) -> None:
     if _is_server(party, record):
         for worker in record.fields["peer"].split(", "):
             party.finished.add(worker)
+
+
+def _link(party: PartyProgress, record: Record) -> None:
+    if _is_server(party, record):
+        state = record.fields["state"]
+        party.link = "" if state == party.described_link else state
 
 
 def _round(party: PartyProgress, record: Record) -> None:

@@ -2,7 +2,7 @@
 
 Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `usage`
 for bytes, counted on the socket, headers included; `round` of local servers for the time of a round, which is
-from its first contribution to its last answer.
+from its first contribution to its last answer; their `link` for what events have changed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from rich.table import Table
 from geomx.config import Run
 from geomx.observe.progress import wan_bytes
 from geomx.observe.records import Record
-from geomx.observe.sentences import counted
+from geomx.observe.sentences import counted, sentence
 
 Fields = dict[str, Any]
 Report = dict[str, Any]
 
 LEAST_SAVED = 0.005  # less would be shown as 0%
+CHANGES_SHOWN = 4
 
 
 class Totals:
@@ -41,6 +42,7 @@ class Totals:
         self.parameters = 0
         self.round_s: dict[str, list[float]] = defaultdict(list)
         self.staleness: list[int] = []  # of each round of the global servers
+        self.link_changes: list[Fields] = []
         self._take: dict[str, Callable[[Record], None]] = {
             "finished": self._finished,
             "usage": self._usage,
@@ -48,6 +50,7 @@ class Totals:
             "log": self._log,
             "attached": self._attached,
             "round": self._round,
+            "link": self._link,
         }
 
     def take(self, record: Record) -> None:
@@ -82,7 +85,12 @@ class Totals:
         return sums
 
     def round_floor_s(self) -> float | None:
-        """Seconds that a round takes at least on the slowest emulated link: bytes / rate, and one round trip."""
+        """Seconds that a round takes at least on the slowest emulated link: bytes / rate, and one round trip.
+
+        None where links have changed.
+        """
+        if self.link_changes:
+            return None
         floors = []
         for server in self._run.servers:
             link, usage = self._run.link_of(server), self.usage.get(server)
@@ -141,6 +149,10 @@ class Totals:
     def _attached(self, record: Record) -> None:
         self.parameters = max(self.parameters, record.fields["parameters"])
 
+    def _link(self, record: Record) -> None:
+        if record.node == record.fields["party"]:  # the other end tells the same
+            self.link_changes.append(record.fields)
+
     def _round(self, record: Record) -> None:
         if record.fields.get("kind", "gradient") == "gradient":
             self.round_s[record.node].append(record.fields["seconds"])
@@ -175,6 +187,7 @@ def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
         "staleness_max": max(totals.staleness, default=None),
         "round_s_median": _rounded(totals.round_s_median),
         "round_floor_s": _rounded(totals.round_floor_s()),
+        "link_changes": totals.link_changes,
         "counted_exactly_once": totals.ledger(),
         "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
@@ -227,6 +240,7 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
         ("LAN", _traffic(report, "lan", rounds)),
         ("saved", _saved(report)),
         ("cost", _cost(report)),
+        ("links", _links(report)),
         ("staleness", _staleness(report)),
         ("parameters", f"{report['parameters']:,}  {_hash(report)}"),
         (
@@ -281,6 +295,13 @@ def _staleness(report: Report) -> str:
     if len(report["cohorts"]) < 2 or report["staleness_mean"] is None:
         return ""
     return f"{report['staleness_mean']:.2g} updates of others on average, at most {report['staleness_max']}"
+
+
+def _links(report: Report) -> str:
+    """What events have made of links: `B from 30.0 s on: 5 Mbit/s, 20 ms one way`."""
+    changes = [sentence("link", change).removeprefix("link of ") for change in report["link_changes"]]
+    more = [f"{len(changes) - CHANGES_SHOWN} more"] if len(changes) > CHANGES_SHOWN else []
+    return "; ".join([*changes[:CHANGES_SHOWN], *more])
 
 
 def _hash(report: Report) -> str:

@@ -11,6 +11,7 @@ _SENTENCES = {
     "finished": "finished after {rounds} rounds",
     "joined": "{peer} joined",
     "left": "{peer} left",
+    "link": "link of {party} from {at_s:.1f} s on: {state}",
     "listening": "listens at {address}",
     "lost": "{peer} is lost: {reason}",
     "refused": "refused {peer}: {reason}",

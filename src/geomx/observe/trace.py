@@ -8,7 +8,7 @@ takes as many threads as it needs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 
 from geomx.observe.records import Record
 
-ROUNDS = "rounds"
+ROUNDS, LINK = "rounds", "link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ def write_trace(records: Iterable[Record], path: Path) -> None:
 def trace_events(records: Iterable[Record]) -> list[dict[str, Any]]:
     """The events of a trace; time 0 is where the first span starts."""
     tracks: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in filter(None, map(_span, records)):
+    records = list(records)
+    for span in (*filter(None, map(_span, records)), *_links(records)):
         tracks[span.node, span.track].append(span)
     zero = min((span.start for spans in tracks.values() for span in spans), default=0.0)
     processes = {node: number for number, node in enumerate(sorted({node for node, _ in tracks}), start=1)}
@@ -70,6 +71,17 @@ def _span(record: Record) -> Span | None:
         label = f"{fields.get('operation', 'turn')} {fields['turn']}"
         return Span(record.node, ROUNDS, label, record.t - fields["seconds"], record.t, fields)
     return None
+
+
+def _links(records: Sequence[Record]) -> Iterator[Span]:
+    """What events made of each party's link, at its local server: until the next change, or to the end."""
+    end = max((record.t for record in records), default=0.0)
+    until: dict[str, float] = {}
+    for record in reversed(records):
+        if record.name == LINK and record.fields["party"] == record.node:
+            stop = until.get(record.node, end)
+            yield Span(record.node, LINK, record.fields["state"], record.t, stop, dict(record.fields))
+            until[record.node] = record.t
 
 
 def without_overlap(spans: Iterable[Span]) -> Iterator[list[Span]]:

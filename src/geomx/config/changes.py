@@ -1,0 +1,55 @@
+"""What a run's events make of a party's emulated link, as a series of changes.
+
+Events lie upon each other in the order of the file: while several of them last, the later ones win, key by key. When
+one is over, what it covered shows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from geomx.config.tables import Event, Link
+
+KEYS = (*Link.model_fields, "cut")  # what an event may change
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a party's link is from `at_s` seconds after the beginning of training on. `cut`: nothing passes."""
+
+    at_s: float
+    party: str
+    link: Link
+    cut: bool
+
+    @property
+    def words(self) -> str:
+        """`cut`, or what the link is: `5 Mbit/s, 20 ms one way`."""
+        return "cut" if self.cut else self.link.words
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What is recorded of it."""
+        told = {"party": self.party, "at_s": self.at_s, "state": self.words, "cut": self.cut}
+        return told | self.link.model_dump()
+
+
+def changes_of(link: Link, events: Sequence[Event]) -> Iterator[Change]:
+    """Every change of a party's link, in order. `events`: of this party, in the order of the file."""
+    last, was_cut = link, False
+    for moment in sorted({event.at_s for event in events} | set(map(_until_s, events)) - {inf}):
+        lasting = [event for event in events if event.at_s <= moment < _until_s(event)]
+        given = [event.model_dump(exclude_none=True, include=set(KEYS)) for event in lasting]
+        covered = {key: value for keys in given for key, value in keys.items()}
+        cut = covered.pop("cut", False)
+        now = link.model_copy(update=covered)
+        if (now, cut) != (last, was_cut):
+            yield Change(moment, events[0].party, now, cut)
+        last, was_cut = now, cut
+
+
+def _until_s(event: Event) -> float:
+    return inf if event.for_s is None else event.at_s + event.for_s
