@@ -31,6 +31,7 @@ if __name__ == "__main__":
 import torch  # noqa: E402
 
 from benchmarks import training, virtual  # noqa: E402
+from benchmarks.unequal import TARGETS  # noqa: E402
 from geomx.drive.simulated import Network, Simulator  # noqa: E402
 from geomx.node.build import Plan  # noqa: E402
 from geomx.sync.base import policies  # noqa: E402
@@ -40,7 +41,6 @@ OUTPUT = ROOT / "out" / "bench" / "algorithms.jsonl"
 MODEL = "cnn-179k"
 STEP_S, JITTER = 0.05, 0.1
 WAN, SLOW_WAN, LAN = Network(100.0, 15.0), Network(10.0, 15.0), Network(1000.0, 0.1)
-TARGETS = (0.80, 0.88)
 LOOK_EVERY, MOST_STEPS = 25, 3000
 
 

@@ -21,6 +21,7 @@ if __name__ == "__main__":
 from benchmarks import tables  # noqa: E402
 from benchmarks.cells import Result, read_results  # noqa: E402
 from benchmarks.learned import Learned, read_learned  # noqa: E402
+from benchmarks.unequal import Unequal, read_unequal  # noqa: E402
 
 HEAD = """# Benchmarks
 
@@ -68,16 +69,19 @@ def main() -> int:
         name: results for name in SUITES if (results := read_results(options.results / f"{name}.jsonl"))
     }
     learned = read_learned(options.results / "codec_accuracy.jsonl")
-    if not suites and not learned:
+    unequal = read_unequal(options.results / "algorithms.jsonl")
+    if not (suites or learned or unequal):
         print(f"page: no results in {options.results}: run benchmarks/run.py first", file=sys.stderr)
         return 1
     path = options.docs / "benchmarks.md"
-    path.write_text(page(suites, learned, options.docs / "pictures"), encoding="utf-8")
+    path.write_text(page(suites, learned, unequal, options.docs / "pictures"), encoding="utf-8")
     print(f"the page is {path}")
     return 0
 
 
-def page(suites: dict[str, list[Result]], learned: Sequence[Learned], pictures: Path) -> str:
+def page(
+    suites: dict[str, list[Result]], learned: Sequence[Learned], unequal: Sequence[Unequal], pictures: Path
+) -> str:
     """The whole text; the pictures are drawn on the way."""
     lines = [HEAD]
     if suites:
@@ -88,6 +92,8 @@ def page(suites: dict[str, list[Result]], learned: Sequence[Learned], pictures: 
         lines += section(name, results, pictures)
     if learned:
         lines += ["", "## What codecs cost in accuracy", "", *codecs(learned, pictures)]
+    if unequal:
+        lines += ["", "## Sync policies where sites are unequal", "", *policies(unequal, pictures)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -191,6 +197,36 @@ def codecs(learned: Sequence[Learned], pictures: Path) -> list[str]:
     return lines
 
 
+def policies(unequal: Sequence[Unequal], pictures: Path) -> list[str]:
+    """A table for each scenario, and one picture: time against bytes."""
+    lines = [
+        "GeoMX's CNN on Fashion-MNIST, batches of 32, Adam (Downpour: Adagrad), a step of 50 ms, links of 100 Mbit/s "
+        "and 30 ms to the global server. Real nodes and gradients on the simulator's virtual clock: the seconds are "
+        "what a machine for each node would take. Medians over seeds; MB are of all parties, both ways. `python "
+        "benchmarks/algorithms.py`.",
+        "",
+    ]
+    lines += drawn(pictures / "bench-algorithms", partial(_pictures().unequal, unequal))
+    for scenario in dict.fromkeys(each.scenario for each in unequal):
+        mine = [each for each in unequal if each.scenario == scenario]
+        seeds = sorted({each.seeds for each in mine})
+        counted = " to ".join(str(count) for count in {seeds[0]: None, seeds[-1]: None})
+        text = UNEQUAL.get(scenario, "")
+        lines += [
+            f"**{scenario}**: {text} {counted} seed{'s' if seeds[-1] > 1 else ''}.",
+            "",
+            *tables.unequal(mine),
+            "",
+        ]
+    return lines
+
+
+UNEQUAL = {
+    "equal": "2 parties × 2 workers, all alike.",
+    "slow party": "2 × 2, a step takes party B four times as long.",
+    "slow link": "2 × 2, party B's link has 10 Mbit/s.",
+    "six unequal": "2 × 3, a step takes two workers of party B 49 times as long.",
+}
 SECTIONS: dict[str, Callable[[str, Sequence[Result], Path], list[str]]] = {
     "accuracy": accuracy,
     "scale": scale,

@@ -17,6 +17,7 @@ from matplotlib.ticker import LogFormatter
 from benchmarks.cells import Result
 from benchmarks.learned import Learned
 from benchmarks.tables import title
+from benchmarks.unequal import TARGETS, Unequal
 
 COLOURS = {
     "raw": "#8a8a8a",
@@ -169,6 +170,41 @@ def learned(results: Sequence[Learned], path: Path) -> None:
         axis.grid(which="both", color="#e6e6e6")
         axis.margins(y=0.15)
         axis.set_xlim(0.7 * min(x for x, _, _ in points), 3.5 * max(x for x, _, _ in points))
+        _name(figure, axis, points)
+    save(figure, path)
+
+
+def unequal(results: Sequence[Unequal], path: Path) -> None:
+    """Time against bytes to the last target, a panel for each scenario: lower left is better."""
+    target = TARGETS[-1]
+    found = [
+        (each.scenario, each.algorithm, reached)
+        for each in results
+        if (reached := each.reached[target]) is not None
+    ]
+    scenarios = list(dict.fromkeys(scenario for scenario, _, _ in found))
+    if not scenarios:
+        return
+    figure, axes = plt.subplots(
+        len(scenarios), figsize=(8.5, 5.5 * len(scenarios)), squeeze=False, layout="constrained"
+    )
+    for axis, scenario in zip(axes[:, 0], scenarios, strict=True):
+        points = [
+            (reached.seconds, 1e-6 * reached.wan_bytes, name)
+            for where, name, reached in found
+            if where == scenario
+        ]
+        axis.scatter(
+            [x for x, _, _ in points], [y for _, y, _ in points], s=50, color=COLOURS["geomx"], zorder=3
+        )
+        axis.set(xscale="log", yscale="log", xlabel=f"seconds to {target:.0%}", ylabel="MB over the WAN")
+        axis.set_title(scenario)
+        axis.grid(which="both", color="#e6e6e6", zorder=0)
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_formatter("{x:,.0f}")
+            scale.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        axis.margins(y=0.15)
+        axis.set_xlim(0.85 * min(x for x, _, _ in points), 2.2 * max(x for x, _, _ in points))
         _name(figure, axis, points)
     save(figure, path)
 

@@ -140,7 +140,8 @@ def quick() -> Suite:
 def full() -> Suite:
     """Everything on two networks; the chosen of each system on the other networks, workloads and shapes.
 
-    The slowest networks have the smallest model. With cubic the network of 1 % loss is left out: one flow gets less than 1 of its 10 Mbit/s there.
+    The slowest networks have the smallest model. With cubic the network of 1 % loss is left out: one flow gets less
+    than 1 of its 10 Mbit/s there.
     """
     cells: list[Cell] = []
     for network in (FAST, SLOW):

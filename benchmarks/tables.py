@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from benchmarks.cells import Result
 from benchmarks.learned import Learned
+from benchmarks.unequal import TARGETS, Unequal
 
 TITLES = {
     "raw": "raw sockets",
@@ -194,6 +196,31 @@ def learned(results: Sequence[Learned]) -> list[str]:
         moved = (number(each.bytes_up, 1e6), number(each.bytes_down, 1e6))
         rows.append([each.config, *(f"{share:.2%}" for share in shares), apart, *moved, smaller])
     return markdown(columns, rows)
+
+
+def unequal(results: Sequence[Unequal]) -> list[str]:
+    """Of one scenario, the fastest to the last target first; × is beside FSA's time."""
+    first = next((each for each in results if each.algorithm == "FSA"), None)
+    columns = ["policy"]
+    for target in TARGETS:
+        columns += [f"s to {target:.0%}", "× FSA", "MB"]
+    rows = []
+    for each in sorted(results, key=_last):
+        row = [each.algorithm]
+        for target in TARGETS:
+            reached, base = each.reached[target], first.reached[target] if first else None
+            if reached is None:
+                row += [NOTHING] * 3
+                continue
+            faster = ratio(base.seconds / reached.seconds) if base else NOTHING
+            row += [seconds(reached.seconds), faster, number(reached.wan_bytes, 1e6)]
+        rows.append(row)
+    return markdown(columns, rows)
+
+
+def _last(each: Unequal) -> tuple[float, ...]:
+    found = (each.reached[target] for target in reversed(TARGETS))
+    return tuple(reached.seconds if reached else math.inf for reached in found)
 
 
 def seconds(value: float | None) -> str:

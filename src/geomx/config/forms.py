@@ -64,5 +64,8 @@ CompensationName = Annotated[
     str, _choice(COMPENSATIONS, _SETTINGS, ", with parameters as `strength=0.04` behind it, or nothing", True)
 ]
 CodecName = Annotated[str, _choice(CODECS, _SETTINGS, ", with parameters as `ratio=0.01` behind it")]
+LanCodecName = Annotated[
+    str, _choice(("wan", *CODECS), _SETTINGS, ", with parameters as `ratio=0.01` behind it")
+]
 File = Annotated[Path, BeforeValidator(_absolute)]  # relative to the folder of the run's description
 Seconds = Annotated[float, Field(gt=0)]

@@ -149,7 +149,8 @@ class Run(Description):
     @property
     def codecs(self) -> tuple[str, ...]:
         """The codecs of the WAN's and the LAN's edges, up and down, with their parameters."""
-        return tuple(spec for edge in (self.wan, self.lan) for spec in (edge.codec_up, edge.codec_down))
+        specs = (spec for edge in (self.wan, self.lan) for spec in (edge.codec_up, edge.codec_down))
+        return tuple(spec for spec in specs if spec != "wan")
 
     # -- addresses ---------------------------------------------------------------------------------
 

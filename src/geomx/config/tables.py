@@ -16,6 +16,7 @@ from geomx.config.forms import (
     CodecName,
     CompensationName,
     File,
+    LanCodecName,
     PartyName,
     PolicyName,
     RunName,
@@ -235,6 +236,9 @@ class Wan(Edge):
 class Lan(Edge):
     """The edges between workers and their local server."""
 
+    codec_down: LanCodecName = Field(
+        "wan", description="What updates travel as. `wan`: as they came over the WAN, byte for byte."
+    )
     timeout_s: Seconds = Field(5.0, description=Edge.model_fields["timeout_s"].description)
 
 

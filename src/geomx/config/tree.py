@@ -53,7 +53,8 @@ def _server(run: Run, node: str) -> str:
 
 def _edge(edge: Edge, link: Link | None) -> str:
     """`up dense, down dense; 100 Mbit/s, 20 ± 2 ms one way, loss 1 %`."""
-    codecs = f"up {edge.codec_up}, down {edge.codec_down}"
+    down = "as over the WAN" if edge.codec_down == "wan" else edge.codec_down
+    codecs = f"up {edge.codec_up}, down {down}"
     return f"{codecs}; {link.words}" if link else codecs
 
 

@@ -25,6 +25,8 @@ from geomx.protocol.messages import Message, Value
 from geomx.protocol.session import Patience
 from geomx.sync.base import Pacer, policies
 
+AS_WAN = "wan"  # instead of the LAN's codec down: what came over the WAN goes on, byte for byte
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
@@ -44,7 +46,7 @@ class Plan:
     shards: tuple[str, ...] = ("global/0",)
     policy: str = "fsa"
     compensation: str = ""
-    lan: Edge = field(default_factory=Edge)
+    lan: Edge = field(default_factory=lambda: Edge(codec_down=AS_WAN))
     wan: Edge = field(default_factory=Edge)
     limits: Limits = field(default_factory=Limits)
     manifest: dict[str, Value] = field(default_factory=dict)
@@ -71,6 +73,16 @@ class Plan:
     def solo(cls) -> Plan:
         """A run of one: a worker and its root."""
         return cls("solo", {"solo": ("solo/0",)}, flat=True)
+
+    @property
+    def passes(self) -> bool:
+        """Whether local servers send on what comes over the WAN as it is."""
+        return self.lan.codec_down == AS_WAN
+
+    @property
+    def resolved_lan(self) -> Edge:
+        """The edges of the LAN, with the codec down that it has in the end."""
+        return replace(self.lan, codec_down=self.wan.codec_down) if self.passes else self.lan
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -105,7 +117,7 @@ def make_node(plan: Plan, name: str, incarnation: int = 1) -> Server | Worker:
 
 def make_worker(plan: Plan, name: str, incarnation: int = 1) -> Worker:
     parents = dict.fromkeys(plan.parents(name), plan.lan.patience)
-    up, down = _ends(plan, plan.lan, name)
+    up, down = _ends(plan, plan.resolved_lan, name)
     return Worker(_identity(plan, name, incarnation), plan.limits, parents, up, down)
 
 
@@ -115,7 +127,7 @@ def make_local_server(plan: Plan, name: str, incarnation: int = 1) -> Server:
     return Server(
         _identity(plan, name, incarnation),
         plan.limits,
-        _below(children, plan, plan.lan),
+        _below(children, plan, plan.resolved_lan, plan.passes),
         policies.make(plan.policy),
         lambda server: Relay(server, plan.shards, up, down),
         dials=dict.fromkeys(plan.shards, plan.wan.patience),
@@ -128,7 +140,7 @@ def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
     place, lead = plan.shards.index(name), plan.shards[0]
     others = plan.shards[1:] if name == lead else ()
     if plan.flat:
-        below = _below({worker: (worker,) for worker in plan.workers}, plan, plan.lan)
+        below = _below({worker: (worker,) for worker in plan.workers}, plan, plan.resolved_lan)
     else:
         below = _below(dict(plan.parties), plan, plan.wan)
 
@@ -164,10 +176,10 @@ def _identity(plan: Plan, name: str, incarnation: int) -> Identity:
     return Identity(name, plan.run, incarnation, plan.manifest)
 
 
-def _below(children: dict[str, tuple[str, ...]], plan: Plan, edge: Edge) -> Below:
+def _below(children: dict[str, tuple[str, ...]], plan: Plan, edge: Edge, passes: bool = False) -> Below:
     """The upper ends of a server's downward edges. All children get the same bytes, whoever sends them."""
     stream = Stream(plan.seed)
-    sender = Sender(make_codec(edge.codec_down, stream))
+    sender = Sender(make_codec(edge.codec_down, stream), passes)
     return Below(children, edge.patience, make_codec(edge.codec_up, stream), sender)
 
 

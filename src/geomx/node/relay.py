@@ -170,18 +170,22 @@ class Relay:
         assert self._layout is not None
         piece = self._layout.slices[update.slice]
         above, below = self._uplink.down, self._server.down
-        if payload is None or (above.codec.lossless and type(above.codec) is type(below.codec)):
+        alike = above.codec.lossless and type(above.codec) is type(below.codec)
+        if payload is None or alike or (below.passes and not above.deltas):
             self._down(piece, update, payload)  # the same bytes serve below
             return
 
-        def work() -> torch.Tensor:
+        def work() -> Any:
             values = above.unpack(piece, update.kind, payload, update.cohort)
-            return below.pack(piece, update.kind, update.turn, values, update.cohort)
+            if not below.passes:
+                return below.pack(piece, update.kind, update.turn, values, update.cohort)
+            below.sent(piece, update.kind, values, update.cohort)
+            return payload
 
         self._server.run_job(
             work,
             lambda data: self._down(piece, update, data),
-            above.codec.cost_bytes(piece) + below.codec.cost_bytes(piece),
+            above.codec.cost_bytes(piece) + (0 if below.passes else below.codec.cost_bytes(piece)),
         )
 
     def _down(self, piece: Slice, update: Update, payload: Any) -> None:

@@ -8,6 +8,8 @@ Three cases, and both ends know which it is:
                 shadow, and goes with the next: the shadow is the residual
     aggregates  it is lossy, and the workers own the optimizer: an update is the mean, and the codec keeps a residual
 
+A local server may pass on what came over the WAN, byte for byte: its workers are then receivers of the same stream.
+
 Receivers of one stream apply identical bytes to identical anchors, so replicas stay bit-identical. There is one stream
 for each cohort. Shadows and anchors begin with the weights that `assign` gives to all, and are never changed in place:
 whoever joins is sent the shadow as it lies in memory.
@@ -69,10 +71,11 @@ class _ByCohort:
 
 
 class Sender:
-    """The upper end, of one stream to the children of each cohort."""
+    """The upper end, of one stream to the children of each cohort. `passes`: it sends on what comes from above."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, passes: bool = False) -> None:
         self.codec = codec
+        self.passes = passes
         self.deltas = False  # whether receivers hold something else than the exact weights
         self.remembers = False  # whether what receivers hold is kept even if it is exact
         self._shadows = _ByCohort()
@@ -89,14 +92,19 @@ class Sender:
         """The payload of an update."""
         codec = codec_for(piece, kind, self.codec)
         if codec is DENSE or not self.deltas:
-            if (self.deltas or self.remembers) and piece.role == "weight" and sets_weights(kind, cohort):
-                self._shadows.put(piece, cohort, values.clone())
+            if self.deltas or self.remembers:
+                self.sent(piece, kind, values.clone(), cohort)
             return codec.encode(piece, turn, values)
         shadow = self._shadows.get(piece, cohort)
         assert shadow is not None  # weights come before gradients
         payload = codec.encode(piece, turn, values - shadow)
         self._shadows.put(piece, cohort, shadow + codec.decode(piece, payload))
         return payload
+
+    def sent(self, piece: Slice, kind: Kind, values: torch.Tensor, cohort: str) -> None:
+        """An update gives the receivers these values, which are never changed in place."""
+        if piece.role == "weight" and sets_weights(kind, cohort):
+            self._shadows.put(piece, cohort, values)
 
     def shadow(self, piece: Slice, cohort: str) -> torch.Tensor | None:
         """What the receivers of a cohort hold, where that is kept. Not to be changed."""
