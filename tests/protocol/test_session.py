@@ -160,7 +160,7 @@ def test_a_heartbeat_is_wanted_when_nothing_was_said_on_a_connection():
     ours = session()
     assert not ours.wants_beat(100.0)
     ours.opened(1, 0, 100.0)
-    assert not ours.wants_beat(100.8)
+    assert not ours.wants_beat(100.7)
     assert ours.wants_beat(101.0)
     ours.told(101.0)
     assert not ours.wants_beat(101.5)

@@ -15,6 +15,7 @@ from geomx.errors import Disagreement, Fenced, NodeLost, Refused, RunFailed, Wai
 from geomx.node.build import Plan, make_node
 from geomx.node.local import Contribution, Ready
 from geomx.node.peers import Limits
+from geomx.protocol.session import Patience
 
 WAN = Network(100.0, 20.0)
 
@@ -41,6 +42,14 @@ def test_death_is_noticed_and_named_everywhere(victim: str, how: str) -> None:
         assert error.node == victim, (name, error)
     for name in set(plan.workers) - {victim}:
         assert programs[name].error is simulator.error_of(name)
+
+
+def test_edges_that_have_little_to_say_are_not_dialled_anew() -> None:
+    """A step takes longer than the silence that an edge bears, at the least patience that a description may have."""
+    plan = plan_of([2, 1], 2, patience=Patience(heartbeat_s=1.0, timeout_s=3.0))
+    simulator, programs = run_tree(plan, loop_of(plan, 4, compute_s=4.7), Network(100.0, 100.0, 20.0))
+    assert_well(simulator, plan, programs)
+    assert not list(simulator.noted("resumed"))
 
 
 def test_a_cut_of_five_seconds_is_survived() -> None:

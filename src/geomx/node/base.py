@@ -81,7 +81,7 @@ class BaseNode(ABC):
             None  # by a peer that had been let in: the run cannot trust it
         )
         every = [*dials.values(), *expects.values()]
-        self._tick_s = min((p.resend_s or p.heartbeat_s for p in every), default=1.0)
+        self._tick_s = min((p.resend_s or p.heartbeat_s / 2 for p in every), default=1.0)
         self._handlers: dict[type, Callable[[Any], None]] = {
             Started: self._on_started,
             Opened: self._on_opened,
@@ -131,7 +131,7 @@ class BaseNode(ABC):
         """A message of the run, delivered once."""
 
     def on_tick(self) -> None:
-        """Called at every heartbeat."""
+        """Called twice in every heartbeat."""
 
     def check_payload(self, peer: Peer, message: Message) -> None:
         """Raise `ProtocolError` where a payload of that size is impossible."""

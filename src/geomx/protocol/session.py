@@ -161,7 +161,8 @@ class Session:
         self.heard += gap_s
 
     def wants_beat(self, now: float) -> bool:
-        return self.conn != 0 and now - self.spoke >= self.patience.heartbeat_s * 0.9
+        """Asked twice in every heartbeat: so a silence lasts no longer than 1.25 of them."""
+        return self.conn != 0 and now - self.spoke >= self.patience.heartbeat_s * 0.75
 
     def silent_s(self, now: float) -> float:
         return now - self.heard
