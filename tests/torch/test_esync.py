@@ -151,6 +151,29 @@ def test_the_way_to_the_server_counts() -> None:
     assert all(steps > 2 for steps in results["A/0"].steps[3:])
 
 
+def test_the_way_counts_of_models_of_many_slices_too() -> None:
+    """The first slice of a round is there long before the last."""
+
+    def unequal(simulator: Simulator, _: Any) -> None:
+        simulator.link("A", "global/0", Network(2.0, 10.0))
+        simulator.link("B", "global/0", Network(2.0, 10.0))
+
+    step_s = {"A/0": 0.05, "B/0": 0.2}
+    results, _ = train(
+        [1, 1], script(sgd, lambda name, _: step_s[name]), settings("esync"), policy="esync", faults=unequal
+    )
+    assert results["B/0"].steps == [1] * ROUNDS
+    assert {*results["A/0"].steps[3:]} <= {3, 4}
+
+
+def test_nobody_takes_fewer_steps_than_the_least() -> None:
+    spec = "esync least=3"
+    results, _ = train([2, 1], script(sgd, lambda name, _: STEP_S[name]), settings(spec), policy=spec)
+    assert results["B/0"].steps == [3] * ROUNDS
+    assert min(results["A/0"].steps) >= 3
+    assert min(results["A/1"].steps[2:]) >= 20
+
+
 def test_a_worker_that_becomes_slow_is_noticed() -> None:
     def step_s(name: str, step: int) -> float:
         return 0.1 if name != "B/0" or step < 5 else 0.4

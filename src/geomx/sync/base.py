@@ -30,8 +30,8 @@ class Local:
 
     `fragment` (of "run"): which of how many equal parts of the model; (1, 4) is every fourth slice from the second on.
     `overlap`: so many steps later the answer is taken in, and `merge` says which share of a worker's own weights stays.
-    "told": "run" where a `Pacer` says so, else "nobody"; `wait`: for its word on this very step. `equal`: whoever has
-    stepped counts the same.
+    "told": "run" where a `Pacer` says so, else "nobody", and for so many steps at `least`; `wait`: for its word on this
+    very step. `equal`: whoever has stepped counts the same.
     """
 
     average: Literal["nobody", "party", "run", "told"] = "nobody"
@@ -39,6 +39,7 @@ class Local:
     fragment: tuple[int, int] = (0, 1)
     overlap: int = 0
     merge: float = 0.0
+    least: int = 1
     wait: bool = False
     equal: bool = False
 

@@ -41,6 +41,7 @@ class _Pace:
     step_s: float
     begin_s: float = 0.0  # from the beginning of a round here until this worker computes
     reach_s: float = 0.0
+    reaching_s: float = 0.0  # the same of the round whose slices are coming in
     steps: int = 0  # of this round
     stepped: float = 0.0  # when the news of its last step came
     arrived: float | None = None  # when its contribution to this round did
@@ -76,7 +77,7 @@ class ESync:
             faults.append(Fault("lr", f"{lr}", "a number above 0"))
         if faults:
             raise ConfigError("policy esync", faults)
-        self._plan = Local("told", {**AVERAGE, "lr": lr}, wait=wait, equal=equal)
+        self._plan = Local("told", {**AVERAGE, "lr": lr}, least=least, wait=wait, equal=equal)
         self._least, self._most, self._slack = least, most, slack
         self._round, self._began = -1, 0.0
         self._paces: dict[str, _Pace] = {}
@@ -96,8 +97,9 @@ class ESync:
             self._begin(turn, now)
         pace = self._paces.setdefault(worker, _Pace(seconds))
         pace.step_s = (pace.step_s + seconds) / 2
-        if steps == 1:
+        if steps == 1:  # everything of the last round has arrived
             pace.begin_s = max(0.0, now - seconds - self._began)
+            pace.reach_s = pace.reaching_s
         pace.round, pace.steps, pace.stepped = turn, steps, now
         changed = self._told()
         return changed | {worker: pace.told}
@@ -107,7 +109,7 @@ class ESync:
         stepped = [pace.stepped for pace in paces if pace.round == turn]
         for pace in paces:
             if stepped:
-                pace.reach_s = now - max(stepped)
+                pace.reaching_s = now - max(stepped)
             if turn == self._round:
                 pace.arrived = now
 

@@ -145,7 +145,7 @@ class Exchange:
     def stepped(self, steps: int, seconds: float, wait: bool) -> int:
         """Tell that a step has been taken, the `steps`-th of this turn; returns how many may be taken in it.
 
-        `wait`: for the answer; else as far as is known, 1 where nothing is.
+        `wait`: for the answer; else as far as is known, 0 where nothing is.
         """
         turn = self.turn
         self._call("stepped", turn, steps, seconds)
@@ -155,7 +155,7 @@ class Exchange:
                 lambda: turn in self._allowed,
                 lambda: f"{self.name} waits to hear how many steps it may take in turn {turn}",
             )
-        return self._allowed.get(turn, 1)
+        return self._allowed.get(turn, 0)
 
     def leave(self) -> None:
         """Take no part in turns to come; returns when the run knows.

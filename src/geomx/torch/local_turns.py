@@ -99,7 +99,8 @@ class LocalTurns(Turns):
         self._steps_of_turn += 1
         taken_s = self._timeline.now() - self._stepped
         allowed = self._exchange.stepped(self._steps_of_turn, taken_s, plan.wait)
-        return replace(plan, average="run" if self._steps_of_turn >= allowed else "nobody")
+        ends = self._steps_of_turn >= max(allowed, plan.least)
+        return replace(plan, average="run" if ends else "nobody")
 
     def _next_plan(self) -> Local:
         plan = self._settings.policy.step(self._planned)
