@@ -20,14 +20,13 @@ from geomx.observe.records import Record
 from geomx.observe.report import make_report
 from geomx.plan.facts import Site
 
-BACKWARD_SHARE = (
-    2 / 3
-)  # of a step's computing, where nobody has measured it: backward takes twice as long as forward
+BACKWARD_SHARE = 2 / 3  # of a step's computing, where nobody has measured it: twice as long as forward
 MEASURED_STEPS = 10
 
+# What a run on this machine alone, as fast as it can, has in place of the description's.
 FREE = (
-    "wan.link={}", "lan.link={}", "wan.pace_mbps=0", "global.addresses=[]", "global.listen=[]", "tls={}",
-)  # fmt: skip  # what a run on this machine alone, as fast as it can, has in place of the description's
+    "wan.link={}", "lan.link={}", "wan.pace_mbps=0", "event=[]", "global.addresses=[]", "global.listen=[]", "tls={}",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

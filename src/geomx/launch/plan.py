@@ -22,7 +22,7 @@ from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.known import Known, Sources, known
 from geomx.launch.local_run import make_folder_of
 from geomx.layout import SLICES_WANTED, Slice
-from geomx.node.build import check_choices
+from geomx.node.build import AS_WAN, check_choices
 from geomx.observe.costs import Cost, bandwidth, cost
 from geomx.observe.report import size
 from geomx.observe.sentences import counted
@@ -114,7 +114,8 @@ def compared(
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
     bytes_per_s = bandwidth()
-    specs = dict.fromkeys([*itertools.chain.from_iterable(codecs), run.lan.codec_up, run.lan.codec_down])
+    lan = [spec for spec in (run.lan.codec_up, run.lan.codec_down) if spec != AS_WAN]
+    specs = dict.fromkeys([*itertools.chain.from_iterable(codecs), *lan])
     wanted = {pair: slices_wanted(*pair) for pair in codecs}
     cuts = {count: facts.cut(count) for count in set(wanted.values())}
     costs = {spec: _cost(spec, facts.cut(SLICES_WANTED), bytes_per_s) for spec in specs}
@@ -135,7 +136,9 @@ def compared(
                 refused[algorithm] = reason
                 continue
             slices = len(cuts[wanted[up, down]])
-            edges = Codecs(slices, costs[up], costs[down], costs[run.lan.codec_up], costs[run.lan.codec_down])
+            passes = run.lan.codec_down == AS_WAN
+            below = costs[down if passes else run.lan.codec_down]
+            edges = Codecs(slices, costs[up], costs[down], costs[run.lan.codec_up], below, passes)
             prediction = predict(world, rhythm, edges)
             trades = trade_of_rhythm(rhythm, prediction), _trade_of(costs[up], costs[down])
             own = (algorithm, up, down) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)

@@ -85,7 +85,8 @@ class Exchanges:
     def _down(self, site: Site, closed: Stream, part: float, slices: int) -> Stream:
         codecs = self._codecs
         same = codecs.wan_down.lossless and codecs.wan_down.spec == codecs.lan_down.spec
-        anew_s = 0.0 if same else codecs.wan_down.decode_s + codecs.lan_down.encode_s
+        encode_s = 0.0 if codecs.passes else codecs.lan_down.encode_s
+        anew_s = 0.0 if same else codecs.wan_down.decode_s + encode_s
         taken_s = codecs.lan_down.decode_s + self._facts.passes_s(2)
         stream = _carried(closed, part * codecs.wan_down.sent_bytes, slices, site.wan, self._sharing(site))
         stream = through(stream, part * anew_s, slices)

@@ -27,13 +27,17 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """What each edge's codecs cost for the whole model, which is cut into so many `slices` for them."""
+    """What each edge's codecs cost for the whole model, which is cut into so many `slices` for them.
+
+    `passes`: local servers pass on what comes over the WAN, byte for byte.
+    """
 
     slices: int
     wan_up: Cost
     wan_down: Cost
     lan_up: Cost
     lan_down: Cost
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
