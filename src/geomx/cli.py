@@ -80,6 +80,31 @@ def _parser() -> argparse.ArgumentParser:
 
     _command(commands, "check", _check, "validate a run's description and print its tree")
 
+    plan = _command(
+        commands, "plan", _plan, "predict which algorithm and codecs would be fastest, and for what"
+    )
+    known = plan.add_mutually_exclusive_group()
+    known.add_argument(
+        "--measure", action="store_true", help="train a few steps on this machine to learn the rest"
+    )
+    known.add_argument(
+        "--report", type=Path, metavar="FILE", help="learn the rest from an earlier run's report"
+    )
+    size = plan.add_mutually_exclusive_group()
+    size.add_argument("--model", metavar="MODULE:FUNCTION", help="gives the model when it is called")
+    size.add_argument("--parameters", type=int, metavar="N", help="how many the model trains")
+    plan.add_argument(
+        "--step-ms",
+        action="append",
+        default=[],
+        metavar="[PARTY=]MS",
+        help="how long a worker computes for a step",
+    )
+    text = "to compare, in place of a choice of them (may be repeated)"
+    plan.add_argument("--algorithm", action="append", default=[], metavar="POLICY", help=text)
+    plan.add_argument("--codec", action="append", default=[], metavar="UP[;DOWN]", help=text)
+    plan.add_argument("--json", type=Path, metavar="FILE", help="write the predictions as JSON")
+
     inspect = commands.add_parser("inspect", help="measure something on this machine")
     subjects = inspect.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
     text = "what codecs would save and cost for a model"
@@ -188,6 +213,18 @@ def _worker(arguments: argparse.Namespace) -> None:
         os.execvpe(arguments.command[0], arguments.command, environment_of(place))
     except OSError as error:
         raise _wrong("the worker's command", arguments.command[0], f"a command ({error.strerror})") from error
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    if arguments.parameters is not None and arguments.parameters < 1:
+        raise _wrong("--parameters", str(arguments.parameters), "1 or more")
+    from geomx.launch.known import Sources  # noqa: PLC0415 (it imports torch)
+    from geomx.launch.plan import Wishes, plan  # noqa: PLC0415
+
+    sources = Sources(
+        arguments.measure, arguments.report, arguments.model, arguments.parameters, arguments.step_ms
+    )
+    plan(_load(arguments), Wishes(sources, arguments.algorithm, arguments.codec, arguments.json))
 
 
 def _inspect_codec(arguments: argparse.Namespace) -> None:

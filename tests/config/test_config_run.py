@@ -218,6 +218,18 @@ def test_addresses_are_filled_in():
     assert run.addresses["B"] == ""
 
 
+def test_settings_are_changed_as_on_the_command_line():
+    run = two_parties("run.shards=2", "party.B.link={delay_ms = 5}")
+    other = run.changed(
+        ["sync.policy=hfa k1=2 k2=3", "wan.codec_up=int8", "party.B.link={}", "party[0].workers=7"]
+    )
+    assert (other.sync.policy, other.wan.codec_up, other.party("A").workers) == ("hfa k1=2 k2=3", "int8", 7)
+    assert other.link_of("B") == Link()
+    assert (run.sync.policy, run.run, other.run) == ("fsa", run.run, run.run)
+    with pytest.raises(ConfigError, match=r"run\.shards"):
+        run.changed(["run.shards=0"])
+
+
 def test_a_shard_listens_where_it_is_told_to():
     run = two_parties('global.addresses=["h:1"]', 'global.listen=["0.0.0.0:2"]')
     assert (run.address_of("global/0"), run.listen_address_of("global/0")) == ("h:1", "0.0.0.0:2")

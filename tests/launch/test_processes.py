@@ -48,6 +48,9 @@ class Watched:
     def run(self, *commands: Command) -> Outcome:
         return self._supervisor.run(commands)
 
+    def stop(self) -> None:
+        self._supervisor.stop()
+
     def _show(self, node: str, line: str, is_error: bool) -> None:
         self.lines.append((node, line, is_error))
         for start, act in self.at.items():
@@ -214,6 +217,16 @@ def test_a_child_that_ignores_every_request_is_killed_with_its_tree(number: int)
     watched.at["pids"] = lambda: os.kill(os.getpid(), number)
     outcome = watched.run(command("A/0", program))
     assert outcome.interrupted
+    assert_gone(watched.pids)
+
+
+def test_a_run_that_has_done_its_work_is_stopped_and_has_not_failed() -> None:
+    watched = Watched()
+    watched.at["pids"] = watched.stop
+    outcome = watched.run(
+        command("global/0", SLEEP, serves=True), command("A/0", textwrap.dedent(TREE) + SLEEP)
+    )
+    assert outcome == Outcome((), interrupted=False)
     assert_gone(watched.pids)
 
 

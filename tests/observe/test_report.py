@@ -25,7 +25,8 @@ KEYS = [
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "rounds", "samples", "wall_s", "train_s",
     "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "parameters",
     "parameters_sha256", "cohorts", "staleness_mean", "staleness_max", "round_s_median", "round_floor_s",
-    "link_changes", "counted_exactly_once", "node_cpu_s", "node_rss_mb", "config",
+    "link_changes", "compute_s_median", "backward_s_median", "counted_exactly_once", "node_cpu_s", "node_rss_mb",
+    "config",
 ]  # fmt: skip
 
 
@@ -141,6 +142,15 @@ def test_a_worker_that_did_not_finish_counts_its_steps(run: Run) -> None:
     ]
     report = make_report(run, records, 1.0)
     assert (report["samples"], report["rounds"]) == (12, 1)
+
+
+def test_how_long_workers_compute(run: Run) -> None:
+    told = [(None, None), (0.2, 0.1), (0.4, 0.3), (9.0, 0.2)]
+    records = [record("A/0", "step", samples=8, compute_s=c, backward_s=b) for c, b in told]
+    records += [record("B/0", "step", samples=8, compute_s=0.5, backward_s=None)]
+    report = make_report(run, records, 1.0)
+    assert report["compute_s_median"] == {"A/0": 0.4, "B/0": 0.5}
+    assert report["backward_s_median"] == {"A/0": 0.2}
 
 
 @pytest.mark.parametrize("bad", [None, float("nan")])

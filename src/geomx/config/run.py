@@ -189,6 +189,11 @@ class Run(Description):
             party["address"] = known[party["name"]]
         return self._checked(Document(data), f"run {self.run.name}")
 
+    def changed(self, overrides: Sequence[str]) -> Self:
+        """A copy with settings changed as on the command line; raises `ConfigError` with every fault."""
+        document, source = Document(self.as_dict()), f"run {self.run.name}"
+        return self._checked(document, source, apply_overrides(document, overrides))
+
     def _no_such(self, what: str, name: str, names: Sequence[str]) -> ConfigError:
         fault = Fault(what, f"no {what} `{name}`", ", ".join(f"`{n}`" for n in names), nearest(name, names))
         return ConfigError(f"run {self.run.name}", [fault])

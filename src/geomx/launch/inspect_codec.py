@@ -15,7 +15,7 @@ from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs import native
 from geomx.codecs.base import codecs
 from geomx.errors import ConfigError, Fault
-from geomx.layout import SIZE_LOWER_BOUND, Layout, Slice, Tensor
+from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Layout, Slice, Tensor, automatic_slice_elements
 from geomx.observe.costs import Cost, bandwidth, cost
 from geomx.torch.tensors import Carried
 
@@ -24,7 +24,7 @@ def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
     """Measure and print; `model` is `module:function`, which is called without arguments."""
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
-    slices = slices_of(model) if model else slices_like(parameters)
+    slices = slices_of(model_of(model)) if model else slices_like(parameters)
     bytes_per_s = bandwidth()
     rows = []
     for spec in specs or [name for name in codecs.names if name != "dense"]:
@@ -48,13 +48,26 @@ def table_of(title: str, rows: Sequence[Cost]) -> Table:
     return table
 
 
-def slices_like(parameters: int) -> list[Slice]:
-    """Those of one large float32 tensor."""
-    return list(Layout((Tensor("weights", (parameters,), "float32"),)).slices)
+def slices_like(parameters: int, slice_elements: int = 0, slices: int = SLICES_WANTED) -> list[Slice]:
+    """Those of one large float32 tensor. `slice_elements`: 0 cuts it into about so many `slices`."""
+    tensors = (Tensor("weights", (parameters,), "float32"),)
+    largest = slice_elements or automatic_slice_elements(tensors, slices)
+    return list(Layout(tensors, slice_elements=largest).slices)
 
 
-def slices_of(model: str) -> list[Slice]:
-    """Those of the tensors that a model trains. Raises `ConfigError`."""
+def slices_of(
+    model: torch.nn.Module,
+    size_lower_bound: int = SIZE_LOWER_BOUND,
+    slice_elements: int = 0,
+    slices: int = SLICES_WANTED,
+) -> list[Slice]:
+    """Those of the tensors that a model trains."""
+    group = {"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}
+    return Carried(model, [group], 0, size_lower_bound, slice_elements, slices).slices("weight")
+
+
+def model_of(model: str) -> torch.nn.Module:
+    """What `module:function` gives. Raises `ConfigError`."""
     module_name, colon, name = model.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -65,8 +78,7 @@ def slices_of(model: str) -> list[Slice]:
         sys.path.pop(0)
     if not isinstance(made, torch.nn.Module):
         raise _wrong(model, "it gives no torch.nn.Module" if colon else "there is no colon")
-    group = {"params": [parameter for parameter in made.parameters() if parameter.requires_grad]}
-    return Carried(made, [group], 0, SIZE_LOWER_BOUND, 0).slices("weight")
+    return made
 
 
 def _wrong(model: str, reason: str) -> ConfigError:

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,8 +48,7 @@ def run_here(run: Run, wishes: Wishes) -> None:
     _make_folders(wishes)
     console = Console()
     with _folder(run, wishes.keep, console) as folder:
-        run = with_free_ports(run)
-        run.save(folder / "run.json")
+        run = _settled(run, folder)
         records = RecordFiles(folder / "records")
         started = time.monotonic()
         with view_of(run, console, wishes.plain) as view:
@@ -59,14 +58,48 @@ def run_here(run: Run, wishes: Wishes) -> None:
         kept = RecordFiles(folder / "records").new()
         if wishes.trace is not None:
             write_trace(kept, wishes.trace)
-        if outcome.interrupted:
-            raise KeyboardInterrupt
-        if outcome.failures:
-            raise first_failure(outcome, kept)
+        _check_ended_well(outcome, kept)
         report = make_report(run, kept, wall_s)
         if wishes.report is not None:
             wishes.report.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
         console.print(closing_table(report))
+
+
+def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Record]:
+    """Run every node of `run` on this machine until `enough(its records)`, or to the end; gives the records.
+
+    Shows nothing. Raises as `run_here` does.
+    """
+    _check_script(run)
+    kept: list[Record] = []
+    with _folder(run, False, Console()) as folder:
+        run = _settled(run, folder)
+        records = RecordFiles(folder / "records")
+
+        def tick() -> None:
+            kept.extend(records.new())
+            if enough(kept):
+                supervisor.stop()
+
+        supervisor = Supervisor(lambda *_: None, tick, run.limits.stop_s)
+        outcome = supervisor.run(commands(run, folder, trace=False))
+        kept.extend(records.new())
+    _check_ended_well(outcome, kept)
+    return kept
+
+
+def _settled(run: Run, folder: Path) -> Run:
+    """The run with all its addresses; its description is in the folder then."""
+    run = with_free_ports(run)
+    run.save(folder / "run.json")
+    return run
+
+
+def _check_ended_well(outcome: Outcome, records: Sequence[Record]) -> None:
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    if outcome.failures:
+        raise first_failure(outcome, records)
 
 
 class _Tick:
@@ -154,11 +187,16 @@ def _make_folders(wishes: Wishes) -> None:
     """Before anything runs: a run should not fail at its end for a folder that cannot be made."""
     for path in (wishes.report, wishes.trace):
         if path is not None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                fault = Fault(str(path), error.strerror or str(error), "a file that can be written")
-                raise ConfigError("the command line", [fault]) from error
+            make_folder_of(path)
+
+
+def make_folder_of(path: Path) -> None:
+    """Raises `ConfigError` where it cannot be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fault = Fault(str(path), error.strerror or str(error), "a file that can be written")
+        raise ConfigError("the command line", [fault]) from error
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Watches the processes of a run: shows what they write, and sees to it that all of them end.
 
-Theory of operation. One thread, one loop. Every process leads a group of its own. A run ends in one of four ways:
+Theory of operation. One thread, one loop. Every process leads a group of its own. A run ends in one of five ways:
 
     all well      the workers end with status 0; the servers, which see that, end within `stop_s`
     a failure     a process ends with another status. The others have `GRACE_S` to hear of it through the run
@@ -8,6 +8,7 @@ Theory of operation. One thread, one loop. Every process leads a group of its ow
                   signal killed it, they are stopped at once
     servers late  the workers have ended, a server has not: it is stopped, and counts as failed
     Ctrl-C        (or SIGTERM, SIGHUP) they are stopped; a second Ctrl-C kills
+    enough        `stop` was called: they are stopped
 
 To *stop* is: SIGINT to the workers, and when all of them have ended to the servers, which workers may need to end well;
 SIGTERM to all after half of `stop_s`; SIGKILL after `stop_s`. When a process has ended, what it has started and left
@@ -78,6 +79,10 @@ class Supervisor:
                 for child in list(self._running):
                     self._bury(child)
         return Outcome(tuple(self._failures), bool(self._interrupts))
+
+    def stop(self) -> None:
+        """Stop every process: the run has done what it was for."""
+        self._stop_at = self._stop_at or time.monotonic()
 
     def _start(self, command: Command) -> None:
         try:

@@ -32,6 +32,7 @@ class Cost:
     encode_s: float
     decode_s: float
     floor_s: float
+    lossless: bool
 
     @property
     def ratio(self) -> float:
@@ -64,7 +65,7 @@ def cost(
     dense = sum(piece.size_bytes for piece in pieces)
     sent = sum(payload.numel() for payload in payloads)
     touched = 0 if codec.lossless else 3 * dense + sent
-    return Cost(spec, dense, sent, encode_s, decode_s, touched / bytes_per_s)
+    return Cost(spec, dense, sent, encode_s, decode_s, touched / bytes_per_s, codec.lossless)
 
 
 def bandwidth(device: str = "cpu") -> float:

@@ -41,6 +41,8 @@ class Totals:
         self.accuracy: dict[str, float | None] = {}
         self.parameters = 0
         self.round_s: dict[str, list[float]] = defaultdict(list)
+        self.compute_s: dict[str, list[float]] = defaultdict(list)  # of each worker's steps
+        self.backward_s: dict[str, list[float]] = defaultdict(list)
         self.staleness: list[int] = []  # of each round of the global servers
         self.link_changes: list[Fields] = []
         self._take: dict[str, Callable[[Record], None]] = {
@@ -139,6 +141,9 @@ class Totals:
 
     def _step(self, record: Record) -> None:
         self.samples[record.node] += record.fields["samples"]
+        for of_steps, key in ((self.compute_s, "compute_s"), (self.backward_s, "backward_s")):
+            if record.fields.get(key) is not None:
+                of_steps[record.node].append(record.fields[key])
 
     def _log(self, record: Record) -> None:
         if "loss" in record.fields:
@@ -188,11 +193,17 @@ def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
         "round_s_median": _rounded(totals.round_s_median),
         "round_floor_s": _rounded(totals.round_floor_s()),
         "link_changes": totals.link_changes,
+        "compute_s_median": _medians(totals.compute_s),
+        "backward_s_median": _medians(totals.backward_s),
         "counted_exactly_once": totals.ledger(),
         "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
         "config": run.as_dict(),
     }
+
+
+def _medians(of_workers: dict[str, list[float]]) -> dict[str, float]:
+    return {worker: round(median(seconds), 6) for worker, seconds in sorted(of_workers.items())}
 
 
 def _rounded(seconds: float | None) -> float | None:

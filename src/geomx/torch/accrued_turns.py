@@ -40,7 +40,7 @@ class AccruedTurns(Turns):
 
     def step(self) -> None:
         self._check_accumulation()
-        with self._timeline.span("step", turn=self.turn):
+        with self._timeline.step(self.turn):
             self._guard.check()
             self._accrue()
             plan = self._settings.policy.step(self._planned)
@@ -53,6 +53,7 @@ class AccruedTurns(Turns):
 
     def end_epoch(self) -> None:
         self.between("the end of run.shard(loader)")
+        self._timeline.rest()
         self._follow(Accrued(push=bool(self._sums), fetch=True))
         self.all_ended = True
 
@@ -79,7 +80,7 @@ class AccruedTurns(Turns):
                 else:
                     self._sums[number] = gradient.detach().clone()
                 parameter.add_(gradient, alpha=rates[id(parameter)])
-        self._exchange.port.note("step", turn=self.turn, samples=self._samples.seen - seen)
+        self._note_step(self._samples.seen - seen)
 
     def _follow(self, plan: Accrued) -> None:
         if plan.push or plan.fetch:

@@ -28,6 +28,7 @@ from geomx.torch.exchange import Packed
 from geomx.torch.places import OptimizerPlace
 from geomx.torch.support import check_gradient
 from geomx.torch.tensors import absent
+from geomx.torch.timeline import BACKWARD
 from geomx.torch.turns import STEP, Helpers, Turns
 
 
@@ -84,7 +85,7 @@ class GradientTurns(Turns):
         return complete
 
     def _gradient_complete(self, number: int) -> None:
-        self._timeline.begin("backward")
+        self._timeline.begin(BACKWARD)
         for index in self._carried.slices_of[number]:
             if self._opened is not None and index in self._opened.pushed:
                 raise Unsupported(
@@ -111,8 +112,8 @@ class GradientTurns(Turns):
     def step(self) -> None:
         """Push what has not been pushed yet, and take in the answers (with overlap: begin to)."""
         self._check_accumulation()
-        self._timeline.end("backward", turn=self.turn)
-        with self._timeline.span("step", turn=self.turn):
+        self._timeline.end(BACKWARD, turn=self.turn)
+        with self._timeline.step(self.turn):
             turn = self._open()
             self._guard.check()
             self._check_gradients(turn)
@@ -190,7 +191,7 @@ class GradientTurns(Turns):
     def _close(self, samples: int, ended: bool) -> None:
         """Everything has been pushed but the ledger."""
         self._count_in_ledger(False)
-        self._exchange.port.note("step", turn=self._exchange.turn, samples=samples)
+        self._note_step(samples)
         self._opened = None
         self._missing = self._all_missing()
         self._exchange.next_turn(self._cohort)

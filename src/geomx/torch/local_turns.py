@@ -69,7 +69,7 @@ class LocalTurns(Turns):
 
     def step(self) -> None:
         self._check_accumulation()
-        with self._timeline.span("step", turn=self.turn):
+        with self._timeline.step(self.turn):
             self._guard.check()
             self._optimizer.step()
             self._count()
@@ -113,7 +113,7 @@ class LocalTurns(Turns):
     def _count(self) -> None:
         seen = self._samples.seen
         self._counted += self._samples.take()
-        self._exchange.port.note("step", turn=self.turn, samples=self._samples.seen - seen)
+        self._note_step(self._samples.seen - seen)
 
     def _weight(self, of: Any) -> float:
         """How much this worker counts in a mean: by all its steps since the last mean of this kind."""

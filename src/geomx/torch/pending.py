@@ -134,7 +134,7 @@ class PendingWeights:
     def _wait(self, number: int) -> None:
         left = self._left.get(number)
         if left:
-            with self._timeline.span(f"wait for {self._carried.name(number)}", turn=self._exchange.turn - 1):
+            with self._timeline.wait(f"wait for {self._carried.name(number)}", turn=self._exchange.turn - 1):
                 self._exchange.wait(left)
 
     def _hide(self, number: int, parameter: nn.Parameter) -> None:

@@ -1,4 +1,4 @@
-"""What a training loop does when: spans for the trace, from the training thread."""
+"""What a training loop does when: spans for the trace, and how long a step computes. From the training thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from geomx.node.contract import Port
 
-TRACK = "training"
+TRACK, BACKWARD = "training", "backward"
 
 
 class Timeline:
@@ -18,6 +18,10 @@ class Timeline:
         self._port = port
         self._clock = clock
         self._began: dict[str, float] = {}
+        self._computing_since: float | None = None
+        self._waited_s = 0.0
+        self.compute_s: float | None = None  # between the last step() and the one before, without waiting
+        self.backward_s: float | None = None  # of it, from the first gradient that was complete
 
     def begin(self, label: str) -> None:
         """`label` begins now, unless it has begun already."""
@@ -27,7 +31,10 @@ class Timeline:
         """`label` ends now, if it has begun."""
         start = self._began.pop(label, None)
         if start is not None:
-            self._port.note("span", track=TRACK, label=label, start=start, stop=self._clock(), **details)
+            stop = self._clock()
+            self._port.note("span", track=TRACK, label=label, start=start, stop=stop, **details)
+            if label == BACKWARD:
+                self.backward_s = stop - start
 
     @contextmanager
     def span(self, label: str, **details: Any) -> Iterator[None]:
@@ -37,6 +44,27 @@ class Timeline:
             yield
         finally:
             self.end(label, **details)
+
+    @contextmanager
+    def wait(self, label: str, **details: Any) -> Iterator[None]:
+        """The same, where the block waits in the middle of a step's computation."""
+        start = self._clock()
+        with self.span(label, **details):
+            yield
+        self._waited_s += self._clock() - start
+
+    @contextmanager
+    def step(self, turn: int) -> Iterator[None]:
+        """A `step()`: between two of them, the worker computes."""
+        since = self._computing_since
+        self.compute_s = None if since is None else self._clock() - since - self._waited_s
+        with self.span("step", turn=turn):
+            yield
+        self._computing_since, self._waited_s, self.backward_s = self._clock(), 0.0, None
+
+    def rest(self) -> None:
+        """What comes before the next step is not its computation alone."""
+        self._computing_since = self.compute_s = None
 
     def now(self) -> float:
         """The clock, in seconds."""

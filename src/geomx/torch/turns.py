@@ -126,6 +126,7 @@ class Turns(ABC):
     def end_epoch(self) -> None:
         """This worker's data has ended: take part without gradients until everybody's has."""
         self.between("the end of run.shard(loader)")
+        self._timeline.rest()
         while not self.all_ended:
             with self._timeline.span("idle", turn=self.turn):
                 self._idle()
@@ -143,6 +144,16 @@ class Turns(ABC):
     def skip_to(self, turn: int) -> None:
         """Go on with a later turn; every worker must."""
         self._exchange.skip_to(turn)
+
+    def _note_step(self, samples: int) -> None:
+        """A step is being taken."""
+        self._exchange.port.note(
+            "step",
+            turn=self.turn,
+            samples=samples,
+            compute_s=self._timeline.compute_s,
+            backward_s=self._timeline.backward_s,
+        )
 
     def _check_accumulation(self) -> None:
         if self._accumulating:

@@ -1,0 +1,286 @@
+"""`geomx plan`: which algorithm and codecs would be fastest for a run, and what each gives for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from geomx.channels.memory import reuse_freed_blocks
+from geomx.codecs.noise import Stream
+from geomx.codecs.spec import make_codec, slices_wanted
+from geomx.config import Run
+from geomx.errors import ConfigError, Fault, GeomxError
+from geomx.launch.known import Known, Sources, known
+from geomx.launch.local_run import make_folder_of
+from geomx.layout import SLICES_WANTED, Slice
+from geomx.node.build import AS_WAN, check_choices
+from geomx.observe.costs import Cost, bandwidth, cost
+from geomx.observe.report import size
+from geomx.observe.sentences import counted
+from geomx.plan.facts import Codecs, Facts, Rhythm
+from geomx.plan.predict import Prediction, predict
+from geomx.plan.words import trade_of_codec, trade_of_rhythm
+from geomx.sync.base import policies
+
+ALGORITHMS = ("fsa", "mixed", "esync", "hfa", "diloco", "diloco fragments=5 overlap=5", "downpour")
+CODECS = ("dense", "fp16", "int8", "int4", "bisparse ratio=0.01")
+PLAIN_COLUMNS = 110  # where nothing says how wide lines may be
+SAMPLED_ELEMENTS = 1 << 23  # of a larger model, codecs are tried on a part
+
+Pair = tuple[str, str]  # codecs up and down
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What to compare; nothing given: `ALGORITHMS` and `CODECS`, beside what the description has. `json`: a file."""
+
+    sources: Sources
+    algorithms: Sequence[str] = ()
+    codecs: Sequence[str] = ()
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One algorithm with one pair of codecs. `described`: they are the description's own."""
+
+    algorithm: str
+    codecs: Pair
+    prediction: Prediction
+    trades: tuple[str, str]  # the algorithm's, the codecs'
+    described: bool
+
+
+def plan(run: Run, wishes: Wishes) -> None:
+    """Predict and print. Raises `ConfigError` where something is not known that a prediction needs."""
+    algorithms = wishes.algorithms or _with(run.sync.policy, ALGORITHMS)
+    codecs = pairs(run, wishes)
+    _check_names(algorithms, codecs)
+    if wishes.json is not None:
+        make_folder_of(wishes.json)
+    facts = known(run, wishes.sources)
+    rows, refused = compared(run, facts, algorithms, codecs)
+    if wishes.json is not None:
+        content = msgspec.json.encode(as_dict(run, facts, rows, refused))
+        wishes.json.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
+    show(run, facts, rows, refused)
+
+
+def pairs(run: Run, wishes: Wishes) -> list[Pair]:
+    """The codecs up and down that are compared: of `sign; int4`, or one for both ways."""
+    own = run.wan.codec_up, run.wan.codec_down
+    if not wishes.codecs:
+        return list(_with(own, [(spec, spec) for spec in CODECS]))
+    return [_pair(text) for text in wishes.codecs]
+
+
+def _check_names(algorithms: Sequence[str], codecs: Sequence[Pair]) -> None:
+    """Raises `ConfigError` or `UnknownName` before anything is measured."""
+    for algorithm in algorithms:
+        policies.make(algorithm)
+    for spec in itertools.chain.from_iterable(codecs):
+        make_codec(spec, Stream())
+
+
+def _pair(text: str) -> Pair:
+    up, semicolon, down = (part.strip() for part in text.partition(";"))
+    if ";" in down or not up or (semicolon and not down):
+        raise ConfigError(
+            "the command line", [Fault("--codec", text, "a codec, or one up and one down: `UP; DOWN`")]
+        )
+    return up, down or up
+
+
+def _with(own: Any, others: Sequence[Any]) -> Sequence[Any]:
+    return others if own in others else [own, *others]
+
+
+# -- predictions ---------------------------------------------------------------------------------------------------
+
+
+def compared(
+    run: Run, facts: Known, algorithms: Sequence[str], codecs: Sequence[Pair]
+) -> tuple[list[Row], dict[str, str]]:
+    """A row for each that this description can have, the fastest first; and why it cannot have the others."""
+    torch.set_num_threads(1)
+    reuse_freed_blocks()  # as every node does
+    bytes_per_s = bandwidth()
+    lan = [spec for spec in (run.lan.codec_up, run.lan.codec_down) if spec != AS_WAN]
+    specs = dict.fromkeys([*itertools.chain.from_iterable(codecs), *lan])
+    wanted = {pair: slices_wanted(*pair) for pair in codecs}
+    cuts = {count: facts.cut(count) for count in set(wanted.values())}
+    costs = {spec: _cost(spec, facts.cut(SLICES_WANTED), bytes_per_s) for spec in specs}
+    world = Facts(
+        sites=facts.sites,
+        size_bytes=sum(piece.size_bytes for piece in facts.cut(SLICES_WANTED)),
+        memory_bytes_per_s=bytes_per_s,
+        shards=run.run.shards,
+        in_backward=run.worker.push_at == "backward",
+        overlap=run.worker.overlap == "forward",
+    )
+    rows, refused = [], {}
+    for algorithm in algorithms:
+        rhythm = Rhythm.of(algorithm)
+        for up, down in codecs:
+            reason = _refusal(run, algorithm, up, down)
+            if reason:
+                refused[algorithm] = reason
+                continue
+            slices = len(cuts[wanted[up, down]])
+            passes = run.lan.codec_down == AS_WAN
+            below = costs[down if passes else run.lan.codec_down]
+            edges = Codecs(slices, costs[up], costs[down], costs[run.lan.codec_up], below, passes)
+            prediction = predict(world, rhythm, edges)
+            trades = trade_of_rhythm(rhythm, prediction), _trade_of(costs[up], costs[down])
+            own = (algorithm, up, down) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)
+            rows.append(Row(algorithm, (up, down), prediction, trades, own))
+    return sorted(rows, key=lambda row: row.prediction.step_s), refused
+
+
+def _cost(spec: str, slices: Sequence[Slice], bytes_per_s: float) -> Cost:
+    """That of one codec for a model; of a large one it is measured on a part."""
+    ends = itertools.accumulate(piece.elements for piece in slices)
+    sample = [piece for piece, end in zip(slices, ends, strict=True) if end <= SAMPLED_ELEMENTS] or slices[:1]
+    of_sample = cost(spec, sample, bytes_per_s, rounds=3)
+    times = sum(piece.size_bytes for piece in slices) / of_sample.dense_bytes
+    return replace(
+        of_sample,
+        dense_bytes=round(times * of_sample.dense_bytes),
+        sent_bytes=round(times * of_sample.sent_bytes),
+        encode_s=times * of_sample.encode_s,
+        decode_s=times * of_sample.decode_s,
+    )
+
+
+def _refusal(run: Run, algorithm: str, up: str, down: str) -> str:
+    """Why the description cannot have these; "" where it can."""
+    changes = [f"sync.policy={algorithm}", f"wan.codec_up={up}", f"wan.codec_down={down}"]
+    if algorithm != run.sync.policy:
+        changes.append("optimizer.compensation=")  # which is of the description's own policy
+    try:
+        check_choices(run.changed(changes))
+    except ConfigError as error:
+        return "; ".join(map(str, error.faults))
+    except GeomxError as error:
+        return str(error)
+    return ""
+
+
+def _trade_of(up: Cost, down: Cost) -> str:
+    one, other = (trade_of_codec(make_codec(each.spec, Stream()), each) for each in (up, down))
+    return one if up.spec == down.spec else f"up: {one}; down: {other}"
+
+
+# -- what is shown -------------------------------------------------------------------------------------------------
+
+
+def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -> None:
+    """Print what is known, the ranking, and the trades."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PLAIN_COLUMNS)
+    console.print(f"{run.run.name}: {facts.parameters:,} parameters, {facts.origin}")
+    parties = Table(box=None, pad_edge=False, show_header=False)
+    for site in facts.sites:
+        rate = f"{site.wan.rate_mbps:g} Mbit/s" if site.wan.rate_mbps else "any rate"
+        parties.add_row(
+            f"  {site.name}",
+            counted(site.workers, "worker"),
+            f"{1e3 * site.compute_s:.3g} ms of computing a step",
+            f"{rate}, {2 * site.wan.delay_ms:g} ms there and back",
+        )
+    console.print(parties)
+    console.print(ranking(rows))
+    trades = Table(box=None, pad_edge=False, show_header=False)
+    trades.add_column(style="dim", no_wrap=True)
+    trades.add_column()
+    listed = {row.algorithm: row.trades[0] for row in rows} | {
+        _named(row.codecs): row.trades[1] for row in rows
+    }
+    for name, trade in listed.items():
+        trades.add_row(f"  {name}", trade)
+    console.print("What each trades:")
+    console.print(trades)
+    for algorithm, reason in refused.items():
+        console.print(f"Not with this description: {algorithm}: {reason}", soft_wrap=True)
+    console.print(
+        "\nAccuracy is not predicted, and differs: try the best few on your own model.", soft_wrap=True
+    )
+
+
+def ranking(rows: Sequence[Row]) -> Table:
+    """A line for each, the fastest first."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("algorithm", "codecs"):
+        table.add_column(column, min_width=10)
+    for column in ("s/step", "× best", "s/round", "up/step", "down/step", "computing"):
+        table.add_column(column, justify="right", no_wrap=True)
+    best = rows[0].prediction.step_s if rows else 1.0
+    for row in rows:
+        its = row.prediction
+        table.add_row(
+            row.algorithm,
+            _named(row.codecs),
+            f"{its.step_s:.3g}",
+            f"{its.step_s / best:.2f}",
+            f"{its.round_s:.3g}",
+            size(its.bytes_up),
+            size(its.bytes_down),
+            f"{its.computing:.0%}",
+            style="bold" if row.described else None,
+        )
+    return table
+
+
+def _named(codecs: Pair) -> str:
+    up, down = codecs
+    return up if up == down else f"{up}; {down}"
+
+
+def as_dict(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -> dict[str, Any]:
+    """What `--json` writes; `docs/plan.md` lists it."""
+    best = rows[0].prediction.step_s if rows else None
+    return {
+        "run": run.run.name,
+        "parameters": facts.parameters,
+        "parties": [
+            {
+                "name": site.name,
+                "workers": site.workers,
+                "compute_s": site.compute_s,
+                "backward_s": site.backward_s,
+                "link": site.wan.model_dump(),
+            }
+            for site in facts.sites
+        ],
+        "predictions": [
+            {
+                "algorithm": row.algorithm,
+                "codec_up": row.codecs[0],
+                "codec_down": row.codecs[1],
+                "described": row.described,
+                "step_s": row.prediction.step_s,
+                "of_best": row.prediction.step_s / best if best else None,
+                "round_s": row.prediction.round_s,
+                "party_step_s": dict(row.prediction.step_s_of),
+                "party_steps": dict(row.prediction.steps_of),
+                "wan_bytes_up": row.prediction.bytes_up,
+                "wan_bytes_down": row.prediction.bytes_down,
+                "computing": row.prediction.computing,
+                "staleness": row.prediction.staleness,
+                "algorithm_trades": row.trades[0],
+                "codecs_trade": row.trades[1],
+            }
+            for row in rows
+        ],
+        "refused": refused,
+    }

@@ -1,0 +1,174 @@
+"""`geomx plan`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geomx.cli import BAD_USAGE, FAILED, OK, main
+from geomx.launch.plan import ALGORITHMS, CODECS
+from geomx.sync.base import policies
+
+TOML = """
+[run]
+script = "train_to_plan.py"
+[sync]
+policy = "hfa k1=2 k2=3"
+[wan]
+codec_up = "int8"
+codec_down = "int4"
+link = { rate_mbps = 10, delay_ms = 20 }
+[[party]]
+name = "A"
+workers = 2
+[[party]]
+name = "B"
+workers = 1
+link = { rate_mbps = 5, delay_ms = 50 }
+worker_delay = { factor = 3.0 }
+"""
+SCRIPT = """
+import time, torch, geomx
+torch.set_num_threads(1)
+run = geomx.join()
+model = torch.nn.Linear(50, 40)
+model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+while True:  # until there is enough to see
+    run.weight(4)
+    optimizer.zero_grad()
+    model(torch.randn(4, 50)).square().mean().backward()
+    optimizer.step()
+"""
+MODEL = """
+import torch
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.Linear(50, 10))
+"""
+ONE = ["--algorithm", "fsa", "--codec", "dense"]
+GIVEN = ["--parameters", "100000", "--step-ms", "50"]
+
+
+@pytest.fixture(autouse=True)
+def _beside_a_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.toml").write_text(TOML)
+    (tmp_path / "train_to_plan.py").write_text(SCRIPT)
+    (tmp_path / "model_to_plan.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+
+
+def predictions(*arguments: str) -> dict[str, Any]:
+    assert main(["plan", "run.toml", *arguments, "--json", "out/plan.json"]) == OK
+    found: dict[str, Any] = json.loads(Path("out/plan.json").read_text())
+    return found
+
+
+def test_the_fastest_comes_first_and_every_pair_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = predictions(*GIVEN)["predictions"]
+    assert len(rows) == (len(ALGORITHMS) + 1) * (len(CODECS) + 1)  # the description's own, too
+    assert [row["step_s"] for row in rows] == sorted(row["step_s"] for row in rows)
+    assert rows[0]["of_best"] == 1.0
+    described = [(row["algorithm"], row["codec_up"], row["codec_down"]) for row in rows if row["described"]]
+    assert described == [("hfa k1=2 k2=3", "int8", "int4")]
+    printed = capsys.readouterr().out
+    for words in ("100,000 parameters", "5 Mbit/s, 100 ms there and back", "int8; int4", "Accuracy is not"):
+        assert words in printed
+    for trade in ("then are averaged (inside a party every 2 steps)", "1 % of the entries a round"):
+        assert trade in " ".join(printed.split())
+
+
+def test_what_is_asked_for_is_compared() -> None:
+    rows = predictions(
+        *GIVEN, "--algorithm", "diloco every=7", "--algorithm", "mixed", "--codec", "fp16; int4"
+    )
+    assert {row["algorithm"] for row in rows["predictions"]} == {"diloco every=7", "mixed"}
+    assert {(row["codec_up"], row["codec_down"]) for row in rows["predictions"]} == {("fp16", "int4")}
+    assert rows["predictions"][0]["party_steps"] == {"A": 7.0, "B": 7.0}
+
+
+def test_parties_are_as_the_description_and_the_options_say() -> None:
+    found = predictions(
+        *ONE, *GIVEN, "--step-ms", "A=200", "party.A.link.delay_ms=7", "party.A.link.rate_mbps=8"
+    )
+    a, b = found["parties"]
+    assert (a["compute_s"], b["compute_s"]) == (pytest.approx(0.2), pytest.approx(0.15))  # three times 50 ms
+    assert (a["link"]["delay_ms"], b["link"]["delay_ms"]) == (7.0, 50.0)
+    (row,) = found["predictions"]
+    least = 8 * 400_000 / 5e6 + 0.1
+    assert least + 0.1 < row["step_s"] < least + 0.4
+    assert row["wan_bytes_up"] == pytest.approx(400_000, rel=0.02)
+
+
+def test_a_model_or_an_earlier_report_gives_the_size() -> None:
+    assert predictions(*ONE, "--step-ms", "5", "--model", "model_to_plan:make")["parameters"] == 5560
+    times = {"compute_s_median": {"A/0": 0.1, "A/1": 0.3, "B/0": 0.2}, "backward_s_median": {"A/1": 0.1}}
+    Path("report.json").write_text(json.dumps({"parameters": 777, **times}))
+    found = predictions(*ONE, "--report", "report.json")
+    assert found["parameters"] == 777
+    assert [(party["compute_s"], party["backward_s"]) for party in found["parties"]] == [
+        (0.3, 0.1),
+        (0.2, pytest.approx(0.4 / 3)),
+    ]
+
+
+def test_what_does_not_go_with_the_description_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    found = predictions(*GIVEN, "--codec", "dense", "optimizer.place=workers")
+    assert set(found["refused"]) == {"mixed", "downpour"}
+    assert {"fsa", "hfa"} <= {row["algorithm"] for row in found["predictions"]}
+    assert "Not with this description: mixed: optimizer.place" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "status"),
+    [
+        ([], "--parameters N, --model MODULE:FUNCTION, --measure or --report FILE", BAD_USAGE),
+        (["--parameters", "10"], "--step-ms MS, --measure or --report FILE", BAD_USAGE),
+        (["--parameters", "10", "--step-ms", "A=1"], "the seconds of a step in B", BAD_USAGE),
+        (["--parameters", "10", "--step-ms", "C=1"], "--step-ms: found C=1", BAD_USAGE),
+        (["--parameters", "10", "--step-ms", "fast"], "--step-ms: found fast", BAD_USAGE),
+        (["--parameters", "0", "--step-ms", "1"], "allowed: 1 or more", BAD_USAGE),
+        ([*GIVEN, "--algorithm", "fsb"], "no sync policy is called 'fsb'", FAILED),
+        ([*GIVEN, "--algorithm", "hfa k1=0"], "k1: found 0", BAD_USAGE),
+        ([*GIVEN, "--codec", "zip"], "no codec is called 'zip'", FAILED),
+        ([*GIVEN, "--codec", "int8; int4; fp16"], "--codec: found int8; int4; fp16", BAD_USAGE),
+        ([*GIVEN, "--json", "run.toml/plan.json"], "run.toml/plan.json", BAD_USAGE),
+        (["--report", "nowhere.json"], "--report: found nowhere.json", BAD_USAGE),
+        (["--report", "run.toml"], "what `geomx run --report` wrote", BAD_USAGE),
+    ],
+)
+def test_mistakes_are_answered(
+    arguments: list[str], said: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "run.toml", *arguments]) == status
+    assert said in capsys.readouterr().err
+
+
+def test_a_network_that_nobody_has_described_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text('[[party]]\nname = "A"\nworkers = 1\n')
+    assert main(["plan", "run.toml", *GIVEN]) == BAD_USAGE
+    assert "party.A.link: found nothing; allowed: rate_mbps and delay_ms" in capsys.readouterr().err
+    assert main(["plan", "run.toml", *ONE, *GIVEN, "wan.link.rate_mbps=50", "wan.link.delay_ms=5"]) == OK
+
+
+def test_every_policy_of_geomx_is_compared() -> None:
+    assert {spec.split()[0] for spec in ALGORITHMS} == set(policies.names)
+
+
+@pytest.mark.processes
+def test_the_run_itself_is_measured_without_its_links() -> None:
+    found = predictions(*ONE, "--measure", "wan.link.rate_mbps=0.001", "party.B.link.rate_mbps=0.001")
+    assert found["parameters"] == 2040
+    a, b = found["parties"]
+    assert 0.0 < a["backward_s"] <= a["compute_s"] < 60.0
+    assert b["compute_s"] > 0.0
+    (row,) = found["predictions"]
+    assert row["step_s"] > 8 * 4 * 2040 / 1e3  # over the links that were left out
+
+
+@pytest.mark.processes
+def test_a_script_that_fails_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train_to_plan.py").write_text("raise ValueError('no data')")
+    assert main(["plan", "run.toml", "--measure"]) == FAILED
+    assert "ValueError: no data" in capsys.readouterr().err
