@@ -123,6 +123,12 @@ def test_a_step_takes_as_long_as_real_nodes_take(policy: str, scenario: str) -> 
     assert predicted(policy, scenario).step_s == pytest.approx(step_s, rel=0.05)
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_esync_takes_as_long_but_for_a_step_more_or_less(scenario: str) -> None:
+    step_s, _ = simulated("esync", scenario)
+    assert predicted("esync", scenario).step_s == pytest.approx(step_s, rel=0.15)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bytes_are_those_that_real_nodes_send(policy: str) -> None:
     _, up_bytes = simulated(policy, "equal")

@@ -44,7 +44,7 @@ class _Pace:
     reaching_s: float = 0.0  # the same of the round whose slices are coming in
     steps: int = 0  # of this round
     stepped: float = 0.0  # when the news of its last step came
-    arrived: float | None = None  # when its contribution to this round did
+    arrived: float | None = None  # when its contribution to this round did, or a slice of it
     round: int = -1  # of its last step
     told: int = 1  # how many steps of this round it may take
 
@@ -145,6 +145,6 @@ class ESync:
 
     def _there(self, pace: _Pace) -> float:
         """When a worker's contribution could be here at the earliest."""
-        if pace.arrived is not None:
+        if pace.arrived is not None and not pace.steps:  # it has no data left
             return pace.arrived
         return self._ready(pace) + max(0, self._least - pace.steps) * pace.step_s + pace.reach_s

@@ -155,6 +155,7 @@ class Exchange:
                 lambda: turn in self._allowed,
                 lambda: f"{self.name} waits to hear how many steps it may take in turn {turn}",
             )
+        self.port.poll()
         return self._allowed.get(turn, 0)
 
     def leave(self) -> None:
