@@ -182,7 +182,16 @@ def check_choices(run: Run) -> None:
         make_codec(spec, Stream(run.run.seed))
     policy = policies.make(run.sync.policy)
     apart = policy.together != "run"
-    faults = []
+    faults = [
+        Fault(
+            f"party.{party.name}.inside",
+            "'collective'",
+            "'server'",
+            f"with sync.policy = {run.sync.policy!r} the workers of a party do not wait for each other",
+        )
+        for party in run.parties
+        if party.inside == "collective" and policy.together == "worker"
+    ]
     if run.optimizer.compensation:
         compensations.make(run.optimizer.compensation)
         if not apart:

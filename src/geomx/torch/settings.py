@@ -17,11 +17,24 @@ PushAt = Literal["backward", "step"]
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """The party's workers reduce among themselves.
+
+    `start_s`: how long they wait for each other at first. `loss_s`: within so many seconds the run knows of a worker
+    that is lost. `codec_up`: what travels to their local server.
+    """
+
+    start_s: float
+    loss_s: float
+    codec_up: str = "dense"
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Defaults are those of a run's description; `attach` may override `push_at` and `overlap`.
 
     `dataset_size`: samples in this party's data set. `slice_elements`: 0 chooses by the model's size. `codec_momentum`:
-    the codec that has momentum, if one has.
+    the codec that has momentum, if one has. `collective`: None where the party's local server adds.
     """
 
     weight: WeightPolicy = "samples"
@@ -32,6 +45,7 @@ class Settings:
     slice_elements: int = 0
     size_lower_bound: int = SIZE_LOWER_BOUND
     codec_momentum: str = ""
+    collective: Collective | None = None
     delay: Delay | None = None
     seed: int = 0
     ledger: bool = False
