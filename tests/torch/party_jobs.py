@@ -216,3 +216,32 @@ def train(run: LiveRun, options: dict[str, Any]) -> tuple[str | None, list[int]]
         epoch(run, model, optimizer, options.get("batches", 20))
     assert run.ledger is not None
     return sha256(run), run.ledger.tolist()
+
+
+def save_and_load(run: LiveRun, options: dict[str, Any]) -> list[str | None]:
+    """The weights behind a second pass, and behind it again from the checkpoint before it."""
+    model, optimizer = attached(run, options)
+    found = []
+    epoch(run, model, optimizer, 8)
+    run.save(options["path"])
+    for _ in range(2):
+        epoch(run, model, optimizer, 8)
+        found.append(sha256(run))
+        run.load(options["path"])
+    return found
+
+
+def end_early(run: LiveRun, options: dict[str, Any]) -> None:
+    """A/1 is sent a signal by itself, in the third step."""
+    model, optimizer = attached(run, options)
+    for step in range(1000):
+        if run.name == "A/1" and step == 2:
+            os.kill(os.getpid(), options["signal"])
+        run.weight(8)
+        model(torch.ones(8, 20)).sum().backward()
+        optimizer.step()
+
+
+def attach_only(run: LiveRun, options: dict[str, Any]) -> None:
+    """What `attach` refuses comes from it."""
+    attached(run, options)
