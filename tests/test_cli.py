@@ -119,6 +119,7 @@ def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.Capture
         ("worker {} --party A -- true", "--rank: found nothing; allowed: 0 to 1"),
         ("worker {} --party A --rank 0", "found nothing"),
         ("worker {} --party A --rank 0 -- /nowhere/python", "found /nowhere/python"),
+        ("check {} sync.policy=downpour party.A.inside=collective", "party.A.inside: found 'collective'"),
         ("run {}", "no file"),
         ("run {} run.script=", "run.script"),
     ],

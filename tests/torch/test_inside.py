@@ -50,12 +50,12 @@ def test_an_optimizer_on_the_workers_does_as_well(
     assert hashes(results) == through_servers[ON_WORKERS]
 
 
-def test_shares_of_a_plain_module_may_be_unequal() -> None:
-    ways = {"A": "server", "B": "server"}
-    expected = hashes(play(party_jobs.train, ways, batches=11))
-    results = play(party_jobs.train, {"A": "server", "B": "plain"}, batches=11)
+def test_plain_modules_may_be_three_and_have_unequal_shares() -> None:
+    three = ("party.A.workers=3",)
+    expected = hashes(play(party_jobs.train, {"A": "server", "B": "server"}, three, batches=11))
+    results = play(party_jobs.train, {"A": "plain", "B": "server"}, three, batches=11)
     assert hashes(results) == expected
-    assert results["A/0"][1] == [6, 6, 6, 6]  # two passes of 3, 3, 3 and 2 batches
+    assert results["A/0"][1] == [6] * 5  # two passes of 3, 2, 2, 2 and 2 batches
 
 
 @pytest.mark.parametrize("overrides", [(), ON_WORKERS])

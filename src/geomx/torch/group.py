@@ -69,9 +69,7 @@ class Group:
         """
         group = self._host if tensor.is_cpu else self._near
         found = [torch.empty_like(tensor) for _ in range(self.ranks)] if self.rank == to else []
-        work = self._tried(
-            lambda: dist.gather(tensor, found or None, group_dst=to, group=group, async_op=True)
-        )
+        work = self._tried(lambda: dist.gather(tensor, found or None, dst=to, group=group, async_op=True))
         return lambda: self._finish(work, found)
 
     def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:

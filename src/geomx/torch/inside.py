@@ -102,31 +102,35 @@ class Reduced(_AmongThemselves):
         told = self._tell(weight, [found[number] is not None for number in numbers])
         total = sum(each for each, _ in told)
         present = [{n for n, is_there in zip(numbers, there, strict=True) if is_there} for _, there in told]
-        gathering = {}
+        under_way = {piece.index: self._begin(piece, found.get, weight, present) for piece in pieces}
         for piece in pieces:
-            givers = [
-                rank for rank, has in enumerate(present) if not has.isdisjoint(p.tensor for p in piece.parts)
-            ]
-            if givers:
-                values, _ = self._carried.gather(piece, found.get, weight, self._group.device)
-                if values is None:  # what is not there is not added
-                    values = torch.empty(
-                        piece.elements, dtype=getattr(torch, piece.dtype), device=self._group.device
-                    )
-                to = piece.index % self._group.ranks
-                gathering[piece.index] = givers, self._group.gather(values, to)
-        anywhere = set[int]().union(*present)
-        for piece in pieces:
-            packed: Packed = (None, absent(piece))
-            if piece.index in gathering:
-                givers, arrived = gathering.pop(piece.index)
-                given = arrived()
-                if self._speaks(piece):
-                    add = accumulator(getattr(torch, piece.dtype)).add
-                    values = add([given[rank] for rank in givers])
-                    assert values is not None  # there are givers
-                    packed = values.cpu(), presence.pack([part.tensor in anywhere for part in piece.parts])
-            yield piece, total if self._speaks(piece) else 0.0, packed
+            yield piece, total if self._speaks(piece) else 0.0, under_way.pop(piece.index)()
+
+    def _begin(
+        self, piece: Slice, source: Source, weight: float, present: Sequence[set[int]]
+    ) -> Callable[[], Packed]:
+        """Begin to gather a slice at its speaker; returns what waits for it. `present`: by rank, of which tensors."""
+        nothing: Packed = (None, absent(piece))
+        numbers = [part.tensor for part in piece.parts]
+        givers = [rank for rank, has in enumerate(present) if not has.isdisjoint(numbers)]
+        if not givers:
+            return lambda: nothing
+        device, dtype = self._group.device, getattr(torch, piece.dtype)
+        values, _ = self._carried.gather(piece, source, weight, device)
+        if values is None:  # whoever has nothing takes part, and is not added
+            values = torch.empty(piece.elements, dtype=dtype, device=device)
+        gathered = self._group.gather(values, piece.index % self._group.ranks)
+
+        def finish() -> Packed:
+            given = gathered()
+            if not given:
+                return nothing
+            total = accumulator(dtype).add([given[rank] for rank in givers])
+            assert total is not None  # there are givers
+            anywhere = set[int]().union(*present)
+            return total.cpu(), presence.pack([number in anywhere for number in numbers])
+
+        return finish
 
     def _tell(self, weight: float, there: list[bool]) -> list[tuple[float, list[bool]]]:
         """Everybody's weight, and of which tensors it has a gradient."""

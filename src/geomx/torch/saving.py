@@ -155,10 +155,8 @@ def _state_dict(attached: Attached, path: Path, checkpoint: Checkpoint) -> dict[
         | {"params": [places[n] for n in own]}
         for group, saved, own in zip(groups, checkpoint.groups, ours, strict=True)
     ]
-    on_server, parameters = (
-        attached.optimizer.on_server,
-        {names[id(p)]: p for p in attached.carried.parameters},
-    )
+    on_server = attached.optimizer.on_server
+    parameters = {attached.carried.name(n): p for n, p in attached.carried.trained.items()}
     return {
         "state": {
             places[name]: state if on_server else _as_held(parameters[name], state)
