@@ -56,8 +56,7 @@ class Job:
     results: dict[str, Any] = field(default_factory=dict)
 
     def finish(self) -> dict[str, Any]:
-        """Wait for every process; returns `results`."""
-        ends = {process.sentinel: name for name, process in self.processes.items()}
+        """Wait for what every worker gives, and where all is well for every process; returns `results`."""
         waiting: dict[Any, str] = {pipe: name for name, pipe in self.pipes.items()}
         while waiting:
             ready = wait(list(waiting), BOUND_S)
@@ -68,9 +67,10 @@ class Job:
                     self.results[name] = pipe.recv()
                 except EOFError:
                     self.results[name] = None  # it was killed
-        for name in ends.values():
-            self.processes[name].join(BOUND_S)
-            assert self.processes[name].exitcode is not None, f"{name} has not ended"
+        if not any(isinstance(result, BaseException) for result in self.results.values()):
+            for name, process in self.processes.items():
+                process.join(BOUND_S)
+                assert process.exitcode is not None, f"{name} has not ended"
         return self.results
 
     def stop(self) -> None:

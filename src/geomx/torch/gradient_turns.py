@@ -119,7 +119,7 @@ class GradientTurns(Turns):
             self._check_hypers(turn)
             self._push(turn, [piece for piece in self._trained if piece.index not in turn.pushed])
             self._close(turn.samples, turn.ended)
-            if self._settings.overlap == "forward":
+            if self._settings.overlap == "forward" and not self._inside.in_lockstep:
                 self._pending.begin()
             else:
                 self._exchange.wait()

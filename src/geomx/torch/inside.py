@@ -36,7 +36,7 @@ class ThroughServer:
     """See the module's text.
 
     `final_in_backward`: gradients may leave as each is complete. `in_lockstep`: forward and backward are collective
-    calls, too, so that the party's workers need equally many batches.
+    calls, too, so that the party's workers need equally many batches, and weights that are there when it begins.
     """
 
     final_in_backward = True
