@@ -57,6 +57,12 @@ def test_plain_modules_may_be_three_and_have_unequal_shares() -> None:
     assert results["A/0"][1] == [6] * 5  # two passes of 3, 2, 2, 2 and 2 batches
 
 
+def test_a_model_may_be_in_three_parts() -> None:
+    results = play(party_jobs.train, {"A": "fsdp", "B": "server"}, ("party.A.workers=3",), batches=15)
+    assert len(hashes(results)) == 1  # B has it whole
+    assert results["A/2"] == (None, [6] * 5)
+
+
 def test_a_replica_takes_its_local_steps_together() -> None:
     results = play(party_jobs.train, {"A": "ddp", "B": "server"}, ("sync.policy=diloco every=4",))
     assert len(hashes(results)) == 1
