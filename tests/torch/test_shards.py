@@ -9,10 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
 
 from geomx.errors import Unsupported
 from geomx.torch.shards import check_cut, cut_like, held, held_of, range_of
+from geomx.torch.support import check_model, unwrapped
 from geomx.torch.tensors import Carried, overlap
 
 RANKS = 2
@@ -152,3 +155,32 @@ def test_other_cuts_are_refused(mesh: DeviceMesh) -> None:
     )
     with pytest.raises(Unsupported, match="no even cut"):
         check_cut("w", uneven, RANKS)
+
+
+def check(model: nn.Module, ranks: int) -> None:
+    check_model(model, torch.optim.SGD(model.parameters(), lr=0.1), ranks)
+
+
+@pytest.mark.usefixtures("mesh")
+def test_wrappers_are_for_parties_whose_workers_reduce_among_themselves() -> None:
+    replica = DistributedDataParallel(nn.Linear(3, 2))
+    parts = fully_shard(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)))
+    for model in (replica, parts):
+        check(model, RANKS)
+        with pytest.raises(Unsupported, match=r'party\.inside = "collective"'):
+            check(model, 0)
+    assert unwrapped(replica) is replica.module
+    with pytest.raises(Unsupported, match="over 2 of the party's 3 workers"):
+        check(replica, 3)
+    with pytest.raises(Unsupported, match="wrap the whole model"):
+        check(nn.Sequential(replica), RANKS)
+
+
+@pytest.mark.usefixtures("mesh")
+def test_other_kinds_of_fsdp_are_refused() -> None:
+    half = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+    fully_shard(half[0])
+    with pytest.raises(Unsupported, match=r"1\.weight is trained and not cut by fully_shard"):
+        check(half, RANKS)
+    with pytest.raises(Unsupported, match=r"FSDP1.*use torch\.distributed\.fsdp\.fully_shard"):
+        check(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")), RANKS)
