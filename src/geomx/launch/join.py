@@ -180,7 +180,7 @@ class _Stay:
 
         def end() -> None:
             error = self._thread.port.unheard(stop_s)
-            if error is not None:
+            if error is not None and not self._run.is_closed:
                 self._recorder.close()
                 _exit_failed(error)
 

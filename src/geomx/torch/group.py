@@ -29,14 +29,14 @@ class Done:
 
 
 class Group:
-    """`name`: this worker; `rank` of `ranks` in its party. `device`: where what is added up lies."""
+    """`name`: this worker; `rank` of `ranks` in its party. `device`: where what is added up lies, a GPU or the CPU."""
 
     def __init__(
         self, port: Port, name: str, rank: int, ranks: int, settings: Collective, device: torch.device
     ) -> None:
         """Join the party's process group, or make it. Raises `Unsupported`, `WaitTimeout`."""
         self.rank, self.ranks = rank, ranks
-        self.device = device
+        self.device = device if device.type == "cuda" else torch.device("cpu")
         self._port = port
         self._name = name
         self._settings = settings
@@ -49,7 +49,8 @@ class Group:
                 f"{dist.get_world_size()} in its process group: a party is one torchrun job, with the same ranks"
             )
         self._host = dist.new_group(backend="gloo", timeout=NEVER)
-        self._near = self._host if device.type == "cpu" else dist.new_group(backend="nccl", timeout=NEVER)
+        on_gpu = self.device.type == "cuda"
+        self._near = dist.new_group(backend="nccl", timeout=NEVER) if on_gpu else self._host
 
     def _initialize(self) -> None:
         patience = timedelta(seconds=self._settings.start_s)

@@ -101,6 +101,11 @@ class LiveRun:
         return self.name == self.workers[0]
 
     @property
+    def is_closed(self) -> bool:
+        """Whether this worker has left the run, in order or with an error of its own."""
+        return self._closed
+
+    @property
     def turn(self) -> int:
         """How many collective calls (attach, steps, saves, ...) this run has made."""
         return self._exchange.turn
