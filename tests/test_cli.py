@@ -116,8 +116,11 @@ def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.Capture
         ("serve {} --role local --party A --shard 0", "--shard: found 0"),
         ("worker {} --party A --rank 2 -- true", "--rank: found 2"),
         ("worker {} --party B --rank 0 -- true", "B"),
+        ("worker {} --party A -- true", "--rank: found nothing; allowed: 0 to 1"),
         ("worker {} --party A --rank 0", "found nothing"),
         ("worker {} --party A --rank 0 -- /nowhere/python", "found /nowhere/python"),
+        ("check {} sync.policy=downpour party.A.inside=collective", "party.A.inside: found 'collective'"),
+        ("check {} sync.policy=esync party.A.inside=collective", "party.A.inside: found 'collective'"),
         ("run {}", "no file"),
         ("run {} run.script=", "run.script"),
     ],
@@ -138,6 +141,16 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_run(
     (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
     assert cli.main(["run", toml, "--report", f"{toml}/deep/r.json"]) == 2
     assert "r.json" in capsys.readouterr().err
+
+
+def test_a_job_of_torchrun_takes_the_workers_ranks_from_there(toml: str) -> None:
+    words = ["worker", toml, "--party", "A", "party.A.inside=collective", "--"]
+    argv = [sys.executable, "-m", "geomx", *words, sys.executable, "-c", SHOW_PLACE]
+    environment = os.environ | {"GEOMX_RANK": "5"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    _, place = json.loads(done.stdout)
+    assert place == {"GEOMX_RUN": toml, "GEOMX_SET": "party.A.inside=collective", "GEOMX_PARTY": "A"}
 
 
 def test_a_worker_is_its_command_in_its_place(toml: str, tmp_path: Path) -> None:

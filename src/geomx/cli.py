@@ -74,9 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--party", metavar="NAME", help="whose local server")
 
     worker = _command(commands, "worker", _worker, "run a command as one worker of a run")
-    worker.usage = "geomx worker RUN.toml --party NAME --rank I [key=value ...] -- COMMAND ..."
+    worker.usage = "geomx worker RUN.toml --party NAME [--rank I] [key=value ...] -- COMMAND ..."
     worker.add_argument("--party", metavar="NAME", required=True)
-    worker.add_argument("--rank", type=int, metavar="I", required=True)
+    worker.add_argument(
+        "--rank", type=int, metavar="I", help='left out where party.inside = "collective": torchrun gives it'
+    )
 
     _command(commands, "check", _check, "validate a run's description and print its tree")
 
@@ -201,10 +203,11 @@ def _worker(arguments: argparse.Namespace) -> None:
 
     run, overrides, rank = _load(arguments), tuple(arguments.overrides), arguments.rank
     workers = run.workers_of(arguments.party)
-    if not 0 <= rank < len(workers):
-        raise _wrong(
-            "--rank", str(rank), f"0 to {len(workers) - 1}, since {arguments.party} has {len(workers)}"
-        )
+    allowed = f"0 to {len(workers) - 1}, since {arguments.party} has {len(workers)}"
+    if rank is None and run.party(arguments.party).inside != "collective":
+        raise _wrong("--rank", "nothing", allowed)
+    if rank is not None and not 0 <= rank < len(workers):
+        raise _wrong("--rank", str(rank), allowed)
     if not arguments.command:
         raise _wrong("the worker's command", "nothing", "`-- COMMAND ...`, such as `-- python train.py`")
     now = read_place()

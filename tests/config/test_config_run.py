@@ -276,6 +276,7 @@ OTHER_VALUES = {
     "party.A.listen": "other:4",
     "party.A.link": "{loss = 0.9}",
     "party.A.dataset_size": "9",
+    "party.A.inside": "collective",
     "party.A.pace_mbps": "9",
     "wan.pace_mbps": "9",
     "event[0].party": "B",

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from geomx.errors import ConfigError
-from geomx.launch.environment import THREADS, Place, environment_of, import_beside, read_place, threads_each
+from geomx.launch.environment import (
+    THREADS,
+    Job,
+    Place,
+    environment_of,
+    import_beside,
+    job_environment,
+    read_job,
+    read_place,
+    threads_each,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +51,17 @@ def test_a_child_does_not_inherit_its_parents_place(monkeypatch: pytest.MonkeyPa
     environment = environment_of(Place(party="B"))
     assert {k: v for k, v in environment.items() if k.startswith("GEOMX_") and v} == {"GEOMX_PARTY": "B"}
     assert environment["KEPT"] == "yes"
+
+
+def test_a_job_comes_back_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in job_environment(0, 1, 1):
+        monkeypatch.delenv(name, raising=False)
+    assert read_job() is None
+    become(monkeypatch, job_environment(1, 3, 7000))
+    assert read_job() == Job(1, 3)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ConfigError, match="WORLD_SIZE"):
+        read_job()
 
 
 @pytest.mark.parametrize("rank", ["-1", "one", "1.5"])

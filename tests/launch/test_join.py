@@ -191,6 +191,23 @@ def test_a_run_without_a_place_is_refused_with_the_places_there_are(monkeypatch:
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_party_that_is_a_job_has_the_jobs_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.parse(TOML, "two.toml", ["party.A.workers=2", "party.A.inside=collective"])
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(
+        geomx.ConfigError, match=r"RANK and WORLD_SIZE: found nothing.*by torchrun or `geomx run`"
+    ):
+        join(run, "A", 0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(geomx.ConfigError, match=r"WORLD_SIZE: found 4; allowed: 2 .A has 2 workers"):
+        join(run, "A")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(geomx.ConfigError, match="rank: found 1; allowed: 0"):
+        join(run, "A", 1)
+
+
+@pytest.mark.usefixtures("alone")
 def test_the_environments_settings_are_those_of_its_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -40,6 +41,21 @@ def test_servers_without_address_get_ports_of_their_own(run: Run) -> None:
     assert {host for host, _ in given} == {"127.0.0.1"}
     assert len({port for _, port in given}) == 2
     assert run.addresses["A"] == ""
+
+
+def test_workers_that_reduce_among_themselves_are_told_what_torchrun_tells(run: Run, tmp_path: Path) -> None:
+    job = Run.parse(TOML, "two.toml", ["party.A.inside=collective"])
+    first, second, other = list(commands(job, tmp_path, trace=False))[4:]
+    for rank, command in enumerate((first, second)):
+        told = {key: command.environment[key] for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
+        assert told == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+        }
+    assert first.environment["MASTER_PORT"] == second.environment["MASTER_PORT"]
+    assert other.environment.get("MASTER_PORT") == os.environ.get("MASTER_PORT")
 
 
 def test_every_node_has_a_process(run: Run, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from geomx.torch import LiveRun, Settings
-from geomx.torch.loader import samples_in
+from geomx.torch.loader import every_nth, samples_in, share_length
 
 N = 23
 GENERATOR = torch.Generator().manual_seed(5)
@@ -132,6 +132,17 @@ def test_lengths() -> None:
 
     results, _ = train([2, 1], script)
     assert results == {"A/0": [2, 2, 2], "A/1": [2, 2, 2], "B/0": [2, 1, 1]}
+
+
+@pytest.mark.parametrize("count", range(8))
+def test_even_shares_are_as_long_as_the_shortest(count: int) -> None:
+    shares = [list(every_nth(iter(range(count)), place, 3, even=True)) for place in range(3)]
+    uneven = [list(every_nth(range(count), place, 3, even=False)) for place in range(3)]
+    shortest = min(map(len, uneven))
+    assert shares == [share[:shortest] for share in uneven]
+    for place in range(3):
+        assert share_length(range(count), place, 3, even=True) == shortest
+        assert share_length(range(count), place, 3, even=False) == len(uneven[place])
 
 
 def test_worker_processes_persist() -> None:

@@ -171,6 +171,11 @@ class Party(Table):
     worker_delay: Delay | None = Field(
         None, description="Makes its workers slower than they are, to try what that does to a run."
     )
+    inside: Literal["server", "collective"] = Field(
+        "server",
+        description="Where its workers' gradients are added up. `server`: at their local server; `collective`: among "
+        "themselves, by `torch.distributed`; see [inside a party](inside.md).",
+    )
     dataset_size: int | None = Field(
         None, ge=1, description='Samples in its data set, for `sync.weight = "dataset_size"`.'
     )

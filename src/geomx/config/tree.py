@@ -42,6 +42,8 @@ def _changes(run: Run) -> list[str]:
 
 def _workers(run: Run, party: Party) -> list[str]:
     names, edge = party.worker_names, _edge(run.lan, run.lan.link)
+    if party.inside == "collective":
+        edge += "; added up by torch.distributed"
     if len(names) > WORKERS_DRAWN:
         return [f"└── {names[0]} … {names[-1]}  [{edge}]"]
     return [f"{'└' if name == names[-1] else '├'}── {name}  [{edge}]" for name in names]

@@ -64,6 +64,10 @@ class Program:
         while self._items and self._listener is not None:
             self._listener(self._items.popleft())
 
+    def outcome(self, within_s: float) -> GeomxError | None:
+        self.sleep(within_s)
+        return self._node_error
+
     def note(self, name: str, **fields: Any) -> None:
         self._note(Note(name, fields))
 

@@ -37,6 +37,7 @@ class ThreadPort:
         self._call: Callable[[Called], object] | None = None
         self._ended = False
         self._error: BaseException | None = None
+        self._heard = threading.Event()  # the training thread has got the error
 
     # -- the training thread's side -------------------------------------------------------------------------------
 
@@ -69,10 +70,25 @@ class ThreadPort:
         while self._items and self._listener is not None:
             self._listener(self._items.popleft())
 
+    def outcome(self, within_s: float) -> GeomxError | None:
+        with self._changed:
+            if self._changed.wait_for(lambda: self._ended, within_s):
+                self._heard.set()
+        return self._error if isinstance(self._error, GeomxError) else None
+
+    def unheard(self, within_s: float) -> GeomxError | None:
+        """For another thread: the node's error, if the training thread has not got it so many seconds after the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended)
+        if not isinstance(self._error, GeomxError) or self._heard.wait(within_s):
+            return None
+        return self._error
+
     def note(self, name: str, **fields: Any) -> None:
         self._recorder.record(name, "debug", **fields)
 
     def _raise(self, what: str) -> None:
+        self._heard.set()
         if isinstance(self._error, GeomxError):
             raise self._error
         raise RunFailed(self._name, f"it has stopped, and cannot do {what}") from self._error
@@ -85,12 +101,12 @@ class ThreadPort:
     def give(self, item: Any) -> None:
         with self._changed:
             self._items.append(item)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def ended(self, error: BaseException | None) -> None:
         with self._changed:
             self._ended, self._error = True, error
-            self._changed.notify()
+            self._changed.notify_all()
 
 
 class NodeThread(ABC):

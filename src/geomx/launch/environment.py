@@ -5,6 +5,9 @@ GEOMX_PARTY    the worker's party
 GEOMX_RANK     the worker's rank in its party
 GEOMX_RECORDS  path of the file that the node's records go to
 GEOMX_TRACE    1: record the spans of a trace, too
+
+A party whose workers reduce among themselves is a job of torchrun, which tells each of them RANK, WORLD_SIZE and where
+the first is (MASTER_ADDR, MASTER_PORT); its RANK stands for GEOMX_RANK.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from geomx.errors import ConfigError, Fault
 
 RUN, SET, PARTY, RANK = "GEOMX_RUN", "GEOMX_SET", "GEOMX_PARTY", "GEOMX_RANK"
 RECORDS, TRACE = "GEOMX_RECORDS", "GEOMX_TRACE"
+JOB_RANK, JOB_SIZE = "RANK", "WORLD_SIZE"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -34,6 +38,32 @@ class Place:
     trace: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process's place in a job of torchrun."""
+
+    rank: int
+    size: int
+
+
+def read_job() -> Job | None:
+    """The job that this process is part of; None: it is none's. Raises `ConfigError`."""
+    rank, size = _number(JOB_RANK), _number(JOB_SIZE)
+    return None if rank is None or size is None else Job(rank, size)
+
+
+def job_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun tells one of `size` processes on this machine, the first of which listens at `port`."""
+    numbers = {
+        JOB_RANK: rank,
+        JOB_SIZE: size,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_PORT": port,
+    }
+    return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
+
+
 def read_place() -> Place:
     """This process's place. Raises `ConfigError` where a variable makes no sense."""
     run, records = os.environ.get(RUN), os.environ.get(RECORDS)
@@ -41,17 +71,18 @@ def read_place() -> Place:
         run=Path(run) if run else None,
         overrides=tuple(shlex.split(os.environ.get(SET, ""))),
         party=os.environ.get(PARTY) or None,
-        rank=_rank(os.environ.get(RANK)),
+        rank=_number(RANK),
         records=Path(records) if records else None,
         trace=os.environ.get(TRACE) == "1",
     )
 
 
-def _rank(text: str | None) -> int | None:
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
     if not text:
         return None
     if not text.isdecimal():
-        raise ConfigError("the environment", [Fault(RANK, repr(text), "integer ≥ 0")])
+        raise ConfigError("the environment", [Fault(name, repr(text), "integer ≥ 0")])
     return int(text)
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault, RunFailed
 from geomx.launch.child import Command
-from geomx.launch.environment import Place, environment_of, threads_each
+from geomx.launch.environment import Place, environment_of, job_environment, threads_each
 from geomx.launch.processes import Outcome, Supervisor
 from geomx.observe.live import View, view_of
 from geomx.observe.records import Record, RecordFiles
@@ -134,9 +134,13 @@ def commands(run: Run, folder: Path, trace: bool) -> Iterator[Command]:
     for name in run.servers:
         yield server(name, "--role", "local", "--party", name)
     script = (sys.executable, str(run.run.script), *run.run.arguments)
+    collective = [party.name for party in run.parties if party.inside == "collective"]
+    ports = dict(zip(collective, free_ports(len(collective)), strict=True))
     for party in run.parties:
         for rank, name in enumerate(party.worker_names):
             environment = environment_of(replace(place, records=records.path_of(name)), each)
+            if party.name in ports:
+                environment |= job_environment(rank, party.workers, ports[party.name])
             where = ("--party", party.name, "--rank", str(rank))
             yield Command(name, (*geomx, "worker", str(description), *where, "--", *script), environment)
 
@@ -144,13 +148,17 @@ def commands(run: Run, folder: Path, trace: bool) -> Iterator[Command]:
 def with_free_ports(run: Run) -> Run:
     """Give a free port of this machine to every server that has no address."""
     without = [node for node, address in run.addresses.items() if not address]
+    ports = zip(without, free_ports(len(without)), strict=True)
+    return run.with_addresses({node: f"127.0.0.1:{port}" for node, port in ports})
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports of this machine that nobody uses."""
     with ExitStack() as held:  # all at once, so that no port is given twice
-        sockets = {node: held.enter_context(socket.socket()) for node in without}
-        for each in sockets.values():
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
             each.bind(("127.0.0.1", 0))
-        return run.with_addresses(
-            {node: f"127.0.0.1:{each.getsockname()[1]}" for node, each in sockets.items()}
-        )
+        return [each.getsockname()[1] for each in sockets]
 
 
 def first_failure(outcome: Outcome, records: Sequence[Record]) -> RunFailed:

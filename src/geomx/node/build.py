@@ -51,6 +51,7 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     manifest: dict[str, Value] = field(default_factory=dict)
     seed: int = 0
+    collective: frozenset[str] = frozenset()  # the parties whose workers reduce among themselves
     flat: bool = False  # a tree of depth one: every worker is a child of the root
 
     @classmethod
@@ -67,6 +68,7 @@ class Plan:
             limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s),
             manifest=run.manifest(),
             seed=run.run.seed,
+            collective=frozenset(party.name for party in run.parties if party.inside == "collective"),
         )
 
     @classmethod
@@ -74,15 +76,18 @@ class Plan:
         """A run of one: a worker and its root."""
         return cls("solo", {"solo": ("solo/0",)}, flat=True)
 
-    @property
-    def passes(self) -> bool:
-        """Whether local servers send on what comes over the WAN as it is."""
-        return self.lan.codec_down == AS_WAN
+    def passes(self, party: str) -> bool:
+        """Whether a local server sends on what comes over the WAN as it is.
 
-    @property
-    def resolved_lan(self) -> Edge:
-        """The edges of the LAN, with the codec down that it has in the end."""
-        return replace(self.lan, codec_down=self.wan.codec_down) if self.passes else self.lan
+        Not to workers that may hold parts of the model: deltas need the whole.
+        """
+        return self.lan.codec_down == AS_WAN and party not in self.collective
+
+    def lan_of(self, party: str) -> Edge:
+        """The LAN's edges of a party, with the codec down that they have in the end."""
+        if self.lan.codec_down != AS_WAN:
+            return self.lan
+        return replace(self.lan, codec_down=self.wan.codec_down if self.passes(party) else "dense")
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -117,7 +122,8 @@ def make_node(plan: Plan, name: str, incarnation: int = 1) -> Server | Worker:
 
 def make_worker(plan: Plan, name: str, incarnation: int = 1) -> Worker:
     parents = dict.fromkeys(plan.parents(name), plan.lan.patience)
-    up, down = _ends(plan, plan.resolved_lan, name)
+    party = next(party for party, workers in plan.parties.items() if name in workers)
+    up, down = _ends(plan, plan.lan_of(party), name)
     return Worker(_identity(plan, name, incarnation), plan.limits, parents, up, down)
 
 
@@ -127,7 +133,7 @@ def make_local_server(plan: Plan, name: str, incarnation: int = 1) -> Server:
     return Server(
         _identity(plan, name, incarnation),
         plan.limits,
-        _below(children, plan, plan.resolved_lan, plan.passes),
+        _below(children, plan, plan.lan_of(name), plan.passes(name)),
         policies.make(plan.policy),
         lambda server: Relay(server, plan.shards, up, down),
         dials=dict.fromkeys(plan.shards, plan.wan.patience),
@@ -140,7 +146,7 @@ def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
     place, lead = plan.shards.index(name), plan.shards[0]
     others = plan.shards[1:] if name == lead else ()
     if plan.flat:
-        below = _below({worker: (worker,) for worker in plan.workers}, plan, plan.resolved_lan)
+        below = _below({worker: (worker,) for worker in plan.workers}, plan, plan.lan_of(""))
     else:
         below = _below(dict(plan.parties), plan, plan.wan)
 
@@ -195,7 +201,17 @@ def check_choices(run: Run) -> None:
         make_codec(spec, Stream(run.run.seed))
     policy = policies.make(run.sync.policy)
     apart = policy.together != "run"
-    faults = []
+    own_pace = policy.together == "worker" or isinstance(policy, Pacer)
+    faults = [
+        Fault(
+            f"party.{party.name}.inside",
+            "'collective'",
+            "'server'",
+            f"with sync.policy = {run.sync.policy!r} each worker of a party has its own pace",
+        )
+        for party in run.parties
+        if party.inside == "collective" and own_pace
+    ]
     if run.optimizer.compensation:
         compensations.make(run.optimizer.compensation)
         if not apart:

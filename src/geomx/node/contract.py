@@ -203,5 +203,11 @@ class Port(Protocol):
     def poll(self) -> None:
         """Give the items that have come to the listener; never blocks."""
 
+    def give(self, item: Any) -> None:
+        """Add an item for the listener, from any thread; whoever waits looks again."""
+
+    def outcome(self, within_s: float) -> GeomxError | None:
+        """The error with which the node ends, if it does within so many seconds."""
+
     def note(self, name: str, **fields: Any) -> None:
         """Something worth observing, from the training thread."""

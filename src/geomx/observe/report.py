@@ -126,9 +126,13 @@ class Totals:
         """The one hash of all workers; that of each cohort, or where workers of one differ of each worker."""
         by_cohort: dict[str, set[str]] = defaultdict(set)
         for fields in self.finished.values():
-            by_cohort[fields["cohort"]].add(fields["parameters_sha256"])
+            if (
+                fields["parameters_sha256"] is not None
+            ):  # else it holds a part, and the first of its party tells
+                by_cohort[fields["cohort"]].add(fields["parameters_sha256"])
         if any(len(hashes) > 1 for hashes in by_cohort.values()):
-            return {node: fields["parameters_sha256"] for node, fields in sorted(self.finished.items())}
+            found = {node: fields["parameters_sha256"] for node, fields in sorted(self.finished.items())}
+            return {node: sha256 for node, sha256 in found.items() if sha256 is not None}
         every = {cohort: next(iter(hashes)) for cohort, hashes in sorted(by_cohort.items())}
         return every if len(every) > 1 else next(iter(every.values()), None)
 

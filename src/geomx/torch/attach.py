@@ -16,15 +16,17 @@ from geomx.sync.base import Accrued, Gradient, Local
 from geomx.torch.accrued_turns import AccruedTurns
 from geomx.torch.exchange import Exchange
 from geomx.torch.gradient_turns import GradientTurns
+from geomx.torch.group import Group
 from geomx.torch.guard import Guard
+from geomx.torch.inside import Averaged, Reduced, Sharded, ThroughServer
 from geomx.torch.local_turns import LocalTurns
 from geomx.torch.optimizer import RunOptimizer
 from geomx.torch.pending import PendingWeights
 from geomx.torch.places import OnServer, OnWorkers
 from geomx.torch.samples import Samples
-from geomx.torch.settings import Settings
+from geomx.torch.settings import Collective, Settings
 from geomx.torch.sharing import Sharing
-from geomx.torch.support import check_model, served_rule
+from geomx.torch.support import check_model, served_rule, unwrapped
 from geomx.torch.tensors import Carried
 from geomx.torch.timeline import Timeline
 from geomx.torch.turns import Helpers, Turns
@@ -40,6 +42,7 @@ class Attached:
     optimizer: RunOptimizer
     optimizer_class: str
     carried: Carried
+    inside: ThroughServer
     turns: Turns
     sharing: Sharing
     pending: PendingWeights
@@ -56,7 +59,7 @@ class Place:
 
     exchange: Exchange
     members: Sequence[str]
-    party_members: int
+    party_members: Sequence[str]
     samples: Samples
     settings: Settings
     timeline: Timeline
@@ -68,29 +71,31 @@ def attach(
     """Returns when this worker has the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
     exchange, settings, members = place.exchange, place.settings, len(place.members)
     local = settings.policy.plans is Local
-    served = _check(model, optimizer, settings, clip_norm)
+    served = _check(model, optimizer, place, clip_norm)
     rule = OUTER_RULE if local else served
     carried = Carried(
-        model,
+        unwrapped(model),
         optimizer.param_groups,
         members if settings.ledger else 0,
         settings.size_lower_bound,
         settings.slice_elements,
         settings.slices,
     )
+    inside = _inside(place, model, carried, optimizer)
     member = place.members.index(exchange.name)
-    sharing = Sharing(exchange, carried, member, members)
+    sharing = Sharing(exchange, carried, inside, place.members)
     pending = PendingWeights(model, carried, exchange, place.timeline)
     on_server = rule is not None and not local
     exact = on_server and settings.policy.plans is Gradient
     guard = Guard(carried, lambda: optimizer.param_groups, exact)
     helpers = Helpers(
-        exchange, carried, settings, member, lambda: optimizer.param_groups, place.samples, sharing, pending,
+        exchange, carried, inside, settings, member, lambda: optimizer.param_groups, place.samples, sharing, pending,
         place.timeline, guard,
     )  # fmt: skip
     turns: Turns
     if local:
-        turns = LocalTurns(helpers, optimizer, alone=place.party_members == 1)
+        alike = len(place.party_members) == 1 or isinstance(inside, Averaged)
+        turns = LocalTurns(helpers, optimizer, alike)
     elif settings.policy.plans is Accrued:
         assert rule is not None  # it was checked
         turns = AccruedTurns(helpers, OnServer(carried, rule))
@@ -107,13 +112,55 @@ def attach(
     delay = settings.delay
     if delay is not None:
         model.register_forward_pre_hook(lambda *_: delay.before_forward() if model.training else None)
-    return Attached(model, wrapped, kind, carried, turns, sharing, pending)
+    return Attached(model, wrapped, kind, carried, inside, turns, sharing, pending)
+
+
+def _inside(
+    place: Place, model: nn.Module, carried: Carried, optimizer: torch.optim.Optimizer
+) -> ThroughServer:
+    """How the workers of this one's party add up. Raises `Unsupported`, `WaitTimeout`."""
+    collective, exchange = place.settings.collective, place.exchange
+    if collective is None:
+        return ThroughServer(carried)
+    is_averaged = unwrapped(model) is not model
+    _check_inside(place.settings, collective, carried.is_cut, is_averaged, bool(optimizer.state))
+    rank, ranks = place.party_members.index(exchange.name), len(place.party_members)
+    device = next(iter(carried.trained.values())).device
+    group = Group(exchange.port, exchange.name, rank, ranks, collective, device)
+    if carried.is_cut:
+        return Sharded(model, carried, group)
+    return Averaged(carried, group) if is_averaged else Reduced(carried, group)
+
+
+def _check_inside(
+    settings: Settings, collective: Collective, is_cut: bool, is_averaged: bool, has_state: bool
+) -> None:
+    """Raise `Unsupported` for what does not go with workers that reduce among themselves."""
+    inside = f'{type(settings.policy).__name__} with party.inside = "collective"'
+    if settings.policy.plans is Accrued:
+        raise Unsupported(f'{inside}: its workers do not wait for each other; set party.inside = "server"')
+    if settings.policy.plans is Local and not is_averaged:
+        raise Unsupported(
+            f"{inside}: local steps are the same on all workers of a party only in DistributedDataParallel; wrap the "
+            'model in it, or set party.inside = "server"'
+        )
+    if is_cut and collective.codec_up != "dense":
+        raise Unsupported(
+            f'fully_shard with lan.codec_up = "{collective.codec_up}": workers push parts of slices, and a codec is '
+            'for whole ones; set lan.codec_up = "dense"'
+        )
+    if is_cut and has_state:
+        raise Unsupported(
+            "an optimizer with state at attach() for a model of fully_shard: attach a new one, then call run.load()"
+        )
 
 
 def _check(
-    model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings, clip_norm: float | None
+    model: nn.Module, optimizer: torch.optim.Optimizer, place: Place, clip_norm: float | None
 ) -> str | None:
     """Raise `Unsupported` for what cannot be carried; returns the rule for the global servers, if they optimize."""
+    ranks = len(place.party_members) if place.settings.collective is not None else 0
+    settings = place.settings
     if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise Unsupported(
             "attach(model, optimizer) takes a torch.nn.Module and a torch.optim.Optimizer; found "
@@ -123,7 +170,7 @@ def _check(
         raise Unsupported(
             "this optimizer belongs to another run; attach the one that it was made from, or a new one"
         )
-    check_model(model, optimizer)
+    check_model(model, optimizer, ranks)
     if settings.codec_momentum and any(g.get("momentum") or "betas" in g for g in optimizer.param_groups):
         raise Unsupported(
             f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '

@@ -8,12 +8,13 @@ On the training thread:
     end         by default before `step()` returns; with overlap, before the next turn pushes anything
 
 The weight w, the end-of-data flag and each group's hyper-parameters are fixed when the first slice of a turn leaves.
+Where the workers of a party reduce among themselves (see `inside`), nothing leaves before `step()`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -27,7 +28,6 @@ from geomx.sync.base import Gradient, cohort_of
 from geomx.torch.exchange import Packed
 from geomx.torch.places import OptimizerPlace
 from geomx.torch.support import check_gradient
-from geomx.torch.tensors import absent
 from geomx.torch.timeline import BACKWARD
 from geomx.torch.turns import STEP, Helpers, Turns
 
@@ -65,7 +65,7 @@ class GradientTurns(Turns):
     def hook(self) -> None:
         super().hook()
         # From now on gradients leave as they are completed, unless they are to wait for `step()`.
-        if self._settings.push_at == "backward":
+        if self._settings.push_at == "backward" and self._inside.final_in_backward:
             for number, parameter in self._carried.trained.items():
                 handle = parameter.register_post_accumulate_grad_hook(self._hook_of(number))  # type: ignore[no-untyped-call]
                 self._removes.append(handle.remove)
@@ -95,7 +95,7 @@ class GradientTurns(Turns):
                 )
             self._missing[index].discard(number)
             if not self._missing[index]:
-                self._push(self._open(), self._carried.layout.slices[index])
+                self._push(self._open(), [self._carried.layout.slices[index]])
 
     # -- turns ------------------------------------------------------------------------------------------------
 
@@ -118,11 +118,9 @@ class GradientTurns(Turns):
             self._guard.check()
             self._check_gradients(turn)
             self._check_hypers(turn)
-            for piece in self._trained:
-                if piece.index not in turn.pushed:
-                    self._push(turn, piece)
+            self._push(turn, [piece for piece in self._trained if piece.index not in turn.pushed])
             self._close(turn.samples, turn.ended)
-            if self._settings.overlap == "forward":
+            if self._settings.overlap == "forward" and not self._inside.in_lockstep:
                 self._pending.begin()
             else:
                 self._exchange.wait()
@@ -138,9 +136,9 @@ class GradientTurns(Turns):
 
     def _idle(self) -> None:
         groups = self._groups()
-        for piece in self._trained:
+        for piece, weight, packed in self._inside.contributions(self._trained, lambda _: None, 0.0):
             hyper = self._place.idle_hyper(groups[piece.group])
-            self._send(piece, 0.0, (None, absent(piece)), hyper, ended=True)
+            self._send(piece, weight, packed, hyper, ended=True)
         self._close(0, ended=True)
         self._exchange.wait()
         self._place.finish(idle=True)
@@ -157,21 +155,21 @@ class GradientTurns(Turns):
             self._opened = _Turn(weight, self._samples.seen - seen, self.ended)
         return self._opened
 
-    def _push(self, turn: _Turn, piece: Slice) -> None:
-        if piece.group not in turn.hypers:
-            turn.hypers[piece.group] = self._place.hyper(self._groups()[piece.group])
-        turn.pushed.add(piece.index)
-
+    def _push(self, turn: _Turn, pieces: Sequence[Slice]) -> None:
         def gradient(number: int) -> torch.Tensor | None:
             value = self._carried.trained[number].grad
-            if value is None or not turn.weight:
+            if value is None:
                 return None
             check_gradient(self._carried.layout.tensors[number], value)
             turn.gradients[number] = value, value._version
             return value
 
-        packed = self._carried.gather(piece, gradient, turn.weight)
-        self._send(piece, turn.weight, packed, turn.hypers[piece.group], turn.ended)
+        groups = self._groups()
+        for piece, weight, packed in self._inside.contributions(pieces, gradient, turn.weight):
+            if piece.group not in turn.hypers:
+                turn.hypers[piece.group] = self._place.hyper(groups[piece.group])
+            turn.pushed.add(piece.index)
+            self._send(piece, weight, packed, turn.hypers[piece.group], turn.ended)
 
     def _send(
         self, piece: Slice, weight: float, packed: Packed, hyper: Hyperparameters | None, ended: bool

@@ -6,14 +6,15 @@ same order. With a batch sampler of one's own it is every n-th batch of indices.
 takes every n-th batch, and drops the others.
 
 Shares may differ in length. A worker at the end of its own takes part in further turns with weight 0 until all have
-come to theirs: otherwise the others would wait for it for ever.
+come to theirs: otherwise the others would wait for it for ever. Where forward and backward are collective calls (DDP,
+FSDP) shares are even: what does not make one for each worker is left out.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from geomx.errors import Unsupported
 
 _END = object()
+Element = TypeVar("Element")
 _KEPT = (
     "dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
     "generator", "prefetch_factor", "persistent_workers", "in_order",
@@ -29,6 +31,10 @@ _KEPT = (
 
 class Epochs(Protocol):
     """Who is told how far a share has been read."""
+
+    @property
+    def even(self) -> bool:
+        """Whether all workers must have equally many batches."""
 
     def begin(self, train: bool | None) -> tuple[int, bool]:
         """A pass begins; returns its epoch, and whether it trains (else it evaluates, and is not reported)."""
@@ -47,12 +53,13 @@ class ShareSampler(Sampler[Any]):
         self._whole = whole
         self._place, self._places, self._seed = place, places, seed
         self.epoch = 0
+        self.even = False
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self._drawn(), self._place, None, self._places)
+        return every_nth(self._drawn(), self._place, self._places, self.even)
 
     def __len__(self) -> int:
-        return share_length(self._whole, self._place, self._places)
+        return share_length(self._whole, self._place, self._places, self.even)
 
     def _drawn(self) -> Iterator[Any]:
         """The whole epoch, the same on every worker."""
@@ -89,7 +96,8 @@ class Share(Iterable[Any]):
 
     def __len__(self) -> int:
         if self._sampler is None:
-            return share_length(self._batches, self._place, self._places)
+            return share_length(self._batches, self._place, self._places, self._epochs.even)
+        self._sampler.even = self._epochs.even
         assert isinstance(self._batches, Sized)
         return len(self._batches)
 
@@ -109,8 +117,8 @@ class Share(Iterable[Any]):
 
     def _pass(self, epoch: int) -> Iterator[Any]:
         if self._sampler is None:
-            return itertools.islice(self._batches, self._place, None, self._places)
-        self._sampler.epoch = epoch
+            return every_nth(self._batches, self._place, self._places, self._epochs.even)
+        self._sampler.epoch, self._sampler.even = epoch, self._epochs.even
         return iter(self._batches)
 
 
@@ -137,9 +145,18 @@ def split(
     return DataLoader(**kept, batch_size=loader.batch_size, sampler=share, drop_last=loader.drop_last), share
 
 
-def share_length(whole: Any, place: int, places: int) -> int:
+def every_nth(whole: Iterable[Element], place: int, places: int, even: bool) -> Iterator[Element]:
+    """Those of `whole` that fall to this place; `even`: only as many as fall to each."""
+    drawn = iter(whole)
+    if not even:
+        return itertools.islice(drawn, place, None, places)
+    rows = iter(lambda: tuple(itertools.islice(drawn, places)), ())
+    return (row[place] for row in rows if len(row) == places)
+
+
+def share_length(whole: Any, place: int, places: int, even: bool) -> int:
     """How many of `whole` fall to this place; raises TypeError where `whole` has no length, as `len` does."""
-    return len(range(place, len(whole), places))
+    return len(whole) // places if even else len(range(place, len(whole), places))
 
 
 def samples_in(batch: Any) -> int | None:

@@ -34,14 +34,14 @@ from geomx.torch.turns import STEP, Helpers, Turns
 
 
 class LocalTurns(Turns):
-    """See the module's text. `optimizer`: the user's; `alone`: its party has no other worker."""
+    """See the module's text. `optimizer`: the user's; `alike`: its party's workers always have the same weights."""
 
     local = True
 
-    def __init__(self, helpers: Helpers, optimizer: torch.optim.Optimizer, alone: bool) -> None:
+    def __init__(self, helpers: Helpers, optimizer: torch.optim.Optimizer, alike: bool) -> None:
         super().__init__(helpers)
         self._optimizer = optimizer
-        self._alone = alone
+        self._alike = alike
         self._party = cohort_of(self._exchange.name, "party")
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
         self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
@@ -126,7 +126,7 @@ class LocalTurns(Turns):
     # -- means ----------------------------------------------------------------------------------------------------
 
     def _follow(self, plan: Local) -> None:
-        if plan.average == "party" and not self._alone:
+        if plan.average == "party" and not self._alike:
             self._contribute(self._trained + self._buffers, self._party, self._weight("party"), {})
             self._exchange.wait()
         elif plan.average == "run":

@@ -52,6 +52,11 @@ class RunOptimizer(torch.optim.Optimizer):
         self._carried = carried
         self._sharing = sharing
 
+    @property
+    def on_server(self) -> bool:
+        """Whether the global servers run it."""
+        return self._on_server
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One turn with every worker. Raises the typed errors that `docs/training-loop.md` lists."""
         if hasattr(self, "found_inf"):
@@ -80,6 +85,7 @@ class RunOptimizer(torch.optim.Optimizer):
 
         Raises `Unsupported` between a backward() that has pushed and `step()`.
         """
+        self._check_whole("state_dict()")
         if not self._on_server:
             return self._inner.state_dict()
         self._inner.state.update(self.current_state())
@@ -98,6 +104,7 @@ class RunOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Every worker must call it with the same dict; on global servers the first worker's is what counts."""
+        self._check_whole("load_state_dict()")
         self._turns.between("load_state_dict()")
         states = self.adopt(state_dict)
         if states is not None:
@@ -110,6 +117,13 @@ class RunOptimizer(torch.optim.Optimizer):
         states = self.take_state() if self._on_server else None
         self.state = self._inner.state
         return states
+
+    def _check_whole(self, method: str) -> None:
+        if self._on_server and self._carried.is_cut:
+            raise Unsupported(
+                f"optimizer.{method} of a model of fully_shard would be of whole parameters; use run.save() and "
+                "run.load()"
+            )
 
     def take_state(self) -> dict[int, Any]:
         """The state that the user's optimizer holds here, slice by slice; it is the servers' from now on."""

@@ -10,6 +10,7 @@ import torch
 from geomx.layout import Part
 from geomx.optim import state as slice_state
 from geomx.optim.base import SliceState
+from geomx.torch.shards import is_cut
 from geomx.torch.tensors import Carried, write_flat
 
 _NUMBERS = (
@@ -34,8 +35,15 @@ def assemble(
                 if value.dim() == 0:
                     kept[key] = value
                 else:
-                    write_flat(kept.setdefault(key, torch.empty_like(parameter)), part, value)
+                    write_flat(kept.setdefault(key, _empty(parameter)), part, value)
     return whole
+
+
+def _empty(parameter: torch.Tensor) -> torch.Tensor:
+    """Room for a value of each element; on the CPU where no process holds them all."""
+    if is_cut(parameter):
+        return torch.empty(parameter.shape, dtype=parameter.dtype)
+    return torch.empty_like(parameter)
 
 
 def divide(carried: Carried, whole: Mapping[torch.Tensor, Mapping[str, Any]]) -> dict[int, SliceState]:

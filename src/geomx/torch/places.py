@@ -1,24 +1,34 @@
 """Where the optimizer runs, and what a worker does with the answer to its gradients.
 
 On the global servers: the answer is the new weights. On the workers: it is the mean gradient, which goes into `.grad`
-(None where no worker had one), is clipped, and is handed to the user's own optimizer.
+(None where no worker had one), is clipped, and is handed to the user's own optimizer. Of a parameter that is cut, a
+worker keeps its own part of the mean, once the whole has been measured.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from geomx.layout import Slice
+from geomx.layout import Part, Slice
 from geomx.node.local import Arrived
 from geomx.optim.hyper import Rule, as_plain
 from geomx.protocol import presence
 from geomx.protocol.messages import Hyperparameters
-from geomx.torch.tensors import Carried, write_flat
+from geomx.torch.tensors import Carried, overlap, write_flat
 
 OWN_KEYS = ("params", "param_names")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """The mean of one slice. `square`: the sum of its squares; `parts`: what is here of each (None: nobody had one)."""
+
+    square: float
+    parts: list[tuple[Part, torch.Tensor | None]]
 
 
 class OptimizerPlace(Protocol):
@@ -71,7 +81,7 @@ class OnWorkers:
         self._carried = carried
         self._optimizer = optimizer
         self._clip_norm = clip_norm
-        self._means: dict[int, Arrived] = {}
+        self._means: dict[int, _Mean] = {}
 
     def hyper(self, group: dict[str, Any]) -> Hyperparameters:
         """What can be compared of a group, whatever optimizer it is for: workers that differ get a typed error."""
@@ -86,7 +96,24 @@ class OnWorkers:
         return self.hyper(group)
 
     def arrived(self, piece: Slice, arrived: Arrived) -> None:
-        self._means[piece.index] = arrived
+        square, values = 0.0, arrived.values
+        if self._clip_norm is not None and values is not None:
+            square = float(values.to(torch.float64).square().sum())
+        present = presence.unpack(arrived.present, len(piece.parts))
+        parts: list[tuple[Part, torch.Tensor | None]] = []
+        for part, is_present in zip(piece.parts, present, strict=True):
+            if is_present and values is not None:
+                parts.append(self._own(part, values[part.offset : part.offset + part.elements]))
+            else:
+                parts.append((part, None))
+        self._means[piece.index] = _Mean(square, parts)
+
+    def _own(self, part: Part, values: torch.Tensor) -> tuple[Part, torch.Tensor]:
+        """What this worker holds of a part: a copy of its own where that is not all."""
+        start, stop = overlap(self._carried.trained[part.tensor], part)
+        if (start, stop) == (part.start, part.stop):
+            return part, values
+        return Part(part.tensor, start, stop, 0), values[start - part.start : stop - part.start].clone()
 
     def finish(self, idle: bool) -> None:
         trained = self._carried.trained.values()
@@ -105,24 +132,20 @@ class OnWorkers:
         if self._clip_norm is None:
             return 1.0
         square = 0.0
-        for _, arrived in sorted(self._means.items()):
-            if arrived.values is not None:
-                square += float(arrived.values.to(torch.float64).square().sum())
+        for _, mean in sorted(self._means.items()):
+            square += mean.square
         return min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
 
     def _write_means(self, scale: float) -> None:
-        for index, arrived in sorted(self._means.items()):
-            piece = self._carried.layout.slices[index]
-            present = presence.unpack(arrived.present, len(piece.parts))
-            for part, is_present in zip(piece.parts, present, strict=True):
+        for _, mean in sorted(self._means.items()):
+            for part, values in mean.parts:
                 parameter = self._carried.trained[part.tensor]
-                if not is_present or arrived.values is None:
+                if values is None:
                     parameter.grad = None
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                mean = arrived.values[part.offset : part.offset + part.elements]
-                write_flat(parameter.grad, part, mean * scale if scale < 1.0 else mean)
+                write_flat(parameter.grad, part, values * scale if scale < 1.0 else values)
         self._means = {}
 
 

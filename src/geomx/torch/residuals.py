@@ -77,7 +77,7 @@ def _useless(path: Path, why: str) -> dict[int, Planes]:
     return {}
 
 
-def _belongs_to(carried: Carried) -> dict[str, str]:
+def _belongs_to(carried: Carried) -> dict[str, str | None]:
     return {"layout": carried.layout.fingerprint, "parameters_sha256": carried.trained_sha256()}
 
 

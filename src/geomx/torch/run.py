@@ -32,6 +32,7 @@ from geomx.optim.hyper import as_plain
 from geomx.torch import saving
 from geomx.torch.attach import Attached, Place, attach
 from geomx.torch.exchange import Exchange
+from geomx.torch.group import is_of_collective
 from geomx.torch.loader import Share, ShareSampler, place_of, split
 from geomx.torch.samples import Samples
 from geomx.torch.settings import Overlap, PushAt, Settings
@@ -100,6 +101,11 @@ class LiveRun:
         return self.name == self.workers[0]
 
     @property
+    def is_closed(self) -> bool:
+        """Whether this worker has left the run, in order or with an error of its own."""
+        return self._closed
+
+    @property
     def turn(self) -> int:
         """How many collective calls (attach, steps, saves, ...) this run has made."""
         return self._exchange.turn
@@ -127,6 +133,9 @@ class LiveRun:
         "forward" (`step()` returns early, and the next forward waits for each weight as it comes to it). None: as the
         run's description says. Returns when this worker has the first worker's weights and buffers.
 
+        In a party whose workers reduce among themselves, `model` may be wrapped in `DistributedDataParallel`, or cut by
+        `torch.distributed.fsdp.fully_shard`; gradients leave in `step()`, whatever `push_at` says.
+
         Raises `Unsupported` for what cannot be carried, `Refused` when the workers' models or optimizers differ.
         """
         if self._attached is not None:
@@ -140,7 +149,7 @@ class LiveRun:
             overlap=overlap or self._settings.overlap,
         )
         place = Place(
-            self._exchange, self.workers, len(self._party_members), self._samples, settings, self._timeline
+            self._exchange, self.workers, self._party_members, self._samples, settings, self._timeline
         )
         self._attached = self._epochs.attached = attach(place, model, optimizer, clip_norm)
         carried = self._attached.carried
@@ -199,7 +208,8 @@ class LiveRun:
         does, and `path` is on its own machine. The file appears whole or not at all. Raises `CheckpointError` where it
         cannot be written.
         """
-        task = saving.Task(Path(path), self.name, self.is_first, self.rank == 0, everywhere)
+        helps = everywhere or self.party == self.parties[0]
+        task = saving.Task(Path(path), self.name, self.is_first, self.rank == 0, everywhere, helps)
         saving.save(self._joined("save"), task, saving.Position(self._epochs.epoch, self._samples.total))
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -222,6 +232,15 @@ class LiveRun:
             self._attached.unhook()
             self._note_end(self._attached)
         self._exchange.leave()
+        if self._attached is not None:
+            self._attached.inside.close()
+
+    def outcome(self, error: BaseException) -> GeomxError | None:
+        """What ended the run, where an error may only follow from it: of PyTorch's own collective calls in a party."""
+        collective = self._settings.collective
+        if collective is None or not is_of_collective(error):
+            return None
+        return self._exchange.port.outcome(collective.loss_s)
 
     def fail(self, reason: str) -> None:
         """End the run for everybody: this worker cannot go on."""
@@ -237,8 +256,11 @@ class LiveRun:
     ) -> None:
         if error is None:
             self.close()
-        else:
-            self.fail(f"{type(error).__name__}: {error}")
+            return
+        told = self.outcome(error)
+        self.fail(f"{type(error).__name__}: {error}")
+        if told is not None:
+            raise told from error
 
     # -- helpers ------------------------------------------------------------------------------------------------
 
@@ -249,7 +271,7 @@ class LiveRun:
             samples=self._samples.seen,
             train_s=self._timeline.now() - self._began,
             parameters=attached.carried.trained_elements,
-            parameters_sha256=attached.carried.trained_sha256(),
+            parameters_sha256=attached.inside.trained_sha256(),
             ledger=None if self.ledger is None else self.ledger.tolist(),
             contributions=attached.turns.contributions,
             cohort=attached.turns.cohort,
@@ -280,6 +302,10 @@ class _Epochs:
         self._samples = samples
         self.attached: Attached | None = None
         self.epoch = 0
+
+    @property
+    def even(self) -> bool:
+        return self.attached is not None and self.attached.inside.in_lockstep
 
     def begin(self, train: bool | None) -> tuple[int, bool]:
         attached, epoch = self.attached, self.epoch

@@ -2,12 +2,13 @@
 
 Buffers stay local while a model trains, and so do weights between the means of local steps; a checkpoint has the mean
 of those in float32 and float64, weighted by all samples that each worker has contributed, and the first worker's of all
-others. What codecs hold back lies beside the checkpoint; see `residuals`.
+others. What codecs hold back lies beside the checkpoint; see `residuals`. A model that is cut is put together tensor by
+tensor, on the worker that writes; what codecs hold back of it is not kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from geomx.errors import CheckpointError
 from geomx.torch import checkpoint as files
 from geomx.torch import residuals
 from geomx.torch.attach import Attached
-from geomx.torch.checkpoint import Checkpoint
+from geomx.torch.checkpoint import Checkpoint, ParameterState
+from geomx.torch.shards import cut_like, held_of
 from geomx.torch.sharing import Holder
 from geomx.torch.tensors import Carried, write_flat
 
@@ -33,13 +35,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A worker's part in keeping a checkpoint at `path`. `everywhere`: each party's first worker writes it."""
+    """A worker's part in keeping a checkpoint at `path`. `everywhere`: each party's first worker writes it.
+
+    `helps`: somebody in its party writes.
+    """
 
     path: Path
     worker: str
     leads_run: bool
     leads_party: bool
-    everywhere: bool = False
+    everywhere: bool
+    helps: bool
 
     @property
     def writes(self) -> bool:
@@ -68,15 +74,20 @@ def save(attached: Attached, task: Task, position: Position) -> None:
         means = carried.floating_buffers()
         others = [piece for piece in buffers if piece not in means]
         averaged = attached.sharing.average("save()", [*weights, *means], others, position.samples)
-    if attached.turns.in_step:
+    if attached.turns.in_step and not carried.is_cut:
         kept = attached.sharing.kept(task.holders)
         residuals.write(residuals.path_of(task.path, task.worker), carried, kept)
+    if not task.helps:
+        return
+    live = _whole(attached, _saved(carried))
+    here = {} if attached.optimizer.on_server else attached.optimizer.current_state()
+    own = {parameter: _whole(attached, values) for parameter, values in here.items()}
     if not task.writes:
         return
     parameters = {carried.name(number) for number in range(len(carried.parameters))}
     model = {
         name: tensor.detach() if name in parameters and not weights else tensor.clone()  # they take averages
-        for name, tensor in _saved(carried).items()
+        for name, tensor in live.items()
     }
     for index, values in averaged.items():
         for part in carried.layout.slices[index].parts:
@@ -84,7 +95,7 @@ def save(attached: Attached, task: Task, position: Position) -> None:
             if name in model:
                 write_flat(model[name], part, values[part.offset : part.offset + part.elements])
     names = _names(carried)
-    state = attached.optimizer.current_state()
+    state = attached.optimizer.current_state() if attached.optimizer.on_server else own
     named = {names[id(parameter)]: dict(values) for parameter, values in state.items() if values}
     groups = [
         {**group, "params": [names[id(p)] for p in group["params"]]}
@@ -108,8 +119,10 @@ def load(attached: Attached, path: Path, worker: str) -> int:
     state_dict = _state_dict(attached, path, checkpoint)
     with torch.no_grad():
         for name, tensor in live.items():
-            tensor.copy_(checkpoint.model[name])
-    kept = residuals.read(residuals.path_of(path, worker), carried) if attached.turns.in_step else {}
+            local, mine = held_of(tensor, checkpoint.model[name])
+            local.copy_(mine)
+    keeps = attached.turns.in_step and not carried.is_cut
+    kept = residuals.read(residuals.path_of(path, worker), carried) if keeps else {}
     states = attached.optimizer.adopt(state_dict)
     slices = carried.slices("weight", "frozen", "buffer")
     attached.sharing.assign(f"load() of file {files.digest(path)}", slices, states, kept)
@@ -140,8 +153,13 @@ def _state_dict(attached: Attached, path: Path, checkpoint: Checkpoint) -> dict[
         | {"params": [places[n] for n in own]}
         for group, saved, own in zip(groups, checkpoint.groups, ours, strict=True)
     ]
+    on_server = attached.optimizer.on_server
+    parameters = {attached.carried.name(n): p for n, p in attached.carried.trained.items()}
     return {
-        "state": {places[name]: state for name, state in checkpoint.state.items()},
+        "state": {
+            places[name]: state if on_server else _as_held(parameters[name], state)
+            for name, state in checkpoint.state.items()
+        },
         "param_groups": restored,
     }
 
@@ -159,6 +177,24 @@ def _saved(carried: Carried) -> dict[str, torch.Tensor]:
         tensor.name: carried.tensor(number)
         for number, tensor in enumerate(carried.layout.tensors)
         if tensor.role in ("weight", "frozen") or (tensor.role == "buffer" and carried.is_persistent(number))
+    }
+
+
+def _whole(attached: Attached, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Values, of which tensors are in full; what is cut is so on the party's first worker, and None elsewhere."""
+    return {
+        name: attached.inside.whole(value) if isinstance(value, torch.Tensor) else value
+        for name, value in tensors.items()
+    }
+
+
+def _as_held(parameter: torch.Tensor, state: ParameterState) -> ParameterState:
+    """An optimizer's state of a parameter, cut as that is."""
+    return {
+        key: cut_like(parameter, value)
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        else value
+        for key, value in state.items()
     }
 
 

@@ -18,11 +18,25 @@ Buffers = Literal["own", "average"]
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """The party's workers reduce among themselves.
+
+    `start_s`: how long they wait for each other at first. `loss_s`: within so many seconds the run knows of a worker
+    that is lost. `codec_up`: what travels to their local server.
+    """
+
+    start_s: float
+    loss_s: float
+    codec_up: str = "dense"
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Defaults are those of a run's description; `attach` may override `push_at` and `overlap`.
 
     `dataset_size`: samples in this party's data set. `slice_elements`: 0 cuts the model into about so many
-    `slices`. `codec_momentum`: the codec that has momentum, if one has.
+    `slices`. `codec_momentum`: the codec that has momentum, if one has. `collective`: None where the party's local
+    server adds.
     """
 
     weight: WeightPolicy = "samples"
@@ -34,6 +48,7 @@ class Settings:
     slices: int = SLICES_WANTED
     size_lower_bound: int = SIZE_LOWER_BOUND
     codec_momentum: str = ""
+    collective: Collective | None = None
     delay: Delay | None = None
     seed: int = 0
     ledger: bool = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -11,20 +12,27 @@ from geomx.layout import Slice
 from geomx.node.local import Arrived
 from geomx.node.states import Planes
 from geomx.optim.base import SliceState
+from geomx.sync.base import cohort_of
 from geomx.torch.exchange import Exchange, Packed
+from geomx.torch.inside import ThroughServer
 from geomx.torch.tensors import Carried, absent
 
 Holder = Literal["worker", "parent", "root"]
+UNDER_WAY = 8  # slices of a model that is too large for one worker
 
 
 class Sharing:
-    """`member`: this worker's place among the `members` of the run; the one at 0 gives the values."""
+    """`members`: the run's workers. The first one gives the values, if need be with the help of its party."""
 
-    def __init__(self, exchange: Exchange, carried: Carried, member: int, members: int) -> None:
+    def __init__(
+        self, exchange: Exchange, carried: Carried, inside: ThroughServer, members: Sequence[str]
+    ) -> None:
         self._exchange = exchange
         self._carried = carried
-        self._is_first = member == 0
-        self._members = members
+        self._inside = inside
+        self._is_first = exchange.name == members[0]
+        self._helps = cohort_of(exchange.name, "party") == cohort_of(members[0], "party")
+        self._members = len(members)
         self._aside: dict[int, torch.Tensor] | None = None
 
     def assign(
@@ -38,7 +46,11 @@ class Sharing:
 
         `kept`: what edges near this worker held back (`kept`); all others begin anew.
         """
+        under_way: deque[int] = deque()
         for piece in slices:
+            if self._carried.is_cut and len(under_way) == UNDER_WAY:
+                self._exchange.wait([under_way.popleft()])
+            under_way.append(piece.index)
             state = (states or {}).get(piece.index, SliceState()) if self._is_first else SliceState()
             planes = {**state.planes, **(kept or {}).get(piece.index, {})}
             self._assign(operation, piece, SliceState(planes, state.scalars))
@@ -93,8 +105,9 @@ class Sharing:
 
     def _assign(self, operation: str, piece: Slice, state: SliceState) -> None:
         packed: Packed = (None, absent(piece))
-        if self._is_first:
-            packed = self._carried.gather(piece, self._source(piece))
+        if self._is_first or (self._helps and self._carried.is_cut):
+            found = self._inside.first(piece, self._source(piece))
+            packed = found if self._is_first else packed
         weight = 1.0 if self._is_first else 0.0
         self._exchange.contribute(piece.index, "assign", operation, weight, packed, state=state)
 

@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from geomx.errors import Unsupported
 from geomx.layout import ITEM_BYTES, Tensor
 from geomx.optim.base import ELEMENTWISE
 from geomx.torch.settings import Place
+from geomx.torch.shards import check_cut, held, is_cut
 from geomx.torch.tensors import dtype_name, plain_name
 
 TRAINED = (torch.float32, torch.float64)
@@ -49,12 +51,33 @@ def served_rule(optimizer: torch.optim.Optimizer, place: Place) -> str | None:
     return None if place == "workers" else rule
 
 
-def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise `Unsupported` for tensors that cannot be carried, naming the first."""
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module within `DistributedDataParallel`, compiled or not; any other model is itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
+
+
+def check_model(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int) -> None:
+    """Raise `Unsupported` for tensors that cannot be carried, naming the first.
+
+    `ranks`: how many workers reduce among themselves; 0: the party's local server adds.
+    """
+    _check_wrappers(model, ranks)
     _check_groups(model, optimizer)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    for name, parameter in model.named_parameters():
-        _check_tensor(plain_name(name), parameter, id(parameter) in trained)
+    model = unwrapped(model)
+    cut = any(is_cut(parameter) for parameter in model.parameters())
+    for full_name, parameter in model.named_parameters():
+        name = plain_name(full_name)
+        if is_cut(parameter):
+            _check_collective(f"{name} is a DTensor", ranks)
+            check_cut(name, parameter, ranks)
+        elif cut and id(parameter) in trained:
+            raise Unsupported(
+                f"{name} is trained and not cut by fully_shard, as others are: nobody would reduce its gradient; call "
+                "fully_shard on the root module, too, or freeze it"
+            )
+        _check_tensor(name, held(parameter)[0], id(parameter) in trained)
     for name, buffer in model.named_buffers():
         _check_tensor(plain_name(name), torch.view_as_real(buffer) if buffer.is_complex() else buffer, False)
     for name, module in model.named_modules():
@@ -76,6 +99,34 @@ def check_gradient(tensor: Tensor, gradient: torch.Tensor) -> None:
         raise Unsupported(
             f"{tensor.name} was {tensor.dtype} {tensor.shape} at attach(), and its gradient is {dtype} {shape}; change "
             "a model before attach(), and compute in half precision with torch.autocast(..., dtype=torch.bfloat16)"
+        )
+
+
+def _check_wrappers(model: nn.Module, ranks: int) -> None:
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind == "FullyShardedDataParallel":
+            raise Unsupported(
+                f"{plain_name(name) or 'the model'} is a {kind} (FSDP1), whose flat parameters are not carried; use "
+                "torch.distributed.fsdp.fully_shard"
+            )
+        if isinstance(module, DistributedDataParallel):
+            _check_collective(f"{plain_name(name) or 'the model'} is a {kind}", ranks)
+            if unwrapped(model) is model:
+                raise Unsupported(
+                    f"{plain_name(name)} is a {kind} inside another module; wrap the whole model"
+                )
+            if module.process_group.size() != ranks:
+                raise Unsupported(
+                    f"a {kind} over {module.process_group.size()} of the party's {ranks} workers; take all of them"
+                )
+
+
+def _check_collective(what: str, ranks: int) -> None:
+    if not ranks:
+        raise Unsupported(
+            f"{what}, which reduces gradients among the workers of a party by itself; tell geomx so, with "
+            'party.inside = "collective" in the run\'s description'
         )
 
 
@@ -104,7 +155,7 @@ def _check_memory(model: nn.Module) -> None:
     """Raise `Unsupported` for parameters that share memory without being one: each would overwrite the other."""
     spans = sorted(
         (str(p.device), p.data_ptr(), p.data_ptr() + _extent(p) * p.element_size(), plain_name(name))
-        for name, p in model.named_parameters()
+        for name, p in ((name, held(parameter)[0]) for name, parameter in model.named_parameters())
         if p.numel()
     )
     for (device, _, stop, name), (other_device, start, _, other) in pairwise(spans):
@@ -125,7 +176,7 @@ def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
         raise Unsupported(f"{name} has no shape yet: run one forward of the lazy modules before attach()")
     if tensor.is_meta:
         raise Unsupported(f"{name} is on the meta device: materialize the model before attach()")
-    if type(tensor).__name__ == "DTensor" or tensor.layout is not torch.strided:
+    if is_cut(tensor) or tensor.layout is not torch.strided:
         raise Unsupported(
             f"{name} is a {type(tensor).__name__} ({tensor.layout}); only dense tensors are carried"
         )

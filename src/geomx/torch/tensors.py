@@ -2,7 +2,8 @@
 
 Order: the parameters as `model.named_parameters()` gives them (tied ones count once, under their first name), then
 the buffers, then the ledger. A parameter is trained (`weight`) if it requires a gradient and the optimizer has it; all
-others are `frozen`. Slices address *logical* elements, so a tensor in channels_last has the same slices as any other.
+others are `frozen`. Slices address *logical* elements, so a tensor in channels_last has the same slices as any other,
+and so has one of which this process holds a part (see `shards`): what is gathered and scattered is that part.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 from geomx.errors import Unsupported
 from geomx.layout import SLICES_WANTED, Layout, Part, Role, Slice, Tensor, automatic_slice_elements
 from geomx.protocol import presence
+from geomx.torch.shards import held, is_cut
 
 LEDGER = "geomx.ledger"
 AVERAGED = ("float32", "float64")
@@ -70,6 +72,7 @@ class Carried:
             for part in piece.parts:
                 self.slices_of[part.tensor] += (piece.index,)
         self.trained = {n: p for n, p in enumerate(self.parameters) if tensors[n].role == "weight"}
+        self.is_cut = any(is_cut(parameter) for parameter in self.parameters)
 
     @property
     def trained_elements(self) -> int:
@@ -109,34 +112,53 @@ class Carried:
                 "change a model before it is attached"
             )
 
-    def trained_sha256(self) -> str:
-        """64 hex digits that are equal exactly when the trained parameters are, by name and bit for bit."""
-        digest = hashlib.sha256()
+    def trained_sha256(
+        self, whole: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: tensor
+    ) -> str | None:
+        """64 hex digits that are equal exactly when the trained parameters are, by name and bit for bit.
+
+        `whole` gives a parameter as it is over all processes, or None where this one does not get to see it: then there
+        are no digits.
+        """
+        digest, sees_all = hashlib.sha256(), True
         for name, parameter in sorted((self.name(number), p) for number, p in self.trained.items()):
+            values = whole(parameter)
+            if values is None:
+                sees_all = False
+                continue
             digest.update(name.encode())
-            flat = parameter.detach().reshape(-1).cpu()
+            flat = values.detach().reshape(-1).cpu()
             digest.update(flat.view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return digest.hexdigest() if sees_all else None
 
     def gather(
-        self, piece: Slice, source: Callable[[int], torch.Tensor | None], weight: float = 1.0
+        self,
+        piece: Slice,
+        source: Callable[[int], torch.Tensor | None],
+        weight: float = 1.0,
+        device: torch.device | None = None,
     ) -> tuple[torch.Tensor | None, bytes | None]:
-        """weight * (what `source` has for each part), as one new flat CPU tensor, and which parts are present."""
-        found = [source(part.tensor) for part in piece.parts]
-        present = presence.pack([tensor is not None for tensor in found])
-        if all(tensor is None for tensor in found):
+        """weight * (what `source` has for each part), as one new flat tensor, and which parts are present.
+
+        Of a tensor that is cut, what this process does not hold is zeros. `device`: None for the CPU.
+        """
+        found = [_cut_out(source(part.tensor), part) for part in piece.parts]
+        present = presence.pack([each is not None for each in found])
+        if all(each is None for each in found):
             return None, present
-        values = torch.empty(piece.elements, dtype=getattr(torch, piece.dtype))
+        values = torch.empty(piece.elements, dtype=getattr(torch, piece.dtype), device=device)
         with torch.no_grad():
-            for part, tensor in zip(piece.parts, found, strict=True):
+            for part, each in zip(piece.parts, found, strict=True):
                 target = values[part.offset : part.offset + part.elements]
-                if tensor is None:
+                flat, start = (None, 0) if each is None else each
+                if flat is None or flat.numel() < part.elements:
                     target.zero_()
+                if flat is None:
                     continue
-                flat = tensor.detach().reshape(-1)[part.start : part.stop]
+                target = target[start : start + flat.numel()]
                 if weight == 1.0:
                     target.copy_(flat)
-                elif flat.is_cpu:
+                elif flat.device == target.device:
                     torch.mul(flat, weight, out=target)
                 else:
                     target.copy_(flat * weight)
@@ -148,14 +170,35 @@ class Carried:
             write_flat(self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements])
 
 
+def overlap(tensor: torch.Tensor, part: Part) -> tuple[int, int]:
+    """Which logical elements [start, stop) of a part this process holds."""
+    local, before = held(tensor)
+    start = max(part.start, before)
+    return start, max(start, min(part.stop, before + local.numel()))
+
+
 def write_flat(tensor: torch.Tensor, part: Part, values: torch.Tensor) -> None:
-    """Write elements [part.start, part.stop) of a tensor, in logical order, in place."""
+    """Write elements [part.start, part.stop) of a tensor, in logical order, in place; of a cut one those held here."""
+    local, before = held(tensor)
+    start, stop = overlap(tensor, part)
+    if start == stop:
+        return
+    values = values[start - part.start : stop - part.start]
     with torch.no_grad():
-        dense = tensor.is_contiguous()
-        flat = tensor.view(-1) if dense else tensor.reshape(-1)
-        flat[part.start : part.stop].copy_(values)
+        dense = local.is_contiguous()
+        flat = local.view(-1) if dense else local.reshape(-1)
+        flat[start - before : stop - before].copy_(values)
         if not dense:
-            tensor.copy_(flat.view(tensor.shape))
+            local.copy_(flat.view(local.shape))
+
+
+def _cut_out(tensor: torch.Tensor | None, part: Part) -> tuple[torch.Tensor, int] | None:
+    """What is here of a part (flat), and where in the part it begins; None where nothing is."""
+    if tensor is None:
+        return None
+    local, before = held(tensor.detach())
+    start, stop = overlap(tensor, part)
+    return (local.reshape(-1)[start - before : stop - before], start - part.start) if start < stop else None
 
 
 def absent(piece: Slice) -> bytes:

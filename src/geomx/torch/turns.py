@@ -20,6 +20,7 @@ from geomx.node.local import Arrived
 from geomx.protocol.membership import EVERYONE
 from geomx.torch.exchange import Exchange
 from geomx.torch.guard import Guard
+from geomx.torch.inside import ThroughServer
 from geomx.torch.pending import PendingWeights
 from geomx.torch.samples import Samples
 from geomx.torch.settings import Settings
@@ -40,6 +41,7 @@ class Helpers:
 
     exchange: Exchange
     carried: Carried
+    inside: ThroughServer
     settings: Settings
     member: int
     groups: Callable[[], list[dict[str, Any]]]
@@ -63,6 +65,7 @@ class Turns(ABC):
     def __init__(self, helpers: Helpers) -> None:
         self._exchange = helpers.exchange
         self._carried = helpers.carried
+        self._inside = helpers.inside
         self._settings = helpers.settings
         self._member = helpers.member
         self._groups = helpers.groups
@@ -122,6 +125,7 @@ class Turns(ABC):
     def between(self, operation: str) -> None:
         """Return when every weight is current; raises `Unsupported` where a step has begun and not ended."""
         self._exchange.wait()
+        self._inside.rest()
 
     def end_epoch(self) -> None:
         """This worker's data has ended: take part without gradients until everybody's has."""

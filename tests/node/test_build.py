@@ -1,0 +1,39 @@
+"""What a description's edges become in the tree."""
+
+from __future__ import annotations
+
+import pytest
+
+from geomx.config import Run
+from geomx.node.build import Plan
+
+TWO = """
+[run]
+name = "two"
+[wan]
+codec_down = "int4"
+[[party]]
+name = "A"
+workers = 2
+[[party]]
+name = "B"
+workers = 2
+inside = "collective"
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "of_a", "of_b"),
+    [
+        ((), ("int4", True), ("dense", False)),
+        (("wan.codec_down=dense",), ("dense", True), ("dense", False)),
+        (("lan.codec_down=fp16",), ("fp16", False), ("fp16", False)),
+    ],
+)
+def test_what_local_servers_send_their_workers(
+    overrides: tuple[str, ...], of_a: tuple[str, bool], of_b: tuple[str, bool]
+) -> None:
+    """Workers that may hold parts of a model get values: deltas need the whole."""
+    plan = Plan.of(Run.parse(TWO, "two.toml", overrides))
+    assert (plan.lan_of("A").codec_down, plan.passes("A")) == of_a
+    assert (plan.lan_of("B").codec_down, plan.passes("B")) == of_b

@@ -1,0 +1,143 @@
+"""Parties whose workers reduce among themselves: real processes, gloo on loopback, and the servers of a run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import party_jobs
+import pytest
+from party_jobs import play, start
+
+from geomx.errors import ConfigError, NodeLost, RunFailed, Unsupported
+
+pytestmark = pytest.mark.processes
+ON_WORKERS = ("optimizer.place=workers",)
+IMPATIENT = ("lan.heartbeat_s=0.5", "lan.timeout_s=4", "limits.stop_s=4")
+
+
+def hashes(results: dict[str, Any]) -> set[str]:
+    """Those of all workers who see the weights in full, at least one in each party."""
+    found = {name: sha for name, (sha, _) in results.items() if sha is not None}
+    assert {"A/0", "B/0"} <= found.keys()
+    return set(found.values())
+
+
+@pytest.fixture(scope="module")
+def through_servers() -> dict[tuple[str, ...], set[str]]:
+    """The weights of runs whose workers' gradients are added up by their local servers, by overrides."""
+    ways = {"A": "server", "B": "server"}
+    return {
+        (): hashes(play(party_jobs.train, ways)),
+        ON_WORKERS: hashes(play(party_jobs.train, ways, ON_WORKERS, optimizer="adamw", clip_norm=0.5)),
+    }
+
+
+@pytest.mark.parametrize(("a", "b"), [("plain", "ddp"), ("fsdp", "server"), ("ddp", "fsdp")])
+def test_all_ways_give_the_same_bits(through_servers: dict[Any, set[str]], a: str, b: str) -> None:
+    results = play(party_jobs.train, {"A": a, "B": b})
+    assert hashes(results) == through_servers[()]
+    assert {tuple(ledger) for _, ledger in results.values()} == {(10, 10, 10, 10)}
+
+
+@pytest.mark.parametrize(("a", "b"), [("fsdp", "plain"), ("server", "ddp")])
+def test_an_optimizer_on_the_workers_does_as_well(
+    through_servers: dict[Any, set[str]], a: str, b: str
+) -> None:
+    results = play(party_jobs.train, {"A": a, "B": b}, ON_WORKERS, optimizer="adamw", clip_norm=0.5)
+    assert hashes(results) == through_servers[ON_WORKERS]
+
+
+def test_plain_modules_may_be_three_and_have_unequal_shares() -> None:
+    three = ("party.A.workers=3",)
+    expected = hashes(play(party_jobs.train, {"A": "server", "B": "server"}, three, batches=11))
+    results = play(party_jobs.train, {"A": "plain", "B": "server"}, three, batches=11)
+    assert hashes(results) == expected
+    assert results["A/0"][1] == [6] * 5  # two passes of 3, 2, 2, 2 and 2 batches
+
+
+def test_a_model_may_be_in_three_parts() -> None:
+    results = play(party_jobs.train, {"A": "fsdp", "B": "server"}, ("party.A.workers=3",), batches=15)
+    assert len(hashes(results)) == 1  # B has it whole
+    assert results["A/2"] == (None, [6] * 5)
+
+
+def test_a_replica_takes_its_local_steps_together() -> None:
+    results = play(party_jobs.train, {"A": "ddp", "B": "server"}, ("sync.policy=diloco every=4",))
+    assert len(hashes(results)) == 1
+
+
+def test_parties_need_not_wait_for_each_other() -> None:
+    results = play(party_jobs.train, {"A": "plain", "B": "fsdp"}, ("sync.policy=mixed",))
+    assert results["A/0"][0] == results["A/1"][0] != results["B/0"][0]
+    assert results["A/0"][1][:2] == results["B/0"][1][2:] == [10, 10]
+
+
+@pytest.mark.parametrize("overrides", [(), ON_WORKERS])
+def test_a_model_in_parts_is_saved_whole_and_loaded(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    path = tmp_path / "model.safetensors"
+    results = play(
+        party_jobs.save_and_load,
+        {"A": "fsdp", "B": "server"},
+        overrides,
+        optimizer="adamw",
+        path=str(path),
+    )
+    assert results["A/1"] == [None, None]
+    first, again = results["A/0"]
+    assert first == again
+    assert results["B/0"] == results["B/1"] == results["A/0"]
+
+
+@pytest.mark.parametrize("way", ["plain", "fsdp"])
+def test_a_killed_worker_is_named(way: str) -> None:
+    job = start(party_jobs.end_early, {"A": way, "B": "plain"}, IMPATIENT, signal=signal.SIGKILL)
+    try:
+        results = job.finish()
+    finally:
+        job.stop()
+    assert results["A/1"] is None
+    for name in ("A/0", "B/0", "B/1"):
+        assert isinstance(results[name], NodeLost | RunFailed), results
+        assert results[name].node == "A/1"
+
+
+def test_whoever_is_stuck_with_a_stopped_worker_is_ended() -> None:
+    job = start(party_jobs.end_early, {"A": "ddp", "B": "plain"}, IMPATIENT, signal=signal.SIGSTOP)
+    try:
+        job.pipes.pop("A/1")  # it never says anything again
+        stopped = job.processes.pop("A/1")
+        results = job.finish()
+        job.processes["A/0"].join(party_jobs.BOUND_S)
+        assert job.processes["A/0"].exitcode == 1
+    finally:
+        stopped.kill()
+        job.stop()
+    for name in ("B/0", "B/1"):
+        assert "A/1" in str(results[name])
+
+
+def test_a_job_of_another_size_is_refused() -> None:
+    job = start(party_jobs.attach_only, environment={"WORLD_SIZE": "3"})
+    try:
+        for name in job.pipes:
+            assert job.pipes[name].poll(party_jobs.BOUND_S)
+            error = job.pipes[name].recv()
+            assert isinstance(error, ConfigError)
+            assert "WORLD_SIZE: found 3; allowed: 2" in str(error)
+    finally:
+        job.stop()
+
+
+@pytest.mark.parametrize(
+    ("way", "overrides", "refusal"),
+    [
+        ("fsdp", ("lan.codec_up=fp16",), 'set lan.codec_up = "dense"'),
+        ("fsdp", ("sync.policy=hfa",), 'set party.inside = "server"'),
+        ("plain", ("sync.policy=diloco",), "DistributedDataParallel"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(way: str, overrides: tuple[str, ...], refusal: str) -> None:
+    with pytest.raises(Unsupported, match=refusal):
+        play(party_jobs.attach_only, {"A": way, "B": way}, overrides)
