@@ -42,7 +42,8 @@ workers = 2
 inside = "collective"
 """
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["preloaded", "party_jobs"])
+# What every process needs, imported once. The server of forks does not see pytest's `pythonpath`: no module of the tests.
+_context.set_forkserver_preload(["torch.distributed.fsdp", "geomx.launch.join", "geomx.optim.torch_optim"])
 
 Script = Callable[[LiveRun, dict[str, Any]], Any]
 

@@ -70,6 +70,10 @@ def travel_s(size_bytes: float, link: Link) -> float:
         seconds = max(link_s(size_bytes, link), 1e-9)
         losses_per_s = segments * link.loss / (1.0 - link.loss) / seconds
         window_s = min(round_trip_s, seconds)
-        lost = -math.expm1(-losses_per_s * window_s)
-        held_up_s = round_trip_s * lost - (lost / losses_per_s - window_s * (1.0 - lost))
+        losses = losses_per_s * window_s
+        lost = -math.expm1(-losses)
+        if losses < 1e-6:  # where the difference below would be of rounding alone
+            held_up_s = losses * (round_trip_s - window_s / 2)
+        else:
+            held_up_s = round_trip_s * lost - (lost / losses_per_s - window_s * (1.0 - lost))
     return 1e-3 * (link.delay_ms + link.jitter_ms) + held_up_s
