@@ -42,7 +42,7 @@ workers = 2
 inside = "collective"
 """
 _context = multiprocessing.get_context("forkserver")
-# What every process needs, imported once. The server of forks does not see pytest's `pythonpath`: no module of the tests.
+# What every process needs, imported once; no module of the tests: the server of forks does not see their folders.
 _context.set_forkserver_preload(["torch.distributed.fsdp", "geomx.launch.join", "geomx.optim.torch_optim"])
 
 Script = Callable[[LiveRun, dict[str, Any]], Any]
