@@ -27,6 +27,7 @@ from geomx.node.contract import Began, Write
 from geomx.node.greeting import compare
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
+from geomx.node.standing import Standing
 from geomx.node.streams import Sender, codec_for, decoded, sets_weights
 from geomx.node.turn_log import TurnLog
 from geomx.node.uplink import has_values, priority_of
@@ -99,13 +100,7 @@ class Server(BaseNode):
         self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.together) for leaf in self._members.order))
         self._is_attached = False
         self._to_welcome: list[Peer] = []
-        self._held: dict[
-            int, dict[str, Any]
-        ] = {}  # by slice and cohort: the values that went down last, for joiners
-        self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
-        self._steps: dict[
-            str, tuple[int, int]
-        ] = {}  # by cohort: the policy's last step that a round has closed, its turn
+        self._standing = Standing()
         self._welcomed: set[str] = set()  # children that have the model
         self._calling: set[str] = set()  # members that wait in a call of the whole run
         self._all_left_at = 0.0
@@ -119,11 +114,8 @@ class Server(BaseNode):
             update = msgspec.structs.replace(update, size=payload.nbytes)
             if self._settings.get("optimizer") != "workers" and self._goes_on_from(piece, update):
                 held = self._below.down.held(piece, update.cohort, payload)
-                if update.cohort == EVERYONE:
-                    self._held[piece.index] = {}
-                self._held.setdefault(piece.index, {})[update.cohort] = held
-        is_first = piece.index not in self._answered
-        self._answered.setdefault(piece.index, {})[update.cohort] = update.turn
+                self._standing.hold(piece.index, update.cohort, held)
+        is_first = self._standing.answered(update)
         priority = priority_of(piece)
         for name in self._children(update.cohort):
             child, leaves = self.peer(name), self._below.children[name]
@@ -132,7 +124,7 @@ class Server(BaseNode):
         self._turns.answered(piece.role, update, staleness, self._trained, self._now)
         if self._pacer is not None and update.kind == "gradient":
             self._allow(update.turn + 1, self._pacer.closed(update.turn, self._now))
-        if is_first and len(self._answered) == len(self._mine):
+        if is_first and self._standing.slices == len(self._mine):
             self.emit(Began())
         if not self._policy.in_step:
             self._look_again(piece)
@@ -243,39 +235,25 @@ class Server(BaseNode):
     def _welcome_member(self, peer: Peer) -> None:
         """Tell a child where the run stands, and give it the current values if it has begun."""
         self._welcomed.add(peer.name)
-        if not self._answered:
+        if not self._standing.slices:
             self.send(peer, Attached())
             return
         assert self._layout is not None
         if self._settings.get("optimizer") == "workers":
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         own = cohort_of(self._below.children[peer.name][0], self._policy.together)
-        turns = {
-            name: (count, *self._steps.get(name, (-1, -1))) for name, count in self._turns_of(peer).items()
-        }
+        turns = {name: (count, *self._standing.step(name)) for name, count in self._turns_of(peer).items()}
         body = pack_turns(
             [self._closed(piece.index, name) for piece in self._layout.slices for name in (own, EVERYONE)]
         )
         self.send(peer, Attached(turns, body.numel()), body)
-        for index, answered in self._answered.items():
-            held = self._held.get(index, {})
-            for name in sorted(answered, key=lambda name: name != own):
-                if self._is_within(peer, name) and (name in (own, EVERYONE) or name in held):
-                    self._give(
-                        peer, index, name, None if own in held and name == EVERYONE != own else held.get(name)
-                    )
+        for update, values in self._standing.updates(own, lambda name: self._is_within(peer, name)):
+            self.send(peer, update, values, priority_of(self._piece(update.slice)))
 
     def _closed(self, index: int, cohort: str) -> int:
         """The last turn of a slice in a cohort, or -1."""
         rounds = self._rounds.get((index, cohort))
         return -1 if rounds is None else rounds.closed
-
-    def _give(self, peer: Peer, index: int, cohort: str, payload: Any) -> None:
-        """A slice as its cohort has it; without payload, how far that is."""
-        turn, piece = self._answered[index][cohort], self._piece(index)
-        size = 0 if payload is None else payload.nbytes
-        update = Update(turn, index, "assign", 0.0, None, False, cohort, size)
-        self.send(peer, update, payload, priority_of(piece))
 
     def _goes_on_from(self, piece: Slice, update: Update) -> bool:
         return piece.role != "weight" or sets_weights(update.kind, update.cohort)
@@ -366,9 +344,7 @@ class Server(BaseNode):
         if isinstance(plan, Wait):
             round_.waits_for = plan.whom
             return
-        if round_.step >= 0:
-            last = self._steps.get(round_.cohort, (-1, -1))
-            self._steps[round_.cohort] = max(last, (round_.step, round_.turn))
+        self._standing.closed(round_)
         self._upside.closed(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
         if self._calling and round_.cohort == EVERYONE and not self._is_called():
             self._calling = set()
