@@ -68,16 +68,19 @@ def measured_span(turn_steps: Mapping[str, Sequence[Line]], cell: Cell) -> tuple
 
 
 def round_times(turn_steps: Mapping[str, Sequence[Line]], cell: Cell) -> list[float]:
-    """Seconds of every measured round of every worker."""
-    pauses = [
-        (line["t"], line["until"]) for lines in turn_steps.values() for line in lines if "accuracy" in line
-    ]
+    """Seconds of every measured round of every worker, but for those into which an evaluation fell."""
     times = []
     for lines in turn_steps.values():
         for start, end in itertools.pairwise(boundaries(lines, cell)):
-            if not any(start["t"] < until and since < end["t"] for since, until in pauses):
+            if not paused_s(turn_steps, start["t"], end["t"]):
                 times.append(end["t"] - start["t"])
     return times
+
+
+def paused_s(turn_steps: Mapping[str, Sequence[Line]], since: float, until: float) -> float:
+    """For how long, between two moments, everything stood still for an evaluation."""
+    looks = (line for lines in turn_steps.values() for line in lines if "accuracy" in line)
+    return sum(max(0.0, min(until, look["until"]) - max(since, look["t"])) for look in looks)
 
 
 def wan_bytes(turn_steps: Mapping[str, Sequence[Line]], cell: Cell) -> dict[str, tuple[float, float]]:
@@ -98,8 +101,9 @@ def samples_per_s(turn_steps: Mapping[str, Sequence[Line]], cell: Cell) -> float
     for lines in turn_steps.values():
         bounds = boundaries(lines, cell)
         if len(bounds) > 1:
-            seconds = bounds[-1]["t"] - bounds[0]["t"] - (bounds[-1]["paused"] - bounds[0]["paused"])
-            rates.append((bounds[-1]["step"] - bounds[0]["step"]) * cell.workload.batch / seconds)
+            begin, end = bounds[0], bounds[-1]
+            seconds = end["t"] - begin["t"] - paused_s(turn_steps, begin["t"], end["t"])
+            rates.append((end["step"] - begin["step"]) * cell.workload.batch / seconds)
     return sum(rates) if rates else None
 
 
@@ -115,31 +119,18 @@ class Reached:
 def reached(turn_steps: Mapping[str, Sequence[Line]], cell: Cell) -> Reached | None:
     """The first evaluation that reached the workload's target; None where none did.
 
-    The clock starts with the first step of whoever begins first. It stands still during an evaluation, unless others
-    went on training meanwhile, as they do in asynchronous systems.
+    The clock starts with the first step of whoever begins first. It stands still during an evaluation, as all do.
     """
     target = cell.workload.target_accuracy
     first = cell.worker_names[0]
     if target is None or not turn_steps.get(first):
         return None
-    start, paused = min(lines[0]["t"] for lines in turn_steps.values()), 0.0
+    start = min(lines[0]["t"] for lines in turn_steps.values())
     for line in turn_steps[first]:
-        if "accuracy" not in line:
-            continue
-        if not _went_on(turn_steps, first, line):
-            paused += line["until"] - line["t"]
-        if line["accuracy"] >= target:
-            looked_at = line["t"] if _went_on(turn_steps, first, line) else line["until"]
-            return Reached(
-                line["accuracy"], looked_at - start - paused, _crossed(turn_steps, cell, line["t"])
-            )
+        if line.get("accuracy", -1.0) >= target:
+            seconds = line["t"] - start - paused_s(turn_steps, start, line["t"])
+            return Reached(line["accuracy"], seconds, _crossed(turn_steps, cell, line["t"]))
     return None
-
-
-def _went_on(turn_steps: Mapping[str, Sequence[Line]], first: str, look: Line) -> bool:
-    """Whether some other worker made more steps during an evaluation than the one that had begun."""
-    others = (lines for name, lines in turn_steps.items() if name != first)
-    return any(sum(look["t"] < line["t"] < look["until"] for line in lines) > 1 for lines in others)
 
 
 def best_accuracy(turn_steps: Mapping[str, Sequence[Line]]) -> float | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,12 +58,7 @@ class Meter:
 
     def living(self) -> dict[int, str]:
         """The node of each process that lives."""
-        found = {}
-        want = f"{MARK}={self.turn}:".encode()
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and (mark := _mark(folder, want)) is not None:
-                found[int(folder.name)] = mark
-        return found
+        return _living(self.turn)
 
     def end_all(self, grace_s: float = GRACE_S) -> None:
         """End every process that is left: politely, then not."""
@@ -75,6 +72,30 @@ class Meter:
                 left = self.living()
             if not left:
                 return
+
+
+@contextmanager
+def others_stopped() -> Iterator[None]:
+    """Within it, every other process of this process's turn stands still; outside a turn there are none."""
+    turn, _, _ = os.environ.get(MARK, "").partition(":")
+    others = _living(turn).keys() - {os.getpid()} if turn else set()
+    try:
+        for pid in others:
+            _signal(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in others:
+            _signal(pid, signal.SIGCONT)
+
+
+def _living(turn: str) -> dict[int, str]:
+    """The node of each process of a turn."""
+    found = {}
+    want = f"{MARK}={turn}:".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (mark := _mark(folder, want)) is not None:
+            found[int(folder.name)] = mark
+    return found
 
 
 def _mark(folder: Path, want: bytes) -> str | None:

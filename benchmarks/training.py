@@ -5,8 +5,8 @@ Runs in the environment of each system, so it imports nothing but the standard l
 
 One line of JSON for each step goes to the job's folder: `t` (seconds of the monotonic clock, which all processes of the
 machine share), `step` (from 1), `sent` and `received` (bytes over the WAN devices of this process's namespace so far),
-`paused` (seconds spent on evaluation so far), `accuracy` after an evaluation, and a `note` where there is something
-that readers of the figures must know. Step 0 is the beginning.
+`accuracy` after an evaluation and `until`, when it ended, and a `note` where there is something that readers of the
+figures must know. Step 0 is the beginning.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks import processes
 
 DEVICES = Path("/proc/self/net/dev")
 SYNTHETIC_TENSORS = 10
@@ -71,7 +73,6 @@ class Watch:
 
     job: Job
     step_count: int = 0
-    paused_s: float = 0.0
     note: str = ""  # goes with the next line
     _file: Any = field(init=False, repr=False)
 
@@ -90,20 +91,19 @@ class Watch:
         self._write(self._line())
 
     def step(self, accuracy: Callable[[], float] | None = None) -> None:
-        """One step has ended. The first worker evaluates when it is due; that time does not count."""
+        """One step has ended. The first worker evaluates when it is due; all others stand still meanwhile."""
         self.step_count += 1
-        self._write(self._line())
+        line = self._line()
+        self._write(line)
         every = self.job.evaluate_every
         if accuracy is not None and every and self.job.place == 0 and self.step_count % every == 0:
-            line, start = self._line(), time.monotonic()
-            value = accuracy()
-            self.paused_s += time.monotonic() - start
-            self._write(line | {"accuracy": value, "paused": self.paused_s, "until": time.monotonic()})
+            with processes.others_stopped():
+                value = accuracy()
+            self._write(line | {"accuracy": value, "until": time.monotonic()})
 
     def _line(self) -> dict[str, Any]:
         sent, received = wan_counters()
-        line = {"t": time.monotonic(), "step": self.step_count, "sent": sent, "received": received}
-        return line | {"paused": self.paused_s}
+        return {"t": time.monotonic(), "step": self.step_count, "sent": sent, "received": received}
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.note:

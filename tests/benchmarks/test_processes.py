@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from benchmarks.cells import Cell, synthetic
 from benchmarks.grounds import Loopback
 from benchmarks.processes import Meter
-from benchmarks.systems.base import Node
+from benchmarks.systems.base import ROOT, Node
 from benchmarks.turn import run_turn
 
 pytestmark = pytest.mark.processes
@@ -57,6 +58,50 @@ def test_what_a_node_used_is_known_after_it_has_ended():
     meter.sample()
     assert meter.cpu_s(began, time.monotonic())["A"] >= 0.25
     assert meter.peak_mb["A"] > 1
+
+
+LOOKS = """
+import time
+from benchmarks.processes import others_stopped
+print("up", flush=True)
+input()
+with others_stopped():
+    print("stopped", flush=True)
+    input()
+print("continued", flush=True)
+input()
+"""
+
+
+def test_while_one_looks_the_others_of_its_turn_stand_still():
+    meter, other = Meter("test-stops"), Meter("test-stops-not")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+    def begin(meter, node):
+        env = dict(os.environ) | meter.mark(node) | {"PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen([sys.executable, "-c", LOOKS], env=env, **pipes)
+        assert process.stdout.readline() == b"up\n"
+        return process
+
+    with begin(meter, "A/0") as looks, begin(meter, "B/0") as stands, begin(other, "B/0") as goes_on:
+        for said, expected in ((b"stopped\n", "T"), (b"continued\n", "S")):
+            looks.stdin.write(b"\n")
+            looks.stdin.flush()
+            assert looks.stdout.readline() == said
+            assert state(stands.pid, expected) == expected
+            assert state(goes_on.pid, "S") == "S"
+        for process in (looks, stands, goes_on):
+            process.kill()
+
+
+def state(pid, expected):
+    """What /proc says of a process, which takes a moment to obey a signal."""
+    for _ in range(1000):
+        found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if found == expected:
+            break
+        time.sleep(0.01)
+    return found
 
 
 class Scripted:
