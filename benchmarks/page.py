@@ -143,16 +143,20 @@ def rounds(name: str, results: Sequence[Result], pictures: Path) -> list[str]:
 
 
 def accuracy(name: str, results: Sequence[Result], pictures: Path) -> list[str]:
-    """One table, one picture."""
+    """A table and a picture for each network."""
     first = results[0]
     lines = [
-        f"GeoMX's CNN, {first.parties} parties × {first.workers}, batches of {first.batch}, Adam, "
-        f"{NETWORKS.get(first.network, first.network)}, {first.congestion}. The first worker looks at the 10,000 "
-        "test images now and then; the clock stands still meanwhile, and stops at the first look that sees the target.",
+        f"GeoMX's CNN, {first.parties} parties × {first.workers}, batches of {first.batch}, Adam, {first.congestion}. "
+        "The first worker looks at the 10,000 test images now and then. Every other process of the system stands still "
+        "meanwhile, and so does the clock, which stops at the first look that sees the target. Bytes under way go on.",
         "",
     ]
-    lines += drawn(pictures / f"bench-{name}", partial(_pictures().accuracy, results))
-    return lines + tables.accuracy(results)
+    for network in dict.fromkeys(result.network for result in results):
+        same = [result for result in results if result.network == network]
+        lines += [f"### To 85 %: {NETWORKS.get(network, network)}", ""]
+        lines += drawn(pictures / f"bench-{name}-{network}", partial(_pictures().accuracy, same))
+        lines += [*tables.accuracy(same), ""]
+    return lines
 
 
 def scale(name: str, results: Sequence[Result], pictures: Path) -> list[str]:

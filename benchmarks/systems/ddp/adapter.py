@@ -20,6 +20,7 @@ class Ddp:
         "fp16": {"hook": "fp16"},
         "PowerSGD rank 2": {"hook": "powersgd"},
         "post-local, every 10": {"hook": "post-local", "every": 10},
+        "post-local, every 40": {"hook": "post-local", "every": 40},
         "hierarchical fp32": {"hook": "hierarchical"},
         "hierarchical fp16": {"hook": "hierarchical", "half": True},
     }

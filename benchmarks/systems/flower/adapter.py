@@ -23,6 +23,7 @@ class Flower:
     configs: Mapping[str, Mapping[str, Any]] = {
         "FedAvg, H = 1": {"every": 1},
         "FedAvg, H = 10": {"every": 10},
+        "FedAvg, H = 40": {"every": 40},
     }
 
     def refuses(self, cell: Cell) -> str | None:

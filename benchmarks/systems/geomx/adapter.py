@@ -38,7 +38,9 @@ class Geomx:
         },
         "HFA, every 10": {"policy": "hfa k1=10 k2=1", "every": 10},
         "HFA, every 10, int4": {"policy": "hfa k1=10 k2=1", "every": 10, "up": "int4", "down": "int4"},
+        "HFA, 20 × 2, int4": {"policy": "hfa k1=20 k2=2", "every": 40, "up": "int4", "down": "int4"},
         "DiLoCo, every 10": {"policy": "diloco every=10", "every": 10},
+        "ESync, int4": {"policy": "esync least=10", "every": 10, "up": "int4", "down": "int4"},
     }
 
     def refuses(self, cell: Cell) -> str | None:

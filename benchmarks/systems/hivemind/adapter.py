@@ -20,6 +20,7 @@ class Hivemind:
         "fp16": {"compression": "fp16", "every": 1},
         "8-bit": {"compression": "8-bit", "every": 1},
         "fp32, every 10": {"compression": "none", "every": 10},
+        "fp32, every 40": {"compression": "none", "every": 40},
     }
 
     def refuses(self, cell: Cell) -> str | None:

@@ -18,6 +18,7 @@ class Torchft:
     configs: Mapping[str, Mapping[str, Any]] = {
         "DDP": {"every": 1},
         "DiLoCo, every 10": {"every": 10},
+        "DiLoCo, every 40": {"every": 40},
     }
 
     def refuses(self, cell: Cell) -> str | None:
