@@ -1,3 +1,4 @@
+import itertools
 from collections import Counter
 
 import msgspec
@@ -63,6 +64,24 @@ def test_parts_lie_in_a_slice_one_behind_the_other(layout):
             end += part.elements
         assert piece.elements == end > 0
         assert piece.size_bytes == end * ITEM_BYTES[piece.dtype]
+
+
+@given(layouts(), st.data())
+def test_a_part_of_a_slice_holds_its_elements(layout, data):
+    for piece in layout.slices:
+        start = data.draw(st.integers(0, piece.elements - 1))
+        stop = data.draw(st.integers(start + 1, piece.elements))
+        within = piece.within(start, stop)
+        assert elements_of(within) == elements_of(piece)[start:stop]
+        assert (within.index, within.large, within.elements) == (piece.index, piece.large, stop - start)
+        assert [part.offset for part in within.parts] == [
+            0,
+            *itertools.accumulate(p.elements for p in within.parts),
+        ][:-1]
+
+
+def elements_of(piece):
+    return [(part.tensor, element) for part in piece.parts for element in range(part.start, part.stop)]
 
 
 @given(layouts())

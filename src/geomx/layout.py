@@ -102,6 +102,20 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     def size_bytes(self) -> int:
         return self.elements * ITEM_BYTES[self.dtype]
 
+    def within(self, start: int, stop: int) -> Slice:
+        """Its elements [start, stop), as a slice of the same index."""
+        parts = tuple(
+            Part(
+                part.tensor,
+                part.start + max(start - part.offset, 0),
+                min(part.stop, part.start + stop - part.offset),
+                max(part.offset - start, 0),
+            )
+            for part in self.parts
+            if part.offset < stop and start < part.offset + part.elements
+        )
+        return msgspec.structs.replace(self, parts=parts)
+
 
 class Layout(msgspec.Struct, frozen=True, dict=True):
     """The tensors of a model and how they are cut. Two nodes work together only if theirs are equal."""

@@ -10,10 +10,12 @@ from codec_cases import DTYPES, SIZES, SPECS, drawn, made, piece_of, residual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geomx.codecs.base import codecs
+from geomx.codecs.base import BLOCK, codecs
 from geomx.codecs.noise import Stream
+from geomx.codecs.sparse import Sparse
 from geomx.codecs.spec import make_codec
 from geomx.errors import ConfigError, NotFinite, ProtocolError, UnknownName
+from geomx.layout import Slice
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("inner_loops")
@@ -132,8 +134,67 @@ def test_a_checkpoint_goes_on_to_the_same_bits(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_was_not_applied_goes_with_the_next(spec: str) -> None:
     codec, piece, values = made(spec), piece_of(3000, "float64"), drawn(3000, "float64")
-    codec.settle(piece, codec.encode(piece, 0, values))
+    codec.settle(piece, codec.cut(piece, codec.encode(piece, 0, values), BLOCK))
     torch.testing.assert_close(residual(codec, piece), values, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("numbers", [BLOCK, 4 * BLOCK])
+@pytest.mark.parametrize("elements", [1, 1024, 1025, 70_000])
+@pytest.mark.parametrize("spec", ["dense", *SPECS])
+def test_blocks_decode_on_their_own(spec: str, elements: int, numbers: int) -> None:
+    codec, piece = make_codec(spec, Stream()), piece_of(elements)
+    for turn in range(2):
+        payload = codec.encode(piece, turn, drawn(elements, seed=turn))
+        blocks = codec.cut(piece, payload, numbers)
+        assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
+        assert blocks[-1].stop == elements
+        parts = []
+        for start, stop, part in blocks:
+            within = piece.within(start, stop)
+            assert codec.accepts(within, part.numel())
+            parts.append(codec.decode(within, part.clone()))
+        assert torch.equal(torch.cat(parts).view(torch.int32), codec.decode(piece, payload).view(torch.int32))
+        assert len(blocks) == (-(-sent(spec, codec, piece, payload) // numbers) or 1)
+
+
+def sent(spec: str, codec: Any, piece: Slice, payload: torch.Tensor) -> int:
+    """How many numbers a payload holds."""
+    return codec.read(piece.elements, payload)[0].numel() if isinstance(codec, Sparse) else piece.elements
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_lost_blocks_go_with_the_next(spec: str) -> None:
+    codec, piece = made(spec), piece_of(70_000, "float64")
+    pushed, applied = torch.zeros(70_000, dtype=torch.float64), torch.zeros(70_000, dtype=torch.float64)
+    for turn in range(6):
+        values = drawn(70_000, "float64", turn)
+        blocks = codec.cut(piece, codec.encode(piece, turn, values), BLOCK)
+        codec.settle(piece, [block for place, block in enumerate(blocks) if (place + turn) % 3 == 0])
+        for place, (start, stop, payload) in enumerate(blocks):
+            if (place + turn) % 3:
+                applied[start:stop] += codec.decode(piece.within(start, stop), payload)
+        pushed += values
+    torch.testing.assert_close(applied + residual(codec, piece), pushed, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["dense", "int4", "bisparse", "mpq"])
+def test_slices_of_tiny_tensors_have_blocks_too(spec: str) -> None:
+    codec, piece = make_codec(spec, Stream()), piece_of(5000, size_lower_bound=5001)
+    payload = codec.encode(piece, 0, drawn(5000))
+    parts = [
+        codec.decode(piece.within(start, stop), part)
+        for start, stop, part in codec.cut(piece, payload, BLOCK)
+    ]
+    assert len(parts) == 5
+    assert torch.equal(torch.cat(parts), codec.decode(piece, payload))
+
+
+@pytest.mark.parametrize("spec", ["dense", "int4", "topk"])
+@pytest.mark.parametrize("numbers", [0, 1000, -1024])
+def test_blocks_are_of_whole_scales(spec: str, numbers: int) -> None:
+    codec, piece = make_codec(spec, Stream()), piece_of(5000)
+    with pytest.raises(ValueError, match="possible are multiples of 1024"):
+        codec.cut(piece, codec.encode(piece, 0, drawn(5000)), numbers)
 
 
 @pytest.mark.parametrize("spec", ["int8", "int4", "sign", "two_bit", "topk", "bisparse"])

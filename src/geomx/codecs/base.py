@@ -9,15 +9,18 @@ carry stays in the slice's *residual* and is added to the values of the next:
     left ← residual + values;   payload ← compress(left);   residual ← left − decode(payload)
 
 so over time everything arrives. Residuals are in the unit of contributions, Σ w·x, and belong to (node, slice,
-direction). An encoding that was not applied goes back into the residual (`settle`).
+direction).
+
+**Blocks.** A payload can be cut into blocks that decode on their own, for channels that lose some of them: a block is a
+payload of a part of the slice. What blocks carry that were not applied goes back into the residual (`settle`).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -27,6 +30,16 @@ from geomx.codecs.values import peak
 from geomx.errors import NotFinite
 from geomx.layout import Slice
 from geomx.registry import Registry
+
+BLOCK = 1024  # numbers; at its multiples every form has whole scales and whole bytes
+
+
+class Block(NamedTuple):
+    """What a payload carries of elements [start, stop): a payload of `piece.within(start, stop)`."""
+
+    start: int
+    stop: int
+    payload: torch.Tensor
 
 
 class Codec(Protocol):
@@ -47,6 +60,13 @@ class Codec(Protocol):
 
     def accepts(self, piece: Slice, size: int) -> bool:
         """Whether a payload of `size` bytes is possible for this slice; asked before memory is taken."""
+
+    def cut(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        """An encoding of this slice as blocks of at most `numbers` numbers that are sent, a multiple of `BLOCK`.
+
+        Blocks follow each other without gaps from the slice's first element to its last. Decoded, all of them together
+        are what `decode` makes of the whole, bit for bit.
+        """
 
     def cost_bytes(self, piece: Slice) -> int:
         """The memory that one encode or decode touches; 0: it only looks at the same memory anew."""
@@ -83,6 +103,10 @@ class Lossy(ABC):
     def possible(self, elements: int, size: int) -> bool:
         """Whether so many elements can have a payload of `size` bytes."""
 
+    def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        """As `cut`. A codec that does not answer sends all of a slice in one block."""
+        return [Block(0, piece.elements, payload)]
+
     prepares = False  # whether `prepared` does something
 
     def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
@@ -116,6 +140,11 @@ class Lossy(ABC):
             return self._tiny.accepts(piece, size)
         return self.possible(piece.elements, size)
 
+    def cut(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        if self._tiny is not None and not piece.large:
+            return self._tiny.cut(piece, payload, numbers)
+        return self.blocks(piece, payload, whole_blocks(numbers))
+
     def cost_bytes(self, piece: Slice) -> int:
         return 8 * piece.size_bytes
 
@@ -129,10 +158,18 @@ class Lossy(ABC):
             self._residuals[piece.index] = held
         return held
 
-    def settle(self, piece: Slice, payload: torch.Tensor) -> None:
-        """An encoding was not applied: what it carried goes with the next."""
-        if self.feedback and (piece.large or self._tiny is None):
-            self._residuals[piece.index].add_(self.expand(piece, payload))
+    def settle(self, piece: Slice, lost: Iterable[Block]) -> None:
+        """Blocks were not applied: what they carried goes with the next.
+
+        A slice of tiny tensors that goes dense has no residual: what is lost of it is lost.
+        """
+        if self._tiny is not None and not piece.large:
+            if isinstance(self._tiny, Lossy):
+                self._tiny.settle(piece, lost)
+        elif self.feedback:
+            for start, stop, payload in lost:
+                carried = self.expand(piece.within(start, stop), payload)
+                self._residuals[piece.index][start:stop].add_(carried)
 
     def state(self, piece: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of a slice, by name: tensors of the slice's elements, as they lie in memory."""
@@ -160,6 +197,18 @@ def restore_codec(codec: Codec, piece: Slice, state: Mapping[str, torch.Tensor])
     """The inverse of `codec_state`."""
     if isinstance(codec, Lossy):
         codec.restore(piece, state)
+
+
+def whole_blocks(numbers: int) -> int:
+    """`numbers`, if blocks can have so many. Raises ValueError."""
+    if numbers < BLOCK or numbers % BLOCK:
+        raise ValueError(f"blocks of {numbers} numbers; possible are multiples of {BLOCK}")
+    return numbers
+
+
+def tiles(count: int, size: int) -> list[tuple[int, int]]:
+    """[0, count) in pieces of `size` and a rest."""
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

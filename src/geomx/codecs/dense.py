@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from geomx.codecs.base import Block, tiles, whole_blocks
 from geomx.codecs.noise import Stream
 from geomx.errors import ProtocolError
-from geomx.layout import Slice
+from geomx.layout import ITEM_BYTES, Slice
 
 
 class Dense:
@@ -30,6 +31,11 @@ class Dense:
 
     def accepts(self, piece: Slice, size: int) -> bool:
         return size == piece.size_bytes
+
+    def cut(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        each = ITEM_BYTES[piece.dtype]
+        ranges = tiles(piece.elements, whole_blocks(numbers))
+        return [Block(start, stop, payload[start * each : stop * each]) for start, stop in ranges]
 
     def cost_bytes(self, piece: Slice) -> int:
         return 0

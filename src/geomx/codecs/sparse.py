@@ -15,7 +15,7 @@ import struct
 import torch
 
 from geomx.codecs import native
-from geomx.codecs.base import Codec, Lossy, working
+from geomx.codecs.base import Block, Codec, Lossy, tiles, working
 from geomx.codecs.dense import Dense
 from geomx.codecs.indices import choose, pack_indices, size_bytes, unpack_indices
 from geomx.codecs.noise import Stream
@@ -62,10 +62,13 @@ class Sparse(Lossy):
             chosen = gathered(left, indices)
             values = self._form.take(chosen)
             scatter(left, indices, chosen)
-        rice, unary = choose(indices, left.numel())
+        return self._put_together(indices, left.numel(), values)
+
+    def _put_together(self, indices: torch.Tensor, elements: int, values: torch.Tensor) -> torch.Tensor:
+        rice, unary = choose(indices, elements)
         head = HEAD.pack(indices.numel(), unary, rice, self._place)
-        first = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(left.device)
-        return torch.cat((first, pack_indices(indices, left.numel(), rice, unary), values))
+        first = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(indices.device)
+        return torch.cat((first, pack_indices(indices, elements, rice, unary), values))
 
     def read(self, elements: int, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices (rising, int64) and the bytes of their values. Raises ProtocolError."""
@@ -86,6 +89,21 @@ class Sparse(Lossy):
         if indices.numel():
             scatter(values, indices, self._form.unpack(packed, indices.numel(), dtype))
         return values
+
+    def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        """So many entries each. A block ends where the next one's first entry lies."""
+        indices, packed = self.read(piece.elements, payload)
+        runs = tiles(indices.numel(), numbers)
+        if len(runs) < 2:
+            return [Block(0, piece.elements, payload)]
+        bounds = [0, *(int(indices[first]) for first, _ in runs[1:]), piece.elements]
+        found = []
+        for (first, last), start, stop in zip(runs, bounds, bounds[1:], strict=False):
+            values = self._form.part(packed, indices.numel(), first, last)
+            found.append(
+                Block(start, stop, self._put_together(indices[first:last] - start, stop - start, values))
+            )
+        return found
 
     def possible(self, elements: int, size: int) -> bool:
         most = HEAD.size + size_bytes(elements, elements, 255, 0) + self._form.size_bytes(elements)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from geomx.codecs import native
-from geomx.codecs.base import Lossy, working
+from geomx.codecs.base import Block, Lossy, tiles, working
 from geomx.codecs.bits import pack, packed_bytes, unpack
 from geomx.codecs.dense import Dense
 from geomx.codecs.noise import Stream
@@ -64,3 +64,11 @@ class TwoBit(Lossy):
 
     def possible(self, elements: int, size: int) -> bool:
         return size == STEP_BYTES + packed_bytes(elements, WIDTH)
+
+    def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        step, codes = payload[:STEP_BYTES], payload[STEP_BYTES:]
+
+        def part(start: int, stop: int) -> torch.Tensor:
+            return torch.cat((step, codes[packed_bytes(start, WIDTH) : packed_bytes(stop, WIDTH)]))
+
+        return [Block(start, stop, part(start, stop)) for start, stop in tiles(piece.elements, numbers)]

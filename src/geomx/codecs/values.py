@@ -46,6 +46,10 @@ class Form(ABC):
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Back, in `dtype`. Raises ProtocolError where no encoder wrote this."""
 
+    @abstractmethod
+    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
+        """The bytes of numbers [start, stop) of `count`. `start` is a multiple of 1024; `stop`, too, or `count`."""
+
     def take(self, left: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """As `pack`; leaves in `left`, in place, what the bytes do not carry."""
         packed = self._taken(left, noise)
@@ -85,6 +89,9 @@ class Cast(Form):
             raise ProtocolError("a number is not finite")
         return values
 
+    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
+        return packed[self.size_bytes(start) : self.size_bytes(stop)]
+
     def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
         return native.take_half(left, self._dtype) if self._dtype == torch.bfloat16 else None
 
@@ -114,6 +121,9 @@ class Half(Form):
         if not bool(torch.isfinite(values).all()):
             raise ProtocolError("a number is not finite")
         return values
+
+    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
+        return torch.cat((packed[:SCALE_BYTES], packed[self.size_bytes(start) : self.size_bytes(stop)]))
 
     def _exponent(self, x: torch.Tensor) -> int:
         largest = peak(x)
@@ -158,6 +168,9 @@ class Blocks(Form):
         values = codes.to(dtype).sub_(self._most)
         return scaled(values, scales, self._block)
 
+    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
+        return part_of_scaled(packed, count, start, stop, self._block, self._width)
+
     def _steps(self, x: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
         return scaled(x.clone(), inverses(scales, 1.0, x.dtype), self._block)
 
@@ -186,6 +199,9 @@ class Thirds(Form):
         thirds = unpack(codes, count, self.WIDTH).to(dtype).sub_(1.5).div_(1.5)
         return scaled(thirds, scales, self.BLOCK)
 
+    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
+        return part_of_scaled(packed, count, start, stop, self.BLOCK, self.WIDTH)
+
     def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
         return native.take_thirds(left, self.BLOCK, _largest_scale(1), noise)
 
@@ -209,6 +225,9 @@ class Sign(Form):
             if given is not None:
                 return given
         return scaled(unpack(codes, count, 1).to(dtype).mul_(2).sub_(1), scales, self.BLOCK)
+
+    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
+        return part_of_scaled(packed, count, start, stop, self.BLOCK, 1)
 
     def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
         return native.take_signs(left, self.BLOCK, _largest_scale(1))
@@ -274,6 +293,15 @@ def split_scales(
     if count and not 0 <= int(bits.min()) <= int(bits.max()) <= _largest_scale(most):
         raise ProtocolError("a scale is negative, or too large")
     return scales, packed[head:]
+
+
+def part_of_scaled(
+    packed: torch.Tensor, count: int, start: int, stop: int, block: int, width: int
+) -> torch.Tensor:
+    """`Form.part` of a blockwise form."""
+    scales, codes = packed.tensor_split([SCALE_BYTES * -(-count // block)])
+    some = scales[SCALE_BYTES * (start // block) : SCALE_BYTES * -(-stop // block)]
+    return torch.cat((some, codes[packed_bytes(start, width) : packed_bytes(stop, width)]))
 
 
 def tree_sum(blocks: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Codec, Lossy, working
+from geomx.codecs.base import Block, Codec, Lossy, tiles, working
 from geomx.codecs.dense import Dense
 from geomx.codecs.noise import Stream, uniform
 from geomx.codecs.values import FORMS
@@ -47,6 +47,12 @@ class Whole(Lossy):
 
     def possible(self, elements: int, size: int) -> bool:
         return size == self._form.size_bytes(elements)
+
+    def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        count, part = piece.elements, self._form.part
+        return [
+            Block(start, stop, part(payload, count, start, stop)) for start, stop in tiles(count, numbers)
+        ]
 
 
 class FP16(Whole):
