@@ -180,7 +180,7 @@ def full() -> Suite:
 def dense() -> Suite:
     """A dense round of 10 million parameters against the floor and every dense peer."""
     workload = synthetic(10_000_000)
-    cells: list[Cell] = []
+    cells = list(cells_of([Entry("geomx", "dense, paced, cubic", BOTH)], base(workload, FAST, 2, 2)))
     for network in (FAST, SLOW):
         cells += cells_of(DENSE, base(workload, network, 2, 2))
         cells += cells_of(DENSE_CUBIC, base(workload, network, 2, 2, "cubic"))

@@ -21,7 +21,8 @@ class Geomx:
         "dense": {},
         "dense, overlap": {"overlap": "forward"},
         "dense, 2 shards": {"shards": 2},
-        "dense, paced": {"pace": 0.95},
+        "dense, paced": {"pace": 0.97},
+        "dense, paced, cubic": {"pace": 0.97, "congestion": "cubic"},
         "dense, link in process": {"in_process": True},
         "fp16": {"up": "fp16", "down": "fp16"},
         "int4": {"up": "int4", "down": "int4"},
@@ -89,6 +90,8 @@ def _toml(
         f"listen = {_texts(listen)}",
     ]
     lines += ["[wan]", *(f'codec_{way} = "{options[way]}"' for way in ("up", "down") if way in options)]
+    if "congestion" in options:
+        lines.append(f'congestion = "{options["congestion"]}"')
     if link is not None:
         lines.append(f"link = {{ rate_mbps = {link.up_mbps:g}, delay_ms = {500 * link.round_trip_s:g} }}")
     ways = ways_by_site(cell)
