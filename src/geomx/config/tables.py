@@ -233,7 +233,7 @@ class Wan(Edge):
         0.0,
         ge=0,
         description="Mbit/s of payload at which a party's bytes leave at most, up and down (Linux); 0: as TCP finds. "
-        '97 % of the link\'s rate leaves its queue empty: with `congestion = "cubic"` the fastest where nothing is lost.',
+        "97 % of the link's rate leaves its queue empty: the fastest with `cubic`, where nothing is lost.",
     )
     timeout_s: Seconds = Field(15.0, description=Edge.model_fields["timeout_s"].description)
 
