@@ -93,7 +93,7 @@ LOCAL = tuple(
 EACH_STEP = (*GEOMX, *CODED, *DDP, *MXNET, *HIVEMIND, TORCHFT, FLOWER)
 EVERY_TEN = (*LOCAL, DDP_LOCAL, HIVEMIND_LOCAL, TORCHFT_LOCAL, FLOWER_LOCAL)
 EVERY_FORTY = (
-    Entry("geomx", "HFA, 20 × 2, int4", OWN, 40),
+    Entry("geomx", "HFA, 20 × 2, int4", BOTH, 40),
     Entry("ddp", "post-local, every 40", NONE, 40),
     Entry("hivemind", "fp32, every 40", NONE, 40),
     Entry("torchft", "DiLoCo, every 40", NONE, 40),
