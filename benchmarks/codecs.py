@@ -20,7 +20,7 @@ from rich.console import Console
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs import native
 from geomx.codecs.noise import Stream
-from geomx.codecs.spec import make_codec
+from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.launch.inspect_codec import slices_like, table_of
 from geomx.layout import Slice
 from geomx.observe.costs import bandwidth, cost
@@ -28,7 +28,7 @@ from geomx.observe.costs import bandwidth, cost
 SPECS = (
     "dense", "bf16", "fp16", "int8", "int4", "sign", "two_bit threshold=0.001", "topk ratio=0.01",
     "bisparse ratio=0.01 values=float32", "bisparse ratio=0.01", "bisparse ratio=0.01 values=int4",
-    "bisparse ratio=0.01 values=int2", "bisparse ratio=0.001", "mpq ratio=0.01",
+    "bisparse ratio=0.01 values=int2", "bisparse ratio=0.01 momentum=0.9", "bisparse ratio=0.001", "mpq ratio=0.01",
 )  # fmt: skip
 GEOMX_BYTES = 8  # what GeoMX's Bi-Sparse sends for an entry, up; down, up to that times the parties
 
@@ -60,11 +60,19 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
-    slices = slices_like(options.parameters)
     if options.device == "cuda":
-        check_cuda(slices[0])
+        check_cuda(slices_like(options.parameters)[0])
     bytes_per_s = bandwidth(options.device)
-    costs = [cost(spec, slices, bytes_per_s, options.rounds, options.device) for spec in SPECS]
+    costs = [
+        cost(
+            spec,
+            slices_like(options.parameters, slices_wanted(spec)),
+            bytes_per_s,
+            options.rounds,
+            options.device,
+        )
+        for spec in SPECS
+    ]
     rows = []
     for each in costs:
         name, *parameters = each.spec.split()
@@ -72,6 +80,7 @@ def main() -> None:
             {
                 "codec": name,
                 "parameters": " ".join(parameters),
+                "slices": each.slices,
                 "kernels": native.available(),
                 "bytes_up": each.sent_bytes,
                 "bytes_down": each.sent_bytes,
@@ -80,6 +89,7 @@ def main() -> None:
                 "encode_s": each.encode_s,
                 "decode_s": each.decode_s,
                 "floor_s": each.floor_s,
+                "decode_floor_s": each.decode_floor_s,
             }
         )
     path = Path("out/bench") / ("codecs.jsonl" if options.device == "cpu" else "codecs_cuda.jsonl")

@@ -26,11 +26,12 @@ from rich.table import Table
 
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
+from geomx.codecs.spec import slices_wanted
 from geomx.config import Link
 from geomx.drive.loops import run_loop
 from geomx.drive.real import Door, Driver, Wiring
 from geomx.drive.threads import NodeThread
-from geomx.layout import Layout, Tensor
+from geomx.layout import Layout, Tensor, automatic_slice_elements
 from geomx.node.build import Edge, Plan, make_node
 from geomx.node.local import Contribution, Left, Ready
 from geomx.observe.costs import bandwidth, cost
@@ -85,6 +86,12 @@ def serve(port: int, workers: int, link: Link | None, edge: Edge) -> None:
     start = time.process_time()
     run_loop(Driver(make_node(plan, "global/0"), Wiring(Door(channel, f"127.0.0.1:{port}")), Silent()).run())
     print(json.dumps({"cpu_s": time.process_time() - start, "peak_mib": (peak_kb() - before_kb) / 1024}))
+
+
+def layout_of(parameters: int, *codecs: str) -> Layout:
+    """As a run with these codecs cuts its model."""
+    tensors = (Tensor("weights", (parameters,), "float32"),)
+    return Layout(tensors, slice_elements=automatic_slice_elements(tensors, slices_wanted(*codecs)))
 
 
 def peak_kb() -> int:
@@ -153,7 +160,7 @@ class Geomx:
         edge: Edge = PLAIN,
     ) -> None:
         self.port = free_port()
-        self.layout = Layout((Tensor("weights", (size_bytes // 4,), "float32"),))
+        self.layout = layout_of(size_bytes // 4, edge.codec_up, edge.codec_down)
         arguments = ["--serve", str(self.port), str(workers), edge.codec_up, edge.codec_down]
         arguments += ["--link"] if link else []
         self.server = subprocess.Popen(
@@ -313,7 +320,7 @@ def coded(up: str, down: str, parameters: int, rounds: int, bytes_per_s: float) 
     That is the compressed bytes at the link's rate, a round trip, and what arithmetic takes one after the other, as
     measured in this run: encoding and decoding up, SGD's passes, encoding and decoding down.
     """
-    slices = Layout((Tensor("weights", (parameters,), "float32"),)).slices
+    slices = layout_of(parameters, up, down).slices
     ways = [cost(spec, slices, bytes_per_s, 3) for spec in (up, down)]
     sgd_s = 5 * 4 * parameters / bytes_per_s  # the sum reads and writes, the step reads two and writes one
     arithmetic_s = sgd_s + sum(way.encode_s + way.decode_s for way in ways)

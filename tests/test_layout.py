@@ -11,6 +11,7 @@ from geomx.layout import (
     ITEM_BYTES,
     LARGEST_SLICE,
     MOST_PARTS,
+    SLICES_WANTED,
     SMALLEST_SLICE,
     Layout,
     Tensor,
@@ -216,6 +217,13 @@ def test_two_thousand_million_elements_are_cheap_to_lay_out():
 )
 def test_automatic_slices_fit_the_model(elements, expected):
     assert automatic_slice_elements((Tensor("w", (elements,), "float32"),)) == expected
+
+
+def test_fewer_slices_may_be_larger():
+    huge = (Tensor("w", (2**31,), "float32"),)
+    assert automatic_slice_elements(huge, SLICES_WANTED // 4) == 4 * LARGEST_SLICE
+    assert automatic_slice_elements(huge, 2 * SLICES_WANTED) == LARGEST_SLICE
+    assert automatic_slice_elements((Tensor("w", (16 * 600_000,), "float32"),), 16) == 1 << 20
 
 
 def test_only_what_is_trained_decides_the_cut():

@@ -200,12 +200,13 @@ def _end(parts: list[Part]) -> int:
 
 
 def automatic_slice_elements(tensors: tuple[Tensor, ...], slices: int = SLICES_WANTED) -> int:
-    """The cut that gives a model about so many `slices`, within [2^14, 2^18] elements.
+    """The cut that gives a model about so many `slices`, of 2^14 elements or more.
 
     A round's floor is one round trip plus the bytes; a slice must be received whole before it is
     answered, which costs one slice's time more. 64 slices keep that below 2 %. Smaller than 2^14
-    elements, the cost of a message outweighs it; larger than 2^18, a slice holds up what is more urgent.
+    elements, the cost of a message outweighs it; larger than 2^18, a slice holds up what is more urgent: where fewer
+    slices are wanted because a codec sends less of them, they may have as many times more elements.
     """
     total = sum(tensor.elements for tensor in tensors if tensor.role == "weight")
-    wanted = max(1, total // slices)
-    return min(max(1 << (wanted - 1).bit_length(), SMALLEST_SLICE), LARGEST_SLICE)
+    wanted, largest = max(1, total // slices), LARGEST_SLICE * max(1, SLICES_WANTED // slices)
+    return min(max(1 << (wanted - 1).bit_length(), SMALLEST_SLICE), largest)

@@ -109,11 +109,12 @@ def test_extreme_numbers_stay_finite(spec: str, value: float) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_none_are_refused(spec: str, value: float) -> None:
-    codec, piece = made(spec), piece_of(200)
-    codec.encode(piece, 0, drawn(200))
-    values = drawn(200)
-    values[3] = value
+@pytest.mark.parametrize(("elements", "place"), [(200, 3), (20_003, 3), (20_003, 20_002)])
+def test_numbers_that_are_none_are_refused(spec: str, value: float, elements: int, place: int) -> None:
+    codec, piece = made(spec), piece_of(elements)
+    codec.encode(piece, 0, drawn(elements))
+    values = drawn(elements)
+    values[place] = value
     with pytest.raises(NotFinite, match="slice 0 holds NaN or Inf"):
         codec.encode(piece, 1, values)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from codec_cases import SIZES, SPECS, made, piece_of, residual
+from codec_cases import SIZES, SPECS, made, piece_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from geomx.codecs.base import Lossy
 from geomx.codecs.topk import largest
 from geomx.errors import ProtocolError
 
+WITH_MOMENTUM = ["bisparse momentum=0.9", "bisparse ratio=0.1 momentum=0.5 clip=0.1"]
 needs_kernels = pytest.mark.skipif(not native.available(), reason="built without a C compiler")
 
 
@@ -30,7 +31,10 @@ def both(codec: str, rounds: list[torch.Tensor]) -> None:
             expected = plain.encode(piece, turn, values, 1.0)
             read = plain.decode(piece, expected)
         assert torch.equal(payload, expected)
-        same_bits(residual(ours, piece), residual(plain, piece))
+        kept, expected_to_be_kept = ours.state(piece), plain.state(piece)
+        assert kept.keys() == expected_to_be_kept.keys()
+        for name, held in kept.items():
+            same_bits(held, expected_to_be_kept[name])
         same_bits(ours.decode(piece, payload), read)
 
 
@@ -56,14 +60,14 @@ def numbers(elements: int, kind: str, seed: int = 0) -> torch.Tensor:
 
 @needs_kernels
 @pytest.mark.parametrize("elements", SIZES)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, *WITH_MOMENTUM])
 def test_the_same_bits_round_after_round(spec: str, elements: int) -> None:
     both(spec, [numbers(elements, "normal", seed) for seed in range(3)])
 
 
 @needs_kernels
 @pytest.mark.parametrize("kind", ["wide", "tiny", "huge", "equal", "few"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, *WITH_MOMENTUM])
 def test_the_same_bits_of_strange_numbers(spec: str, kind: str) -> None:
     for elements in (1, 257, 5003):
         both(spec, [numbers(elements, kind)])

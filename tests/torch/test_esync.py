@@ -184,6 +184,16 @@ def test_a_worker_that_becomes_slow_is_noticed() -> None:
     assert results["B/0"].steps == [1] * ROUNDS
 
 
+def test_one_long_pause_makes_no_slow_worker() -> None:
+    """An evaluation between two steps, say."""
+
+    def step_s(name: str, step: int) -> float:
+        return 2.0 if name == "B/0" and step == 6 else 0.1
+
+    results, _ = train([1, 1], script(sgd, step_s), settings("esync"), policy="esync")
+    assert all(trained.steps == [1] * ROUNDS for trained in results.values())
+
+
 def test_the_end_of_the_data_is_everybody_s() -> None:
     """Fast workers run out of data first, and take part without steps; all end with the same weights."""
 

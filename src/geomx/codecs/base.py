@@ -24,7 +24,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from geomx.codecs import native
 from geomx.codecs.noise import Stream
 from geomx.codecs.values import peak
 from geomx.errors import NotFinite
@@ -95,6 +94,14 @@ class Lossy(ABC):
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         """The payload of `left`; leaves in `left`, in place, what the payload does not carry."""
 
+    def absorb(
+        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+    ) -> torch.Tensor:
+        """`compress` of left + values; for codecs to answer that do both in one pass over memory. Raises NotFinite."""
+        check_finite(piece, peak(values))
+        left.add_(self.prepared(piece, values, weight))
+        return self.compress(piece, turn, left, weight)
+
     @abstractmethod
     def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         """What a payload carries (flat). Raises ProtocolError where `compress` cannot have written it."""
@@ -106,8 +113,6 @@ class Lossy(ABC):
     def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
         """As `cut`. A codec that does not answer sends all of a slice in one block."""
         return [Block(0, piece.elements, payload)]
-
-    prepares = False  # whether `prepared` does something
 
     def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
         """What becomes of values before they meet the residual."""
@@ -122,13 +127,7 @@ class Lossy(ABC):
             check_finite(piece, peak(values))
             ready = self.prepared(piece, values, weight)
             return self.compress(piece, turn, ready.to(working(values.dtype), copy=True), weight)
-        left = self.residual(piece, values)
-        if self.prepares:
-            check_finite(piece, peak(values))
-            left.add_(self.prepared(piece, values, weight))
-        else:
-            add_finite(piece, left, values)
-        return self.compress(piece, turn, left, weight)
+        return self.absorb(piece, turn, self.residual(piece, values), values, weight)
 
     def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         if self._tiny is not None and not piece.large:
@@ -214,16 +213,6 @@ def tiles(count: int, size: int) -> list[tuple[int, int]]:
 def working(dtype: torch.dtype) -> torch.dtype:
     """What residuals of values of `dtype` are kept in."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
-
-
-def add_finite(piece: Slice, left: torch.Tensor, values: torch.Tensor) -> None:
-    """left += values, in one pass where there is a kernel. Raises NotFinite."""
-    largest = native.add(left, values)
-    if largest is None:
-        check_finite(piece, peak(values))
-        left.add_(values)
-    else:
-        check_finite(piece, largest)
 
 
 def check_finite(piece: Slice, largest: float) -> None:

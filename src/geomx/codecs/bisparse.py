@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs import native
-from geomx.codecs.base import Codec, check_finite
+from geomx.codecs.base import Codec
+from geomx.codecs.native import Added
 from geomx.codecs.noise import Stream, below
 from geomx.codecs.sparse import Sparse
-from geomx.codecs.topk import at_least, kth_largest, largest
+from geomx.codecs.topk import Found, Sample, add_and_find, find, largest, sampled
 from geomx.errors import ConfigError, Fault
 from geomx.layout import Slice
 
@@ -56,7 +56,6 @@ class BiSparse(Sparse):
         if faults:
             raise ConfigError("codec bisparse", faults)
         self.momentum, self._clip, self._warmup_rounds = momentum, clip, warmup_rounds
-        self.prepares = bool(momentum or clip)
         self._velocities: dict[int, torch.Tensor] = {}
         self.memory["velocity"] = self._velocities
 
@@ -70,22 +69,36 @@ class BiSparse(Sparse):
             norm = float(torch.linalg.vector_norm(values.to(torch.float64)))
             if norm > self._clip * weight:
                 values = values * (self._clip * weight / norm)
+        velocity = self._velocity(piece, values)
+        return values if velocity is None else velocity.mul_(self.momentum).add_(values)
+
+    def _velocity(self, piece: Slice, like: torch.Tensor) -> torch.Tensor | None:
+        """u; None without momentum."""
         if not self.momentum:
-            return values
+            return None
         velocity = self._velocities.get(piece.index)
         if velocity is None:
-            velocity = self._velocities[piece.index] = torch.zeros_like(self.residual(piece, values))
-        return velocity.mul_(self.momentum).add_(values)
+            velocity = self._velocities[piece.index] = torch.zeros_like(self.residual(piece, like))
+        return velocity
 
-    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
-        indices = self._add_and_select(piece, turn, values)
-        if indices is None:
-            return super().encode(piece, turn, values, weight)
-        return self.write(indices, self.residual(piece, values))
+    def absorb(
+        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+    ) -> torch.Tensor:
+        wanted = self._wanted(piece, turn)
+        sample = self._sample_for(piece, turn, wanted)
+        added = Added(values, self._velocity(piece, values), self.momentum)
+        found = add_and_find(piece, left, added, sample) if sample and not self._clip else None
+        if found is None:
+            return super().absorb(piece, turn, left, values, weight)
+        return self._sent(piece, _near(left, found, wanted), left)
 
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         wanted = self._wanted(piece, turn)
-        indices = self._select(left, wanted, self.stream.key(turn, piece))
+        sample = self._sample_for(piece, turn, wanted)
+        found = _near(left, find(left, sample), wanted) if sample else largest(left, wanted)
+        return self._sent(piece, found, left)
+
+    def _sent(self, piece: Slice, indices: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
         if self.momentum:
             self._velocities[piece.index][indices] = 0
         return self.write(indices, left)
@@ -100,44 +113,20 @@ class BiSparse(Sparse):
         done = turn / self._warmup_rounds
         return max(self.ratio, float(FIRST_RATIO ** (1 - done) * self.ratio**done))
 
-    def _select(self, left: torch.Tensor, wanted: int, key: int) -> torch.Tensor:
-        """Rising indices of about `wanted` largest |left|; exactly so many where the estimate is far off."""
-        stride = self._stride(left)
+    def _sample_for(self, piece: Slice, turn: int, wanted: int) -> Sample | None:
+        """What estimates the threshold; None for a slice that is too small for that."""
+        stride = int(piece.elements / max(LEAST_SAMPLE, SAMPLE * piece.elements))
         if stride < 2:
-            return largest(left, wanted)
-        start = below(key, stride)
-        sampled = -(-(left.numel() - start) // stride)
-        threshold = kth_largest(left, max(1, round(wanted * sampled / left.numel())), start, stride)
-        return _near(left, at_least(left, threshold, int(2 * TOLERANCE * wanted)), threshold, wanted)
-
-    def _add_and_select(self, piece: Slice, turn: int, values: torch.Tensor) -> torch.Tensor | None:
-        """The residual takes up `values`, and `_select` of what comes of it, in one pass over memory.
-
-        None where there is no kernel for it; nothing has been done then.
-        """
-        stride = self._stride(values)
-        if not (self.feedback and piece.large) or self.prepares or stride < 2:
             return None
-        left, wanted = self.residual(piece, values), self._wanted(piece, turn)
-        sample = native.sample_sums(left, values, below(self.stream.key(turn, piece), stride), stride)
-        if sample is None:
-            return None
-        threshold = kth_largest(sample, max(1, round(wanted * sample.numel() / left.numel())))
-        found, most = native.add_at_least(left, values, threshold, int(2 * TOLERANCE * wanted))
-        check_finite(piece, most)
-        if found is None:
-            found = at_least(left, threshold, left.numel())
-        return _near(left, found, threshold, wanted)
-
-    @staticmethod
-    def _stride(x: torch.Tensor) -> int:
-        return int(x.numel() / max(LEAST_SAMPLE, SAMPLE * x.numel()))
+        start = below(self.stream.key(turn, piece), stride)
+        return sampled(piece.elements, wanted, start, stride, 1, 2 * TOLERANCE * wanted)
 
 
-def _near(left: torch.Tensor, found: torch.Tensor, threshold: float, wanted: int) -> torch.Tensor:
-    """What is at least `threshold`, if there are nearly as many as wanted; else exactly so many of the largest."""
-    if found.numel() > TOLERANCE * wanted:
-        return found[largest(left[found], wanted)]
-    if TOLERANCE * found.numel() < wanted and threshold > 0:
+def _near(left: torch.Tensor, found: Found, wanted: int) -> torch.Tensor:
+    """What was found, if that is nearly as much as was wanted; else exactly so many of the largest."""
+    indices, bound = found
+    if indices.numel() > TOLERANCE * wanted:
+        return indices[largest(left[indices], wanted)]
+    if TOLERANCE * indices.numel() < wanted and bound > 0:
         return largest(left, wanted)
-    return found
+    return indices

@@ -3,7 +3,9 @@
  * They give the same bits as the torch operations in values.py, two_bit.py, bisparse.py and indices.py, which say what
  * the forms mean and serve wherever this file was not compiled. Hence no fused multiply-add (-ffp-contract=off), sums
  * in the order of a fixed tree, and numbers rounded to the nearest, ties to even. All tensors are float32, contiguous
- * and finite unless something else is said. `left` is what remains to be sent: the payload is taken out of it.
+ * and finite unless something else is said. `left` is what remains to be sent: the payload is taken out of it. Where
+ * `values` are given they are added to `left` first, while both are at hand; they may be anything, and the bits of the
+ * largest |values| come back.
  */
 #include <float.h>
 #include <stdint.h>
@@ -23,11 +25,12 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum { FINE = 0, BAD_CODE = 1, BAD_PADDING = 2, BAD_COUNT = 3, BAD_INDEX = 4 };
-enum { BLOCK = 128, SIGN_BLOCK = 1024 };
+enum { BLOCK = 128, SIGN_BLOCK = 1024, TILE = 1024 }; /* a tile is whole blocks, and the nearest cache holds it */
 
 INLINE uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
 INLINE float float_of(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* For |x| < 2^22: adding and taking away 1.5 · 2^23 leaves no room for a fraction. */
 INLINE float nearest(float x) { return (x + 12582912.0f) - 12582912.0f; }
@@ -51,15 +54,39 @@ INLINE float inverse(float over, float scale)
 INLINE uint32_t largest_in(const float *x, int64_t n)
 {
     uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t b = bits_of(x[i]) & 0x7FFFFFFF;
-        most = b > most ? b : most;
-    }
+    for (int64_t i = 0; i < n; i++)
+        most = larger(most, bits_of(x[i]) & 0x7FFFFFFF);
     return most;
 }
 
 /* The bits of the largest |x|; above those of the largest number where there is NaN or Inf. */
 FOR_EACH_CPU uint32_t largest_bits(const float *x, int64_t n) { return largest_in(x, n); }
+
+/* left += values; gives the bits of the largest |values|, and of the largest |left| then. */
+FOR_EACH_CPU uint32_t add_to(float *left, const float *values, int64_t n, uint32_t *largest)
+{
+    uint32_t most = 0, sums = 0;
+    for (int64_t i = 0; i < n; i++) {
+        most = larger(most, bits_of(values[i]) & 0x7FFFFFFF);
+        left[i] += values[i];
+        sums = larger(sums, bits_of(left[i]) & 0x7FFFFFFF);
+    }
+    *largest = sums;
+    return most;
+}
+
+/* The same for the tile that begins at `at`, if one does and there are values. */
+INLINE uint32_t add_tile(float *left, const float *values, int64_t at, int64_t n)
+{
+    uint32_t most = 0;
+    if (!values || at % TILE)
+        return 0;
+    for (int64_t i = at; i < least(at + TILE, n); i++) {
+        most = larger(most, bits_of(values[i]) & 0x7FFFFFFF);
+        left[i] += values[i];
+    }
+    return most;
+}
 
 /* ---- whole blocks: a scale for each, then codes of 8 or 4 bits ---------------------------------------------------- */
 
@@ -75,13 +102,15 @@ INLINE void codes_of(float *left, int64_t n, float scale, float inv, float most,
     }
 }
 
-FOR_EACH_CPU void take_blocks(float *left, int64_t n, int64_t block, int width, uint32_t most_scale,
-                              const float *noise, uint16_t *scales, uint8_t *out)
+FOR_EACH_CPU uint32_t take_blocks(float *left, const float *values, int64_t n, int64_t block, int width,
+                                  uint32_t most_scale, const float *noise, uint16_t *scales, uint8_t *out)
 {
     float most = (float)((1 << (width - 1)) - 1);
     uint8_t codes[BLOCK + 1];
+    uint32_t given = 0;
     for (int64_t at = 0, k = 0; at < n; at += block, k++) {
         int64_t m = least(block, n - at);
+        given = larger(given, add_tile(left, values, at, n));
         uint16_t bits = scale_of(float_of(largest_in(left + at, m)) / most, most_scale);
         float scale = scale_from(bits), inv = inverse(1.0f, scale);
         const float *own = noise ? noise + at : 0;
@@ -95,31 +124,34 @@ FOR_EACH_CPU void take_blocks(float *left, int64_t n, int64_t block, int width, 
         for (int64_t i = 0; i < (m + 1) / 2; i++)
             out[at / 2 + i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
     }
+    return given;
 }
 
 FOR_EACH_CPU int give_blocks(const uint16_t *scales, const uint8_t *in, int64_t n, int64_t block, int width, float *out)
 {
     float most = (float)((1 << (width - 1)) - 1);
-    uint8_t top = (uint8_t)((1 << width) - 1), seen = 0, codes[BLOCK + 1];
-    for (int64_t at = 0, k = 0; at < n; at += block, k++) {
-        int64_t m = least(block, n - at);
-        float scale = scale_from(scales[k]);
-        const uint8_t *from = in + at;
+    uint8_t top = (uint8_t)((1 << width) - 1), largest = 0, codes[TILE + 1];
+    for (int64_t tile = 0; tile < n; tile += TILE) {
+        int64_t end = least(tile + TILE, n);
+        const uint8_t *from = in + tile * width / 8;
         if (width == 4) {
-            for (int64_t i = 0; i < (m + 1) / 2; i++) {
-                codes[2 * i] = in[at / 2 + i] & 15;
-                codes[2 * i + 1] = in[at / 2 + i] >> 4;
+            for (int64_t i = 0; i < (end - tile + 1) / 2; i++) {
+                codes[2 * i] = from[i] & 15;
+                codes[2 * i + 1] = from[i] >> 4;
             }
             from = codes;
         }
-        for (int64_t i = 0; i < m; i++) {
-            seen |= from[i] == top;
-            out[at + i] = ((float)from[i] - most) * scale;
+        for (int64_t i = 0; i < end - tile; i++)
+            largest = from[i] > largest ? from[i] : largest;
+        for (int64_t at = tile; at < end; at += block, from += block) {
+            float scale = scale_from(scales[at / block]);
+            for (int64_t i = 0; i < least(block, end - at); i++)
+                out[at + i] = ((float)from[i] - most) * scale;
         }
     }
     if (width == 4 && n % 2 && in[n / 2] >> 4)
         return BAD_PADDING;
-    return seen ? BAD_CODE : FINE;
+    return largest < top ? FINE : BAD_CODE;
 }
 
 /* Codes 0 to 3 for -1, -1/3, 1/3, 1 of a block's largest. */
@@ -159,12 +191,15 @@ INLINE float tree_sum(float *t, int64_t n)
     return t[0];
 }
 
-FOR_EACH_CPU void take_signs(float *left, int64_t n, uint32_t most_scale, uint16_t *scales, uint8_t *out)
+FOR_EACH_CPU uint32_t take_signs(float *left, const float *values, int64_t n, uint32_t most_scale, uint16_t *scales,
+                                 uint8_t *out)
 {
     float sizes[SIGN_BLOCK];
     uint8_t signs[SIGN_BLOCK];
+    uint32_t given = 0;
     for (int64_t at = 0, k = 0; at < n; at += SIGN_BLOCK, k++) {
         int64_t m = least(SIGN_BLOCK, n - at);
+        given = larger(given, add_tile(left, values, at, n));
         for (int64_t i = 0; i < m; i++)
             sizes[i] = float_of(bits_of(left[at + i]) & 0x7FFFFFFF);
         uint16_t bits = scale_of(tree_sum(sizes, m) / (float)m, most_scale);
@@ -182,31 +217,37 @@ FOR_EACH_CPU void take_signs(float *left, int64_t n, uint32_t most_scale, uint16
                                         | s[7] << 7);
         }
     }
+    return given;
 }
 
 FOR_EACH_CPU int give_signs(const uint16_t *scales, const uint8_t *in, int64_t n, float *out)
 {
+    uint32_t signs[256][8]; /* the sign bits that a byte stands for */
+    for (int i = 0; i < 256 * 8; i++)
+        signs[i / 8][i % 8] = (uint32_t)(~(i / 8) >> i % 8 & 1) << 31;
     for (int64_t at = 0, k = 0; at < n; at += SIGN_BLOCK, k++) {
         uint32_t scale = bits_of(scale_from(scales[k]));
         int64_t m = least(SIGN_BLOCK, n - at), whole = m / 8 * 8;
         for (int64_t i = 0; i < whole; i += 8) {
-            uint32_t byte = ~(uint32_t)in[(at + i) / 8];
+            const uint32_t *some = signs[in[(at + i) / 8]];
             for (int j = 0; j < 8; j++)
-                out[at + i + j] = float_of(scale | (byte >> j & 1) << 31);
+                out[at + i + j] = float_of(scale | some[j]);
         }
         for (int64_t i = at + whole; i < at + m; i++)
-            out[i] = float_of(scale | (~(uint32_t)in[i / 8] >> i % 8 & 1) << 31);
+            out[i] = float_of(scale | signs[in[i / 8]][i % 8]);
     }
     return n % 8 && in[n / 8] >> (n % 8) ? BAD_PADDING : FINE;
 }
 
 /* ---- two bits: nothing, plus or minus a step ---------------------------------------------------------------------- */
 
-FOR_EACH_CPU void take_two_bits(float *left, int64_t n, float step, uint8_t *out)
+FOR_EACH_CPU uint32_t take_two_bits(float *left, const float *values, int64_t n, float step, uint8_t *out)
 {
     uint8_t codes[4 * 64];
+    uint32_t given = 0;
     for (int64_t at = 0; at < n; at += 256) {
         int64_t m = least(256, n - at);
+        given = larger(given, add_tile(left, values, at, n));
         memset(codes, 0, sizeof codes);
         for (int64_t i = 0; i < m; i++) {
             float x = left[at + i];
@@ -218,49 +259,56 @@ FOR_EACH_CPU void take_two_bits(float *left, int64_t n, float step, uint8_t *out
             out[at / 4 + i] = (uint8_t)(codes[4 * i] | codes[4 * i + 1] << 2 | codes[4 * i + 2] << 4
                                         | codes[4 * i + 3] << 6);
     }
+    return given;
 }
 
 FOR_EACH_CPU int give_two_bits(const uint8_t *in, int64_t n, float step, float *out)
 {
-    uint32_t size = bits_of(step), seen = 0;
-    int64_t whole = n / 4 * 4;
-    for (int64_t i = 0; i < whole; i += 4) {
-        uint32_t byte = in[i / 4];
-        seen |= byte & byte >> 1 & 0x55;
-        for (int j = 0; j < 4; j++) {
-            uint32_t up = byte >> 2 * j & 1, down = byte >> (2 * j + 1) & 1;
-            out[i + j] = float_of((size & (0 - (up | down))) | down << 31);
-        }
-    }
-    for (int64_t i = whole; i < n; i++) {
-        uint32_t code = in[i / 4] >> (2 * (i % 4)) & 3;
-        seen |= code == 3;
-        out[i] = code == 1 ? step : code == 2 ? -step : 0.0f;
-    }
-    if (n % 4 && in[n / 4] >> (2 * (n % 4)))
+    const float meant[4] = {0.0f, step, -step, 0.0f};
+    float fours[256][4]; /* the numbers that a byte stands for */
+    uint8_t seen = 0;
+    int64_t whole = n / 4;
+    for (int i = 0; i < 256 * 4; i++)
+        fours[i / 4][i % 4] = meant[i / 4 >> 2 * (i % 4) & 3];
+    for (int64_t i = 0; i < whole; i++)
+        memcpy(out + 4 * i, fours[in[i]], sizeof fours[0]);
+    for (int64_t i = 4 * whole; i < n; i++)
+        out[i] = fours[in[whole]][i % 4];
+    for (int64_t i = 0; i < (n + 3) / 4; i++)
+        seen |= in[i] & in[i] >> 1 & 0x55;
+    if (n % 4 && in[whole] >> (2 * (n % 4)))
         return BAD_PADDING;
     return seen ? BAD_CODE : FINE;
 }
 
 /* ---- float types of 16 bits --------------------------------------------------------------------------------------- */
 
-FOR_EACH_CPU void take_bf16(float *left, int64_t n, uint16_t *out)
+FOR_EACH_CPU uint32_t take_bf16(float *left, const float *values, int64_t n, uint16_t *out)
 {
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t b = bits_of(left[i]);
-        uint32_t kept = (b + 0x7FFF + (b >> 16 & 1)) >> 16;
-        kept = (kept & 0x7FFF) == 0x7F80 ? kept - 1 : kept;
-        out[i] = (uint16_t)kept;
-        left[i] -= float_of(kept << 16);
+    uint32_t given = 0;
+    for (int64_t at = 0; at < n; at += TILE) {
+        given = larger(given, add_tile(left, values, at, n));
+        for (int64_t i = at; i < least(at + TILE, n); i++) {
+            uint32_t b = bits_of(left[i]);
+            uint32_t kept = (b + 0x7FFF + (b >> 16 & 1)) >> 16;
+            kept = (kept & 0x7FFF) == 0x7F80 ? kept - 1 : kept;
+            out[i] = (uint16_t)kept;
+            left[i] -= float_of(kept << 16);
+        }
     }
+    return given;
 }
 
 /* Gives the bits of the largest |x|. */
 FOR_EACH_CPU uint32_t give_bf16(const uint16_t *in, int64_t n, float *out)
 {
-    for (int64_t i = 0; i < n; i++)
-        out[i] = float_of((uint32_t)in[i] << 16);
-    return largest_in(out, n);
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t b = (uint32_t)in[i] << 16;
+        most = larger(most, b & 0x7FFFFFFF);
+        out[i] = float_of(b);
+    }
+    return most;
 }
 
 #if defined(__x86_64__)
@@ -282,18 +330,23 @@ __attribute__((target("avx,f16c"))) void take_fp16(float *left, int64_t n, float
     }
 }
 
-/* Gives the bits of the largest |x|. */
+/* Gives the bits of infinity where one of `out` is none or infinite, else 0. */
 __attribute__((target("avx,f16c"))) uint32_t give_fp16(const uint16_t *in, int64_t n, float scale, float *out)
 {
-    __m256 by = _mm256_set1_ps(scale);
+    __m256 by = _mm256_set1_ps(scale), size = _mm256_set1_ps(float_of(0x7FFFFFFF));
+    __m256 most = _mm256_set1_ps(FLT_MAX), bad = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(in + i)));
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(x, by));
+        __m256 x = _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(in + i))), by);
+        bad = _mm256_or_ps(bad, _mm256_cmp_ps(_mm256_and_ps(x, size), most, _CMP_NLE_UQ));
+        _mm256_storeu_ps(out + i, x);
     }
-    for (; i < n; i++)
+    int found = _mm256_movemask_ps(bad);
+    for (; i < n; i++) {
         out[i] = _cvtsh_ss(in[i]) * scale;
-    return largest_bits(out, n);
+        found |= !((bits_of(out[i]) & 0x7FFFFFFF) < 0x7F800000);
+    }
+    return found ? 0x7F800000 : 0;
 }
 #else
 int has_fp16(void) { return 0; }
@@ -367,40 +420,34 @@ __attribute__((target("avx2"))) static int64_t at_least_avx2(const float *x, int
 }
 #endif
 
-/* left += values; gives the bits of the largest |values|. */
-FOR_EACH_CPU uint32_t add_to(float *left, const float *values, int64_t n)
-{
-    uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t b = bits_of(values[i]) & 0x7FFFFFFF;
-        most = b > most ? b : most;
-        left[i] += values[i];
-    }
-    return most;
-}
-
-/* |left + values| at start, start + stride, ... */
-void sample_sums(const float *left, const float *values, int64_t n, int64_t start, int64_t stride, float *out)
+/* left + values at start, start + stride, ...; with a velocity, left + (momentum · velocity + values). */
+void sample_sums(const float *left, const float *velocity, const float *values, float momentum, int64_t n,
+                 int64_t start, int64_t stride, float *out)
 {
     for (int64_t i = start; i < n; i += stride)
-        *out++ = left[i] + values[i];
+        *out++ = left[i] + (velocity ? momentum * velocity[i] + values[i] : values[i]);
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static int64_t add_at_least_avx2(float *left, const float *values, int64_t whole,
-                                                                 uint32_t limit, int64_t *out, int64_t room,
-                                                                 uint32_t *largest)
+__attribute__((target("avx2"))) static int64_t add_at_least_avx2(float *left, float *velocity, const float *values,
+                                                                 float momentum, int64_t whole, uint32_t limit,
+                                                                 int64_t *out, int64_t room, uint32_t *largest)
 {
     __m256i below = _mm256_set1_epi32((int)(limit - 1)), size = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256 kept = _mm256_set1_ps(momentum);
     __m256i most = _mm256_setzero_si256();
     int64_t count = 0;
     for (int64_t at = 0; at < whole; at += 32) {
         uint32_t marks = 0;
         for (int k = 0; k < 4; k++) {
             __m256 x = _mm256_loadu_ps(values + at + 8 * k);
+            most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(x), size));
+            if (velocity) {
+                x = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(velocity + at + 8 * k), kept), x);
+                _mm256_storeu_ps(velocity + at + 8 * k, x);
+            }
             __m256 sum = _mm256_add_ps(_mm256_loadu_ps(left + at + 8 * k), x);
             _mm256_storeu_ps(left + at + 8 * k, sum);
-            most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(x), size));
             __m256i above = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(sum), size), below);
             marks |= (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(above)) << 8 * k;
         }
@@ -413,14 +460,15 @@ __attribute__((target("avx2"))) static int64_t add_at_least_avx2(float *left, co
     uint32_t each[8];
     _mm256_storeu_si256((__m256i *)each, most);
     for (int k = 0; k < 8; k++)
-        *largest = each[k] > *largest ? each[k] : *largest;
+        *largest = larger(*largest, each[k]);
     return count;
 }
 #endif
 
-/* left += values and, in the same pass, `at_least` of what comes of it; `largest`: the bits of the largest |values|. */
-int64_t add_at_least(float *left, const float *values, int64_t n, float bound, int64_t *out, int64_t room,
-                     uint32_t *largest)
+/* left += values and, in the same pass, `at_least` of what comes of it; `largest`: the bits of the largest |values|.
+ * With a velocity: velocity = momentum · velocity + values; left += velocity. */
+int64_t add_at_least(float *left, float *velocity, const float *values, float momentum, int64_t n, float bound,
+                     int64_t *out, int64_t room, uint32_t *largest)
 {
     uint32_t limit = bits_of(bound) ? bits_of(bound) : 1;
     int64_t count = 0, at = 0;
@@ -428,13 +476,14 @@ int64_t add_at_least(float *left, const float *values, int64_t n, float bound, i
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {
         at = n / 32 * 32;
-        count = add_at_least_avx2(left, values, at, limit, out, room, largest);
+        count = add_at_least_avx2(left, velocity, values, momentum, at, limit, out, room, largest);
     }
 #endif
     for (; at < n; at++) {
-        uint32_t b = bits_of(values[at]) & 0x7FFFFFFF;
-        *largest = b > *largest ? b : *largest;
-        left[at] += values[at];
+        *largest = larger(*largest, bits_of(values[at]) & 0x7FFFFFFF);
+        if (velocity)
+            velocity[at] = momentum * velocity[at] + values[at];
+        left[at] += velocity ? velocity[at] : values[at];
         if ((bits_of(left[at]) & 0x7FFFFFFF) >= limit && count <= room) {
             if (count < room)
                 out[count] = at;
@@ -489,42 +538,43 @@ void unary_bits(const int64_t *indices, int64_t count, int first, int many, int6
     }
 }
 
-/* `low` and `stops` are zero before. */
+/* `stops` is zero before. */
 void pack_rice(const int64_t *indices, int64_t count, int rice, uint8_t *low, uint8_t *stops)
 {
-    int64_t before = -1, place = -1, at = 0;
+    int64_t before = -1, place = -1;
+    uint64_t held = 0;
+    int bits = 0; /* of `held`, fewer than 8 between numbers */
     for (int64_t i = 0; i < count; i++) {
-        uint64_t gap = (uint64_t)(indices[i] - before - 1), field = gap & ((1ull << rice) - 1);
+        uint64_t gap = (uint64_t)(indices[i] - before - 1);
         before = indices[i];
         place += (int64_t)(gap >> rice) + 1;
         stops[place / 8] |= (uint8_t)(1 << place % 8);
-        for (int done = 0; done < rice;) {
-            int here = (int)least(8 - at % 8, rice - done);
-            low[at / 8] |= (uint8_t)((field >> done & ((1u << here) - 1)) << at % 8);
-            done += here;
-            at += here;
-        }
+        held |= (gap & ((1ull << rice) - 1)) << bits;
+        for (bits += rice; bits >= 8; bits -= 8, held >>= 8)
+            *low++ = (uint8_t)held;
     }
+    if (bits)
+        *low = (uint8_t)held;
 }
 
 int unpack_rice(const uint8_t *low, const uint8_t *stops, int64_t count, int64_t elements, int rice, int64_t unary,
                 int64_t *indices)
 {
-    int64_t bits = count * rice, at = 0, found = 0, before = -1, last = -1;
-    if ((bits % 8 && low[bits / 8] >> bits % 8) || (unary % 8 && stops[unary / 8] >> unary % 8))
+    int64_t end = count * rice, found = 0, before = -1, last = -1;
+    uint64_t held = 0;
+    int bits = 0; /* of `held`, fewer than 8 between numbers */
+    if ((end % 8 && low[end / 8] >> end % 8) || (unary % 8 && stops[unary / 8] >> unary % 8))
         return BAD_PADDING;
     for (int64_t byte = 0; byte < (unary + 7) / 8; byte++) {
         for (uint32_t rest = stops[byte]; rest; rest &= rest - 1) {
             int64_t place = 8 * byte + __builtin_ctz(rest);
-            uint64_t field = 0;
             if (found == count)
                 return BAD_COUNT;
-            for (int done = 0; done < rice;) {
-                int here = (int)least(8 - at % 8, rice - done);
-                field |= (uint64_t)(low[at / 8] >> at % 8 & ((1u << here) - 1)) << done;
-                done += here;
-                at += here;
-            }
+            for (; bits < rice; bits += 8)
+                held |= (uint64_t)*low++ << bits;
+            uint64_t field = held & ((1ull << rice) - 1);
+            held >>= rice;
+            bits -= rice;
             before += (int64_t)((uint64_t)(place - last - 1) << rice | field) + 1;
             if (before >= elements)
                 return BAD_INDEX;

@@ -2,7 +2,8 @@
 
 Each function does what the torch operations beside its caller do, with the same bits, or returns None where it cannot:
 not compiled, not on the CPU, not float32, or switched off (`GEOMX_NATIVE=0`). `take_...` gives a payload and leaves in
-`left`, in place, what the payload does not carry; `give_...` is the way back. ctypes lets other threads run meanwhile.
+`left`, in place, what the payload does not carry; `give_...` is the way back. A `take_...` that is given values takes
+from left + values, in one pass over memory, and says how large they are. ctypes lets other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -35,23 +37,26 @@ _POINTER, _LONG, _INT, _BITS, _FLOAT = (
 )
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "largest_bits": (_BITS, (_POINTER, _LONG)),
-    "take_blocks": (None, (_POINTER, _LONG, _LONG, _INT, _BITS, _POINTER, _POINTER, _POINTER)),
+    "take_blocks": (_BITS, (_POINTER, _POINTER, _LONG, _LONG, _INT, _BITS, _POINTER, _POINTER, _POINTER)),
     "give_blocks": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _POINTER)),
     "take_thirds": (None, (_POINTER, _LONG, _LONG, _BITS, _POINTER, _POINTER, _POINTER)),
-    "take_signs": (None, (_POINTER, _LONG, _BITS, _POINTER, _POINTER)),
+    "take_signs": (_BITS, (_POINTER, _POINTER, _LONG, _BITS, _POINTER, _POINTER)),
     "give_signs": (_INT, (_POINTER, _POINTER, _LONG, _POINTER)),
-    "take_two_bits": (None, (_POINTER, _LONG, _FLOAT, _POINTER)),
+    "take_two_bits": (_BITS, (_POINTER, _POINTER, _LONG, _FLOAT, _POINTER)),
     "give_two_bits": (_INT, (_POINTER, _LONG, _FLOAT, _POINTER)),
-    "take_bf16": (None, (_POINTER, _LONG, _POINTER)),
+    "take_bf16": (_BITS, (_POINTER, _POINTER, _LONG, _POINTER)),
     "give_bf16": (_BITS, (_POINTER, _LONG, _POINTER)),
     "has_fp16": (_INT, ()),
     "take_fp16": (None, (_POINTER, _LONG, _FLOAT, _FLOAT, _POINTER)),
     "give_fp16": (_BITS, (_POINTER, _LONG, _FLOAT, _POINTER)),
     "kth_largest": (_FLOAT, (_POINTER, _LONG, _LONG, _LONG, _LONG)),
     "at_least": (_LONG, (_POINTER, _LONG, _FLOAT, _POINTER, _LONG)),
-    "add_to": (_BITS, (_POINTER, _POINTER, _LONG)),
-    "sample_sums": (None, (_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER)),
-    "add_at_least": (_LONG, (_POINTER, _POINTER, _LONG, _FLOAT, _POINTER, _LONG, _POINTER)),
+    "add_to": (_BITS, (_POINTER, _POINTER, _LONG, _POINTER)),
+    "sample_sums": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _LONG, _LONG, _LONG, _POINTER)),
+    "add_at_least": (
+        _LONG,
+        (_POINTER, _POINTER, _POINTER, _FLOAT, _LONG, _FLOAT, _POINTER, _LONG, _POINTER),
+    ),
     "gather": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "scatter": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "unary_bits": (None, (_POINTER, _LONG, _INT, _INT, _POINTER)),
@@ -76,6 +81,13 @@ def _load() -> ctypes.CDLL | None:
 _library = _load()
 
 
+class Taken(NamedTuple):
+    """What a kernel has taken out of `left`. `largest`: |value| of what was added before; NaN or Inf where one is."""
+
+    payload: torch.Tensor
+    largest: float
+
+
 def available() -> bool:
     """Whether the kernels are there and switched on."""
     return _library is not None
@@ -92,10 +104,14 @@ def switched_off() -> Iterator[None]:
         _library = library
 
 
-def _for(x: torch.Tensor) -> ctypes.CDLL | None:
-    """The library, where it can read and write this tensor."""
+def _for(x: torch.Tensor, values: torch.Tensor | None = None) -> ctypes.CDLL | None:
+    """The library, where it can read and write these tensors."""
     fits = x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
-    return _library if fits else None
+    return _library if fits and (values is None or _for(values)) else None
+
+
+def _at(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
 
 
 def _checked(fault: int) -> None:
@@ -110,12 +126,13 @@ def peak(x: torch.Tensor) -> float | None:
     return _float(library.largest_bits(x.data_ptr(), x.numel()))
 
 
-def add(left: torch.Tensor, values: torch.Tensor) -> float | None:
-    """left += values; the largest |values|, or NaN or Inf where there is one."""
-    library = _for(left)
-    if library is None or _for(values) is None:
+def add(left: torch.Tensor, values: torch.Tensor) -> tuple[float, float] | None:
+    """left += values; the largest |values| and then |left|, or NaN or Inf where there is one."""
+    if (library := _for(left, values)) is None:
         return None
-    return _float(library.add_to(left.data_ptr(), values.data_ptr(), left.numel()))
+    sums = ctypes.c_uint32()
+    largest = library.add_to(left.data_ptr(), values.data_ptr(), left.numel(), ctypes.byref(sums))
+    return _float(largest), _float(sums.value)
 
 
 def _float(bits: int) -> float:
@@ -136,36 +153,41 @@ class _Payload:
 
 
 def take_blocks(
-    left: torch.Tensor, block: int, width: int, most_scale: int, noise: torch.Tensor | None
-) -> torch.Tensor | None:
+    left: torch.Tensor,
+    block: int,
+    width: int,
+    most_scale: int,
+    noise: torch.Tensor | None,
+    values: torch.Tensor | None,
+) -> Taken | None:
     """See `values.Blocks`."""
-    if (library := _for(left)) is None:
+    if (library := _for(left, values)) is None:
         return None
-    out = _Payload(left.numel(), block, width)
-    drawn = None if noise is None else noise.data_ptr()
-    library.take_blocks(left.data_ptr(), left.numel(), block, width, most_scale, drawn, out.scales, out.codes)
-    return out.whole
+    count, out = left.numel(), _Payload(left.numel(), block, width)
+    largest = library.take_blocks(
+        left.data_ptr(), _at(values), count, block, width, most_scale, _at(noise), out.scales, out.codes
+    )
+    return Taken(out.whole, _float(largest))
 
 
-def take_thirds(
-    left: torch.Tensor, block: int, most_scale: int, noise: torch.Tensor | None
-) -> torch.Tensor | None:
+def take_thirds(left: torch.Tensor, block: int, most_scale: int, noise: torch.Tensor | None) -> Taken | None:
     """See `values.Thirds`."""
     if (library := _for(left)) is None:
         return None
     out = _Payload(left.numel(), block, 2)
-    drawn = None if noise is None else noise.data_ptr()
-    library.take_thirds(left.data_ptr(), left.numel(), block, most_scale, drawn, out.scales, out.codes)
-    return out.whole
+    library.take_thirds(left.data_ptr(), left.numel(), block, most_scale, _at(noise), out.scales, out.codes)
+    return Taken(out.whole, 0.0)
 
 
-def take_signs(left: torch.Tensor, block: int, most_scale: int) -> torch.Tensor | None:
+def take_signs(left: torch.Tensor, block: int, most_scale: int, values: torch.Tensor | None) -> Taken | None:
     """See `values.Sign`."""
-    if (library := _for(left)) is None:
+    if (library := _for(left, values)) is None:
         return None
     out = _Payload(left.numel(), block, 1)
-    library.take_signs(left.data_ptr(), left.numel(), most_scale, out.scales, out.codes)
-    return out.whole
+    largest = library.take_signs(
+        left.data_ptr(), _at(values), left.numel(), most_scale, out.scales, out.codes
+    )
+    return Taken(out.whole, _float(largest))
 
 
 def give_blocks(
@@ -188,13 +210,13 @@ def give_signs(scales: torch.Tensor, codes: torch.Tensor, count: int) -> torch.T
     return out
 
 
-def take_two_bits(left: torch.Tensor, step: float) -> torch.Tensor | None:
+def take_two_bits(left: torch.Tensor, step: float, values: torch.Tensor | None) -> Taken | None:
     """Codes of `two_bit.TwoBit`."""
-    if (library := _for(left)) is None:
+    if (library := _for(left, values)) is None:
         return None
     codes = torch.empty(-(-left.numel() // 4), dtype=torch.uint8)
-    library.take_two_bits(left.data_ptr(), left.numel(), step, codes.data_ptr())
-    return codes
+    largest = library.take_two_bits(left.data_ptr(), _at(values), left.numel(), step, codes.data_ptr())
+    return Taken(codes, _float(largest))
 
 
 def give_two_bits(codes: torch.Tensor, count: int, step: float) -> torch.Tensor | None:
@@ -206,17 +228,27 @@ def give_two_bits(codes: torch.Tensor, count: int, step: float) -> torch.Tensor 
     return out
 
 
-def take_half(left: torch.Tensor, dtype: torch.dtype, exponent: int = 0) -> torch.Tensor | None:
-    """float16 of left · 2^-exponent, or bfloat16 of left, as bytes."""
-    library = _for(left)
-    if library is None or not (dtype == torch.bfloat16 or library.has_fp16()):
+def take_bf16(left: torch.Tensor, values: torch.Tensor | None) -> Taken | None:
+    """bfloat16 of left, as bytes."""
+    if (library := _for(left, values)) is None:
         return None
     out = torch.empty(2 * left.numel(), dtype=torch.uint8)
-    if dtype == torch.bfloat16:
-        library.take_bf16(left.data_ptr(), left.numel(), out.data_ptr())
-    else:
-        up, down = 2.0**-exponent, 2.0**exponent
-        library.take_fp16(left.data_ptr(), left.numel(), up, down, out.data_ptr())
+    largest = library.take_bf16(left.data_ptr(), _at(values), left.numel(), out.data_ptr())
+    return Taken(out, _float(largest))
+
+
+def has_fp16() -> bool:
+    """Whether there is a kernel for float16."""
+    return _library is not None and bool(_library.has_fp16())
+
+
+def take_fp16(left: torch.Tensor, exponent: int) -> torch.Tensor | None:
+    """float16 of left · 2^-exponent, as bytes."""
+    library = _for(left)
+    if library is None or not has_fp16():
+        return None
+    out = torch.empty(2 * left.numel(), dtype=torch.uint8)
+    library.take_fp16(left.data_ptr(), left.numel(), 2.0**-exponent, 2.0**exponent, out.data_ptr())
     return out
 
 
@@ -254,26 +286,43 @@ def at_least(x: torch.Tensor, bound: float, room: int) -> torch.Tensor | None:
     return out[:count] if count <= room else None
 
 
-def sample_sums(left: torch.Tensor, values: torch.Tensor, start: int, stride: int) -> torch.Tensor | None:
-    """(left + values)[start::stride]."""
-    library = _for(left)
-    if library is None or _for(values) is None:
+class Added(NamedTuple):
+    """What is added to a residual: values, or with a velocity u ← momentum · u + values."""
+
+    values: torch.Tensor
+    velocity: torch.Tensor | None = None
+    momentum: float = 0.0
+
+
+def sample_sums(left: torch.Tensor, added: Added, start: int, stride: int) -> torch.Tensor | None:
+    """What left[start::stride] would be; nothing is added."""
+    if (library := _for(left, added.values)) is None:
         return None
-    out = torch.empty(-(-(left.numel() - start) // stride), dtype=torch.float32)
-    library.sample_sums(left.data_ptr(), values.data_ptr(), left.numel(), start, stride, out.data_ptr())
+    count, out = left.numel(), torch.empty(-(-(left.numel() - start) // stride), dtype=torch.float32)
+    library.sample_sums(left.data_ptr(), *_pointers(added), count, start, stride, out.data_ptr())
     return out
 
 
 def add_at_least(
-    left: torch.Tensor, values: torch.Tensor, bound: float, room: int
+    left: torch.Tensor, added: Added, bound: float, room: int
 ) -> tuple[torch.Tensor | None, float]:
-    """left += values; then `at_least`, and the largest |values|. For tensors that `sample_sums` has taken."""
+    """Add to left; then `at_least`, and the largest |values|. For tensors that `sample_sums` has taken."""
     assert _library is not None
     out, largest = torch.empty(room, dtype=torch.int64), ctypes.c_uint32()
     count = _library.add_at_least(
-        left.data_ptr(), values.data_ptr(), left.numel(), bound, out.data_ptr(), room, ctypes.byref(largest)
+        left.data_ptr(),
+        *_pointers(added),
+        left.numel(),
+        bound,
+        out.data_ptr(),
+        room,
+        ctypes.byref(largest),
     )
     return (out[:count] if count <= room else None), _float(largest.value)
+
+
+def _pointers(added: Added) -> tuple[int | None, int | None, float]:
+    return _at(added.velocity), _at(added.values), added.momentum
 
 
 def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor | None:
@@ -287,8 +336,7 @@ def gather(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor | None:
 
 def scatter(x: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> bool:
     """x[indices] = values, as `gather`; False where it cannot."""
-    library = _for(x)
-    if library is None or _for(values) is None:
+    if (library := _for(x, values)) is None:
         return False
     library.scatter(x.data_ptr(), indices.data_ptr(), indices.numel(), values.data_ptr())
     return True

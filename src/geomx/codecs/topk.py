@@ -5,15 +5,19 @@ At least one element is sent. Of equal ones those with the lower index go first,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from geomx.codecs import native
+from geomx.codecs.base import check_finite
+from geomx.codecs.native import Added
 from geomx.codecs.noise import Stream
 from geomx.codecs.sparse import Sparse, gathered
 from geomx.layout import Slice
 
 SPARE = 64  # elements that equal the last one, for which there is room
-SAMPLE, LEAST_RANK, MARGIN = 4096, 8, 2.0  # of the estimate that narrows the search: so many times too many
+SAMPLE, LEAST_RANK, MARGIN = 8192, 8, 1.5  # of the estimate that narrows the search: so many times too many
 
 
 class TopK(Sparse):
@@ -23,24 +27,84 @@ class TopK(Sparse):
         super().__init__(stream, ratio, values)
 
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
-        return self.write(largest(left, max(1, round(self.ratio * left.numel()))), left)
+        return self.write(largest(left, self._wanted(left)), left)
+
+    def absorb(
+        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+    ) -> torch.Tensor:
+        wanted = self._wanted(left)
+        sample = _sample_for(left, wanted)
+        found = add_and_find(piece, left, Added(values), sample) if sample else None
+        if found is None:
+            return super().absorb(piece, turn, left, values, weight)
+        return self.write(_largest_of(left, found, wanted), left)
+
+    def _wanted(self, left: torch.Tensor) -> int:
+        return max(1, round(self.ratio * left.numel()))
+
+
+class Sample(NamedTuple):
+    """The `rank`-th largest of |x[start::stride]|: a bound that hardly more than `likely` elements of x reach."""
+
+    start: int
+    stride: int
+    rank: int
+    likely: int
+
+
+class Found(NamedTuple):
+    """The rising indices (int64) of |x| ≥ bound."""
+
+    indices: torch.Tensor
+    bound: float
+
+
+def sampled(elements: int, wanted: float, start: int, stride: int, least: int, likely: float) -> Sample:
+    """For a bound that about `wanted` of `elements` elements reach; `least`: a rank that is no accident."""
+    rank = round(wanted * -(-(elements - start) // stride) / elements)
+    return Sample(start, stride, max(least, rank), int(likely))
+
+
+def find(x: torch.Tensor, sample: Sample) -> Found:
+    """What is at least the bound that a sample gives."""
+    bound = kth_largest(x, sample.rank, sample.start, sample.stride)
+    return Found(at_least(x, bound, sample.likely), bound)
+
+
+def add_and_find(piece: Slice, left: torch.Tensor, added: Added, sample: Sample) -> Found | None:
+    """Add and then `find`, in one pass over memory. None where there is no kernel for it: nothing is done.
+
+    Raises NotFinite.
+    """
+    some = native.sample_sums(left, added, sample.start, sample.stride)
+    if some is None:
+        return None
+    bound = kth_largest(some, sample.rank)
+    indices, most = native.add_at_least(left, added, bound, sample.likely)
+    check_finite(piece, most)
+    return Found(at_least(left, bound, left.numel()) if indices is None else indices, bound)
 
 
 def largest(x: torch.Tensor, count: int) -> torch.Tensor:
     """The rising indices (int64) of the `count` largest |x|, of equal ones those that come first; never zeros."""
-    few = _candidates(x, count)
-    return _largest(x, count) if few is None else few[_largest(gathered(x, few), count)]
+    sample = _sample_for(x, count)
+    return _largest_of(x, find(x, sample), count) if sample else _largest(x, count)
 
 
-def _candidates(x: torch.Tensor, count: int) -> torch.Tensor | None:
-    """The rising indices of some elements that hold the `count` largest, by a sample's estimate; None: of no use."""
+def _sample_for(x: torch.Tensor, count: int) -> Sample | None:
+    """A sample that narrows the search for the `count` largest; None where it would be of no use."""
     stride = x.numel() // SAMPLE
     if stride < 2 or MARGIN * count * 2 > x.numel():
         return None
-    sampled = -(-x.numel() // stride)
-    bound = kth_largest(x, max(LEAST_RANK, round(MARGIN * count * sampled / x.numel())), 0, stride)
-    found = at_least(x, bound, int(2 * MARGIN * count))
-    return found if bound > 0 and count <= found.numel() <= x.numel() // 2 else None
+    return sampled(x.numel(), MARGIN * count, 0, stride, LEAST_RANK, 2 * MARGIN * count)
+
+
+def _largest_of(x: torch.Tensor, found: Found, count: int) -> torch.Tensor:
+    """`largest`, sought among what was found if that holds them."""
+    few, bound = found
+    if bound > 0 and count <= few.numel() <= x.numel() // 2:
+        return few[_largest(gathered(x, few), count)]
+    return _largest(x, count)
 
 
 def _largest(x: torch.Tensor, count: int) -> torch.Tensor:

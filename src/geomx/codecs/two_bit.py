@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from geomx.codecs import native
-from geomx.codecs.base import Block, Lossy, tiles, working
+from geomx.codecs.base import Block, Lossy, check_finite, tiles, working
 from geomx.codecs.bits import pack, packed_bytes, unpack
 from geomx.codecs.dense import Dense
 from geomx.codecs.noise import Stream
@@ -33,12 +33,23 @@ class TwoBit(Lossy):
         self._threshold = threshold
 
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
-        step = torch.tensor([self._threshold * (weight or 1.0)], dtype=torch.float32, device=left.device)
-        size = float(step)
-        codes = native.take_two_bits(left, size)
-        if codes is None:
-            codes = self._take(left, size)
+        step = self._step(left, weight)
+        taken = native.take_two_bits(left, float(step), None)
+        codes = self._take(left, float(step)) if taken is None else taken.payload
         return torch.cat((step.view(torch.uint8), codes))
+
+    def absorb(
+        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+    ) -> torch.Tensor:
+        step = self._step(left, weight)
+        taken = native.take_two_bits(left, float(step), values)
+        if taken is None:
+            return super().absorb(piece, turn, left, values, weight)
+        check_finite(piece, taken.largest)
+        return torch.cat((step.view(torch.uint8), taken.payload))
+
+    def _step(self, left: torch.Tensor, weight: float) -> torch.Tensor:
+        return torch.tensor([self._threshold * (weight or 1.0)], dtype=torch.float32, device=left.device)
 
     def _take(self, left: torch.Tensor, size: float) -> torch.Tensor:
         up, down = left >= size, left <= -size

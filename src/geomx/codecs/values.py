@@ -25,6 +25,7 @@ import torch
 
 from geomx.codecs import native
 from geomx.codecs.bits import pack, packed_bytes, unpack
+from geomx.codecs.native import Taken
 from geomx.errors import ProtocolError
 
 SCALE_BYTES = 2
@@ -52,14 +53,17 @@ class Form(ABC):
 
     def take(self, left: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """As `pack`; leaves in `left`, in place, what the bytes do not carry."""
-        packed = self._taken(left, noise)
-        if packed is None:
-            packed = self.pack(left, noise)
-            left.sub_(self.unpack(packed, left.numel(), left.dtype))
+        taken = self.taken(left, noise)
+        if taken is not None:
+            return taken.payload
+        packed = self.pack(left, noise)
+        left.sub_(self.unpack(packed, left.numel(), left.dtype))
         return packed
 
-    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
-        """`take` by a kernel; None where there is none, and nothing has been done."""
+    def taken(
+        self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
+    ) -> Taken | None:
+        """`take` by a kernel, of left + values where there are values; None where there is none: nothing is done."""
         return None
 
 
@@ -92,8 +96,10 @@ class Cast(Form):
     def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
         return packed[self.size_bytes(start) : self.size_bytes(stop)]
 
-    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
-        return native.take_half(left, self._dtype) if self._dtype == torch.bfloat16 else None
+    def taken(
+        self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
+    ) -> Taken | None:
+        return native.take_bf16(left, values) if self._dtype == torch.bfloat16 else None
 
 
 class Half(Form):
@@ -105,7 +111,7 @@ class Half(Form):
         return SCALE_BYTES + 2 * count
 
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
-        exponent = self._exponent(x)
+        exponent = self._exponent(peak(x), x.dtype)
         return self._headed(exponent, x.mul(2.0**-exponent).to(torch.float16).view(torch.uint8))
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -125,18 +131,25 @@ class Half(Form):
     def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
         return torch.cat((packed[:SCALE_BYTES], packed[self.size_bytes(start) : self.size_bytes(stop)]))
 
-    def _exponent(self, x: torch.Tensor) -> int:
-        largest = peak(x)
-        return max(math.frexp(largest)[1] - self.TOP, -MOST_EXPONENT[x.dtype]) if largest else 0
+    def _exponent(self, largest: float, dtype: torch.dtype) -> int:
+        return max(math.frexp(largest)[1] - self.TOP, -MOST_EXPONENT[dtype]) if largest else 0
 
     def _headed(self, exponent: int, halves: torch.Tensor) -> torch.Tensor:
         head = torch.tensor([exponent], dtype=torch.int16, device=halves.device)
         return torch.cat((head.view(torch.uint8), halves))
 
-    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
-        exponent = self._exponent(left)
-        halves = native.take_half(left, torch.float16, exponent)
-        return None if halves is None else self._headed(exponent, halves)
+    def taken(
+        self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
+    ) -> Taken | None:
+        if not native.has_fp16():
+            return None
+        added = (0.0, peak(left)) if values is None else native.add(left, values)
+        if added is None:
+            return None
+        largest, largest_sum = added
+        exponent = self._exponent(largest_sum, left.dtype)
+        halves = native.take_fp16(left, exponent)
+        return None if halves is None else Taken(self._headed(exponent, halves), largest)
 
 
 class Blocks(Form):
@@ -174,8 +187,10 @@ class Blocks(Form):
     def _steps(self, x: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
         return scaled(x.clone(), inverses(scales, 1.0, x.dtype), self._block)
 
-    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
-        return native.take_blocks(left, self._block, self._width, _largest_scale(self._most), noise)
+    def taken(
+        self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
+    ) -> Taken | None:
+        return native.take_blocks(left, self._block, self._width, _largest_scale(self._most), noise, values)
 
 
 class Thirds(Form):
@@ -202,8 +217,10 @@ class Thirds(Form):
     def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
         return part_of_scaled(packed, count, start, stop, self.BLOCK, self.WIDTH)
 
-    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
-        return native.take_thirds(left, self.BLOCK, _largest_scale(1), noise)
+    def taken(
+        self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
+    ) -> Taken | None:
+        return None if values is not None else native.take_thirds(left, self.BLOCK, _largest_scale(1), noise)
 
 
 class Sign(Form):
@@ -229,8 +246,10 @@ class Sign(Form):
     def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
         return part_of_scaled(packed, count, start, stop, self.BLOCK, 1)
 
-    def _taken(self, left: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor | None:
-        return native.take_signs(left, self.BLOCK, _largest_scale(1))
+    def taken(
+        self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
+    ) -> Taken | None:
+        return native.take_signs(left, self.BLOCK, _largest_scale(1), values)
 
 
 def peak(x: torch.Tensor) -> float:

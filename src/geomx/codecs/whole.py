@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Block, Codec, Lossy, tiles, working
+from geomx.codecs.base import Block, Codec, Lossy, check_finite, tiles, working
 from geomx.codecs.dense import Dense
 from geomx.codecs.noise import Stream, uniform
 from geomx.codecs.values import FORMS
@@ -35,10 +35,21 @@ class Whole(Lossy):
         self._stochastic = stochastic
 
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
-        noise = None
-        if self._stochastic:
-            noise = uniform(self.stream.key(turn, piece), left.numel(), left.device)
-        return self._form.take(left, noise)
+        return self._form.take(left, self._noise(piece, turn, left))
+
+    def absorb(
+        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+    ) -> torch.Tensor:
+        taken = self._form.taken(left, self._noise(piece, turn, left), values)
+        if taken is None:
+            return super().absorb(piece, turn, left, values, weight)
+        check_finite(piece, taken.largest)
+        return taken.payload
+
+    def _noise(self, piece: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
+        if not self._stochastic:
+            return None
+        return uniform(self.stream.key(turn, piece), left.numel(), left.device)
 
     def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         if not self.possible(piece.elements, payload.numel()):

@@ -14,6 +14,7 @@ from rich.table import Table
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs import native
 from geomx.codecs.base import codecs
+from geomx.codecs.spec import slices_wanted
 from geomx.errors import ConfigError, Fault
 from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Layout, Slice, Tensor, automatic_slice_elements
 from geomx.observe.costs import Cost, bandwidth, cost
@@ -24,31 +25,35 @@ def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
     """Measure and print; `model` is `module:function`, which is called without arguments."""
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
-    slices = slices_of(model_of(model)) if model else slices_like(parameters)
+    made = model_of(model) if model else None
     bytes_per_s = bandwidth()
     rows = []
     for spec in specs or [name for name in codecs.names if name != "dense"]:
+        wanted = slices_wanted(spec)
+        slices = slices_like(parameters, wanted) if made is None else slices_of(made, slices=wanted)
         rows.append(cost(spec, slices, bytes_per_s))
-    elements, count = sum(piece.elements for piece in slices), len(slices)
+        parameters = sum(piece.elements for piece in slices)
     kernels = "compiled kernels" if native.available() else "torch operations alone"
-    title = f"{elements:,} parameters in {count} slices, {kernels}, memory {bytes_per_s / 1e9:.0f} GB/s on one core"
+    title = f"{parameters:,} parameters, {kernels}, memory {bytes_per_s / 1e9:.0f} GB/s on one core"
     Console().print(table_of(title, rows))
 
 
 def table_of(title: str, rows: Sequence[Cost]) -> Table:
     """A line for each codec."""
     table = Table(title=title, title_justify="left")
-    table.add_column("codec", no_wrap=True)
-    for column in ("MB a round", "of dense", "encode ms", "decode ms", "floor ms"):
-        table.add_column(column, justify="right")
+    table.add_column("codec")
+    for column in ("slices", "MB", "of dense", "encode\nms", "\nfloor", "decode\nms", "\nfloor"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        times = (row.encode_s, row.decode_s, row.floor_s)
+        times = (row.encode_s, row.floor_s, row.decode_s, row.decode_floor_s)
         figures = (f"{1e3 * seconds:.3g}" for seconds in times)
-        table.add_row(row.spec, f"{row.sent_bytes / 1e6:.3g}", f"1/{row.ratio:.4g}", *figures)
+        table.add_row(
+            row.spec, f"{row.slices}", f"{row.sent_bytes / 1e6:.3g}", f"1/{row.ratio:.4g}", *figures
+        )
     return table
 
 
-def slices_like(parameters: int, slice_elements: int = 0, slices: int = SLICES_WANTED) -> list[Slice]:
+def slices_like(parameters: int, slices: int = SLICES_WANTED, slice_elements: int = 0) -> list[Slice]:
     """Those of one large float32 tensor. `slice_elements`: 0 cuts it into about so many `slices`."""
     tensors = (Tensor("weights", (parameters,), "float32"),)
     largest = slice_elements or automatic_slice_elements(tensors, slices)

@@ -202,4 +202,4 @@ def _cut(run: Run, sources: Sources, report: Mapping[str, Any] | None) -> Callab
     parameters = sources.parameters or (report["parameters"] if report else 0)
     if not parameters:
         raise ConfigError("geomx plan", [Fault("the model's size", "nothing", "--parameters N or --model")])
-    return lambda slices: slices_like(parameters, largest, slices)
+    return lambda slices: slices_like(parameters, slices, largest)

@@ -118,7 +118,7 @@ def compared(
     specs = dict.fromkeys([*itertools.chain.from_iterable(codecs), *lan])
     wanted = {pair: slices_wanted(*pair) for pair in codecs}
     cuts = {count: facts.cut(count) for count in set(wanted.values())}
-    costs = {spec: _cost(spec, facts.cut(SLICES_WANTED), bytes_per_s) for spec in specs}
+    costs = {spec: _cost(spec, facts.cut(slices_wanted(spec)), bytes_per_s) for spec in specs}
     world = Facts(
         sites=facts.sites,
         size_bytes=sum(piece.size_bytes for piece in facts.cut(SLICES_WANTED)),
@@ -154,6 +154,7 @@ def _cost(spec: str, slices: Sequence[Slice], bytes_per_s: float) -> Cost:
     times = sum(piece.size_bytes for piece in slices) / of_sample.dense_bytes
     return replace(
         of_sample,
+        slices=len(slices),
         dense_bytes=round(times * of_sample.dense_bytes),
         sent_bytes=round(times * of_sample.sent_bytes),
         encode_s=times * of_sample.encode_s,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from geomx.codecs.base import codec_state
 from geomx.codecs.noise import Stream
 from geomx.codecs.spec import make_codec
 from geomx.layout import Slice
@@ -20,10 +21,11 @@ COPIED_ELEMENTS = 1 << 25  # far more than a cache holds
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of encoding and decoding every slice of a model once.
+    """Of encoding and decoding every slice of a model once. `slices`: into how many it is cut.
 
-    `floor_s`: the seconds for the bytes that an encoding with error feedback must touch: values and residual read, the
-    residual written, the payload written. 0 for a codec that only looks at the same memory anew.
+    The floors are the seconds for the bytes that must be touched. Encoding: values and what the codec keeps read, that
+    and the payload written. Decoding: the payload read, values written. 0 for a codec that only looks at the same
+    memory anew.
     """
 
     spec: str
@@ -33,6 +35,8 @@ class Cost:
     decode_s: float
     floor_s: float
     lossless: bool
+    decode_floor_s: float = 0.0
+    slices: int = 1
 
     @property
     def ratio(self) -> float:
@@ -64,8 +68,10 @@ def cost(
     )
     dense = sum(piece.size_bytes for piece in pieces)
     sent = sum(payload.numel() for payload in payloads)
-    touched = 0 if codec.lossless else 3 * dense + sent
-    return Cost(spec, dense, sent, encode_s, decode_s, touched / bytes_per_s, codec.lossless)
+    kept = sum(held.nbytes for piece in pieces for held in codec_state(codec, piece).values())
+    encoding, decoding = (0, 0) if codec.lossless else (dense + 2 * kept + sent, sent + dense)
+    floors = encoding / bytes_per_s, decoding / bytes_per_s
+    return Cost(spec, dense, sent, encode_s, decode_s, floors[0], codec.lossless, floors[1], len(pieces))
 
 
 def bandwidth(device: str = "cpu") -> float:

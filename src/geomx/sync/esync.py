@@ -10,7 +10,8 @@ the slowest will be there, so that none waits long and none is waited for:
     there_j = when worker j took its last step, or began + what it lacks of `least` steps · step_j + reach_j
     steps_i = steps that worker i has taken + ⌊(max_j there_j − its last step − reach_i) / step_i + slack⌋
 
-step_j: how long one of its steps takes, by its own clock. reach_j: from the news of its last step to its contribution,
+step_j: how long one of its steps takes, by its own clock: the median of its last three, so that an evaluation between
+two of them makes no slow worker of it. reach_j: from the news of its last step to its contribution,
 codecs and transmission included. All points in time are the shard's own: no clock is compared with another one.
 `slack`: by what share of a step a worker may be late. At least `least` and at most `most` steps lie between two
 synchronisations; before all steps have been timed, `least`.
@@ -23,6 +24,8 @@ makes the others late by the round alone: they stop when it should have been the
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,13 +35,14 @@ from geomx.sync.fsa import when_complete
 from geomx.sync.hfa import AVERAGE
 
 SHORTEST_S = 1e-6  # below, a step counts as long
+TIMED = 3  # of its last steps, for how long a worker's steps take
 
 
 @dataclass(slots=True)
 class _Pace:
     """What the shard knows of a worker. Points in time are the shard's, in seconds."""
 
-    step_s: float
+    last_s: deque[float]  # how long its last steps took
     begin_s: float = 0.0  # from the beginning of a round here until this worker computes
     reach_s: float = 0.0
     reaching_s: float = 0.0  # the same of the round whose slices are coming in
@@ -47,6 +51,10 @@ class _Pace:
     arrived: float | None = None  # when its contribution to this round did, or a slice of it
     round: int = -1  # of its last step
     told: int = 1  # how many steps of this round it may take
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.last_s)
 
 
 class ESync:
@@ -95,8 +103,8 @@ class ESync:
             return {worker: steps}
         if turn > self._round:
             self._begin(turn, now)
-        pace = self._paces.setdefault(worker, _Pace(seconds))
-        pace.step_s = (pace.step_s + seconds) / 2
+        pace = self._paces.setdefault(worker, _Pace(deque(maxlen=TIMED)))
+        pace.last_s.append(seconds)
         if steps == 1:  # everything of the last round has arrived
             pace.begin_s = max(0.0, now - seconds - self._began)
             pace.reach_s = pace.reaching_s
