@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from geomx.config import Run
-from geomx.node.build import Plan
+from geomx.errors import ConfigError
+from geomx.node.build import Plan, check_choices
 
 TWO = """
 [run]
@@ -37,3 +38,26 @@ def test_what_local_servers_send_their_workers(
     plan = Plan.of(Run.parse(TWO, "two.toml", overrides))
     assert (plan.lan_of("A").codec_down, plan.passes("A")) == of_a
     assert (plan.lan_of("B").codec_down, plan.passes("B")) == of_b
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (("sync.policy=esync",), "party.B.inside"),
+        (("sync.policy=downpour", "optimizer.place=workers"), "optimizer.place"),
+        (("sync.policy=hfa", "optimizer.place=server"), "optimizer.place"),
+        (("optimizer.compensation=dcasgd",), "optimizer.compensation"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refused: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_choices(Run.parse(TWO, "two.toml", overrides))
+    assert refused in [fault.where for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("sync.policy=hfa", "optimizer.place=workers"), ("sync.policy=mixed", "optimizer.compensation=dcasgd")],
+)
+def test_what_goes_together_is_not(overrides: tuple[str, ...]) -> None:
+    check_choices(Run.parse(TWO, "two.toml", overrides))

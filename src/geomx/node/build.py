@@ -23,7 +23,7 @@ from geomx.node.worker import Worker
 from geomx.optim.base import RootOptimizer, compensations, optimizers
 from geomx.protocol.messages import Message, Value
 from geomx.protocol.session import Patience
-from geomx.sync.base import Pacer, policies
+from geomx.sync.base import Local, Pacer, policies
 
 AS_WAN = "wan"  # instead of the LAN's codec down: what came over the WAN goes on, byte for byte
 
@@ -230,6 +230,15 @@ def check_choices(run: Run) -> None:
                 "'workers'",
                 "'auto' or 'server'",
                 f"with sync.policy = {run.sync.policy!r} parties share nothing but what the global servers optimize",
+            )
+        )
+    if run.optimizer.place == "server" and policy.plans is Local:
+        faults.append(
+            Fault(
+                "optimizer.place",
+                "'server'",
+                "'auto' or 'workers'",
+                f"with sync.policy = {run.sync.policy!r} each worker's own optimizer takes the steps",
             )
         )
     if faults:
