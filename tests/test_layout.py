@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from geomx.errors import Unsupported
 from geomx.layout import (
+    FEWEST_SLICES,
     ITEM_BYTES,
     LARGEST_SLICE,
     MOST_PARTS,
-    SLICES_WANTED,
     SMALLEST_SLICE,
     Layout,
     Tensor,
@@ -219,11 +219,16 @@ def test_automatic_slices_fit_the_model(elements, expected):
     assert automatic_slice_elements((Tensor("w", (elements,), "float32"),)) == expected
 
 
-def test_fewer_slices_may_be_larger():
+def test_slices_of_which_little_is_sent_may_be_larger():
     huge = (Tensor("w", (2**31,), "float32"),)
-    assert automatic_slice_elements(huge, SLICES_WANTED // 4) == 4 * LARGEST_SLICE
-    assert automatic_slice_elements(huge, 2 * SLICES_WANTED) == LARGEST_SLICE
-    assert automatic_slice_elements((Tensor("w", (16 * 600_000,), "float32"),), 16) == 1 << 20
+    assert automatic_slice_elements(huge, FEWEST_SLICES) == LARGEST_SLICE
+    assert automatic_slice_elements(huge, FEWEST_SLICES // 2) == 2 * LARGEST_SLICE
+    assert automatic_slice_elements(huge, 1) == 4 * LARGEST_SLICE
+
+
+def test_no_model_is_cut_into_few_slices():
+    small = (Tensor("w", (16 * 30_000,), "float32"),)
+    assert automatic_slice_elements(small, 1) == automatic_slice_elements(small, FEWEST_SLICES) == 1 << 15
 
 
 def test_only_what_is_trained_decides_the_cut():

@@ -19,4 +19,5 @@ def test_a_model_is_cut_into_fewer_slices_where_both_ways_send_less() -> None:
     assert slices_wanted("dense", "dense") == 64
     assert slices_wanted("bisparse", "dense") == 64
     assert slices_wanted("fp16", "int8") == 32
-    assert slices_wanted("bisparse", "int4") == 16
+    assert slices_wanted("bisparse", "int4") == 8
+    assert slices_wanted("bisparse", "bisparse") == 1

@@ -57,7 +57,11 @@ def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refuse
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("sync.policy=hfa", "optimizer.place=workers"), ("sync.policy=mixed", "optimizer.compensation=dcasgd")],
+    [
+        (),
+        ("sync.policy=hfa", "optimizer.place=workers"),
+        ("sync.policy=mixed", "optimizer.compensation=dcasgd"),
+    ],
 )
 def test_what_goes_together_is_not(overrides: tuple[str, ...]) -> None:
     check_choices(Run.parse(TWO, "two.toml", overrides))

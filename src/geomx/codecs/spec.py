@@ -8,7 +8,6 @@ from geomx.codecs.base import Codec, codecs
 from geomx.codecs.noise import Stream
 from geomx.layout import SLICES_WANTED, Layout, Tensor
 
-FEWEST_SLICES = 16
 SAMPLE_ELEMENTS = 1 << 14
 
 
@@ -33,4 +32,4 @@ def slices_wanted(*specs: str) -> int:
     Slices overlap the ways that they take one after the other; the less a codec sends, the less there is to overlap,
     and the more the messages' own cost counts.
     """
-    return max(FEWEST_SLICES, round(SLICES_WANTED / min(ratio_of(spec) for spec in specs)))
+    return max(1, round(SLICES_WANTED / min(ratio_of(spec) for spec in specs)))
