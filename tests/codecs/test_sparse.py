@@ -149,3 +149,12 @@ def test_the_mean_gradient_is_clipped() -> None:
     values = drawn(1000)
     decoded = codec.decode(piece, codec.encode(piece, 0, 8 * values, weight=8.0))
     torch.testing.assert_close(decoded, 8 * values / values.norm())
+
+
+def test_a_form_that_is_larger_than_a_bitmap_is_refused() -> None:
+    """No encoder takes it, and no server has room for it."""
+    one_element = bytearray([1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 1, 0, 0, 128, 63])  # its index in two bytes
+    with pytest.raises(ProtocolError, match="16 bytes for 1 elements"):
+        BiSparse(Stream(), values="float32").expand(
+            piece_of(1), torch.frombuffer(one_element, dtype=torch.uint8)
+        )

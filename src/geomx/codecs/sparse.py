@@ -72,8 +72,8 @@ class Sparse(Lossy):
 
     def read(self, elements: int, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices (rising, int64) and the bytes of their values. Raises ProtocolError."""
-        if payload.numel() < HEAD.size:
-            raise ProtocolError(f"a sparse payload of {payload.numel()} bytes")
+        if not self.possible(elements, payload.numel()):
+            raise ProtocolError(f"a sparse payload of {payload.numel()} bytes for {elements} elements")
         count, unary, rice, place = HEAD.unpack(bytes(payload[: HEAD.size].tolist()))
         if count > elements or place != self._place:
             raise ProtocolError(f"{count} of {elements} elements, in form {place}")
