@@ -237,18 +237,17 @@ def take_bf16(left: torch.Tensor, values: torch.Tensor | None) -> Taken | None:
     return Taken(out, _float(largest))
 
 
-def has_fp16() -> bool:
-    """Whether there is a kernel for float16."""
-    return _library is not None and bool(_library.has_fp16())
-
-
-def take_fp16(left: torch.Tensor, exponent: int) -> torch.Tensor | None:
-    """float16 of left · 2^-exponent, as bytes."""
+def has_fp16(left: torch.Tensor) -> bool:
+    """Whether there is a kernel that takes float16 from this tensor."""
     library = _for(left)
-    if library is None or not has_fp16():
-        return None
+    return library is not None and bool(library.has_fp16())
+
+
+def take_fp16(left: torch.Tensor, exponent: int) -> torch.Tensor:
+    """float16 of left · 2^-exponent, as bytes. For tensors of which `has_fp16` says so."""
+    assert _library is not None
     out = torch.empty(2 * left.numel(), dtype=torch.uint8)
-    library.take_fp16(left.data_ptr(), left.numel(), 2.0**-exponent, 2.0**exponent, out.data_ptr())
+    _library.take_fp16(left.data_ptr(), left.numel(), 2.0**-exponent, 2.0**exponent, out.data_ptr())
     return out
 
 

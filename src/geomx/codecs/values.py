@@ -141,15 +141,14 @@ class Half(Form):
     def taken(
         self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
     ) -> Taken | None:
-        if not native.has_fp16():
+        if not native.has_fp16(left):
             return None
         added = (0.0, peak(left)) if values is None else native.add(left, values)
         if added is None:
             return None
         largest, largest_sum = added
         exponent = self._exponent(largest_sum, left.dtype)
-        halves = native.take_fp16(left, exponent)
-        return None if halves is None else Taken(self._headed(exponent, halves), largest)
+        return Taken(self._headed(exponent, native.take_fp16(left, exponent)), largest)
 
 
 class Blocks(Form):
