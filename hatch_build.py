@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -40,8 +41,12 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
             self.app.display_warning("no C compiler: the codecs use torch operations, which are slower")
             return False
         target.unlink(missing_ok=True)  # not overwritten: a process may have it open
+        digest = int.from_bytes(hashlib.blake2b(source.read_bytes(), digest_size=8).digest())
         done = subprocess.run(
-            [*compiler, *FLAGS, "-o", str(target), str(source)], capture_output=True, text=True, check=False
+            [*compiler, *FLAGS, f"-DSOURCE={digest}ull", "-o", str(target), str(source)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             self.app.display_warning(f"the codecs' kernels do not compile here: {done.stderr.strip()[-500:]}")

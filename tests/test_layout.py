@@ -254,6 +254,13 @@ def test_cuts_that_go_backwards_are_refused():
         weights(1, slice_elements=-1)
 
 
+def test_tiny_tensors_count_towards_the_most_slices(monkeypatch):
+    monkeypatch.setattr("geomx.layout.MOST_SLICES", 3)
+    tensors = tuple(Tensor(f"t{number}", (9,), "float32") for number in range(4))
+    with pytest.raises(Unsupported, match="raise slice_elements"):
+        Layout(tensors, size_lower_bound=10, slice_elements=10).slices  # noqa: B018
+
+
 def test_a_layout_from_a_stranger_cannot_fill_the_memory():
     with pytest.raises(Unsupported, match="raise slice_elements"):
         weights(2**40, slice_elements=1).slices  # noqa: B018

@@ -148,7 +148,8 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
     def slices(self) -> tuple[Slice, ...]:
         """Every slice, in the order of first use: index equals position."""
         largest = self.slice_elements or automatic_slice_elements(self.tensors)
-        self._check_count(largest)
+        large = (tensor.elements for tensor in self.tensors if tensor.elements >= self.size_lower_bound)
+        self._check_count(sum(-(-elements // largest) for elements in large), largest)
         drafts: list[list[Part]] = []
         open_tiny: dict[tuple[str, int, Role], list[Part]] = {}
         for number, tensor in enumerate(self.tensors):
@@ -163,6 +164,7 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
                     parts = open_tiny[kind] = []
                     drafts.append(parts)
                 parts.append(Part(number, 0, count, _end(parts)))
+        self._check_count(len(drafts), largest)
         return tuple(self._slice(index, tuple(parts)) for index, parts in enumerate(drafts))
 
     @cached_property
@@ -188,8 +190,7 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         large = first.elements >= self.size_lower_bound
         return Slice(index, first.dtype, first.group, first.role, large, parts[0].tensor, parts)
 
-    def _check_count(self, largest: int) -> None:
-        count = sum(-(-t.elements // largest) for t in self.tensors if t.elements >= self.size_lower_bound)
+    def _check_count(self, count: int, largest: int) -> None:
         if count > MOST_SLICES:
             raise Unsupported(
                 f"slices of {largest} elements cut this model into {count}, more than {MOST_SLICES}; "

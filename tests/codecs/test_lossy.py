@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -117,6 +118,29 @@ def test_numbers_that_are_none_are_refused(spec: str, value: float, elements: in
     values[place] = value
     with pytest.raises(NotFinite, match="slice 0 holds NaN or Inf"):
         codec.encode(piece, 1, values)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_numbers_that_are_none_are_refused_in_tiny_slices_as_well(spec: str) -> None:
+    codec, piece = made(spec), piece_of(3, size_lower_bound=4)
+    with pytest.raises(NotFinite, match="slice 0 holds NaN or Inf"):
+        codec.encode(piece, 0, torch.tensor([1.0, float("nan"), 2.0]))
+
+
+def test_a_residual_that_overflows_is_not_sent() -> None:
+    codec, piece = made("topk ratio=0.1 values=fp16"), piece_of(1000)
+    for turn in range(2):
+        with pytest.raises(NotFinite) if turn else nullcontext():
+            codec.encode(piece, turn, torch.full((1000,), 2e38))
+
+
+@pytest.mark.parametrize("spec", ["fp16", "mpq"])
+def test_without_feedback_tiny_slices_keep_nothing_either(spec: str) -> None:
+    codec, piece = made(spec), piece_of(3, size_lower_bound=4)
+    codec.feedback = False
+    first, second = (codec.encode(piece, turn, drawn(3)) for turn in range(2))
+    assert torch.equal(first, second)
+    assert codec.state(piece) == {}
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -271,6 +295,9 @@ def test_garbage_is_refused_or_gives_finite_numbers(spec: str, garbage: bytes) -
         ("bisparse momentum=1", "below 1"),
         ("topk values=int3", "int4"),
         ("int8 stochastic=yes", "true or false"),
+        ("fp16 stochastic=true", "an unknown parameter"),
+        ("bisparse clip=nan", "0 or more"),
+        ("two_bit threshold=inf", "a number above 0"),
         ("two_bit threshold=-1", "a number above 0"),
         ("dense ratio=1", "an unknown parameter"),
     ],

@@ -128,3 +128,16 @@ def test_a_library_of_another_system_is_not_used(tmp_path, monkeypatch) -> None:
         monkeypatch.setattr(native, "LIBRARY", path)
         assert native._load() is None
         path.unlink(missing_ok=True)
+
+
+@needs_kernels
+def test_a_library_of_another_source_is_not_used(tmp_path, monkeypatch) -> None:
+    """It would be called with other arguments than it expects."""
+    path = tmp_path / "kernels.so"
+    path.write_bytes(native.LIBRARY.read_bytes())
+    monkeypatch.setattr(native, "LIBRARY", path)
+    assert native._load() is not None  # an installed package may come without the source
+    source = path.with_suffix(".c")
+    source.write_bytes(b"/* later */")
+    with pytest.warns(UserWarning, match="install geomx again"):
+        assert native._load() is None

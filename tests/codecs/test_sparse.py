@@ -35,6 +35,12 @@ def test_fields_come_back(width: int, numbers: list[int]) -> None:
     assert unpack(packed, len(numbers), width).tolist() == fields.tolist()
 
 
+def test_no_indices_take_no_bits() -> None:
+    assert unpack_indices(torch.zeros(0, dtype=torch.uint8), 0, 100, 0, 0).numel() == 0
+    with pytest.raises(ProtocolError):
+        unpack_indices(torch.zeros(1, dtype=torch.uint8), 0, 100, 0, 8)
+
+
 def test_bits_begin_at_the_lowest() -> None:
     assert pack_bits(torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, 0, 1])).tolist() == [1, 2]
     assert pack(torch.tensor([1, 2, 3]), 3).tolist() == [0b11010001, 0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from geomx.codecs import values
 from geomx.codecs.spec import ratio_of, slices_wanted
 
 
@@ -21,3 +23,15 @@ def test_a_model_is_cut_into_fewer_slices_where_both_ways_send_less() -> None:
     assert slices_wanted("fp16", "int8") == 32
     assert slices_wanted("bisparse", "int4") == 8
     assert slices_wanted("bisparse", "bisparse") == 1
+
+
+@pytest.mark.parametrize("spec", ["fp16", "int8", "sign", "bisparse values=int2"])
+def test_defaults_of_a_script_have_no_part_in_it(spec: str) -> None:
+    expected = ratio_of(spec)
+    values._largest_scale.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):  # stands for a device that is not the CPU
+            assert ratio_of(spec) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)

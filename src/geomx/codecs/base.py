@@ -78,10 +78,10 @@ class Lossy(ABC):
     """
 
     lossless = False
-    feedback = True
 
     def __init__(self, stream: Stream, tiny: Codec | None) -> None:
         self.stream = stream
+        self._feedback = True
         self._tiny = tiny
         self._residuals: dict[int, torch.Tensor] = {}
         self.memory = {
@@ -120,10 +120,21 @@ class Lossy(ABC):
 
     # -- the contract ---------------------------------------------------------------------------------------
 
+    @property
+    def feedback(self) -> bool:
+        return self._feedback
+
+    @feedback.setter
+    def feedback(self, given: bool) -> None:
+        self._feedback = given
+        if isinstance(self._tiny, Lossy):
+            self._tiny.feedback = given
+
     def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         if self._tiny is not None and not piece.large:
+            check_finite(piece, peak(values))
             return self._tiny.encode(piece, turn, values, weight)
-        if not self.feedback:
+        if not self._feedback:
             check_finite(piece, peak(values))
             ready = self.prepared(piece, values, weight)
             return self.compress(piece, turn, ready.to(working(values.dtype), copy=True), weight)
@@ -160,15 +171,16 @@ class Lossy(ABC):
     def settle(self, piece: Slice, lost: Iterable[Block]) -> None:
         """Blocks were not applied: what they carried goes with the next.
 
-        A slice of tiny tensors that goes dense has no residual: what is lost of it is lost.
+        Nothing has a residual that goes dense, being tiny, nor a delta, whose receivers hold all of it by then: what is
+        lost of those is lost.
         """
         if self._tiny is not None and not piece.large:
             if isinstance(self._tiny, Lossy):
                 self._tiny.settle(piece, lost)
-        elif self.feedback:
+        elif self._feedback:
             for start, stop, payload in lost:
                 carried = self.expand(piece.within(start, stop), payload)
-                self._residuals[piece.index][start:stop].add_(carried)
+                self.residual(piece, carried)[start:stop].add_(carried)
 
     def state(self, piece: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of a slice, by name: tensors of the slice's elements, as they lie in memory."""

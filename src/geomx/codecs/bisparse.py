@@ -16,6 +16,8 @@ slice's mean gradient is clipped to this L2 norm before it meets u.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from geomx.codecs.base import Codec
@@ -51,7 +53,7 @@ class BiSparse(Sparse):
         faults += [
             Fault(name, f"{value}", "0 or more")
             for name, value in (("warmup_rounds", warmup_rounds), ("clip", clip))
-            if value < 0
+            if not 0 <= value < math.inf
         ]
         if faults:
             raise ConfigError("codec bisparse", faults)

@@ -29,7 +29,7 @@ def choose(indices: torch.Tensor, elements: int) -> tuple[int, int]:
     count = indices.numel()
     best, best_unary, best_bytes = BITMAP, 0, bitmap
     if not count:
-        return (0, 0) if bitmap else (BITMAP, 0)
+        return 0, 0
     likely = max(0, (elements // count).bit_length() - 1)
     rices = range(max(0, likely - 1), min(MOST_RICE, likely + 1) + 1)
     unaries = native.unary_bits(indices, rices.start, len(rices))
@@ -88,7 +88,7 @@ def unpack_indices(packed: torch.Tensor, count: int, elements: int, rice: int, u
     if given is not None:
         return given
     stops = unpack_bits(packed[low:], unary).nonzero().view(-1)
-    if stops.numel() != count or (count and int(stops[-1]) != unary - 1):
+    if stops.numel() != count or unary != (int(stops[-1]) + 1 if count else 0):
         raise ProtocolError(f"{stops.numel()} gaps are coded where {count} are announced")
     high = stops.clone()
     high[1:] -= stops[:-1] + 1

@@ -24,6 +24,11 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
+#ifndef SOURCE
+#define SOURCE 0 /* the digest of this file, by which native.py knows that it calls what it means to call */
+#endif
+uint64_t source(void) { return SOURCE; }
+
 enum { FINE = 0, BAD_CODE = 1, BAD_PADDING = 2, BAD_COUNT = 3, BAD_INDEX = 4 };
 enum { BLOCK = 128, SIGN_BLOCK = 1024, TILE = 1024 }; /* a tile is whole blocks, and the nearest cache holds it */
 
@@ -155,8 +160,8 @@ FOR_EACH_CPU int give_blocks(const uint16_t *scales, const uint8_t *in, int64_t 
 }
 
 /* Codes 0 to 3 for -1, -1/3, 1/3, 1 of a block's largest. */
-FOR_EACH_CPU void take_thirds(float *left, int64_t n, int64_t block, uint32_t most_scale, const float *noise,
-                              uint16_t *scales, uint8_t *out)
+FOR_EACH_CPU void take_thirds(float *left, int64_t n, int64_t block, uint32_t most_scale, uint16_t *scales,
+                              uint8_t *out)
 {
     memset(out, 0, (size_t)(n + 3) / 4);
     for (int64_t at = 0, k = 0; at < n; at += block, k++) {
@@ -165,8 +170,7 @@ FOR_EACH_CPU void take_thirds(float *left, int64_t n, int64_t block, uint32_t mo
         float scale = scale_from(bits), inv = inverse(1.5f, scale);
         scales[k] = bits;
         for (int64_t i = at; i < at + m; i++) {
-            float step = left[i] * inv + 1.5f;
-            float code = noise ? floored(step + noise[i]) : nearest(step);
+            float code = nearest(left[i] * inv + 1.5f);
             code = code < 0.0f ? 0.0f : code;
             code = code > 3.0f ? 3.0f : code;
             left[i] -= (code - 1.5f) / 1.5f * scale;

@@ -9,7 +9,9 @@ from left + values, in one pass over memory, and says how large they are. ctypes
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from geomx.errors import ProtocolError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 SCALE_BYTES = 2
+SIGN_BLOCK = 1024  # of kernels.c
 _LARGEST = 0x7F7FFFFF  # the bits of float32's largest number
 _FAULTS = {
     1: "a code lies outside its range",
@@ -39,13 +42,14 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "largest_bits": (_BITS, (_POINTER, _LONG)),
     "take_blocks": (_BITS, (_POINTER, _POINTER, _LONG, _LONG, _INT, _BITS, _POINTER, _POINTER, _POINTER)),
     "give_blocks": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _POINTER)),
-    "take_thirds": (None, (_POINTER, _LONG, _LONG, _BITS, _POINTER, _POINTER, _POINTER)),
+    "take_thirds": (None, (_POINTER, _LONG, _LONG, _BITS, _POINTER, _POINTER)),
     "take_signs": (_BITS, (_POINTER, _POINTER, _LONG, _BITS, _POINTER, _POINTER)),
     "give_signs": (_INT, (_POINTER, _POINTER, _LONG, _POINTER)),
     "take_two_bits": (_BITS, (_POINTER, _POINTER, _LONG, _FLOAT, _POINTER)),
     "give_two_bits": (_INT, (_POINTER, _LONG, _FLOAT, _POINTER)),
     "take_bf16": (_BITS, (_POINTER, _POINTER, _LONG, _POINTER)),
     "give_bf16": (_BITS, (_POINTER, _LONG, _POINTER)),
+    "source": (ctypes.c_uint64, ()),
     "has_fp16": (_INT, ()),
     "take_fp16": (None, (_POINTER, _LONG, _FLOAT, _FLOAT, _POINTER)),
     "give_fp16": (_BITS, (_POINTER, _LONG, _FLOAT, _POINTER)),
@@ -73,9 +77,20 @@ def _load() -> ctypes.CDLL | None:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):  # built for another system, or from another version of kernels.c
+    except (OSError, AttributeError):  # built for another system
+        return None
+    source = LIBRARY.with_suffix(".c")
+    if source.exists() and library.source() != digest_of(source.read_bytes()):
+        warnings.warn(
+            f"{LIBRARY} is of another {source.name}, and not used: install geomx again", stacklevel=2
+        )
         return None
     return library
+
+
+def digest_of(source: bytes) -> int:
+    """What the build tells the kernels of their own source, 64 bits; see `hatch_build.py`."""
+    return int.from_bytes(hashlib.blake2b(source, digest_size=8).digest())
 
 
 _library = _load()
@@ -170,20 +185,20 @@ def take_blocks(
     return Taken(out.whole, _float(largest))
 
 
-def take_thirds(left: torch.Tensor, block: int, most_scale: int, noise: torch.Tensor | None) -> Taken | None:
+def take_thirds(left: torch.Tensor, block: int, most_scale: int) -> Taken | None:
     """See `values.Thirds`."""
     if (library := _for(left)) is None:
         return None
     out = _Payload(left.numel(), block, 2)
-    library.take_thirds(left.data_ptr(), left.numel(), block, most_scale, _at(noise), out.scales, out.codes)
+    library.take_thirds(left.data_ptr(), left.numel(), block, most_scale, out.scales, out.codes)
     return Taken(out.whole, 0.0)
 
 
-def take_signs(left: torch.Tensor, block: int, most_scale: int, values: torch.Tensor | None) -> Taken | None:
+def take_signs(left: torch.Tensor, most_scale: int, values: torch.Tensor | None) -> Taken | None:
     """See `values.Sign`."""
     if (library := _for(left, values)) is None:
         return None
-    out = _Payload(left.numel(), block, 1)
+    out = _Payload(left.numel(), SIGN_BLOCK, 1)
     largest = library.take_signs(
         left.data_ptr(), _at(values), left.numel(), most_scale, out.scales, out.codes
     )

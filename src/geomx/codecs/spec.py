@@ -19,11 +19,12 @@ def make_codec(spec: str, stream: Stream) -> Codec:
 
 def ratio_of(spec: str) -> float:
     """How many times less than dense a codec sends of normally distributed values."""
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(SAMPLE_ELEMENTS, generator=generator)
     (piece,) = Layout((Tensor("sample", (SAMPLE_ELEMENTS,), "float32"),), 1, SAMPLE_ELEMENTS).slices
-    dense_bytes = values.nbytes
-    return dense_bytes / make_codec(spec, Stream()).encode(piece, 1, values).nbytes
+    with torch.device("cpu"):  # a script may have set defaults of its own
+        generator = torch.Generator().manual_seed(0)
+        values = torch.randn(SAMPLE_ELEMENTS, generator=generator, dtype=torch.float32)
+        dense_bytes = values.nbytes
+        return dense_bytes / make_codec(spec, Stream()).encode(piece, 1, values).nbytes
 
 
 def slices_wanted(*specs: str) -> int:

@@ -28,7 +28,7 @@ class TwoBit(Lossy):
 
     def __init__(self, stream: Stream, *, threshold: float = 0.5) -> None:
         super().__init__(stream, Dense())
-        if not threshold > 0:
+        if not 0.0 < threshold < float("inf"):
             raise ConfigError("codec two_bit", [Fault("threshold", f"{threshold}", "a number above 0")])
         self._threshold = threshold
 

@@ -26,7 +26,7 @@ import torch
 from geomx.codecs import native
 from geomx.codecs.bits import pack, packed_bytes, unpack
 from geomx.codecs.native import Taken
-from geomx.errors import ProtocolError
+from geomx.errors import NotFinite, ProtocolError
 
 SCALE_BYTES = 2
 MOST_EXPONENT = {torch.float32: 126, torch.float64: 1000}  # whose powers of two are normal numbers, both ways
@@ -132,6 +132,8 @@ class Half(Form):
         return torch.cat((packed[:SCALE_BYTES], packed[self.size_bytes(start) : self.size_bytes(stop)]))
 
     def _exponent(self, largest: float, dtype: torch.dtype) -> int:
+        if not math.isfinite(largest):
+            raise NotFinite("a sum over several rounds is NaN or Inf")
         return max(math.frexp(largest)[1] - self.TOP, -MOST_EXPONENT[dtype]) if largest else 0
 
     def _headed(self, exponent: int, halves: torch.Tensor) -> torch.Tensor:
@@ -203,10 +205,8 @@ class Thirds(Form):
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         scales = [rounded_up(block.abs().amax(1)) for block in in_blocks(x, self.BLOCK)]
         steps = scaled(x.clone(), inverses(scales, 1.5, x.dtype), self.BLOCK).add_(1.5)  # 0, 1, 2, 3
-        codes = torch.round(steps) if noise is None else torch.floor(steps.add_(noise))
-        return torch.cat(
-            (torch.cat(scales).view(torch.uint8), pack(codes.clamp_(0, 3).to(torch.uint8), self.WIDTH))
-        )
+        codes = torch.round(steps).clamp_(0, 3).to(torch.uint8)
+        return torch.cat((torch.cat(scales).view(torch.uint8), pack(codes, self.WIDTH)))
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         scales, codes = split_scales(packed, count, self.BLOCK)
@@ -219,13 +219,13 @@ class Thirds(Form):
     def taken(
         self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
     ) -> Taken | None:
-        return None if values is not None else native.take_thirds(left, self.BLOCK, _largest_scale(1), noise)
+        return None if values is not None else native.take_thirds(left, self.BLOCK, _largest_scale(1))
 
 
 class Sign(Form):
     """One bit: the sign, times the mean of its block's |x| (1-bit Adam, arXiv 2102.02888)."""
 
-    BLOCK = 1024
+    BLOCK = native.SIGN_BLOCK
 
     def size_bytes(self, count: int) -> int:
         return SCALE_BYTES * -(-count // self.BLOCK) + packed_bytes(count, 1)
@@ -248,7 +248,7 @@ class Sign(Form):
     def taken(
         self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
     ) -> Taken | None:
-        return native.take_signs(left, self.BLOCK, _largest_scale(1), values)
+        return native.take_signs(left, _largest_scale(1), values)
 
 
 def peak(x: torch.Tensor) -> float:
@@ -298,7 +298,8 @@ def inverses(scales: list[torch.Tensor], over: float, dtype: torch.dtype) -> tor
 @functools.cache
 def _largest_scale(most: int) -> int:
     """The bits of the largest bfloat16 that float32 holds `most` times."""
-    return int(torch.tensor(torch.finfo(torch.float32).max / most).view(torch.int32)) >> 16
+    largest = torch.tensor(torch.finfo(torch.float32).max / most, dtype=torch.float32)
+    return int(largest.view(torch.int32)) >> 16
 
 
 def split_scales(

@@ -7,7 +7,7 @@
     sign    1 bit an element, times the mean of |x| over each 1024 (1-bit Adam, arXiv 2102.02888)
 
 Sums are never in these forms: a server decodes, adds in float32 or float64, and encodes anew. GeoMX adds in FP16, and
-its values overflow. `stochastic = true` rounds up with the probability that makes the mean right.
+its values overflow. `stochastic = true` of int8 and int4 rounds up with the probability that makes the mean right.
 """
 
 from __future__ import annotations
@@ -28,28 +28,26 @@ class Whole(Lossy):
     form: str
     tiny_too = False
 
-    def __init__(self, stream: Stream, *, stochastic: bool = False) -> None:
+    def __init__(self, stream: Stream) -> None:
         tiny: Codec | None = None if self.tiny_too else Dense()
         super().__init__(stream, tiny)
         self._form = FORMS[self.form]()
-        self._stochastic = stochastic
 
     def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
-        return self._form.take(left, self._noise(piece, turn, left))
+        return self._form.take(left, self.noise(piece, turn, left))
+
+    def noise(self, piece: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
+        """Uniform in [0, 1), where rounding is to be stochastic."""
+        return None
 
     def absorb(
         self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
     ) -> torch.Tensor:
-        taken = self._form.taken(left, self._noise(piece, turn, left), values)
+        taken = self._form.taken(left, self.noise(piece, turn, left), values)
         if taken is None:
             return super().absorb(piece, turn, left, values, weight)
         check_finite(piece, taken.largest)
         return taken.payload
-
-    def _noise(self, piece: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
-        if not self._stochastic:
-            return None
-        return uniform(self.stream.key(turn, piece), left.numel(), left.device)
 
     def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         if not self.possible(piece.elements, payload.numel()):
@@ -78,13 +76,26 @@ class BF16(Whole):
     form, tiny_too = "bf16", True
 
 
-class Int8(Whole):
+class Steps(Whole):
+    """Steps of a block's largest, to the nearest one or by chance."""
+
+    def __init__(self, stream: Stream, *, stochastic: bool = False) -> None:
+        super().__init__(stream)
+        self._stochastic = stochastic
+
+    def noise(self, piece: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
+        if not self._stochastic:
+            return None
+        return uniform(self.stream.key(turn, piece), left.numel(), left.device)
+
+
+class Int8(Steps):
     """A byte an element."""
 
     form = "int8"
 
 
-class Int4(Whole):
+class Int4(Steps):
     """Half a byte an element."""
 
     form = "int4"
