@@ -47,6 +47,20 @@ def test_what_local_servers_send_their_workers(
         (("sync.policy=downpour", "optimizer.place=workers"), "optimizer.place"),
         (("sync.policy=hfa", "optimizer.place=server"), "optimizer.place"),
         (("optimizer.compensation=dcasgd",), "optimizer.compensation"),
+        (("sync.policy=diloco", "worker.overlap=forward"), "worker.overlap"),
+        (("sync.policy=downpour", "optimizer.compensation=dcasgd"), "optimizer.compensation"),
+        (("sync.buffers=average",), "sync.buffers"),
+        (
+            (
+                "sync.policy=downpour",
+                "sync.weight=dataset_size",
+                "party.A.dataset_size=9",
+                "party.B.dataset_size=9",
+            ),
+            "sync.weight",
+        ),
+        (("wan.codec_down=bisparse momentum=0.9",), "wan.codec_down"),
+        (("sync.policy=diloco", "lan.codec_up=mpq momentum=0.9"), "lan.codec_up"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refused: str) -> None:
@@ -60,7 +74,7 @@ def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refuse
     [
         (),
         ("sync.policy=hfa", "optimizer.place=workers"),
-        ("sync.policy=mixed", "optimizer.compensation=dcasgd"),
+        ("sync.policy=mixed", "optimizer.compensation=dcasgd", "worker.overlap=forward"),
     ],
 )
 def test_what_goes_together_is_not(overrides: tuple[str, ...]) -> None:

@@ -102,6 +102,31 @@ def test_a_gradient_that_is_no_number_is_refused_by_name() -> None:
         train([1, 1], main, Settings(size_lower_bound=1), lan=Edge("fp16", "dense"))
 
 
+@pytest.mark.parametrize(("lan", "whose"), [("fp16", "A/0"), ("dense", "A")])
+def test_the_first_node_with_a_lossy_codec_refuses_it(lan: str, whose: str) -> None:
+    def main(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        run.weight(1)
+        (model(torch.ones(1, 20)).sum() * float("inf")).backward()
+        optimizer.step()
+
+    with pytest.raises(NotFinite, match=f"{whose} has NaN or Inf for"):
+        train([1, 1], main, lan=Edge(lan, "dense"), wan=Edge("int8", "int8"))
+
+
+def test_weights_that_overflow_are_refused_by_name() -> None:
+    def main(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=3e38))
+        run.weight(1)
+        (100 * model(torch.ones(1, 20)).sum()).backward()
+        optimizer.step()
+
+    with pytest.raises(NotFinite, match=r"global/0 has made NaN or Inf of .*2\.(weight|bias)"):
+        train([1, 1], main, wan=Edge("dense", "int8"))
+
+
 @pytest.mark.parametrize(
     ("make", "allowed"),
     [

@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -30,9 +30,14 @@ from torch import nn
 
 from geomx.drive.simulated import Network, Simulator
 from geomx.errors import ConfigError
+from geomx.node.local import Allowed
 from geomx.sync.base import policies
 from geomx.sync.esync import ESync
 from geomx.torch import LiveRun, Settings
+from geomx.torch.exchange import Exchange
+
+if TYPE_CHECKING:
+    from geomx.node.contract import Port
 
 ROUNDS = 12
 STEP_S = {"A/0": 0.05, "A/1": 0.02, "B/0": 0.2}
@@ -111,6 +116,30 @@ def reference(results: dict[str, Trained], make: Make, equal: bool, lr: float) -
 
 def _parameters(*models: nn.Module) -> list[list[nn.Parameter]]:
     return [list(model.parameters()) for model in models]
+
+
+class TwoAnswers:
+    """A way to a server whose answers for a turn and for the one behind it have come before the worker looks."""
+
+    def listen(self, hear: Callable[[Any], None]) -> None:
+        self.hear = hear
+
+    def call(self, method: str, turn: int, *_: Any) -> None:
+        self.hear(Allowed(turn, 3))
+        self.hear(Allowed(turn + 1, 4))
+
+    def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+        assert ready(), whom()
+
+    def poll(self) -> None:
+        """All has come."""
+
+
+def test_an_answer_is_not_lost_to_the_next_one() -> None:
+    exchange = Exchange(cast("Port", TwoAnswers()), "A/0")
+    assert exchange.stepped(1, 0.1, wait=True) == 3
+    exchange.next_turn()
+    assert exchange.stepped(1, 0.1, wait=True) == 3
 
 
 @pytest.mark.parametrize("make", [sgd, adam])

@@ -17,6 +17,7 @@ from live_runs import (
     apply,
     assert_close,
     assert_equal,
+    batch,
     gradients,
     parts_of,
     place_of,
@@ -27,10 +28,11 @@ from live_runs import (
     weights,
 )
 from torch import nn
+from trees import plan_of
 
 from geomx.drive.simulated import Network, Simulator
-from geomx.errors import ConfigError, Unsupported
-from geomx.node.build import Edge
+from geomx.errors import ConfigError, Refused, RunFailed, Unsupported
+from geomx.node.build import Edge, make_node
 from geomx.optim.dcasgd import DCASGD
 from geomx.protocol.session import Patience
 from geomx.sync.base import Policy, policies
@@ -566,6 +568,12 @@ def test_what_does_not_go_together_is_refused() -> None:
             make()
 
 
+def test_what_a_script_says_of_weights_counts_with_local_steps_as_well() -> None:
+    by_samples, _ = train([2, 1], script(sgd, 12), settings(HFA(k1=2, k2=2)))
+    said, _ = train([2, 1], script(sgd, 12), settings(HFA(k1=2, k2=2), weight="equal"))
+    assert_equal(said["B/0"], by_samples["B/0"])
+
+
 def test_the_network_may_lose_and_repeat() -> None:
     network = Network(50.0, 20.0, 5.0, loss=0.05, duplicate=0.1, reorder=0.2)
     again = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.15)
@@ -611,6 +619,114 @@ def test_a_worker_that_is_killed_and_started_again_catches_up(spec: str, victim:
         )
         assert results.keys() == {"A/0", "A/1", "B/0"}, at_s
         assert all(value.isfinite().all() for values in results.values() for value in values.values())
+
+
+@pytest.mark.parametrize("spec", ALGORITHMS)
+def test_a_worker_that_is_started_again_has_the_weights_of_the_run(spec: str, tmp_path: Path) -> None:
+    """Not those of its script, nor those of a checkpoint that the script goes on from."""
+    path = tmp_path / "checkpoint"
+    batches = [batch(number, 4) for number in range(30)]
+    starts: dict[str, list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]]] = defaultdict(list)
+
+    def main(run: LiveRun) -> None:
+        model = nn.Sequential(small_model(seed=place_of(run)), nn.BatchNorm1d(5).double())
+        first = weights(model)
+        model, optimizer = run.attach(model, sgd(model))
+        if path.exists():
+            given = weights(model)
+            run.load(path)
+            starts[run.name].append((given, weights(model), run.epoch))
+            if not run.is_first:
+                assert_differ(first, given)
+        for _ in range(run.epoch, 4 if path.exists() else 1):
+            for x, y in run.shard(batches, over="run"):
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                run._exchange.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
+                optimizer.step()
+        if not path.exists():
+            run.save(path)
+
+    train([2, 1], main, settings(policies.make(spec)), policy=spec)
+    for at_s in (0.57, 0.69):
+        starts.clear()
+
+        def faults(simulator: Simulator, restart: Callable[[str], None], at_s: float = at_s) -> None:
+            simulator.at(at_s, lambda: simulator.crash("A/1"))
+            simulator.at(at_s, lambda: restart("A/1"))
+
+        train(
+            [2, 1],
+            main,
+            settings(policies.make(spec)),
+            network=Network(40.0, 15.0),
+            faults=faults,
+            policy=spec,
+        )
+        loaded, (given, kept, epoch) = starts["A/1"]
+        assert_differ(loaded[0], loaded[1])
+        assert_equal(given, kept)
+        assert epoch == loaded[2] == 1
+
+
+def assert_differ(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert all(
+        not torch.equal(tensor, theirs[name])
+        for name, tensor in ours.items()
+        if name in ("0.0.weight", "0.2.weight")
+    )
+
+
+@pytest.mark.parametrize("victim", ["A/0", "A/1"])
+@pytest.mark.parametrize("spec", ["fsa", "mixed", "hfa k1=2 k2=2", "downpour", "esync"])
+def test_a_worker_may_die_while_the_first_values_are_given(spec: str, victim: str) -> None:
+    for at_s in (0.1, 0.2, 0.3, 0.4, 0.5):
+
+        def faults(simulator: Simulator, restart: Callable[[str], None], at_s: float = at_s) -> None:
+            simulator.at(at_s, lambda: simulator.crash(victim))
+            simulator.at(at_s, lambda: restart(victim))
+
+        results, _ = train(
+            [2, 1],
+            script(sgd, 3),
+            settings(policies.make(spec)),
+            network=Network(0.5, 15.0),
+            faults=faults,
+            policy=spec,
+        )
+        assert results.keys() == {"A/0", "A/1", "B/0"}, at_s
+
+
+def test_a_worker_that_has_left_is_not_let_in_again() -> None:
+    seen: list[Simulator] = []
+
+    def main(run: LiveRun) -> None:
+        script(sgd, 3 if run.name == "A/1" else 60)(run)
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        seen.append(simulator)
+        simulator.at(1.0, lambda: restart("A/1"))
+
+    with pytest.raises(Refused, match="A/1 has left this run"):
+        train([2, 1], main, settings(FSA()), network=Network(40.0, 15.0), faults=faults)
+    left = [(fields["peer"], fields["turn"]) for _, node, fields in seen[0].noted("left") if node == "A"]
+    assert left == [("A/1", 3), ("A/0", 60)]
+
+
+def test_a_local_server_that_was_started_again_ends_the_run() -> None:
+    """What it knew of the run is gone."""
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        def again() -> None:
+            for name in ("B", "B/0"):
+                simulator.crash(name)
+            simulator.add(make_node(plan_of([2, 1], 1), "B", incarnation=2))
+            restart("B/0")
+
+        simulator.at(1.0, again)
+
+    with pytest.raises(RunFailed, match="the run failed at B: it was restarted"):
+        train([2, 1], script(sgd, 60), settings(FSA()), network=Network(40.0, 15.0), faults=faults)
 
 
 @pytest.mark.parametrize("spec", ALGORITHMS)

@@ -23,7 +23,7 @@ from geomx.node.worker import Worker
 from geomx.optim.base import RootOptimizer, compensations, optimizers
 from geomx.protocol.messages import Message, Value
 from geomx.protocol.session import Patience
-from geomx.sync.base import Local, Pacer, policies
+from geomx.sync.base import Accrued, Gradient, Local, Pacer, policies
 
 AS_WAN = "wan"  # instead of the LAN's codec down: what came over the WAN goes on, byte for byte
 
@@ -197,8 +197,7 @@ def _ends(plan: Plan, edge: Edge, name: str) -> tuple[Codec, Receiver]:
 
 def check_choices(run: Run) -> None:
     """Raises `ConfigError` or `UnknownName` where what a description names cannot be made, or does not go together."""
-    for spec in run.codecs:
-        make_codec(spec, Stream(run.run.seed))
+    momentum = {spec: getattr(make_codec(spec, Stream(run.run.seed)), "momentum", 0.0) for spec in run.codecs}
     policy = policies.make(run.sync.policy)
     apart = policy.together != "run"
     own_pace = policy.together == "worker" or isinstance(policy, Pacer)
@@ -212,17 +211,54 @@ def check_choices(run: Run) -> None:
         for party in run.parties
         if party.inside == "collective" and own_pace
     ]
+    for tier, edge in (("wan", run.wan), ("lan", run.lan)):
+        if momentum.get(edge.codec_down):
+            faults.append(
+                Fault(
+                    f"{tier}.codec_down",
+                    repr(edge.codec_down),
+                    "a codec without momentum",
+                    "an update is how far the weights have moved already, and momentum would carry it beyond",
+                )
+            )
+        if momentum.get(edge.codec_up) and getattr(policy, "momentum", 0.0):
+            faults.append(
+                Fault(
+                    f"{tier}.codec_up",
+                    repr(edge.codec_up),
+                    "a codec without momentum, or a policy without",
+                    f"sync.policy = {run.sync.policy!r} has momentum as well: it would count twice",
+                )
+            )
     if run.optimizer.compensation:
         compensations.make(run.optimizer.compensation)
-        if not apart:
+        if not apart or policy.plans is not Gradient:
             faults.append(
                 Fault(
                     "optimizer.compensation",
                     repr(run.optimizer.compensation),
                     "only with a policy whose parties do not wait for each other, such as mixed",
-                    f"with sync.policy = {run.sync.policy!r} no gradient is ever old",
+                    f"with sync.policy = {run.sync.policy!r} the servers know of no gradient how old it is",
                 )
             )
+    if run.sync.buffers == "average" and policy.plans is not Local:
+        faults.append(
+            Fault(
+                "sync.buffers",
+                "'average'",
+                "'own'",
+                f"with sync.policy = {run.sync.policy!r} no weights are averaged",
+            )
+        )
+    if run.sync.weight == "dataset_size" and policy.plans is Accrued:
+        faults.append(
+            Fault(
+                "sync.weight",
+                "'dataset_size'",
+                "'samples' or 'equal'",
+                f"with sync.policy = {run.sync.policy!r} every push counts whole",
+            )
+        )
     if run.optimizer.place == "workers" and apart:
         faults.append(
             Fault(
@@ -239,6 +275,15 @@ def check_choices(run: Run) -> None:
                 "'server'",
                 "'auto' or 'workers'",
                 f"with sync.policy = {run.sync.policy!r} each worker's own optimizer takes the steps",
+            )
+        )
+    if run.worker.overlap == "forward" and policy.plans is not Gradient:
+        faults.append(
+            Fault(
+                "worker.overlap",
+                "'forward'",
+                "'none'",
+                f"with sync.policy = {run.sync.policy!r} steps are each worker's own, and wait for no weights",
             )
         )
     if faults:

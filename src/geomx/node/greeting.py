@@ -44,6 +44,7 @@ class Host(Protocol):
     def drop(self, conn: int, reason: str) -> None: ...
     def redial(self, peer: Peer) -> None: ...
     def open(self, conn: int, peer: Peer, received: int) -> None: ...
+    def may_go(self, peer: Peer) -> bool: ...
 
 
 class Greeting:
@@ -160,6 +161,8 @@ class Greeting:
         resumes = known is not None and known.session.incarnation == hello.incarnation
         if hello.received > (known.session.sent if known is not None and resumes else 0):
             return Refuse("ended", RESTARTED)
+        if known is not None and not resumes and self._host.may_go(known):
+            return Refuse("identity", f"{hello.node} has left this run, which goes on without it")
         return None
 
     def _on_answer(self, conn: int, peer: Peer, message: Message) -> None:

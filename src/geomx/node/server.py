@@ -20,11 +20,11 @@ import msgspec
 import torch
 
 from geomx.codecs.base import Codec
-from geomx.errors import ProtocolError, Refused, Unsupported
+from geomx.errors import NodeLost, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.contract import Began, Write
-from geomx.node.greeting import compare
+from geomx.node.greeting import RESTARTED, compare
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
 from geomx.node.standing import Standing
@@ -112,7 +112,7 @@ class Server(BaseNode):
         piece = self._piece(update.slice)
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
-            if self._settings.get("optimizer") != "workers" and self._goes_on_from(piece, update):
+            if self._lets_in_again and self._goes_on_from(piece, update):
                 held = self._below.down.held(piece, update.cohort, payload)
                 self._standing.hold(piece.index, update.cohort, held)
         is_first = self._standing.answered(update)
@@ -239,6 +239,8 @@ class Server(BaseNode):
             self.send(peer, Attached())
             return
         assert self._layout is not None
+        if not self._below_are_workers:
+            raise NodeLost(peer.name, RESTARTED)
         if self._settings.get("optimizer") == "workers":
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         own = cohort_of(self._below.children[peer.name][0], self._policy.together)
@@ -249,6 +251,15 @@ class Server(BaseNode):
         self.send(peer, Attached(turns, body.numel()), body)
         for update, values in self._standing.updates(own, lambda name: self._is_within(peer, name)):
             self.send(peer, update, values, priority_of(self._piece(update.slice)))
+
+    @property
+    def _below_are_workers(self) -> bool:
+        return all(leaves == (name,) for name, leaves in self._below.children.items())
+
+    @property
+    def _lets_in_again(self) -> bool:
+        """Whether a child may be started again: a worker, whose weights are here."""
+        return self._below_are_workers and self._settings.get("optimizer") != "workers"
 
     def _closed(self, index: int, cohort: str) -> int:
         """The last turn of a slice in a cohort, or -1."""

@@ -24,7 +24,7 @@ import torch
 from geomx.codecs.base import Codec, codec_state, restore_codec
 from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
-from geomx.layout import Slice
+from geomx.layout import Layout, Slice
 from geomx.protocol.membership import EVERYONE
 from geomx.protocol.messages import Kind
 
@@ -42,6 +42,13 @@ def decoded(codec: Codec, piece: Slice, origins: Iterable[str], payload: torch.T
         return codec.decode(piece, payload)
     except ProtocolError as error:
         raise ProtocolError(f"what {', '.join(origins)} sent for slice {piece.index}: {error}") from error
+
+
+def not_finite(layout: Layout, piece: Slice, values: torch.Tensor) -> str:
+    """Which tensors of a slice hold NaN or Inf, for those who read of it."""
+    parts = [part for part in piece.parts if not values[part.offset :][: part.elements].isfinite().all()]
+    names = [layout.tensors[part.tensor].name for part in parts or piece.parts]
+    return ", ".join(dict.fromkeys(names)) + ("" if parts else " (in what was held back)")
 
 
 def sets_weights(kind: Kind, cohort: str) -> bool:

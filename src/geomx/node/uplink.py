@@ -20,7 +20,7 @@ from geomx.node.in_order import InOrder
 from geomx.node.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.peers import Peer
 from geomx.node.states import Planes, under, within
-from geomx.node.streams import Receiver, codec_for
+from geomx.node.streams import Receiver, codec_for, not_finite
 from geomx.protocol.messages import (
     Allowance,
     Attach,
@@ -111,8 +111,10 @@ class Uplink:
             try:
                 return codec.encode(piece, push.turn, values, push.weight)
             except NotFinite as error:
+                assert self.layout is not None
+                names = not_finite(self.layout, piece, values)
                 raise NotFinite(
-                    f"{self._node.name} has NaN or Inf for {self._not_finite(piece, values)} in turn {push.turn}"
+                    f"{self._node.name} has NaN or Inf for {names} in turn {push.turn}"
                 ) from error
 
         self.in_order.run(
@@ -121,12 +123,6 @@ class Uplink:
             lambda payload: self.push_raw(push, payload),
             cost_bytes + codec.cost_bytes(piece),
         )
-
-    def _not_finite(self, piece: Slice, values: torch.Tensor) -> str:
-        """The names of the tensors whose values are no numbers."""
-        assert self.layout is not None
-        parts = [part for part in piece.parts if not values[part.offset :][: part.elements].isfinite().all()]
-        return ", ".join(self.layout.tensors[part.tensor].name for part in parts)
 
     def push_raw(self, push: Push, payload: Any) -> None:
         """Push bytes that are encoded already."""

@@ -60,7 +60,7 @@ class DiLoCo:
             faults.append(Fault("merge", f"{merge}", "a number from 0, below 1"))
         if faults:
             raise ConfigError("policy diloco", faults)
-        self._every, self._overlap = every, overlap
+        self._every, self._overlap, self.momentum = every, overlap, momentum
         self._merge = merge if overlap else 0.0
         self._outer: Hyperparameters = {**AVERAGE, "lr": lr, "momentum": momentum, "nesterov": momentum > 0.0}
         self._fragment_at = {(part + 1) * every // fragments % every: part for part in range(fragments)}

@@ -116,10 +116,10 @@ class AccruedTurns(Turns):
 
     def _receive(self, arrived: Arrived) -> None:
         super()._receive(arrived)
-        if (
-            arrived.kind == "assign" and arrived.cohort == EVERYONE
-        ):  # other weights: what was summed up is of old ones
-            self._sums, self._fresh = {}, {}
+        is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
+        if is_everyones and arrived.values is not None:  # other weights: what was summed up is of old ones
+            self._sums = {}
+            self._fresh.pop(arrived.slice, None)
 
     def _arrived(self, piece: Slice, arrived: Arrived) -> None:
         if arrived.values is not None:

@@ -30,6 +30,9 @@ class Exchange:
         self.name = name
         self.turns: dict[str, int] = {EVERYONE: 0}  # by cohort: the turn that comes next
         self.next_step = 0  # of the policy, when this worker attached
+        self.goes_on = (
+            False  # it has joined a run that had made calls behind attach, and has made none itself
+        )
         self.outstanding: dict[
             int, tuple[str, int]
         ] = {}  # slice -> the cohort and turn whose update it waits for
@@ -47,7 +50,7 @@ class Exchange:
         return self.turns[EVERYONE]
 
     def attach(self, layout: Layout, settings: dict[str, Value], cohort: str) -> bool:
-        """Tell the run the model, and wait until it has taken it. True: the run is fresh.
+        """Tell the run the model, and wait until it has taken it. True: first values are still to be given.
 
         Else it was running: the current values of every slice have come, and the next turns are set. `cohort`: the one
         in which this worker takes its steps.
@@ -59,14 +62,15 @@ class Exchange:
         )
         assert self._ready is not None
         turns = self._ready.by_slice
-        if not turns:
-            return True
         known = {index for index, (own, everyones) in turns.items() if max(own, everyones) >= 0}
         self.port.wait(
             lambda: known <= {index for index, name in self._have if name in (cohort, EVERYONE)},
             lambda: f"{self.name} waits for the weights of a run that has begun",
         )
+        if not turns or any(everyones < 0 for _, everyones in turns.values()):
+            return True  # whoever was here before may have given some of them
         self._go_on(self._ready.turns)
+        self.goes_on = self.turn > 1 or self.next_step > 0
         return False
 
     def _go_on(self, closed: dict[str, tuple[int, int, int]]) -> None:
@@ -117,6 +121,7 @@ class Exchange:
     def next_turn(self, cohort: str = EVERYONE) -> None:
         """Everything of this turn has been contributed."""
         self.turns[cohort] += 1
+        self.goes_on = False
 
     def wait(self, slices: Collection[int] | None = None) -> None:
         """Return when none of `slices` is outstanding; None: none at all, but for those of a turn still open."""
@@ -148,9 +153,11 @@ class Exchange:
         `wait`: for the answer; else as far as is known, 0 where nothing is.
         """
         turn = self.turn
+        self._allowed = {
+            of: count for of, count in self._allowed.items() if of > turn or (of == turn and not wait)
+        }
         self._call("stepped", turn, steps, seconds)
         if wait:
-            self._allowed.pop(turn, None)
             self.port.wait(
                 lambda: turn in self._allowed,
                 lambda: f"{self.name} waits to hear how many steps it may take in turn {turn}",
@@ -191,7 +198,7 @@ class Exchange:
                 del self.outstanding[item.slice]
             self.receive(item)
         elif isinstance(item, Allowed):
-            self._allowed = {item.turn: item.steps}
+            self._allowed[item.turn] = item.steps
         elif isinstance(item, Fetched):
             self._states[item.slice] = item.state
         elif isinstance(item, Ready):

@@ -46,14 +46,14 @@ class LocalTurns(Turns):
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
         self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
         self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
-        self._counted = 0.0  # n of all steps so far
-        self._counted_at: dict[Any, float] = {}  # by what was averaged: n at its last mean
+        self._counted, self._given = 0.0, 0.0  # n of all steps so far; what of it `run.weight` has said
+        self._counted_at: dict[Any, tuple[float, float]] = {}  # by what was averaged: both at its last mean
         self._last_run = Local("run")
         self._is_step = True
         averages = self._settings.buffers == "average"
         self._buffers = self._carried.floating_buffers() if averages else []
         self._averaging: set[int] = set()  # buffers whose mean over the run is under way
-        self._stepped, self._steps_of_turn = self._timeline.now(), 0
+        self._stepped, self._steps_of_turn = 0.0, 0
 
     @property
     def cohort(self) -> str:
@@ -61,6 +61,7 @@ class LocalTurns(Turns):
 
     def hook(self) -> None:
         super().hook()
+        self._stepped = self._timeline.now()
         for index, arrived in self._fresh.items():  # closed while this worker joined a run that had begun
             if arrived.values is not None:
                 self._starts[index] = arrived.values
@@ -112,16 +113,18 @@ class LocalTurns(Turns):
 
     def _count(self) -> None:
         seen = self._samples.seen
+        self._given += self._samples.given
         self._counted += self._samples.take()
         self._note_step(self._samples.seen - seen)
 
     def _weight(self, of: Any) -> float:
         """How much this worker counts in a mean: by all its steps since the last mean of this kind."""
-        counted = self._counted - self._counted_at.get(of, 0.0)
-        self._counted_at[of] = self._counted
-        if counted and self._settings.weight != "samples":
-            return self._samples.share
-        return counted
+        counted_at, given_at = self._counted_at.get(of, (0.0, 0.0))
+        counted, given = self._counted - counted_at, self._given - given_at
+        self._counted_at[of] = self._counted, self._given
+        if self._settings.weight == "samples" or not counted:
+            return counted
+        return given or self._samples.share
 
     # -- means ----------------------------------------------------------------------------------------------------
 
@@ -211,7 +214,7 @@ class LocalTurns(Turns):
         is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
         if is_everyones and piece.role == "weight" and arrived.values is not None:
             self._starts[piece.index] = arrived.values  # all have these weights now
-            self._counted, self._counted_at = 0.0, {}
+            self._counted, self._given, self._counted_at = 0.0, 0.0, {}
             self._due.clear()
             self._averaging.clear()
             self._fresh.pop(piece.index, None)

@@ -111,6 +111,11 @@ class LiveRun:
         return self._exchange.turn
 
     @property
+    def epoch(self) -> int:
+        """How many passes over `shard` have trained, those before the checkpoint that was loaded included."""
+        return self._epochs.epoch
+
+    @property
     def ledger(self) -> torch.Tensor | None:
         """With `run.ledger`: for each worker, in how many steps it was counted (int64); else None."""
         return self._attached.turns.ledger if self._attached else None
@@ -267,7 +272,7 @@ class LiveRun:
     def _note_end(self, attached: Attached) -> None:
         self._exchange.port.note(
             "finished",
-            rounds=attached.turns.steps,
+            steps=attached.turns.steps,
             samples=self._samples.seen,
             train_s=self._timeline.now() - self._began,
             parameters=attached.carried.trained_elements,

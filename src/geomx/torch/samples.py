@@ -42,6 +42,11 @@ class Samples:
         """A batch was handed to the training loop."""
         self._counted += samples
 
+    @property
+    def given(self) -> float:
+        """What `run.weight` has said of the next turn; 0 where it has said nothing."""
+        return self._given or 0.0
+
     def give(self, weight: float) -> None:
         """The weight of the next turn that pushes; raises `Unsupported` for what is no weight."""
         number = as_plain(weight)

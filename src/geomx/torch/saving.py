@@ -108,7 +108,8 @@ def save(attached: Attached, task: Task, position: Position) -> None:
 def load(attached: Attached, path: Path, worker: str) -> int:
     """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`.
 
-    Turns go on from the checkpoint's, since codecs draw their random numbers by turn.
+    Turns go on from the checkpoint's, since codecs draw their random numbers by turn. A worker that was started again
+    has the run's weights, which are newer: it takes hyper-parameters and epoch from the file, and is alone in that.
     """
     carried = attached.carried
     attached.turns.between("load()")
@@ -117,6 +118,9 @@ def load(attached: Attached, path: Path, worker: str) -> int:
     live = _saved(carried)
     files.check_names(path, checkpoint.model, live)
     state_dict = _state_dict(attached, path, checkpoint)
+    if attached.turns.goes_on:
+        attached.optimizer.adopt(state_dict)
+        return checkpoint.epoch
     with torch.no_grad():
         for name, tensor in live.items():
             local, mine = held_of(tensor, checkpoint.model[name])

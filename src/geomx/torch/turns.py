@@ -149,6 +149,11 @@ class Turns(ABC):
         """Go on with a later turn; every worker must."""
         self._exchange.skip_to(turn)
 
+    @property
+    def goes_on(self) -> bool:
+        """This worker has joined a run that had begun, and has done nothing yet."""
+        return self._exchange.goes_on and not self.steps
+
     def _note_step(self, samples: int) -> None:
         """A step is being taken."""
         self._exchange.port.note(
