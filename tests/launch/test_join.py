@@ -75,7 +75,7 @@ def test_alone_a_script_trains_and_ends_in_order(script: Path, tmp_path: Path) -
     assert (done.returncode, done.stdout) == (0, "solo/0 is done\n"), done.stderr
     records = [json.loads(line) for line in (tmp_path / "solo.jsonl").read_text().splitlines()]
     finished = [record["fields"] for record in records if record["name"] == "finished"]
-    assert [(fields["parameters"], fields["rounds"], fields["samples"]) for fields in finished] == [
+    assert [(fields["parameters"], fields["steps"], fields["samples"]) for fields in finished] == [
         (36, 5, 30)
     ]
 

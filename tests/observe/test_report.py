@@ -22,9 +22,9 @@ name = "B"
 workers = 1
 """
 KEYS = [
-    "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "rounds", "samples", "wall_s", "train_s",
-    "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "parameters",
-    "parameters_sha256", "cohorts", "staleness_mean", "staleness_max", "round_s_median", "round_floor_s",
+    "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "steps", "rounds", "samples", "wall_s",
+    "train_s", "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down",
+    "parameters", "parameters_sha256", "cohorts", "staleness_mean", "staleness_max", "round_s_median", "round_floor_s",
     "link_changes", "compute_s_median", "backward_s_median", "counted_exactly_once", "node_cpu_s", "node_rss_mb",
     "config",
 ]  # fmt: skip
@@ -51,7 +51,7 @@ def finished(
     ledger: list[int] | None = None,
 ) -> Record:
     return record(
-        node, "finished", parameters_sha256=sha256, parameters=10, samples=64, rounds=3, train_s=train_s,
+        node, "finished", parameters_sha256=sha256, parameters=10, samples=64, steps=3, train_s=train_s,
         cohort=cohort, ledger=ledger, contributions=3,
     )  # fmt: skip
 
@@ -81,7 +81,8 @@ def test_the_report_of_a_whole_run(run: Run) -> None:
     json.dumps(report, allow_nan=False)
     assert report | {
         "algorithm": "fsa", "codec_up": "dense", "codec_down": "dense", "parties": 2, "workers": 2, "shards": 2,
-        "rounds": 3, "samples": 128, "wall_s": 12.3456, "train_s": 5.0, "final_loss": 2.0, "final_accuracy": 0.9,
+        "steps": 3, "rounds": 2, "samples": 128, "wall_s": 12.3456, "train_s": 5.0, "final_loss": 2.0,
+        "final_accuracy": 0.9,
         "wan_bytes_up": 1120, "wan_bytes_down": 550, "lan_bytes_up": 121, "lan_bytes_down": 77, "parameters": 10,
         "parameters_sha256": "ab" * 32, "round_s_median": 0.2, "node_cpu_s": {"A": 1.5, "B": 2.5, "global/0": 3.5},
         "node_rss_mb": {"A": 90.0, "B": 85.0, "global/0": 100.0}, "config": run.as_dict(),
@@ -125,12 +126,8 @@ def test_the_ledger_proves_what_a_worker_has_seen_whole(
 def test_a_run_that_told_nothing_has_a_report(run: Run) -> None:
     report = make_report(run, [], 1.0)
     assert list(report) == KEYS
-    assert (report["rounds"], report["samples"], report["final_loss"], report["train_s"]) == (
-        0,
-        0,
-        None,
-        None,
-    )
+    told = ("steps", "rounds", "samples", "final_loss", "train_s")
+    assert tuple(report[key] for key in told) == (0, 0, 0, None, None)
     assert "accuracy" not in shown(report)
 
 
@@ -141,7 +138,19 @@ def test_a_worker_that_did_not_finish_counts_its_steps(run: Run) -> None:
         record("A", "round", seconds=1.0),
     ]
     report = make_report(run, records, 1.0)
-    assert (report["samples"], report["rounds"]) == (12, 1)
+    assert (report["samples"], report["steps"], report["rounds"]) == (12, 2, 1)
+
+
+def test_rounds_are_not_steps_where_workers_synchronize_seldom(run: Run) -> None:
+    records = [record("A/0", "step", samples=8)] * 20
+    records += [record("A", "round", seconds=2.0, cohort=cohort) for cohort in ("A/0", "A/0", "A/1")]
+    records += [usage("A", {"global/0": 10_000_000}, {"global/0": 10_000_000}, 1.0, 80.0)]
+    linked = Run.parse(TOML + "\n[wan]\nlink = { rate_mbps = 100, delay_ms = 20 }\n", "two.toml")
+    report = make_report(linked, records, 1.0)
+    assert (report["steps"], report["rounds"]) == (20, 2)
+    assert report["round_floor_s"] == pytest.approx(0.04 + 0.4)
+    text = shown(report)
+    assert all(part in text for part in ("20 of each worker", "2, 2 s each", "10 MB a round"))
 
 
 def test_how_long_workers_compute(run: Run) -> None:
@@ -163,8 +172,8 @@ def test_the_closing_table(run: Run) -> None:
     text = shown(make_report(run, whole_run(), 12.0))
     for expected in (
         "two, fsa, 2 parties, 2 workers, 2 shards",
-        "1.12 kB up, 550 B down, 557 B a round",
-        "3, 0.2 s each (median)",
+        "1.12 kB up, 550 B down, 835 B a round",
+        "2, 0.2 s each (median)",
         "12.0 s, of which training 5.0 s",
         "90.00%",
         "sha256 abababababab…",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -43,7 +43,7 @@ class PartyProgress:
 
     name: str
     absent: set[str]  # workers that have not joined yet
-    rounds: int = 0
+    answered: Counter[str] = field(default_factory=Counter)  # rounds, by cohort
     losses: dict[str, float] = field(default_factory=dict)  # the last one of each worker
     samples: float = 0.0
     samples_rate: Rate = field(default_factory=Rate)
@@ -55,6 +55,11 @@ class PartyProgress:
     finished: set[str] = field(default_factory=set)
     described_link: str = ""
     link: str = ""  # what an event has made of it
+
+    @property
+    def rounds(self) -> int:
+        """Synchronization rounds, of the cohort that has had most."""
+        return max(self.answered.values(), default=0)
 
     @property
     def loss(self) -> float | None:
@@ -180,7 +185,7 @@ def _link(party: PartyProgress, record: Record) -> None:
 
 def _round(party: PartyProgress, record: Record) -> None:
     if _is_server(party, record) and record.fields.get("kind", "gradient") == "gradient":
-        party.rounds += 1
+        party.answered[record.fields.get("cohort", "")] += 1
         party.waits_for = ""
 
 

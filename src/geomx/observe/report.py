@@ -1,14 +1,14 @@
 """What remains of a run: the report, a dict for JSON, and the table that a run ends with.
 
 Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `usage`
-for bytes, counted on the socket, headers included; `round` of local servers for the time of a round, which is
-from its first contribution to its last answer; their `link` for what events have changed.
+for bytes, counted on the socket, headers included; `round` of local servers for how many synchronization rounds there
+were and how long one took, from its first contribution to its last answer; their `link` for what events have changed.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from statistics import fmean, median
 from typing import Any
@@ -36,11 +36,13 @@ class Totals:
         self.finished: dict[str, Fields] = {}
         self.usage: dict[str, Fields] = {}
         self.rss_mb: dict[str, float] = defaultdict(float)
-        self.samples: dict[str, int] = defaultdict(int)
+        self.made: Counter[str] = Counter()  # steps of each worker
+        self.samples: Counter[str] = Counter()
         self.loss: dict[str, float | None] = {}
         self.accuracy: dict[str, float | None] = {}
         self.parameters = 0
         self.round_s: dict[str, list[float]] = defaultdict(list)
+        self.answered: Counter[tuple[str, str]] = Counter()  # rounds, by server and cohort
         self.compute_s: dict[str, list[float]] = defaultdict(list)  # of each worker's steps
         self.backward_s: dict[str, list[float]] = defaultdict(list)
         self.staleness: list[int] = []  # of each round of the global servers
@@ -63,13 +65,16 @@ class Totals:
 
     @property
     def rounds(self) -> int:
-        told = [fields["rounds"] for fields in self.finished.values()]
-        return max(told or [len(seconds) for seconds in self.round_s.values()], default=0)
+        """Synchronization rounds, of the cohort that has had most."""
+        return max(self.answered.values(), default=0)
 
     @property
     def round_s_median(self) -> float | None:
         seconds = [s for server in self._run.servers for s in self.round_s[server]]
         return median(seconds) if seconds else None
+
+    def steps_of(self, worker: str) -> int:
+        return int(self.finished[worker]["steps"]) if worker in self.finished else self.made[worker]
 
     def samples_of(self, worker: str) -> int:
         return int(self.finished[worker]["samples"]) if worker in self.finished else self.samples[worker]
@@ -145,6 +150,7 @@ class Totals:
 
     def _step(self, record: Record) -> None:
         self.samples[record.node] += record.fields["samples"]
+        self.made[record.node] += 1
         for of_steps, key in ((self.compute_s, "compute_s"), (self.backward_s, "backward_s")):
             if record.fields.get(key) is not None:
                 of_steps[record.node].append(record.fields[key])
@@ -165,6 +171,7 @@ class Totals:
     def _round(self, record: Record) -> None:
         if record.fields.get("kind", "gradient") == "gradient":
             self.round_s[record.node].append(record.fields["seconds"])
+            self.answered[record.node, record.fields.get("cohort", "")] += 1
             if record.node in self._run.shard_names:
                 self.staleness.append(record.fields.get("staleness", 0))
 
@@ -182,6 +189,7 @@ def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
         "parties": len(run.parties),
         "workers": len(run.workers),
         "shards": run.run.shards,
+        "steps": max(map(totals.steps_of, run.workers)),
         "rounds": totals.rounds,
         "samples": sum(map(totals.samples_of, run.workers)),
         "wall_s": _rounded(wall_s),
@@ -243,6 +251,7 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
             f"{report['config']['run']['name']}, {report['algorithm']}, "
             + ", ".join(counted(*count) for count in counts),
         ),
+        ("steps", f"{report['steps']:,} of each worker" if report["steps"] != rounds else ""),
         ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)")),
         (
             "samples",

@@ -8,7 +8,7 @@ from typing import Any
 _SENTENCES = {
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is away: {reason}",
-    "finished": "finished after {rounds} rounds",
+    "finished": "finished after {steps} steps",
     "joined": "{peer} joined",
     "left": "{peer} left",
     "link": "link of {party} from {at_s:.1f} s on: {state}",
