@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from live_runs import batch, place_of, samples_of, small_model, train, weights
 
-from geomx.errors import NotFinite, Unsupported
+from geomx.errors import NotFinite, RunFailed, Unsupported
 from geomx.node.build import Edge
 from geomx.torch import LiveRun, Settings
 
@@ -111,7 +111,7 @@ def test_the_first_node_with_a_lossy_codec_refuses_it(lan: str, whose: str) -> N
         (model(torch.ones(1, 20)).sum() * float("inf")).backward()
         optimizer.step()
 
-    with pytest.raises(NotFinite, match=f"{whose} has NaN or Inf for"):
+    with pytest.raises((NotFinite, RunFailed), match=rf"{whose} has NaN or Inf for [02]."):
         train([1, 1], main, lan=Edge(lan, "dense"), wan=Edge("int8", "int8"))
 
 
@@ -123,7 +123,7 @@ def test_weights_that_overflow_are_refused_by_name() -> None:
         (100 * model(torch.ones(1, 20)).sum()).backward()
         optimizer.step()
 
-    with pytest.raises(NotFinite, match=r"global/0 has made NaN or Inf of .*2\.(weight|bias)"):
+    with pytest.raises(RunFailed, match=r"global/0 has made NaN or Inf of 0.weight"):
         train([1, 1], main, wan=Edge("dense", "int8"))
 
 

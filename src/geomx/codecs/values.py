@@ -149,6 +149,8 @@ class Half(Form):
         if added is None:
             return None
         largest, largest_sum = added
+        if not math.isfinite(largest):
+            return Taken(left[:0].view(torch.uint8), largest)  # which nobody sends
         exponent = self._exponent(largest_sum, left.dtype)
         return Taken(self._headed(exponent, native.take_fp16(left, exponent)), largest)
 
