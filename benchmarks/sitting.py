@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks import data, systems, venvs
@@ -15,7 +16,7 @@ from benchmarks.data import DataMissingError
 from benchmarks.grounds import Grounds, ways_of
 from benchmarks.measures import Turn, result_of
 from benchmarks.systems.base import ROOT, System
-from benchmarks.turn import run_turn
+from benchmarks.turn import NOT_BEGUN, run_turn
 from benchmarks.venvs import InstallError
 
 MEASURED_PACKAGES = ("geomx", "torch", "numpy", "uvloop", "msgspec")
@@ -74,7 +75,13 @@ class Sitting:
             for number in range(1, turns + 1):
                 for seat in self._seats:
                     if seat.goes_on and seat.python is not None:
-                        turn = run_turn(seat.cell, seat.system, grounds.of(seat.cell), seat.python, keep)
+                        take = partial(
+                            run_turn, seat.cell, seat.system, grounds.of(seat.cell), seat.python, keep
+                        )
+                        turn = take()
+                        if NOT_BEGUN in turn.state:  # some systems hang now and then while their nodes meet
+                            print(f"  {number}/{turns}  {seat.cell}: {turn.state}; once more", flush=True)
+                            turn = take()
                         seat.turns.append(turn)
                         result = result_of(seat.cell, [turn], ways_of(seat.cell))
                         print(f"  {number}/{turns}  {seat.cell}: {told(result)}", flush=True)

@@ -61,8 +61,8 @@ CODED = tuple(
         "fp16": 1,
         "int4": 2,
         "Bi-Sparse 1 % up, int4 down": 2,
-        "Bi-Sparse 1 %": 5,
-        "Bi-Sparse 1 %, int2": 5,
+        "Bi-Sparse 1 %": 10,
+        "Bi-Sparse 1 %, int2": 10,
     }.items()
 )
 DDP = (

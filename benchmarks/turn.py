@@ -23,6 +23,7 @@ LOOK_S = 0.25
 SERVERS_GRACE_S = 2.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR")
+NOT_BEGUN = "before any worker had begun"
 
 
 def run_turn(cell: Cell, system: System, ground: Ground, python: Path, keep: bool = False) -> Turn:
@@ -118,7 +119,7 @@ class _Watched:
         """How far the workers had come, for a turn that was too slow or hung."""
         steps = read_steps(self._desk.folder, self._desk.cell.worker_names)
         if not steps:
-            return f" before any worker had begun; {nodes[-1].name}: {self._last_words(nodes[-1])}"
+            return f" {NOT_BEGUN}; {nodes[-1].name}: {self._last_words(nodes[-1])}"
         least = min(lines[-1]["step"] for lines in steps.values())
         return f", at step {least} of {self._desk.cell.steps}"
 

@@ -123,7 +123,10 @@ class Worker(Table):
         "so that they may be edited before.",
     )
     threads: int = Field(
-        0, ge=0, description="Threads of a worker's arithmetic. 0: this machine's cores by its processes."
+        0,
+        ge=0,
+        description="Threads of a worker's arithmetic. 0: with `geomx run` this machine's cores by its processes, else "
+        "what PyTorch takes.",
     )
 
 

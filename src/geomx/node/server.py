@@ -90,6 +90,7 @@ class Server(BaseNode):
         self._pacer = pacer
         self._members = Members(leaf for leaves in below.children.values() for leaf in leaves)
         self._upside = make_upside(self)
+        self._has_workers = all(leaves == (name,) for name, leaves in below.children.items())
         self._layout: Layout | None = None
         self._settings: dict[str, Value] = {}
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
@@ -112,7 +113,7 @@ class Server(BaseNode):
         piece = self._piece(update.slice)
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
-            if self._lets_in_again and self._goes_on_from(piece, update):
+            if self._has_workers and self._serves_weights and self._goes_on_from(piece, update):
                 held = self._below.down.held(piece, update.cohort, payload)
                 self._standing.hold(piece.index, update.cohort, held)
         is_first = self._standing.answered(update)
@@ -218,7 +219,7 @@ class Server(BaseNode):
         mine = self._upside.holds(layout)
         self._mine = frozenset(piece.index for piece in mine)
         self._trained = sum(piece.role in ("weight", "ledger") for piece in mine)
-        self._below.down.begin(aggregates=message.settings.get("optimizer") == "workers")
+        self._below.down.begin(aggregates=not self._serves_weights)
         self._upside.attach(layout, message.settings)
 
     def attached(self) -> None:
@@ -239,9 +240,9 @@ class Server(BaseNode):
             self.send(peer, Attached())
             return
         assert self._layout is not None
-        if not self._below_are_workers:
+        if not self._has_workers:
             raise NodeLost(peer.name, RESTARTED)
-        if self._settings.get("optimizer") == "workers":
+        if not self._serves_weights:
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         own = cohort_of(self._below.children[peer.name][0], self._policy.together)
         turns = {name: (count, *self._standing.step(name)) for name, count in self._turns_of(peer).items()}
@@ -253,13 +254,9 @@ class Server(BaseNode):
             self.send(peer, update, values, priority_of(self._piece(update.slice)))
 
     @property
-    def _below_are_workers(self) -> bool:
-        return all(leaves == (name,) for name, leaves in self._below.children.items())
-
-    @property
-    def _lets_in_again(self) -> bool:
-        """Whether a child may be started again: a worker, whose weights are here."""
-        return self._below_are_workers and self._settings.get("optimizer") != "workers"
+    def _serves_weights(self) -> bool:
+        """Whether the weights are on the servers, and not on the workers alone."""
+        return self._settings.get("optimizer") != "workers"
 
     def _closed(self, index: int, cohort: str) -> int:
         """The last turn of a slice in a cohort, or -1."""
