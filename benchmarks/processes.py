@@ -49,8 +49,11 @@ class Meter:
         self.samples.append((now, sums))
 
     def cpu_s(self, begin: float, end: float) -> dict[str, float]:
-        """CPU seconds by node between two moments of the monotonic clock, as near as the samples lie."""
-        if not self.samples:
+        """CPU seconds by node between two moments of the monotonic clock, as near as the samples lie.
+
+        None where the first worker has ended before the last one had warmed up.
+        """
+        if not self.samples or end <= begin:
             return {}
         first = min(self.samples, key=lambda sample: abs(sample[0] - begin))[1]
         last = min(self.samples, key=lambda sample: abs(sample[0] - end))[1]

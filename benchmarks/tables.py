@@ -63,6 +63,7 @@ def _round(result: Result, base: float | None) -> list[str]:
     raw = result.round_s_median and result.raw_floor_s and result.round_s_median / result.raw_floor_s
     moves = result.system != "raw"
     cpu_s = sum(result.cpu_s.values()) / result.rounds if result.cpu_s and result.rounds else None
+    cpu_s = cpu_s if cpu_s and cpu_s > 0.0 else None  # of workers that were not at work together nothing is known
     return [
         title(result),
         STANDS[result.hub],

@@ -58,6 +58,7 @@ def test_what_a_node_used_is_known_after_it_has_ended():
     meter.sample()
     assert meter.cpu_s(began, time.monotonic())["A"] >= 0.25
     assert meter.peak_mb["A"] > 1
+    assert meter.cpu_s(time.monotonic(), began) == {}
 
 
 LOOKS = """
