@@ -63,7 +63,7 @@ def _round(result: Result, base: float | None) -> list[str]:
     raw = result.round_s_median and result.raw_floor_s and result.round_s_median / result.raw_floor_s
     moves = result.system != "raw"
     cpu_s = sum(result.cpu_s.values()) / result.rounds if result.cpu_s and result.rounds else None
-    cpu_s = cpu_s if cpu_s and cpu_s > 0.0 else None  # of workers that were not at work together nothing is known
+    together = cpu_s is not None and cpu_s > 0.0  # else the workers were not at work at the same time
     return [
         title(result),
         STANDS[result.hub],
@@ -75,7 +75,7 @@ def _round(result: Result, base: float | None) -> list[str]:
         number(result.wan_bytes_up, 1e6),
         number(result.wan_bytes_down, 1e6),
         number(result.samples_per_s if moves else None),
-        seconds(cpu_s),
+        seconds(cpu_s if together else None),
         number(sum(result.rss_mb.values()) or None),
     ]
 
