@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from geomx.errors import NotFinite, ProtocolError, Unsupported
+from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.accumulate import accumulator
 from geomx.node.clipping import Clipping
@@ -34,7 +34,7 @@ from geomx.node.states import (
     unpack_weights,
     within,
 )
-from geomx.node.streams import Sender, codec_for, not_finite
+from geomx.node.streams import Sender, codec_for, naming
 from geomx.node.uplink import has_values
 from geomx.optim.base import Compensation, RootOptimizer, SliceState
 from geomx.protocol.messages import (
@@ -305,14 +305,9 @@ class Root:
             staleness = self._aged(piece.index, round_, applies)
             views = codec_for(piece, round_.kind, down.codec).lossless  # the payload is then the same memory
             taken = values.clone() if snapshot and views and not self._in_step else values
-            try:
+            whose = f"{self._server.name} has made NaN or Inf of"
+            with naming(self._layout, piece, values, whose, round_.turn):
                 packed = down.pack(piece, round_.kind, round_.turn, taken, round_.cohort)
-            except NotFinite as error:
-                assert self._layout is not None
-                names = not_finite(self._layout, piece, values)
-                raise NotFinite(
-                    f"{self._server.name} has made NaN or Inf of {names} in turn {round_.turn}"
-                ) from error
             if kept is not None:
                 shadow = {"anchor": kept["anchor"]} if "anchor" in kept else {}
                 down.restore(piece, within("down.", kept) | shadow)

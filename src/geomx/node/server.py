@@ -25,6 +25,7 @@ from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.contract import Began, Write
 from geomx.node.greeting import RESTARTED, compare
+from geomx.node.pace import Pace
 from geomx.node.payloads import pack_turns, unpack_layout
 from geomx.node.peers import Identity, Limits, Peer
 from geomx.node.standing import Standing
@@ -87,7 +88,7 @@ class Server(BaseNode):
         super().__init__(identity, limits, dials or {}, expects)
         self._below = below
         self._policy = policy
-        self._pacer = pacer
+        self._pace = Pace(pacer, self.tell)
         self._members = Members(leaf for leaves in below.children.values() for leaf in leaves)
         self._upside = make_upside(self)
         self._has_workers = all(leaves == (name,) for name, leaves in below.children.items())
@@ -123,8 +124,7 @@ class Server(BaseNode):
             if child is not None and name in self._welcomed and not self._members.has_left(leaves):
                 self.send(child, update, payload, priority)
         self._turns.answered(piece.role, update, staleness, self._trained, self._now)
-        if self._pacer is not None and update.kind == "gradient":
-            self._allow(update.turn + 1, self._pacer.closed(update.turn, self._now))
+        self._pace.closed(update, self._now)
         if is_first and self._standing.slices == len(self._mine):
             self.emit(Began())
         if not self._policy.in_step:
@@ -296,8 +296,7 @@ class Server(BaseNode):
         if push.turn <= rounds.closed:
             return
         self._turns.opened(push, self._now)
-        if self._pacer is not None and push.kind == "gradient":
-            self._pacer.contributed(push.origins, push.turn, self._now)
+        self._pace.contributed(push, self._now)
         round_ = rounds.add(push, payload, self._members.first(push.origins), self._now)
         if self._policy.in_step:
             rounds.check_one_open()
@@ -311,15 +310,8 @@ class Server(BaseNode):
             raise ProtocolError(
                 f"step {message.steps} of {message.worker} in {message.seconds} s; members: {', '.join(leaves)}"
             )
-        if self._pacer is None:
+        if not self._pace.stepped(message, self._now):
             self._upside.stepped(message)
-            return
-        worker, turn = message.worker, message.turn
-        self._allow(turn, self._pacer.stepped(worker, turn, message.steps, message.seconds, self._now))
-
-    def _allow(self, turn: int, allowed: dict[str, int]) -> None:
-        for worker, steps in allowed.items():
-            self.tell(Allowance(worker, turn, steps))
 
     def _check_cohort(self, push: Push) -> None:
         """Steps are of the policy's cohorts, means inside a party of the party; all else is everybody's."""
@@ -403,8 +395,7 @@ class Server(BaseNode):
         turn = max(message.turns.values(), default=-1)
         self.note("left", "info", peer=", ".join(message.origins), turn=turn)
         self._upside.left(message.turns, message.origins)
-        if self._pacer is not None:
-            self._pacer.left(message.origins)
+        self._pace.left(message.origins)
         self.acknowledge(peer)
         for (index, _), rounds in list(self._rounds.items()):
             for round_ in list(rounds.open.values()):

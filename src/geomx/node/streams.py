@@ -17,13 +17,14 @@ whoever joins is sent the shadow as it lies in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
 from geomx.codecs.base import Codec, codec_state, restore_codec
 from geomx.codecs.dense import Dense
-from geomx.errors import ProtocolError
+from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.protocol.membership import EVERYONE
 from geomx.protocol.messages import Kind
@@ -44,8 +45,20 @@ def decoded(codec: Codec, piece: Slice, origins: Iterable[str], payload: torch.T
         raise ProtocolError(f"what {', '.join(origins)} sent for slice {piece.index}: {error}") from error
 
 
-def not_finite(layout: Layout, piece: Slice, values: torch.Tensor) -> str:
-    """Which tensors of a slice hold NaN or Inf, for those who read of it."""
+@contextmanager
+def naming(
+    layout: Layout | None, piece: Slice, values: torch.Tensor, whose: str, turn: int
+) -> Iterator[None]:
+    """Within it NotFinite says whose, and of which tensors. `values`: what is being encoded."""
+    try:
+        yield
+    except NotFinite as error:
+        assert layout is not None
+        raise NotFinite(f"{whose} {_not_finite(layout, piece, values)} in turn {turn}") from error
+
+
+def _not_finite(layout: Layout, piece: Slice, values: torch.Tensor) -> str:
+    """The names of a slice's tensors that hold NaN or Inf."""
     parts = [part for part in piece.parts if not values[part.offset :][: part.elements].isfinite().all()]
     names = [layout.tensors[part.tensor].name for part in parts or piece.parts]
     return ", ".join(dict.fromkeys(names)) + ("" if parts else " (in what was held back)")

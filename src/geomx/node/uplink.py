@@ -13,14 +13,14 @@ import msgspec
 import torch
 
 from geomx.codecs.base import Codec, codec_state, restore_codec
-from geomx.errors import NotFinite, ProtocolError
+from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.in_order import InOrder
 from geomx.node.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.peers import Peer
 from geomx.node.states import Planes, under, within
-from geomx.node.streams import Receiver, codec_for, not_finite
+from geomx.node.streams import Receiver, codec_for, naming
 from geomx.protocol.messages import (
     Allowance,
     Attach,
@@ -108,14 +108,8 @@ class Uplink:
             values = make()
             if values is None:
                 return None
-            try:
+            with naming(self.layout, piece, values, f"{self._node.name} has NaN or Inf for", push.turn):
                 return codec.encode(piece, push.turn, values, push.weight)
-            except NotFinite as error:
-                assert self.layout is not None
-                names = not_finite(self.layout, piece, values)
-                raise NotFinite(
-                    f"{self._node.name} has NaN or Inf for {names} in turn {push.turn}"
-                ) from error
 
         self.in_order.run(
             piece.index,
