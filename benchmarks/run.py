@@ -4,6 +4,7 @@
     python benchmarks/run.py full                        everything; hours
     python benchmarks/run.py dense --only geomx raw      some systems of a suite
     python benchmarks/run.py full --missing              the rest, after it was stopped
+    python benchmarks/run.py full --sittings 7 8         two of its sittings, by the numbers that it prints
     python benchmarks/run.py --synthetic 2000000 --step-ms 5 --only geomx ddp
 
 Writes JSON lines to out/bench/SUITE.jsonl, sitting by sitting; those of an earlier such sitting give way.
@@ -16,7 +17,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,13 +45,16 @@ def main() -> int:
         return 1
     path = options.out or OUT / f"{options.suite or 'synthetic'}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
+    groups = dict(enumerate(sittings(cells), start=1))
+    if options.sittings:
+        groups = {number: group for number, group in groups.items() if number in options.sittings}
     if options.missing:
         known = {result.sitting for result in read_results(path)}
-        cells = [cell for cell in cells if cell.sitting not in known]
+        groups = {number: group for number, group in groups.items() if group[0].sitting not in known}
     # What has been started is ended, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _run(cells, options.turns or suite.turns, path, options.keep)
+        _run(groups, options.turns or suite.turns, path, options.keep)
     except LabError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
@@ -67,15 +71,14 @@ def _is_wanted(cell: Cell, options: argparse.Namespace) -> bool:
     return is_there and is_asked and (not options.configs or cell.config in options.configs)
 
 
-def _run(cells: Sequence[Cell], turns: int, path: Path, keep: bool) -> None:
+def _run(groups: Mapping[int, Sequence[Cell]], turns: int, path: Path, keep: bool) -> None:
     """Sitting after sitting, each of whose results are written when it has ended."""
     facts, started = Facts.here(), time.monotonic()
-    groups = sittings(cells)
-    for number, group in enumerate(groups, start=1):
+    for number, group in groups.items():
         cell = group[0]
         minutes = (time.monotonic() - started) / 60
         print(
-            f"[{minutes:5.1f} min] sitting {number} of {len(groups)}: {cell.workload.name} "
+            f"[{minutes:5.1f} min] sitting {number}: {cell.workload.name} "
             f"({cell.workload.parameters:,} parameters), {cell.network}, {cell.congestion}, {cell.shape}",
             flush=True,
         )
@@ -100,6 +103,7 @@ def _arguments() -> argparse.Namespace:
     add("--step-ms", type=float, default=0.0, help="how long a synthetic step computes")
     add("--network", metavar="NAME", help="one alone: a file of lab/networks without its ending")
     add("--missing", action="store_true", help="only sittings that have no results yet")
+    add("--sittings", type=int, nargs="+", metavar="N", help="some alone, by the numbers that it prints")
     add("--shape", default="2x1", metavar="PARTIESxWORKERS", help="of a synthetic run")
     add("--congestion", default="bbr", choices=("bbr", "cubic"), help="of a synthetic run")
     add("--rounds", type=int, help="measured in each turn")
