@@ -1,8 +1,9 @@
-"""Makes docs/benchmarks.md and its pictures from what lies in out/bench.
+"""Renews docs/benchmarks.md and its pictures from what lies in out/bench.
 
     python benchmarks/page.py [--results FOLDER] [--docs FOLDER]
 
-Needs matplotlib; `run.py --page` calls it in an environment that has it.
+A part whose cells were not measured here stays as it stands. Needs matplotlib; `run.py --page` calls it in an
+environment that has it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from benchmarks import tables  # noqa: E402
+from benchmarks import systems, tables  # noqa: E402
 from benchmarks.cells import Result, read_results  # noqa: E402
 from benchmarks.learned import Learned, read_learned  # noqa: E402
 from benchmarks.unequal import Unequal, read_unequal  # noqa: E402
 
 HEAD = """# Benchmarks
 
-<!-- Made by benchmarks/page.py from out/bench: run `make bench-quick` or `make bench` to make it anew. -->
+<!-- Made by benchmarks/page.py. `make bench-quick` and `make bench` renew the parts that they measure. -->
 
 geomx beside the systems that do a similar job, each as its users start it, over data centers that are emulated on one
 machine: a network namespace for each, and between each two of them a link of the rate, delay and loss that is named.
@@ -48,6 +49,12 @@ SUITES: dict[str, str] = {
     "full": "Everything",
     "synthetic": "Synthetic gradients",
 }
+CODECS, POLICIES = "What codecs cost in accuracy", "Sync policies where sites are unequal"
+ORDER = (*SUITES.values(), CODECS, POLICIES)
+Lines = list[str]
+Parts = dict[
+    tuple[str, str], Lines
+]  # by the section's title and the part's own, "" for a section's first words
 NETWORKS = {
     "100mbit-30ms": "100 Mbit/s, 30 ms",
     "20mbit-100ms-0.1loss": "20 Mbit/s, 100 ms, 0.1 % loss",
@@ -65,173 +72,206 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "out" / "bench")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     options = parser.parse_args()
-    suites = {
-        name: results for name in SUITES if (results := read_results(options.results / f"{name}.jsonl"))
-    }
-    learned = read_learned(options.results / "codec_accuracy.jsonl")
-    unequal = read_unequal(options.results / "algorithms.jsonl")
-    if not (suites or learned or unequal):
+    parts: Parts = {}
+    for name in SUITES:
+        if results := read_results(options.results / f"{name}.jsonl"):
+            parts |= SECTIONS.get(name, rounds)(name, results, options.docs / "pictures")
+    if learned := read_learned(options.results / "codec_accuracy.jsonl"):
+        parts |= codecs(learned, options.docs / "pictures")
+    if unequal := read_unequal(options.results / "algorithms.jsonl"):
+        parts |= policies(unequal, options.docs / "pictures")
+    if not parts:
         print(f"page: no results in {options.results}: run benchmarks/run.py first", file=sys.stderr)
         return 1
     path = options.docs / "benchmarks.md"
-    path.write_text(page(suites, learned, unequal, options.docs / "pictures"), encoding="utf-8")
-    print(f"the page is {path}")
+    old = parts_of(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(page(old | parts), encoding="utf-8")
+    kept = len(old.keys() - parts.keys())
+    print(f"{path}: {len(parts)} parts are new, {kept} stay as they stood")
     return 0
 
 
-def page(
-    suites: dict[str, list[Result]], learned: Sequence[Learned], unequal: Sequence[Unequal], pictures: Path
-) -> str:
-    """The whole text; the pictures are drawn on the way."""
-    lines = [HEAD]
-    if suites:
-        lines += machine([result for results in suites.values() for result in results])
-    for name, results in suites.items():
-        lines += ["", f"## {SUITES[name]}", ""]
-        section = SECTIONS.get(name, rounds)
-        lines += section(name, results, pictures)
-    if learned:
-        lines += ["", "## What codecs cost in accuracy", "", *codecs(learned, pictures)]
-    if unequal:
-        lines += ["", "## Sync policies where sites are unequal", "", *policies(unequal, pictures)]
+def page(parts: Parts) -> str:
+    """The whole text."""
+    lines = [HEAD, *versions()]
+    for section in ORDER:
+        mine = {title: part for (where, title), part in parts.items() if where == section}
+        if mine:
+            lines += ["", f"## {section}"]
+        if first := mine.pop("", []):
+            lines += ["", *first]
+        for title, part in mine.items():
+            lines += ["", f"### {title}", "", *part]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def machine(results: Sequence[Result]) -> list[str]:
-    """Where and when the figures were taken, and of which versions."""
+def parts_of(text: str) -> Parts:
+    """The parts of a page, as they stand; what comes before the first section is no part."""
+    parts: Parts = {}
+    lines: Lines = []
+    section = ""
+    for line in text.splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+            lines = parts[section, ""] = []
+        elif line.startswith("### "):
+            lines = parts[section, line.removeprefix("### ")] = []
+        else:
+            lines.append(line)
+    return {key: part for key, lines in parts.items() if (part := "\n".join(lines).strip("\n").splitlines())}
+
+
+def versions() -> Lines:
+    """Of the systems, as their environments pin them."""
+    rows = []
+    for name, title in tables.TITLES.items():
+        requirements = systems.FOLDER / name / "requirements.txt"
+        if requirements.exists():
+            pins = (line.partition("#")[0].strip() for line in requirements.read_text().splitlines())
+            rows.append([title, ", ".join(pin.replace("==", " ") for pin in pins if pin)])
+    return tables.markdown(("system", "versions"), rows)
+
+
+def measured(results: Sequence[Result]) -> str:
+    """When figures were taken, of which commit, on what machine and how quiet it was."""
     loads = [float(turn["load"]) for result in results for turn in result.turns]
-    dates = sorted(str(turn["at"])[:10] for result in results for turn in result.turns)
-    facts = results[0].versions
-    lines = [
-        f"**The machine**: {facts.get('cores', '?')} cores, Linux {facts.get('kernel', '?')}, "
-        f"geomx at commit {', '.join(sorted({result.commit for result in results}))}."
-    ]
+    dates = sorted({str(turn["at"])[:10] for result in results for turn in result.turns})
+    facts = next((r.versions for r in results if r.system == "geomx"), results[0].versions)
+    commits = ", ".join(sorted({result.commit for result in results}))
+    told = f"{facts.get('cores', '?')} cores, Linux {facts.get('kernel', '?')}, geomx at commit {commits}"
+    told += "".join(f", {name} {facts[name]}" for name in ("python", "torch") if name in facts)
     if loads:
-        span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-        lines += [f"Measured on {span}, the load before each turn from {min(loads):.1f} to {max(loads):.1f}."]
-    versions: dict[str, dict[str, str]] = {}
-    for result in results:
-        packages = {k: v for k, v in result.versions.items() if k not in ("cores", "kernel")}
-        versions.setdefault(result.system, packages)
-    rows = [
-        [tables.TITLES[system], ", ".join(f"{name} {version}" for name, version in packages.items())]
-        for system, packages in sorted(versions.items())
-        if packages and system != "raw"
-    ]
-    return [*lines, "", *tables.markdown(("system", "versions"), rows)]
+        span = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+        told = f"{span}: {told}, load before a turn {min(loads):.1f} to {max(loads):.1f}"
+    return f"Measured {told}."
 
 
 # -- sections -------------------------------------------------------------------------------------------------
 
 
-def rounds(name: str, results: Sequence[Result], pictures: Path) -> list[str]:
-    """A table for each sitting; the congestion controls of one network share a picture."""
-    lines: list[str] = []
-    for key in dict.fromkeys((r.workload, r.parameters, r.network, r.parties, r.workers) for r in results):
-        workload, parameters, network, parties, workers = key
-        same = [r for r in results if (r.workload, r.parameters, r.network, r.parties, r.workers) == key]
-        where = f"{NETWORKS.get(network, network)}, {parties} parties × {workers}"
-        lines += [f"### {where}: {what(workload, parameters)}", ""]
-        panels = []
-        for congestion in dict.fromkeys(result.congestion for result in same):
-            panels.append((f"{where}, {congestion}", [r for r in same if r.congestion == congestion]))
-        picture = pictures / f"bench-{name}-{workload}-{parameters}-{network}-{parties}x{workers}"
-        lines += drawn(picture, partial(_pictures().rounds, panels))
-        for title, sitting in panels:
-            lines += [f"**{title.rpartition(', ')[2]}**. {floors(sitting)}", "", *tables.rounds(sitting), ""]
-    return lines
+def rounds(name: str, results: Sequence[Result], pictures: Path) -> Parts:
+    """A part for each sitting: a picture and a table."""
+    parts: Parts = {}
+    for sitting in dict.fromkeys(result.sitting for result in results):
+        same = [result for result in results if result.sitting == sitting]
+        first = same[0]
+        where = f"{NETWORKS.get(first.network, first.network)}, {first.parties} parties × {first.workers}"
+        picture = f"bench-{name}-{first.workload}-{first.parameters}-{first.network}-{first.parties}x{first.workers}"
+        if first.congestion != "bbr":
+            where, picture = f"{where}, {first.congestion}", f"{picture}-{first.congestion}"
+        title = f"{where}: {what(first.workload, first.parameters)}"
+        parts[SUITES[name], title] = [
+            *drawn(pictures / picture, partial(_pictures().rounds, where, same)),
+            f"{floors(same)} {measured(same)}",
+            "",
+            *tables.rounds(same),
+        ]
+    return parts
 
 
-def accuracy(name: str, results: Sequence[Result], pictures: Path) -> list[str]:
+def accuracy(name: str, results: Sequence[Result], pictures: Path) -> Parts:
     """A table and a picture for each network."""
     first = results[0]
-    lines = [
-        f"GeoMX's CNN, {first.parties} parties × {first.workers}, batches of {first.batch}, Adam, {first.congestion}. "
-        "The first worker looks at the 10,000 test images now and then. Every other process of the system stands still "
-        "meanwhile, and so does the clock, which stops at the first look that sees the target. Bytes under way go on.",
-        "",
-    ]
+    parts: Parts = {
+        (SUITES[name], ""): [
+            f"GeoMX's CNN, {first.parties} parties × {first.workers}, batches of {first.batch}, Adam, "
+            f"{first.congestion}. The first worker looks at the 10,000 test images now and then. Every other process "
+            "of the system stands still meanwhile, and so does the clock, which stops at the first look that sees the "
+            "target. Bytes under way go on."
+        ]
+    }
     for network in dict.fromkeys(result.network for result in results):
         same = [result for result in results if result.network == network]
-        lines += [f"### To 85 %: {NETWORKS.get(network, network)}", ""]
-        lines += drawn(pictures / f"bench-{name}-{network}", partial(_pictures().accuracy, same))
-        lines += [*tables.accuracy(same), ""]
-    return lines
+        parts[SUITES[name], f"To 85 %: {NETWORKS.get(network, network)}"] = [
+            *drawn(pictures / f"bench-{name}-{network}", partial(_pictures().accuracy, same)),
+            measured(same),
+            "",
+            *tables.accuracy(same),
+        ]
+    return parts
 
 
-def scale(name: str, results: Sequence[Result], pictures: Path) -> list[str]:
+def scale(name: str, results: Sequence[Result], pictures: Path) -> Parts:
     """Real parties as far as the machine carries, the simulator beside them and beyond."""
     first = results[0]
     lines = [
         f"One worker a party, {first.parameters:,} synthetic parameters, {NETWORKS.get(first.network, first.network)} "
         "between each party and the global server. The simulator runs the same nodes on a virtual clock, each on a "
-        "processor of its own.",
+        f"processor of its own. {measured(results)}",
         "",
+        *drawn(pictures / f"bench-{name}", partial(_pictures().scale, results)),
+        *tables.scale(results),
     ]
-    lines += drawn(pictures / f"bench-{name}", partial(_pictures().scale, results))
-    return lines + tables.scale(results)
+    return {(SUITES[name], ""): lines}
 
 
-def fallback(_name: str, results: Sequence[Result], _pictures: Path) -> list[str]:
+def fallback(name: str, results: Sequence[Result], _pictures: Path) -> Parts:
     """Whether one may trust a run whose links geomx imitates itself."""
     lines = [
         "Median seconds of a dense round, two parties × 1. `[wan] link = { rate_mbps = ..., delay_ms = ... }` imitates "
         "a link in the process, without root. TCP's own dynamics are not imitated: two connections that fill a link in "
-        "both directions hold each other up, in the lab as in the world. At 1 Gbit/s both are as fast as this machine.",
+        "both directions hold each other up, in the lab as in the world. At 1 Gbit/s both are as fast as this machine. "
+        f"{measured(results)}",
         "",
+        *tables.fallback(results),
     ]
-    return lines + tables.fallback(results)
+    return {(SUITES[name], ""): lines}
 
 
-def codecs(learned: Sequence[Learned], pictures: Path) -> list[str]:
-    """A table for each model, and one picture: accuracy against bytes."""
-    lines = [
-        "Fashion-MNIST, 2 parties × 2 workers, batches of 32, a learning rate that falls to 0, means over seeds. "
-        "Optimizers run on the global server; where the codec has momentum, SGD has none. MB are of one party in a "
-        "round. `python benchmarks/codec_accuracy.py`.",
-        "",
-    ]
-    lines += drawn(pictures / "bench-codec-accuracy", partial(_pictures().learned, learned))
+def codecs(learned: Sequence[Learned], pictures: Path) -> Parts:
+    """For each model a picture, accuracy against bytes, and a table."""
+    parts: Parts = {
+        (CODECS, ""): [
+            "Fashion-MNIST, 2 parties × 2 workers, batches of 32, a learning rate that falls to 0, means over seeds. "
+            "Optimizers run on the global server; where the codec has momentum, SGD has none. MB are of one party in "
+            "a round. `python benchmarks/codec_accuracy.py`."
+        ]
+    }
     for model in dict.fromkeys(each.model for each in learned):
         mine = [each for each in learned if each.model == model]
-        seeds = sorted({len(each.accuracies) for each in mine})
-        counted = " to ".join(str(count) for count in {seeds[0]: None, seeds[-1]: None})
-        head = f"**A CNN of {mine[0].parameters:,} parameters**, {mine[0].rounds} rounds, {counted} seeds"
-        lines += [head, "", *tables.learned(mine), ""]
-    return lines
+        parts[CODECS, f"A CNN of {mine[0].parameters:,} parameters"] = [
+            *drawn(pictures / f"bench-codec-accuracy-{model}", partial(_pictures().learned, model, mine)),
+            f"{mine[0].rounds} rounds, {_seeds([len(each.accuracies) for each in mine])}.",
+            "",
+            *tables.learned(mine),
+        ]
+    return parts
 
 
-def policies(unequal: Sequence[Unequal], pictures: Path) -> list[str]:
-    """A table for each scenario, and one picture: time against bytes."""
-    lines = [
-        "GeoMX's CNN on Fashion-MNIST, batches of 32, Adam (Downpour: Adagrad), a step of 50 ms, links of 100 Mbit/s "
-        "and 30 ms to the global server. Real nodes and gradients on the simulator's virtual clock: the seconds are "
-        "what a machine for each node would take. Medians over seeds; MB are of all parties, both ways. `python "
-        "benchmarks/algorithms.py`.",
-        "",
-    ]
-    lines += drawn(pictures / "bench-algorithms", partial(_pictures().unequal, unequal))
+def policies(unequal: Sequence[Unequal], pictures: Path) -> Parts:
+    """For each scenario a picture, time against bytes, and a table."""
+    parts: Parts = {
+        (POLICIES, ""): [
+            "GeoMX's CNN on Fashion-MNIST, batches of 32, Adam (Downpour: Adagrad), a step of 50 ms, links of 100 "
+            "Mbit/s and 30 ms to the global server. Real nodes and gradients on the simulator's virtual clock: the "
+            "seconds are what a machine for each node would take. Medians over seeds; MB are of all parties, both "
+            "ways. `python benchmarks/algorithms.py`."
+        ]
+    }
     for scenario in dict.fromkeys(each.scenario for each in unequal):
         mine = [each for each in unequal if each.scenario == scenario]
-        seeds = sorted({each.seeds for each in mine})
-        counted = " to ".join(str(count) for count in {seeds[0]: None, seeds[-1]: None})
-        text = UNEQUAL.get(scenario, "")
-        lines += [
-            f"**{scenario}**: {text} {counted} seed{'s' if seeds[-1] > 1 else ''}.",
+        picture = pictures / f"bench-algorithms-{scenario.replace(' ', '-')}"
+        parts[POLICIES, UNEQUAL.get(scenario, scenario)] = [
+            *drawn(picture, partial(_pictures().unequal, scenario, mine)),
+            f"{_seeds([each.seeds for each in mine])}.",
             "",
             *tables.unequal(mine),
-            "",
         ]
-    return lines
+    return parts
+
+
+def _seeds(counts: Sequence[int]) -> str:
+    told = " to ".join(str(count) for count in dict.fromkeys((min(counts), max(counts))))
+    return f"{told} seed{'s' if max(counts) > 1 else ''}"
 
 
 UNEQUAL = {
-    "equal": "2 parties × 2 workers, all alike.",
-    "slow party": "2 × 2, a step takes party B four times as long.",
-    "slow link": "2 × 2, party B's link has 10 Mbit/s.",
-    "six unequal": "2 × 3, a step takes two workers of party B 49 times as long.",
+    "equal": "Equal: 2 parties × 2 workers, all alike",
+    "slow party": "A slow party: 2 × 2, a step takes party B four times as long",
+    "slow link": "A slow link: 2 × 2, party B's link has 10 Mbit/s",
+    "six unequal": "Six unequal: 2 × 3, a step takes two workers of party B 49 times as long",
 }
-SECTIONS: dict[str, Callable[[str, Sequence[Result], Path], list[str]]] = {
+SECTIONS: dict[str, Callable[[str, Sequence[Result], Path], Parts]] = {
     "accuracy": accuracy,
     "scale": scale,
     "fallback": fallback,

@@ -50,22 +50,13 @@ def save(figure: Figure, path: Path) -> None:
     plt.close(figure)
 
 
-def rounds(panels: Sequence[tuple[str, Sequence[Result]]], path: Path) -> None:
-    """Seconds a step of each system, a panel for each sitting, with the floor as a line."""
-    panels = [(name, [r for r in results if r.step_s is not None]) for name, results in panels]
-    panels = [(name, results) for name, results in panels if results]
-    if not panels:
+def rounds(name: str, results: Sequence[Result], path: Path) -> None:
+    """Seconds a step of each system of a sitting, with the floor as a line."""
+    timed = [result for result in results if result.step_s is not None]
+    if not timed:
         return
-    heights = [1.2 + 0.34 * len(results) for _, results in panels]
-    figure, axes = plt.subplots(
-        len(panels),
-        figsize=(8.5, sum(heights)),
-        height_ratios=heights,
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis, (name, results) in zip(axes[:, 0], panels, strict=True):
-        _bars(axis, name, sorted(results, key=lambda r: r.step_s or 0.0, reverse=True))
+    figure, axis = plt.subplots(figsize=(8.5, 1.2 + 0.34 * len(timed)), layout="constrained")
+    _bars(axis, name, sorted(timed, key=lambda result: result.step_s or 0.0, reverse=True))
     save(figure, path)
 
 
@@ -138,75 +129,60 @@ def accuracy(results: Sequence[Result], path: Path) -> None:
             x, y, s=60, color=COLOURS[result.system], marker="o" if result.hub != "A" else "s", zorder=3
         )
         points.append((x, y, _label(result)))
-    axis.set(xscale="log", yscale="log", xlabel="seconds", ylabel="MB over the WAN")
     axis.set_title("Time and bytes to the target accuracy (lower left is better)")
-    axis.grid(which="both", color="#e6e6e6", zorder=0)
-    for scale in (axis.xaxis, axis.yaxis):
-        scale.set_major_formatter("{x:,.0f}")
-        scale.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-    axis.set_xlim(0.85 * min(x for x, _, _ in points), 2.2 * max(x for x, _, _ in points))
+    _both_logarithmic(axis, [x for x, _, _ in points], "seconds")
     axis.margins(y=0.1)
     _name(figure, axis, points)
     save(figure, path)
 
 
-def learned(results: Sequence[Learned], path: Path) -> None:
-    """Accuracy against WAN bytes, a panel for each model: upper left is better."""
-    models = list(dict.fromkeys(each.model for each in results))
-    figure, axes = plt.subplots(len(models), figsize=(8.5, 6.5 * len(models)), squeeze=False)
-    for axis, model in zip(axes[:, 0], models, strict=True):
-        points = []
-        for each in (each for each in results if each.model == model):
-            moved = 1e-6 * (each.bytes_up + each.bytes_down)
-            spread = [
-                [100 * (each.accuracy - min(each.accuracies))],
-                [100 * (max(each.accuracies) - each.accuracy)],
-            ]
-            colour = COLOURS["geomx" if each.optimizer == "Adam" else "ddp"]
-            axis.errorbar([moved], [100 * each.accuracy], yerr=spread, fmt="o", color=colour, capsize=3)
-            points.append((moved, 100 * each.accuracy, each.config))
-        axis.set(xscale="log", xlabel="MB over the WAN in a round, a party", ylabel="test accuracy, %")
-        axis.set_title(f"{model}: red with Adam, blue with SGD")
-        axis.grid(which="both", color="#e6e6e6")
-        axis.margins(y=0.15)
-        axis.set_xlim(0.7 * min(x for x, _, _ in points), 3.5 * max(x for x, _, _ in points))
-        _name(figure, axis, points)
+def learned(model: str, results: Sequence[Learned], path: Path) -> None:
+    """Accuracy on one model against WAN bytes: upper left is better."""
+    figure, axis = plt.subplots(figsize=(8.5, 6.5))
+    points = []
+    for each in results:
+        moved = 1e-6 * (each.bytes_up + each.bytes_down)
+        accuracies = [100 * accuracy for accuracy in each.accuracies]
+        mean = 100 * each.accuracy
+        colour = COLOURS["geomx" if each.optimizer == "Adam" else "ddp"]
+        spread = [[mean - min(accuracies)], [max(accuracies) - mean]]
+        axis.errorbar([moved], [mean], yerr=spread, fmt="o", color=colour, capsize=3)
+        points.append((moved, mean, each.config))
+    axis.set(xscale="log", xlabel="MB over the WAN in a round, a party", ylabel="test accuracy, %")
+    axis.set_title(f"{model}: red with Adam, blue with SGD")
+    axis.grid(which="both", color="#e6e6e6")
+    axis.margins(y=0.15)
+    axis.set_xlim(0.7 * min(x for x, _, _ in points), 3.5 * max(x for x, _, _ in points))
+    _name(figure, axis, points)
     save(figure, path)
 
 
-def unequal(results: Sequence[Unequal], path: Path) -> None:
-    """Time against bytes to the last target, a panel for each scenario: lower left is better."""
+def unequal(scenario: str, results: Sequence[Unequal], path: Path) -> None:
+    """Time in one scenario against bytes to the last target: lower left is better."""
     target = TARGETS[-1]
-    found = [
-        (each.scenario, each.algorithm, reached)
+    points = [
+        (reached.seconds, 1e-6 * reached.wan_bytes, each.algorithm)
         for each in results
         if (reached := each.reached[target]) is not None
     ]
-    scenarios = list(dict.fromkeys(scenario for scenario, _, _ in found))
-    if not scenarios:
+    if not points:
         return
-    figure, axes = plt.subplots(
-        len(scenarios), figsize=(8.5, 5.5 * len(scenarios)), squeeze=False, layout="constrained"
-    )
-    for axis, scenario in zip(axes[:, 0], scenarios, strict=True):
-        points = [
-            (reached.seconds, 1e-6 * reached.wan_bytes, name)
-            for where, name, reached in found
-            if where == scenario
-        ]
-        axis.scatter(
-            [x for x, _, _ in points], [y for _, y, _ in points], s=50, color=COLOURS["geomx"], zorder=3
-        )
-        axis.set(xscale="log", yscale="log", xlabel=f"seconds to {target:.0%}", ylabel="MB over the WAN")
-        axis.set_title(scenario)
-        axis.grid(which="both", color="#e6e6e6", zorder=0)
-        for scale in (axis.xaxis, axis.yaxis):
-            scale.set_major_formatter("{x:,.0f}")
-            scale.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-        axis.margins(y=0.15)
-        axis.set_xlim(0.85 * min(x for x, _, _ in points), 2.2 * max(x for x, _, _ in points))
-        _name(figure, axis, points)
+    figure, axis = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    axis.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=50, color=COLOURS["geomx"], zorder=3)
+    axis.set_title(scenario)
+    _both_logarithmic(axis, [x for x, _, _ in points], f"seconds to {target:.0%}")
+    axis.margins(y=0.15)
+    _name(figure, axis, points)
     save(figure, path)
+
+
+def _both_logarithmic(axis: Axes, seconds: Sequence[float], label: str) -> None:
+    axis.set(xscale="log", yscale="log", xlabel=label, ylabel="MB over the WAN")
+    axis.grid(which="both", color="#e6e6e6", zorder=0)
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_formatter("{x:,.0f}")
+        scale.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    axis.set_xlim(0.85 * min(seconds), 2.2 * max(seconds))
 
 
 def scale(results: Sequence[Result], path: Path) -> None:

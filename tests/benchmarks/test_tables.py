@@ -2,7 +2,7 @@
 
 from benchmarks import tables
 from benchmarks.cells import CNN_1M, Cell, Result
-from benchmarks.page import SUITES, machine
+from benchmarks.page import CODECS, SUITES, measured, page, parts_of
 from benchmarks.suites import SUITES as RUNNABLE
 
 
@@ -68,7 +68,24 @@ def test_every_suite_has_a_place_on_the_page():
 
 def test_the_page_says_which_load_and_versions_figures_were_taken_with():
     turns = [{"at": "2026-01-02T03:04:05", "load": 1.5, "state": "ok", "round_s_median": 0.5}]
-    text = "\n".join(machine([result(turns=turns, commit="abc", versions={"cores": "2", "torch": "2.13.0"})]))
+    text = measured([result(turns=turns, commit="abc", versions={"cores": "2", "torch": "2.13.0"})])
     assert "1.5" in text
     assert "abc" in text
     assert "torch 2.13.0" in text
+
+
+def test_a_page_is_its_parts():
+    parts = {
+        (SUITES["quick"], "one sitting"): ["| a |", "", "| b |"],
+        (SUITES["scale"], ""): ["only", "words"],
+        (CODECS, ""): ["first words"],
+        (CODECS, "a model"): ["a table"],
+    }
+    assert parts_of(page(parts)) == parts
+
+
+def test_parts_that_were_not_measured_anew_stay():
+    old = {(SUITES["scale"], ""): ["old"], (SUITES["quick"], "x"): ["old"]}
+    text = page(parts_of(page(old)) | {(SUITES["quick"], "x"): ["new"]})
+    assert text.count("old") == 1
+    assert text.index("new") < text.index("old")
