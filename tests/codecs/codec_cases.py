@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Lossy
+from geomx.codecs.base import Codec
+from geomx.codecs.by_size import BySize
 from geomx.codecs.noise import Stream
 from geomx.codecs.spec import make_codec
 from geomx.layout import Layout, Slice, Tensor
@@ -18,10 +19,13 @@ SIZES = [1, 2, 7, 63, 64, 65, 127, 129, 1000, 1023, 1025, 5000, 300_000]
 DTYPES = ["float32", "float64"]
 
 
-def made(spec: str, origin: str = "A") -> Lossy:
-    codec = make_codec(spec, Stream(7, origin))
-    assert isinstance(codec, Lossy)
-    return codec
+def made(spec: str, origin: str = "A") -> Codec:
+    return make_codec(spec, Stream(7, origin))
+
+
+def of_large(codec: Codec) -> Codec:
+    """What slices of large tensors go through."""
+    return codec.large if isinstance(codec, BySize) else codec
 
 
 def piece_of(elements: int, dtype: str = "float32", size_lower_bound: int = 1) -> Slice:
@@ -35,5 +39,5 @@ def drawn(elements: int, dtype: str = "float32", seed: int = 0, scale: float = 1
     )
 
 
-def residual(codec: Lossy, piece: Slice) -> torch.Tensor:
+def residual(codec: Codec, piece: Slice) -> torch.Tensor:
     return codec.state(piece)["residual"]

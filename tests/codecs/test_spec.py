@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from geomx.codecs import values
-from geomx.codecs.spec import ratio_of, slices_wanted
+from geomx.codecs.noise import Stream
+from geomx.codecs.spec import make_codec, ratio_of, slices_wanted
+from geomx.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,8 @@ def test_defaults_of_a_script_have_no_part_in_it(spec: str) -> None:
             assert ratio_of(spec) == expected
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_what_is_no_codec_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a subclass of geomx\.codecs\.base\.Codec"):
+        make_codec("contextlib:nullcontext", Stream())

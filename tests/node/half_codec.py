@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from geomx.codecs.base import Codec
 from geomx.codecs.noise import Stream
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 
 
-class Half:
+class Half(Codec):
     """Two bytes an element, and two more."""
 
     lossless = True  # as far as the streams are concerned: each update stands for itself

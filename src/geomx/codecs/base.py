@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -41,12 +41,15 @@ class Block(NamedTuple):
     payload: torch.Tensor
 
 
-class Codec(Protocol):
-    """One direction of one kind of edge."""
+class Codec(ABC):
+    """One direction of one kind of edge. As it stands, a codec keeps nothing from one encoding to the next."""
 
     lossless: bool
     feedback: bool  # whether what an encoding does not carry goes with the next; a lossless one carries all
+    ratio: float | None = None  # which part of the elements an encoding carries; None: all of them
+    momentum: float = 0.0  # of the values, before they meet what is held back
 
+    @abstractmethod
     def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         """`values`: flat, of the slice's dtype and elements, Σ w·x of a total `weight`.
 
@@ -54,9 +57,11 @@ class Codec(Protocol):
         the run ends then, and what is held back of the slice is lost.
         """
 
+    @abstractmethod
     def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         """The inverse: flat, of the slice's dtype. Raises `ProtocolError` on anything malformed."""
 
+    @abstractmethod
     def accepts(self, piece: Slice, size: int) -> bool:
         """Whether a payload of `size` bytes is possible for this slice; asked before memory is taken."""
 
@@ -64,29 +69,42 @@ class Codec(Protocol):
         """An encoding of this slice as blocks of at most `numbers` numbers that are sent, a multiple of `BLOCK`.
 
         Blocks follow each other without gaps from the slice's first element to its last. Decoded, all of them together
-        are what `decode` makes of the whole, bit for bit.
+        are what `decode` makes of the whole, bit for bit. A codec that does not answer sends all in one block.
         """
+        return [Block(0, piece.elements, payload)]
 
+    @abstractmethod
     def cost_bytes(self, piece: Slice) -> int:
         """The memory that one encode or decode touches; 0: it only looks at the same memory anew."""
 
+    def settle(self, piece: Slice, lost: Iterable[Block]) -> None:
+        """Blocks were not applied: what they carried goes with the next encoding. Without feedback it is lost."""
+        return
 
-class Lossy(ABC):
+    def state(self, piece: Slice) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of a slice, by name: tensors of the slice's elements, as they lie in memory."""
+        return {}
+
+    def restore(self, piece: Slice, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `state`; without a name in it, that part begins anew."""
+        return
+
+
+class Lossy(Codec):
     """A codec with error feedback. Slices may be encoded in two threads at once, each slice in one.
 
-    `tiny`: what becomes of slices of tiny tensors; None: the same as of large ones.
+    `tiny`: what slices of tiny tensors go through in its place (`by_size`); None: they go through this one as well.
     """
 
     lossless = False
 
     def __init__(self, stream: Stream, tiny: Codec | None) -> None:
         self.stream = stream
-        self._feedback = True
-        self._tiny = tiny
+        self.tiny = tiny
+        self.feedback = True
         self._residuals: dict[int, torch.Tensor] = {}
-        self.memory = {
-            "residual": self._residuals
-        }  # by name and slice: what one encoding leaves for the next
+        # What one encoding leaves for the next, by name and slice.
+        self.memory = {"residual": self._residuals}
 
     # -- for a codec to answer ------------------------------------------------------------------------------
 
@@ -120,39 +138,20 @@ class Lossy(ABC):
 
     # -- the contract ---------------------------------------------------------------------------------------
 
-    @property
-    def feedback(self) -> bool:
-        return self._feedback
-
-    @feedback.setter
-    def feedback(self, given: bool) -> None:
-        self._feedback = given
-        if isinstance(self._tiny, Lossy):
-            self._tiny.feedback = given
-
     def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
-        if self._tiny is not None and not piece.large:
-            check_finite(piece, peak(values))
-            return self._tiny.encode(piece, turn, values, weight)
-        if not self._feedback:
+        if not self.feedback:
             check_finite(piece, peak(values))
             ready = self.prepared(piece, values, weight)
             return self.compress(piece, turn, ready.to(working(values.dtype), copy=True), weight)
         return self.absorb(piece, turn, self.residual(piece, values), values, weight)
 
     def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
-        if self._tiny is not None and not piece.large:
-            return self._tiny.decode(piece, payload)
         return self.expand(piece, payload).to(getattr(torch, piece.dtype))
 
     def accepts(self, piece: Slice, size: int) -> bool:
-        if self._tiny is not None and not piece.large:
-            return self._tiny.accepts(piece, size)
         return self.possible(piece.elements, size)
 
     def cut(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        if self._tiny is not None and not piece.large:
-            return self._tiny.cut(piece, payload, numbers)
         return self.blocks(piece, payload, whole_blocks(numbers))
 
     def cost_bytes(self, piece: Slice) -> int:
@@ -169,45 +168,19 @@ class Lossy(ABC):
         return held
 
     def settle(self, piece: Slice, lost: Iterable[Block]) -> None:
-        """Blocks were not applied: what they carried goes with the next.
-
-        Nothing has a residual that goes dense, being tiny, nor a delta, whose receivers hold all of it by then: what is
-        lost of those is lost.
-        """
-        if self._tiny is not None and not piece.large:
-            if isinstance(self._tiny, Lossy):
-                self._tiny.settle(piece, lost)
-        elif self._feedback:
+        if self.feedback:
             for start, stop, payload in lost:
                 carried = self.expand(piece.within(start, stop), payload)
                 self.residual(piece, carried)[start:stop].add_(carried)
 
     def state(self, piece: Slice) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of a slice, by name: tensors of the slice's elements, as they lie in memory."""
-        if self._tiny is not None and not piece.large:
-            return codec_state(self._tiny, piece)
         return {name: held[piece.index] for name, held in self.memory.items() if piece.index in held}
 
     def restore(self, piece: Slice, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of `state`; without a name in it, that part begins anew."""
-        if self._tiny is not None and not piece.large:
-            restore_codec(self._tiny, piece, state)
-            return
         for name, held in self.memory.items():
             held.pop(piece.index, None)
             if name in state:
                 held[piece.index] = state[name].clone()
-
-
-def codec_state(codec: Codec, piece: Slice) -> dict[str, torch.Tensor]:
-    """What a checkpoint keeps of a codec, which may have nothing to keep."""
-    return codec.state(piece) if isinstance(codec, Lossy) else {}
-
-
-def restore_codec(codec: Codec, piece: Slice, state: Mapping[str, torch.Tensor]) -> None:
-    """The inverse of `codec_state`."""
-    if isinstance(codec, Lossy):
-        codec.restore(piece, state)
 
 
 def whole_blocks(numbers: int) -> int:

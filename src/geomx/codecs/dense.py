@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Block, tiles, whole_blocks
+from geomx.codecs.base import Block, Codec, tiles, whole_blocks
 from geomx.codecs.noise import Stream
 from geomx.errors import ProtocolError
 from geomx.layout import ITEM_BYTES, Slice
 
 
-class Dense:
+class Dense(Codec):
     """The baseline codec; see `Codec` for the contract."""
 
     lossless = True

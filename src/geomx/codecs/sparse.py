@@ -42,6 +42,8 @@ def scatter(x: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> Non
 class Sparse(Lossy):
     """A codec that sends some elements of a large slice, and keeps the rest for later."""
 
+    ratio: float
+
     def __init__(self, stream: Stream, ratio: float, values: str, tiny: Codec | None = None) -> None:
         super().__init__(stream, tiny or Dense())
         faults = []

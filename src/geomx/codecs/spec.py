@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Codec, codecs
+from geomx.codecs.base import Codec, Lossy, codecs
+from geomx.codecs.by_size import BySize
 from geomx.codecs.noise import Stream
+from geomx.errors import ConfigError, Fault
 from geomx.layout import SLICES_WANTED, Layout, Tensor
 
 SAMPLE_ELEMENTS = 1 << 14
@@ -13,8 +15,13 @@ SAMPLE_ELEMENTS = 1 << 14
 
 def make_codec(spec: str, stream: Stream) -> Codec:
     """The codec of a spec. Raises `ConfigError` with every fault, `UnknownName`."""
-    made: Codec = codecs.make(spec, stream)
-    return made
+    made = codecs.make(spec, stream)
+    if not isinstance(made, Codec):
+        raise ConfigError(
+            f"codec {spec!r}",
+            [Fault("its class", type(made).__name__, "a subclass of geomx.codecs.base.Codec")],
+        )
+    return BySize(made, made.tiny) if isinstance(made, Lossy) and made.tiny is not None else made
 
 
 def ratio_of(spec: str) -> float:

@@ -154,7 +154,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
 def _with_momentum(run: Run) -> str:
     """The codec on the way up that has momentum; "" where none has."""
     for spec in (run.wan.codec_up, run.lan.codec_up):
-        if getattr(make_codec(spec, Stream()), "momentum", 0.0):
+        if make_codec(spec, Stream()).momentum:
             return spec
     return ""
 

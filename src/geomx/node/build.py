@@ -197,7 +197,7 @@ def _ends(plan: Plan, edge: Edge, name: str) -> tuple[Codec, Receiver]:
 
 def check_choices(run: Run) -> None:
     """Raises `ConfigError` or `UnknownName` where what a description names cannot be made, or does not go together."""
-    momentum = {spec: getattr(make_codec(spec, Stream(run.run.seed)), "momentum", 0.0) for spec in run.codecs}
+    momentum = {spec: make_codec(spec, Stream(run.run.seed)).momentum for spec in run.codecs}
     policy = policies.make(run.sync.policy)
     apart = policy.together != "run"
     own_pace = policy.together == "worker" or isinstance(policy, Pacer)

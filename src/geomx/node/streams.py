@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 import torch
 
-from geomx.codecs.base import Codec, codec_state, restore_codec
+from geomx.codecs.base import Codec
 from geomx.codecs.dense import Dense
 from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Layout, Slice
@@ -137,11 +137,11 @@ class Sender:
 
     def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of this end, by name; the shadow is known from the anchors of the receivers."""
-        return codec_state(self.codec, piece)
+        return self.codec.state(piece)
 
     def restore(self, piece: Slice, kept: Mapping[str, torch.Tensor]) -> None:
         """Behind an `assign`: the inverse of `kept`, and the shadow where it was not what was assigned."""
-        restore_codec(self.codec, piece, kept)
+        self.codec.restore(piece, kept)
         if "anchor" in kept and self.deltas:
             self._shadows.put(piece, EVERYONE, kept["anchor"].clone())
 

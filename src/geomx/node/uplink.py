@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from geomx.codecs.base import Codec, codec_state, restore_codec
+from geomx.codecs.base import Codec
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
@@ -134,11 +134,11 @@ class Uplink:
 
     def kept(self, piece: Slice) -> Planes:
         """What a checkpoint keeps of the edges' lower ends, by name."""
-        return {**under("up.", codec_state(self._up, piece)), **self.down.kept(piece)}
+        return {**under("up.", self._up.state(piece)), **self.down.kept(piece)}
 
     def restore(self, piece: Slice, kept: Planes) -> None:
         """Behind an `assign`: what was held back of other weights is gone, and the inverse of `kept`."""
-        restore_codec(self._up, piece, within("up.", kept))
+        self._up.restore(piece, within("up.", kept))
         self.down.restore(piece, kept)
 
     def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from geomx.codecs.base import codec_state
 from geomx.codecs.noise import Stream
 from geomx.codecs.spec import make_codec
 from geomx.layout import Slice
@@ -68,7 +67,7 @@ def cost(
     )
     dense = sum(piece.size_bytes for piece in pieces)
     sent = sum(payload.numel() for payload in payloads)
-    kept = sum(held.nbytes for piece in pieces for held in codec_state(codec, piece).values())
+    kept = sum(held.nbytes for piece in pieces for held in codec.state(piece).values())
     encoding, decoding = (0, 0) if codec.lossless else (dense + 2 * kept + sent, sent + dense)
     floors = encoding / bytes_per_s, decoding / bytes_per_s
     return Cost(spec, dense, sent, encode_s, decode_s, floors[0], codec.lossless, floors[1], len(pieces))

@@ -45,12 +45,11 @@ def _of_local(rhythm: Rhythm, first: Local) -> str:
 
 def trade_of_codec(codec: Codec, cost: Cost) -> str:
     """What a codec keeps back."""
-    ratio = getattr(codec, "ratio", None)
     if codec.lossless:
         return "nothing: every bit"
-    if ratio is not None:
-        late = "" if getattr(codec, "momentum", 0.0) else ", which Adam and SGD with momentum bear badly"
-        return f"{100 * ratio:.3g} % of the entries a round, the rest in later ones{late}"
+    if codec.ratio is not None:
+        late = "" if codec.momentum else ", which Adam and SGD with momentum bear badly"
+        return f"{100 * codec.ratio:.3g} % of the entries a round, the rest in later ones{late}"
     bits = 32 / cost.ratio
     return f"{bits:.2g} bits for a number; what rounding takes away goes with the next"
 
