@@ -63,6 +63,8 @@ CODED = tuple(
         "Bi-Sparse 1 % up, int4 down": 2,
         "Bi-Sparse 1 %": 10,
         "Bi-Sparse 1 %, int2": 10,
+        "Bi-Sparse 1 %, cubic": 10,
+        "Bi-Sparse 1 %, int2, cubic": 10,
     }.items()
 )
 DDP = (

@@ -11,6 +11,8 @@ from benchmarks.grounds import ways_by_site, ways_of
 from benchmarks.systems.base import ROOT, Desk, Node
 
 SCRIPT = ROOT / "benchmarks" / "systems" / "geomx" / "train.py"
+SPARSE = {"up": "bisparse ratio=0.01 momentum=0.9", "down": "bisparse ratio=0.01", "optimizer": "SGD"}
+SPARSE_INT2 = {**SPARSE, "up": f"{SPARSE['up']} values=int2", "down": f"{SPARSE['down']} values=int2"}
 
 
 class Geomx:
@@ -27,16 +29,10 @@ class Geomx:
         "fp16": {"up": "fp16", "down": "fp16"},
         "int4": {"up": "int4", "down": "int4"},
         "Bi-Sparse 1 % up, int4 down": {"up": "bisparse ratio=0.01 values=int4", "down": "int4"},
-        "Bi-Sparse 1 %": {
-            "up": "bisparse ratio=0.01 momentum=0.9",
-            "down": "bisparse ratio=0.01",
-            "optimizer": "SGD",
-        },
-        "Bi-Sparse 1 %, int2": {
-            "up": "bisparse ratio=0.01 momentum=0.9 values=int2",
-            "down": "bisparse ratio=0.01 values=int2",
-            "optimizer": "SGD",
-        },
+        "Bi-Sparse 1 %": SPARSE,
+        "Bi-Sparse 1 %, cubic": {**SPARSE, "congestion": "cubic"},
+        "Bi-Sparse 1 %, int2": SPARSE_INT2,
+        "Bi-Sparse 1 %, int2, cubic": {**SPARSE_INT2, "congestion": "cubic"},
         "HFA, every 10": {"policy": "hfa k1=10 k2=1", "every": 10},
         "HFA, every 10, int4": {"policy": "hfa k1=10 k2=1", "every": 10, "up": "int4", "down": "int4"},
         "HFA, 20 × 2, int4": {"policy": "hfa k1=20 k2=2", "every": 40, "up": "int4", "down": "int4"},
