@@ -18,7 +18,7 @@ def make_codec(spec: str, stream: Stream) -> Codec:
     made = codecs.make(spec, stream)
     if not isinstance(made, Codec):
         raise ConfigError(
-            f"codec {spec!r}",
+            f"codec `{spec}`",
             [Fault("its class", type(made).__name__, "a subclass of geomx.codecs.base.Codec")],
         )
     return BySize(made, made.tiny) if isinstance(made, Lossy) and made.tiny is not None else made
