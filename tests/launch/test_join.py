@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -67,6 +68,14 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         timeout=BOUND_S,
         check=False,
     )
+
+
+@pytest.mark.processes
+def test_alone_a_script_may_have_its_numbers_logged(script: Path) -> None:
+    shown = "import logging; logging.basicConfig(level=logging.INFO)\n"
+    script.write_text(shown + script.read_text())
+    done = python(str(script))
+    assert re.search(r"^INFO:geomx:turn 5: loss [\d.]+$", done.stderr, re.MULTILINE), done.stderr
 
 
 @pytest.mark.processes

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import time
 import weakref
@@ -39,6 +40,7 @@ from geomx.torch.settings import Overlap, PushAt, Settings
 from geomx.torch.timeline import Timeline
 
 Model = TypeVar("Model", bound=nn.Module)
+_logger = logging.getLogger("geomx")
 
 
 class LiveRun:
@@ -191,7 +193,10 @@ class LiveRun:
         return self._joined("accumulate").turns.accumulate()
 
     def log(self, **values: Any) -> None:
-        """Show numbers (loss=..., accuracy=...), one each, in the live view and the report."""
+        """Show numbers (loss=..., accuracy=...), one each, in the live view and the report.
+
+        Where there is neither, the logger `geomx` has them at level INFO.
+        """
         plain = {key: as_plain(value) for key, value in values.items()}
         for key, value in plain.items():
             if not isinstance(value, str | int | float | bool | None):
@@ -199,6 +204,11 @@ class LiveRun:
                     f"run.log({key}=...) takes a number or text; found a {type(value).__name__}"
                 )
         self._exchange.port.note("log", turn=self.turn, **plain)
+        told = (
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in plain.items()
+        )
+        _logger.info("turn %d: %s", self.turn, ", ".join(told))
 
     def wait(self) -> None:
         """Return when every weight is current; with `overlap="none"` it always is."""
