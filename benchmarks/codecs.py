@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from geomx.codecs.noise import Stream
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.launch.inspect_codec import slices_like, table_of
 from geomx.layout import Slice
-from geomx.observe.costs import bandwidth, cost
+from geomx.observe.costs import Memory, cost, memory_of
 
 SPECS = (
     "dense", "bf16", "fp16", "int8", "int4", "sign", "two_bit threshold=0.001", "topk ratio=0.01",
@@ -62,19 +63,13 @@ def main() -> None:
     reuse_freed_blocks()  # as every node does
     if options.device == "cuda":
         check_cuda(slices_like(options.parameters)[0])
-    bytes_per_s = bandwidth(options.device)
-    costs = [
-        cost(
-            spec,
-            slices_like(options.parameters, slices_wanted(spec)),
-            bytes_per_s,
-            options.rounds,
-            options.device,
-        )
-        for spec in SPECS
-    ]
-    rows = []
-    for each in costs:
+    memories, costs, rows = [], [], []
+    for spec in SPECS:
+        memory = memory_of(options.device)  # anew: a neighbour may take much of it for a while
+        slices = slices_like(options.parameters, slices_wanted(spec))
+        each = cost(spec, slices, memory, options.rounds, options.device)
+        memories.append(memory)
+        costs.append(each)
         name, *parameters = each.spec.split()
         rows.append(
             {
@@ -90,16 +85,17 @@ def main() -> None:
                 "decode_s": each.decode_s,
                 "floor_s": each.floor_s,
                 "decode_floor_s": each.decode_floor_s,
+                "memory_updating_bytes_s": memory.updating,
+                "memory_copying_bytes_s": memory.copying,
             }
         )
     path = Path("out/bench") / ("codecs.jsonl" if options.device == "cpu" else "codecs_cuda.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     kernels = "compiled kernels" if native.available() else "torch operations alone"
-    where = f"{kernels}; memory {bytes_per_s / 1e9:.1f} GB/s on one core"
-    if options.device == "cuda":
-        where = f"{torch.cuda.get_device_name()}; its memory {bytes_per_s / 1e9:.0f} GB/s"
-    title = f"{options.parameters:,} parameters, {where}"
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"{kernels}, one core"
+    median = Memory(*(statistics.median(rates) for rates in zip(*memories, strict=True)))
+    title = f"{options.parameters:,} parameters; {where}; memory {median}"
     Console(width=110).print(table_of(title, costs))
     entries = round(0.01 * options.parameters)
     print(

@@ -34,7 +34,7 @@ from geomx.drive.threads import NodeThread
 from geomx.layout import Layout, Tensor, automatic_slice_elements
 from geomx.node.build import Edge, Plan, make_node
 from geomx.node.local import Contribution, Left, Ready
-from geomx.observe.costs import bandwidth, cost
+from geomx.observe.costs import Memory, cost, memory_of
 
 MIB = 1 << 20
 PLAIN = Edge()
@@ -314,16 +314,16 @@ def link_s(size_bytes: float) -> float:
     return 2e-3 * LINK.delay_ms + 8e-6 * size_bytes / LINK.rate_mbps
 
 
-def coded(up: str, down: str, parameters: int, rounds: int, bytes_per_s: float) -> dict[str, Any]:
+def coded(up: str, down: str, parameters: int, rounds: int, memory: Memory) -> dict[str, Any]:
     """A party's round with codecs, against its floor.
 
     That is the compressed bytes at the link's rate, a round trip, and what arithmetic takes one after the other, as
     measured in this run: encoding and decoding up, SGD's passes, encoding and decoding down.
     """
     slices = layout_of(parameters, up, down).slices
-    ways = [cost(spec, slices, bytes_per_s, 3) for spec in (up, down)]
-    sgd_s = 5 * 4 * parameters / bytes_per_s  # the sum reads and writes, the step reads two and writes one
-    arithmetic_s = sgd_s + sum(way.encode_s + way.decode_s for way in ways)
+    ways = [cost(spec, slices, memory, 3) for spec in (up, down)]
+    sgd_bytes = 5 * 4 * parameters  # the sum reads and writes, the step reads two and writes one
+    arithmetic_s = sgd_bytes / memory.updating + sum(way.encode_s + way.decode_s for way in ways)
     floor_s = link_s(max(way.sent_bytes for way in ways)) + arithmetic_s
     system = Geomx(4 * parameters, "torch.optim.SGD", 1, LINK, Edge(up, down))
     for _ in range(2):
@@ -367,8 +367,8 @@ def main() -> None:
         port, workers, up, down = options.serve
         serve(int(port), int(workers), LINK if options.link else None, Edge(up, down))
     elif options.codecs:
-        bytes_per_s = bandwidth()
-        rows = [coded(up, down, 10_000_000, min(options.rounds, 7), bytes_per_s) for up, down in CODECS]
+        memory = memory_of()
+        rows = [coded(up, down, 10_000_000, min(options.rounds, 7), memory) for up, down in CODECS]
         keep("codecs", rows, "10 M parameters, 100 Mbit/s, 40 ms, each codec beside its own floor")
     elif options.link:
         keep("link", [emulated(10_000_000, min(options.rounds, 3))], "10 M parameters, 100 Mbit/s, 40 ms")

@@ -32,6 +32,7 @@ uint64_t source(void) { return SOURCE; }
 enum { FINE = 0, BAD_CODE = 1, BAD_PADDING = 2, BAD_COUNT = 3, BAD_INDEX = 4 };
 enum { BLOCK = 128, SIGN_BLOCK = 1024, TILE = 1024 }; /* a tile is whole blocks, and the nearest cache holds it */
 
+INLINE uint64_t word_at(const void *from) { uint64_t w; memcpy(&w, from, 8); return w; }
 INLINE uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
 INLINE float float_of(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -68,7 +69,7 @@ INLINE uint32_t largest_in(const float *x, int64_t n)
 FOR_EACH_CPU uint32_t largest_bits(const float *x, int64_t n) { return largest_in(x, n); }
 
 /* left += values; gives the bits of the largest |values|, and of the largest |left| then. */
-FOR_EACH_CPU uint32_t add_to(float *left, const float *values, int64_t n, uint32_t *largest)
+INLINE uint32_t add_in(float *left, const float *values, int64_t n, uint32_t *largest)
 {
     uint32_t most = 0, sums = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -78,6 +79,11 @@ FOR_EACH_CPU uint32_t add_to(float *left, const float *values, int64_t n, uint32
     }
     *largest = sums;
     return most;
+}
+
+FOR_EACH_CPU uint32_t add_to(float *left, const float *values, int64_t n, uint32_t *largest)
+{
+    return add_in(left, values, n, largest);
 }
 
 /* The same for the tile that begins at `at`, if one does and there are values. */
@@ -107,6 +113,24 @@ INLINE void codes_of(float *left, int64_t n, float scale, float inv, float most,
     }
 }
 
+/* Two codes in a byte, the first in its low bits. */
+INLINE void pack_nibbles(const uint8_t *codes, int64_t bytes, uint8_t *out)
+{
+    for (int64_t i = 0; i < bytes; i++) {
+        uint16_t two;
+        memcpy(&two, codes + 2 * i, 2);
+        out[i] = (uint8_t)(two | two >> 4);
+    }
+}
+
+INLINE void unpack_nibbles(const uint8_t *in, int64_t bytes, uint8_t *codes)
+{
+    for (int64_t i = 0; i < bytes; i++) {
+        uint16_t two = (uint16_t)((in[i] | in[i] << 4) & 0x0F0F);
+        memcpy(codes + 2 * i, &two, 2);
+    }
+}
+
 FOR_EACH_CPU uint32_t take_blocks(float *left, const float *values, int64_t n, int64_t block, int width,
                                   uint32_t most_scale, const float *noise, uint16_t *scales, uint8_t *out)
 {
@@ -115,8 +139,12 @@ FOR_EACH_CPU uint32_t take_blocks(float *left, const float *values, int64_t n, i
     uint32_t given = 0;
     for (int64_t at = 0, k = 0; at < n; at += block, k++) {
         int64_t m = least(block, n - at);
-        given = larger(given, add_tile(left, values, at, n));
-        uint16_t bits = scale_of(float_of(largest_in(left + at, m)) / most, most_scale);
+        uint32_t largest;
+        if (values)
+            given = larger(given, add_in(left + at, values + at, m, &largest));
+        else
+            largest = largest_in(left + at, m);
+        uint16_t bits = scale_of(float_of(largest) / most, most_scale);
         float scale = scale_from(bits), inv = inverse(1.0f, scale);
         const float *own = noise ? noise + at : 0;
         scales[k] = bits;
@@ -126,8 +154,7 @@ FOR_EACH_CPU uint32_t take_blocks(float *left, const float *values, int64_t n, i
         }
         codes_of(left + at, m, scale, inv, most, own, codes);
         codes[m] = 0;
-        for (int64_t i = 0; i < (m + 1) / 2; i++)
-            out[at / 2 + i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+        pack_nibbles(codes, (m + 1) / 2, out + at / 2);
     }
     return given;
 }
@@ -140,10 +167,7 @@ FOR_EACH_CPU int give_blocks(const uint16_t *scales, const uint8_t *in, int64_t 
         int64_t end = least(tile + TILE, n);
         const uint8_t *from = in + tile * width / 8;
         if (width == 4) {
-            for (int64_t i = 0; i < (end - tile + 1) / 2; i++) {
-                codes[2 * i] = from[i] & 15;
-                codes[2 * i + 1] = from[i] >> 4;
-            }
+            unpack_nibbles(from, (end - tile + 1) / 2, codes);
             from = codes;
         }
         for (int64_t i = 0; i < end - tile; i++)
@@ -177,6 +201,16 @@ FOR_EACH_CPU void take_thirds(float *left, int64_t n, int64_t block, uint32_t mo
             out[i / 4] |= (uint8_t)((int)code << (2 * (i % 4)));
         }
     }
+}
+
+FOR_EACH_CPU int give_thirds(const uint16_t *scales, const uint8_t *in, int64_t n, int64_t block, float *out)
+{
+    for (int64_t at = 0; at < n; at += block) {
+        float scale = scale_from(scales[at / block]);
+        for (int64_t i = at; i < least(at + block, n); i++)
+            out[i] = ((float)(in[i / 4] >> 2 * (i % 4) & 3) - 1.5f) / 1.5f * scale;
+    }
+    return n % 4 && in[n / 4] >> (2 * (n % 4)) ? BAD_PADDING : FINE;
 }
 
 /* ---- signs -------------------------------------------------------------------------------------------------------- */
@@ -226,19 +260,20 @@ FOR_EACH_CPU uint32_t take_signs(float *left, const float *values, int64_t n, ui
 
 FOR_EACH_CPU int give_signs(const uint16_t *scales, const uint8_t *in, int64_t n, float *out)
 {
-    uint32_t signs[256][8]; /* the sign bits that a byte stands for */
-    for (int i = 0; i < 256 * 8; i++)
-        signs[i / 8][i % 8] = (uint32_t)(~(i / 8) >> i % 8 & 1) << 31;
     for (int64_t at = 0, k = 0; at < n; at += SIGN_BLOCK, k++) {
         uint32_t scale = bits_of(scale_from(scales[k]));
-        int64_t m = least(SIGN_BLOCK, n - at), whole = m / 8 * 8;
-        for (int64_t i = 0; i < whole; i += 8) {
-            const uint32_t *some = signs[in[(at + i) / 8]];
-            for (int j = 0; j < 8; j++)
-                out[at + i + j] = float_of(scale | some[j]);
+        int64_t end = at + least(SIGN_BLOCK, n - at), i = at;
+        for (; i + 32 <= end; i += 32) {
+            uint32_t minus;
+            memcpy(&minus, in + i / 8, 4);
+            minus = ~minus;
+            float some[32];
+            for (int j = 0; j < 32; j++)
+                some[j] = float_of(scale | (minus << (31 - j) & 0x80000000));
+            memcpy(out + i, some, sizeof some);
         }
-        for (int64_t i = at + whole; i < at + m; i++)
-            out[i] = float_of(scale | signs[in[i / 8]][i % 8]);
+        for (; i < end; i++)
+            out[i] = float_of(scale | (~(uint32_t)in[i / 8] << (31 - i % 8) & 0x80000000));
     }
     return n % 8 && in[n / 8] >> (n % 8) ? BAD_PADDING : FINE;
 }
@@ -259,28 +294,36 @@ FOR_EACH_CPU uint32_t take_two_bits(float *left, const float *values, int64_t n,
             left[at + i] = x - (up ? step : down ? -step : 0.0f);
             codes[i] = (uint8_t)(up | down << 1);
         }
-        for (int64_t i = 0; i < (m + 3) / 4; i++)
-            out[at / 4 + i] = (uint8_t)(codes[4 * i] | codes[4 * i + 1] << 2 | codes[4 * i + 2] << 4
-                                        | codes[4 * i + 3] << 6);
+        for (int64_t i = 0; i < (m + 3) / 4; i++) {
+            uint32_t four;
+            memcpy(&four, codes + 4 * i, 4);
+            out[at / 4 + i] = (uint8_t)(four | four >> 6 | four >> 12 | four >> 18);
+        }
     }
     return given;
 }
 
 FOR_EACH_CPU int give_two_bits(const uint8_t *in, int64_t n, float step, float *out)
 {
-    const float meant[4] = {0.0f, step, -step, 0.0f};
-    float fours[256][4]; /* the numbers that a byte stands for */
-    uint8_t seen = 0;
-    int64_t whole = n / 4;
-    for (int i = 0; i < 256 * 4; i++)
-        fours[i / 4][i % 4] = meant[i / 4 >> 2 * (i % 4) & 3];
-    for (int64_t i = 0; i < whole; i++)
-        memcpy(out + 4 * i, fours[in[i]], sizeof fours[0]);
-    for (int64_t i = 4 * whole; i < n; i++)
-        out[i] = fours[in[whole]][i % 4];
-    for (int64_t i = 0; i < (n + 3) / 4; i++)
-        seen |= in[i] & in[i] >> 1 & 0x55;
-    if (n % 4 && in[whole] >> (2 * (n % 4)))
+    uint32_t size = bits_of(step), seen = 0;
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        uint32_t codes[2];
+        float some[32];
+        memcpy(codes, in + i / 4, 8);
+        for (int j = 0; j < 32; j++) {
+            uint32_t code = codes[j / 16] >> 2 * (j % 16);
+            some[j] = float_of(((0 - ((code | code >> 1) & 1)) & size) | (code >> 1) << 31);
+        }
+        memcpy(out + i, some, sizeof some);
+        seen |= (codes[0] & codes[0] >> 1 & 0x55555555) | (codes[1] & codes[1] >> 1 & 0x55555555);
+    }
+    for (; i < n; i++) {
+        uint32_t code = (uint32_t)in[i / 4] >> 2 * (i % 4) & 3;
+        out[i] = float_of((code ? size : 0) | (code & 2) << 30);
+        seen |= code & code >> 1;
+    }
+    if (n % 4 && in[n / 4] >> (2 * (n % 4)))
         return BAD_PADDING;
     return seen ? BAD_CODE : FINE;
 }
@@ -529,16 +572,26 @@ void scatter(float *x, const int64_t *indices, int64_t count, const float *in)
         x[indices[i]] = in[i];
 }
 
+/* `scatter` of rising indices into zeros, a tile at a time. */
+void spread(float *x, int64_t n, const int64_t *indices, int64_t count, const float *in)
+{
+    int64_t i = 0;
+    for (int64_t at = 0; at < n; at += TILE) {
+        int64_t end = least(at + TILE, n);
+        memset(x + at, 0, sizeof *x * (size_t)(end - at));
+        for (; i < count && indices[i] < end; i++)
+            x[indices[i]] = in[i];
+    }
+}
+
 /* Bits of the unary part at each of the Rice parameters first, first + 1, ... */
-void unary_bits(const int64_t *indices, int64_t count, int first, int many, int64_t *sums)
+FOR_EACH_CPU void unary_bits(const int64_t *indices, int64_t count, int first, int many, int64_t *sums)
 {
     for (int k = 0; k < many; k++) {
-        int64_t before = -1, sum = count;
-        for (int64_t i = 0; i < count; i++) {
-            sum += (indices[i] - before - 1) >> (first + k);
-            before = indices[i];
-        }
-        sums[k] = sum;
+        uint64_t sum = count ? (uint64_t)indices[0] >> (first + k) : 0;
+        for (int64_t i = 1; i < count; i++)
+            sum += (uint64_t)(indices[i] - indices[i - 1] - 1) >> (first + k);
+        sums[k] = count + (int64_t)sum;
     }
 }
 
@@ -547,38 +600,43 @@ void pack_rice(const int64_t *indices, int64_t count, int rice, uint8_t *low, ui
 {
     int64_t before = -1, place = -1;
     uint64_t held = 0;
-    int bits = 0; /* of `held`, fewer than 8 between numbers */
+    int bits = 0; /* of `held`, fewer than 32 between numbers */
     for (int64_t i = 0; i < count; i++) {
         uint64_t gap = (uint64_t)(indices[i] - before - 1);
         before = indices[i];
         place += (int64_t)(gap >> rice) + 1;
         stops[place / 8] |= (uint8_t)(1 << place % 8);
         held |= (gap & ((1ull << rice) - 1)) << bits;
-        for (bits += rice; bits >= 8; bits -= 8, held >>= 8)
-            *low++ = (uint8_t)held;
+        bits += rice;
+        if (bits >= 32) {
+            memcpy(low, &held, 4);
+            low += 4, bits -= 32, held >>= 32;
+        }
     }
-    if (bits)
-        *low = (uint8_t)held;
+    memcpy(low, &held, (size_t)(bits + 7) / 8);
 }
 
 int unpack_rice(const uint8_t *low, const uint8_t *stops, int64_t count, int64_t elements, int rice, int64_t unary,
                 int64_t *indices)
 {
-    int64_t end = count * rice, found = 0, before = -1, last = -1;
-    uint64_t held = 0;
-    int bits = 0; /* of `held`, fewer than 8 between numbers */
+    int64_t end = count * rice, wide = end / 8 - 8, found = 0, before = -1, last = -1;
+    uint64_t mask = (1ull << rice) - 1;
+    uint8_t rest[16] = {0}; /* the low bits' last bytes, behind which a word can be read */
+    int64_t held = wide < 0 ? 0 : wide;
+    memcpy(rest, low + held, (size_t)((end + 7) / 8 - held));
     if ((end % 8 && low[end / 8] >> end % 8) || (unary % 8 && stops[unary / 8] >> unary % 8))
         return BAD_PADDING;
-    for (int64_t byte = 0; byte < (unary + 7) / 8; byte++) {
-        for (uint32_t rest = stops[byte]; rest; rest &= rest - 1) {
-            int64_t place = 8 * byte + __builtin_ctz(rest);
+    for (int64_t byte = 0, bytes = (unary + 7) / 8; byte < bytes; byte += 8) {
+        uint64_t some = 0;
+        if (byte + 8 <= bytes)
+            some = word_at(stops + byte);
+        else
+            memcpy(&some, stops + byte, (size_t)(bytes - byte));
+        for (; some; some &= some - 1) {
+            int64_t place = 8 * byte + __builtin_ctzll(some), at = found * rice / 8;
             if (found == count)
                 return BAD_COUNT;
-            for (; bits < rice; bits += 8)
-                held |= (uint64_t)*low++ << bits;
-            uint64_t field = held & ((1ull << rice) - 1);
-            held >>= rice;
-            bits -= rice;
+            uint64_t field = word_at(at <= wide ? low + at : rest + (at - held)) >> (found * rice % 8) & mask;
             before += (int64_t)((uint64_t)(place - last - 1) << rice | field) + 1;
             if (before >= elements)
                 return BAD_INDEX;

@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "take_blocks": (_BITS, (_POINTER, _POINTER, _LONG, _LONG, _INT, _BITS, _POINTER, _POINTER, _POINTER)),
     "give_blocks": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _POINTER)),
     "take_thirds": (None, (_POINTER, _LONG, _LONG, _BITS, _POINTER, _POINTER)),
+    "give_thirds": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _POINTER)),
     "take_signs": (_BITS, (_POINTER, _POINTER, _LONG, _BITS, _POINTER, _POINTER)),
     "give_signs": (_INT, (_POINTER, _POINTER, _LONG, _POINTER)),
     "take_two_bits": (_BITS, (_POINTER, _POINTER, _LONG, _FLOAT, _POINTER)),
@@ -63,6 +64,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "gather": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "scatter": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
+    "spread": (None, (_POINTER, _LONG, _POINTER, _LONG, _POINTER)),
     "unary_bits": (None, (_POINTER, _LONG, _INT, _INT, _POINTER)),
     "pack_rice": (None, (_POINTER, _LONG, _INT, _POINTER, _POINTER)),
     "unpack_rice": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _LONG, _POINTER)),
@@ -216,6 +218,15 @@ def give_blocks(
     return out
 
 
+def give_thirds(scales: torch.Tensor, codes: torch.Tensor, count: int, block: int) -> torch.Tensor | None:
+    """Numbers of `values.Thirds`; see `give_blocks`."""
+    out = torch.empty(count, dtype=torch.float32, device=codes.device)
+    if (library := _for(out)) is None:
+        return None
+    _checked(library.give_thirds(scales.data_ptr(), codes.data_ptr(), count, block, out.data_ptr()))
+    return out
+
+
 def give_signs(scales: torch.Tensor, codes: torch.Tensor, count: int) -> torch.Tensor | None:
     """Numbers of `values.Sign`; see `give_blocks`."""
     out = torch.empty(count, dtype=torch.float32, device=codes.device)
@@ -258,11 +269,13 @@ def has_fp16(left: torch.Tensor) -> bool:
     return library is not None and bool(library.has_fp16())
 
 
-def take_fp16(left: torch.Tensor, exponent: int) -> torch.Tensor:
-    """float16 of left · 2^-exponent, as bytes. For tensors of which `has_fp16` says so."""
+def take_fp16(left: torch.Tensor, exponent: int, head: torch.Tensor) -> torch.Tensor:
+    """`head` (bytes), then float16 of left · 2^-exponent. For tensors of which `has_fp16` says so."""
     assert _library is not None
-    out = torch.empty(2 * left.numel(), dtype=torch.uint8)
-    _library.take_fp16(left.data_ptr(), left.numel(), 2.0**-exponent, 2.0**exponent, out.data_ptr())
+    out = torch.empty(head.numel() + 2 * left.numel(), dtype=torch.uint8)
+    out[: head.numel()] = head
+    codes = out.data_ptr() + head.numel()
+    _library.take_fp16(left.data_ptr(), left.numel(), 2.0**-exponent, 2.0**exponent, codes)
     return out
 
 
@@ -354,6 +367,15 @@ def scatter(x: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> boo
         return False
     library.scatter(x.data_ptr(), indices.data_ptr(), indices.numel(), values.data_ptr())
     return True
+
+
+def spread(indices: torch.Tensor, values: torch.Tensor, elements: int) -> torch.Tensor | None:
+    """Zeros, but for `values` at rising indices (int64), which must lie inside."""
+    if (library := _for(values)) is None:
+        return None
+    out = torch.empty(elements, dtype=torch.float32)
+    library.spread(out.data_ptr(), elements, indices.data_ptr(), indices.numel(), values.data_ptr())
+    return out
 
 
 def unary_bits(indices: torch.Tensor, first: int, many: int) -> list[int] | None:

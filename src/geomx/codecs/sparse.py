@@ -39,6 +39,15 @@ def scatter(x: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> Non
         x[indices] = values
 
 
+def spread(indices: torch.Tensor, values: torch.Tensor, elements: int) -> torch.Tensor:
+    """Zeros, but for `values` at rising indices."""
+    found = native.spread(indices, values, elements)
+    if found is None:
+        found = torch.zeros(elements, dtype=values.dtype, device=values.device)
+        found[indices] = values
+    return found
+
+
 class Sparse(Lossy):
     """A codec that sends some elements of a large slice, and keeps the rest for later."""
 
@@ -76,7 +85,7 @@ class Sparse(Lossy):
         """Indices (rising, int64) and the bytes of their values. Raises ProtocolError."""
         if not self.possible(elements, payload.numel()):
             raise ProtocolError(f"a sparse payload of {payload.numel()} bytes for {elements} elements")
-        count, unary, rice, place = HEAD.unpack(bytes(payload[: HEAD.size].tolist()))
+        count, unary, rice, place = HEAD.unpack(payload[: HEAD.size].cpu().numpy().tobytes())
         if count > elements or place != self._place:
             raise ProtocolError(f"{count} of {elements} elements, in form {place}")
         start = HEAD.size + size_bytes(count, elements, rice, unary)
@@ -87,10 +96,9 @@ class Sparse(Lossy):
     def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
         indices, packed = self.read(piece.elements, payload)
         dtype = working(getattr(torch, piece.dtype))
-        values = torch.zeros(piece.elements, dtype=dtype, device=payload.device)
-        if indices.numel():
-            scatter(values, indices, self._form.unpack(packed, indices.numel(), dtype))
-        return values
+        if not indices.numel():
+            return torch.zeros(piece.elements, dtype=dtype, device=payload.device)
+        return spread(indices, self._form.unpack(packed, indices.numel(), dtype), piece.elements)
 
     def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
         """So many entries each. A block ends where the next one's first entry lies."""

@@ -103,7 +103,7 @@ def _largest_of(x: torch.Tensor, found: Found, count: int) -> torch.Tensor:
     """`largest`, sought among what was found if that holds them."""
     few, bound = found
     if bound > 0 and count <= few.numel() <= x.numel() // 2:
-        return few[_largest(gathered(x, few), count)]
+        return few.index_select(0, _largest(gathered(x, few), count))
     return _largest(x, count)
 
 

@@ -79,7 +79,7 @@ class Cast(Form):
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         limit = torch.finfo(self._dtype).max
         kept = x.to(self._dtype, copy=True)
-        if not bool(torch.isfinite(kept).all()):  # a finite number that the type has no room for
+        if not math.isfinite(peak(kept)):  # a finite number that the type has no room for
             kept = x.clamp(-limit, limit).to(self._dtype)
         return kept.contiguous().view(torch.uint8)
 
@@ -89,7 +89,7 @@ class Cast(Form):
             if given is not None:
                 return given
         values = aligned(packed, self._dtype).to(dtype)
-        if count and not bool(torch.isfinite(values).all()):
+        if not math.isfinite(peak(values)):
             raise ProtocolError("a number is not finite")
         return values
 
@@ -112,7 +112,8 @@ class Half(Form):
 
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         exponent = self._exponent(peak(x), x.dtype)
-        return self._headed(exponent, x.mul(2.0**-exponent).to(torch.float16).view(torch.uint8))
+        halves = x.mul(2.0**-exponent).to(torch.float16).view(torch.uint8)
+        return torch.cat((self._head(exponent).to(x.device), halves))
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         exponent = int(aligned(packed[:SCALE_BYTES], torch.int16))
@@ -124,7 +125,7 @@ class Half(Form):
             if given is not None:
                 return given
         values = halves.to(dtype).mul_(2.0**exponent)
-        if not bool(torch.isfinite(values).all()):
+        if not math.isfinite(peak(values)):
             raise ProtocolError("a number is not finite")
         return values
 
@@ -136,9 +137,8 @@ class Half(Form):
             raise NotFinite("a sum over several rounds is NaN or Inf")
         return max(math.frexp(largest)[1] - self.TOP, -MOST_EXPONENT[dtype]) if largest else 0
 
-    def _headed(self, exponent: int, halves: torch.Tensor) -> torch.Tensor:
-        head = torch.tensor([exponent], dtype=torch.int16, device=halves.device)
-        return torch.cat((head.view(torch.uint8), halves))
+    def _head(self, exponent: int) -> torch.Tensor:
+        return torch.tensor([exponent], dtype=torch.int16).view(torch.uint8)
 
     def taken(
         self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
@@ -152,7 +152,7 @@ class Half(Form):
         if not math.isfinite(largest):
             return Taken(left[:0].view(torch.uint8), largest)  # which nobody sends
         exponent = self._exponent(largest_sum, left.dtype)
-        return Taken(self._headed(exponent, native.take_fp16(left, exponent)), largest)
+        return Taken(native.take_fp16(left, exponent, self._head(exponent)), largest)
 
 
 class Blocks(Form):
@@ -212,6 +212,10 @@ class Thirds(Form):
 
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         scales, codes = split_scales(packed, count, self.BLOCK)
+        if dtype == torch.float32:
+            given = native.give_thirds(scales, codes, count, self.BLOCK)
+            if given is not None:
+                return given
         thirds = unpack(codes, count, self.WIDTH).to(dtype).sub_(1.5).div_(1.5)
         return scaled(thirds, scales, self.BLOCK)
 

@@ -17,7 +17,7 @@ from geomx.codecs.base import codecs
 from geomx.codecs.spec import slices_wanted
 from geomx.errors import ConfigError, Fault
 from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Layout, Slice, Tensor, automatic_slice_elements
-from geomx.observe.costs import Cost, bandwidth, cost
+from geomx.observe.costs import Cost, cost, memory_of
 from geomx.torch.tensors import Carried
 
 
@@ -26,15 +26,15 @@ def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
     made = model_of(model) if model else None
-    bytes_per_s = bandwidth()
+    memory = memory_of()
     rows = []
     for spec in specs or [name for name in codecs.names if name != "dense"]:
         wanted = slices_wanted(spec)
         slices = slices_like(parameters, wanted) if made is None else slices_of(made, slices=wanted)
-        rows.append(cost(spec, slices, bytes_per_s))
+        rows.append(cost(spec, slices, memory))
         parameters = sum(piece.elements for piece in slices)
     kernels = "compiled kernels" if native.available() else "torch operations alone"
-    title = f"{parameters:,} parameters, {kernels}, memory {bytes_per_s / 1e9:.0f} GB/s on one core"
+    title = f"{parameters:,} parameters, {kernels}, memory {memory} on one core"
     Console().print(table_of(title, rows))
 
 

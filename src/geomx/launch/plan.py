@@ -23,7 +23,7 @@ from geomx.launch.known import Known, Sources, known
 from geomx.launch.local_run import make_folder_of
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.node.build import AS_WAN, check_choices
-from geomx.observe.costs import Cost, bandwidth, cost
+from geomx.observe.costs import Cost, Memory, cost, memory_of
 from geomx.observe.report import size
 from geomx.observe.sentences import counted
 from geomx.plan.facts import Codecs, Facts, Rhythm
@@ -113,16 +113,16 @@ def compared(
     """A row for each that this description can have, the fastest first; and why it cannot have the others."""
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
-    bytes_per_s = bandwidth()
+    memory = memory_of()
     lan = [spec for spec in (run.lan.codec_up, run.lan.codec_down) if spec != AS_WAN]
     specs = dict.fromkeys([*itertools.chain.from_iterable(codecs), *lan])
     wanted = {pair: slices_wanted(*pair) for pair in codecs}
     cuts = {count: facts.cut(count) for count in set(wanted.values())}
-    costs = {spec: _cost(spec, facts.cut(slices_wanted(spec)), bytes_per_s) for spec in specs}
+    costs = {spec: _cost(spec, facts.cut(slices_wanted(spec)), memory) for spec in specs}
     world = Facts(
         sites=facts.sites,
         size_bytes=sum(piece.size_bytes for piece in facts.cut(SLICES_WANTED)),
-        memory_bytes_per_s=bytes_per_s,
+        memory_bytes_per_s=memory.updating,
         shards=run.run.shards,
         in_backward=run.worker.push_at == "backward",
         overlap=run.worker.overlap == "forward",
@@ -146,11 +146,11 @@ def compared(
     return sorted(rows, key=lambda row: row.prediction.step_s), refused
 
 
-def _cost(spec: str, slices: Sequence[Slice], bytes_per_s: float) -> Cost:
+def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
     """That of one codec for a model; of a large one it is measured on a part."""
     ends = itertools.accumulate(piece.elements for piece in slices)
     sample = [piece for piece, end in zip(slices, ends, strict=True) if end <= SAMPLED_ELEMENTS] or slices[:1]
-    of_sample = cost(spec, sample, bytes_per_s, rounds=3)
+    of_sample = cost(spec, sample, memory, rounds=3)
     times = sum(piece.size_bytes for piece in slices) / of_sample.dense_bytes
     return replace(
         of_sample,

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,13 +18,27 @@ TYPICAL = 1e-3  # standard deviation of the numbers that stand for gradients
 COPIED_ELEMENTS = 1 << 25  # far more than a cache holds
 
 
+class Memory(NamedTuple):
+    """Bytes a second that this thread, or the device, moves; reads and writes both counted (after STREAM).
+
+    `updating`: in `a += b`, as an encoding that keeps a residual. `copying`: in `a = b`, as a decoding, which writes
+    what it has not read.
+    """
+
+    updating: float
+    copying: float
+
+    def __str__(self) -> str:
+        return f"{self.updating / 1e9:.3g} GB/s in a += b, {self.copying / 1e9:.3g} in a = b"
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Of encoding and decoding every slice of a model once. `slices`: into how many it is cut.
 
     The floors are the seconds for the bytes that must be touched. Encoding: values and what the codec keeps read, that
-    and the payload written. Decoding: the payload read, values written. 0 for a codec that only looks at the same
-    memory anew.
+    and the payload written, as fast as the memory is updated. Decoding: the payload read, values written, as fast as it
+    is copied. 0 for a codec that only looks at the same memory anew.
     """
 
     spec: str
@@ -43,9 +57,7 @@ class Cost:
         return self.dense_bytes / self.sent_bytes
 
 
-def cost(
-    spec: str, slices: Iterable[Slice], bytes_per_s: float, rounds: int = 5, device: str = "cpu"
-) -> Cost:
+def cost(spec: str, slices: Iterable[Slice], memory: Memory, rounds: int = 5, device: str = "cpu") -> Cost:
     """Measure one codec on random numbers; seconds are medians over rounds. Raises what `make_codec` raises."""
     codec = make_codec(spec, Stream())
     pieces = list(slices)
@@ -69,14 +81,14 @@ def cost(
     sent = sum(payload.numel() for payload in payloads)
     kept = sum(held.nbytes for piece in pieces for held in codec.state(piece).values())
     encoding, decoding = (0, 0) if codec.lossless else (dense + 2 * kept + sent, sent + dense)
-    floors = encoding / bytes_per_s, decoding / bytes_per_s
+    floors = encoding / memory.updating, decoding / memory.copying
     return Cost(spec, dense, sent, encode_s, decode_s, floors[0], codec.lossless, floors[1], len(pieces))
 
 
-def bandwidth(device: str = "cpu") -> float:
-    """Bytes a second that this thread, or the device, moves in `a += b`: two reads and a write."""
+def memory_of(device: str = "cpu") -> Memory:
+    """Measured now, on one thread."""
     a, b = torch.ones(COPIED_ELEMENTS, device=device), torch.ones(COPIED_ELEMENTS, device=device)
-    return 3 * a.nbytes / timed(lambda: a.add_(b), 5)
+    return Memory(3 * a.nbytes / timed(lambda: a.add_(b), 5), 2 * a.nbytes / timed(lambda: a.copy_(b), 5))
 
 
 def timed(work: Callable[[], Any], rounds: int) -> float:
