@@ -613,7 +613,8 @@ void pack_rice(const int64_t *indices, int64_t count, int rice, uint8_t *low, ui
             low += 4, bits -= 32, held >>= 32;
         }
     }
-    memcpy(low, &held, (size_t)(bits + 7) / 8);
+    if (bits)
+        memcpy(low, &held, (size_t)(bits + 7) / 8);
 }
 
 int unpack_rice(const uint8_t *low, const uint8_t *stops, int64_t count, int64_t elements, int rice, int64_t unary,
@@ -623,7 +624,8 @@ int unpack_rice(const uint8_t *low, const uint8_t *stops, int64_t count, int64_t
     uint64_t mask = (1ull << rice) - 1;
     uint8_t rest[16] = {0}; /* the low bits' last bytes, behind which a word can be read */
     int64_t held = wide < 0 ? 0 : wide;
-    memcpy(rest, low + held, (size_t)((end + 7) / 8 - held));
+    if (end)
+        memcpy(rest, low + held, (size_t)((end + 7) / 8 - held));
     if ((end % 8 && low[end / 8] >> end % 8) || (unary % 8 && stops[unary / 8] >> unary % 8))
         return BAD_PADDING;
     for (int64_t byte = 0, bytes = (unary + 7) / 8; byte < bytes; byte += 8) {
