@@ -4,7 +4,7 @@ One class for every tier. What becomes of a closed round is the business of its 
 contributions and pushes the sum to the parents, a `Root` applies it. A local server is a server with a relay, a
 shard of the global server is one with a root; the server itself does not know which it is.
 
-How a contribution travels: `Push` from a child -> `Rounds.add` (once for each origin) -> the policy says close or
+How a contribution travels: `Push` from a child -> `Gathering.add` (once for each origin) -> the policy says close or
 wait -> the upside's jobs -> `answer`, an `Update` to every child.
 """
 
@@ -24,6 +24,7 @@ from geomx.errors import NodeLost, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.base import BaseNode
 from geomx.node.contract import Began, Write
+from geomx.node.gathering import Gathering
 from geomx.node.greeting import RESTARTED, compare
 from geomx.node.pace import Pace
 from geomx.node.payloads import pack_turns, unpack_layout
@@ -48,13 +49,12 @@ from geomx.protocol.messages import (
     Update,
     Value,
 )
-from geomx.protocol.rounds import Round, Rounds
+from geomx.protocol.rounds import Round
 from geomx.protocol.session import Patience
-from geomx.sync.base import Pacer, Policy, View, Wait, cohort_of
+from geomx.sync.base import Pacer, Policy, cohort_of
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 PLANES_LIMIT = 16
-MOST_TURNS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +90,19 @@ class Server(BaseNode):
         self._policy = policy
         self._pace = Pace(pacer, self.tell)
         self._members = Members(leaf for leaves in below.children.values() for leaf in leaves)
+        self._gathering = Gathering(policy, self._members, self._closed)
         self._upside = make_upside(self)
         self._has_workers = all(leaves == (name,) for name, leaves in below.children.items())
         self._layout: Layout | None = None
         self._settings: dict[str, Value] = {}
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
-        self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
         self._trained = 0  # how many slices take part in a step
         self._turns = TurnLog(self.note)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
-        self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.together) for leaf in self._members.order))
         self._is_attached = False
         self._to_welcome: list[Peer] = []
         self._standing = Standing()
         self._welcomed: set[str] = set()  # children that have the model
-        self._calling: set[str] = set()  # members that wait in a call of the whole run
         self._all_left_at = 0.0
 
     # -- the upside's view --------------------------------------------------------------------------------------
@@ -127,8 +125,7 @@ class Server(BaseNode):
         self._pace.closed(update, self._now)
         if is_first and self._standing.slices == len(self._mine):
             self.emit(Began())
-        if not self._policy.in_step:
-            self._look_again(piece)
+        self._gathering.answered(piece, self._now)
 
     def tell(self, allowance: Allowance) -> None:
         """Send a worker word of how many steps it may take."""
@@ -219,6 +216,7 @@ class Server(BaseNode):
         mine = self._upside.holds(layout)
         self._mine = frozenset(piece.index for piece in mine)
         self._trained = sum(piece.role in ("weight", "ledger") for piece in mine)
+        self._gathering.begin(mine)
         self._below.down.begin(aggregates=not self._serves_weights)
         self._upside.attach(layout, message.settings)
 
@@ -245,9 +243,11 @@ class Server(BaseNode):
         if not self._serves_weights:
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         own = cohort_of(self._below.children[peer.name][0], self._policy.together)
-        turns = {name: (count, *self._standing.step(name)) for name, count in self._turns_of(peer).items()}
+        counts = self._gathering.turns(lambda name: self._is_within(peer, name))
+        turns = {name: (count, *self._standing.step(name)) for name, count in counts.items()}
+        pieces = self._layout.slices
         body = pack_turns(
-            [self._closed(piece.index, name) for piece in self._layout.slices for name in (own, EVERYONE)]
+            [self._gathering.closed(piece.index, name) for piece in pieces for name in (own, EVERYONE)]
         )
         self.send(peer, Attached(turns, body.numel()), body)
         for update, values in self._standing.updates(own, lambda name: self._is_within(peer, name)):
@@ -258,25 +258,12 @@ class Server(BaseNode):
         """Whether the weights are on the servers, and not on the workers alone."""
         return self._settings.get("optimizer") != "workers"
 
-    def _closed(self, index: int, cohort: str) -> int:
-        """The last turn of a slice in a cohort, or -1."""
-        rounds = self._rounds.get((index, cohort))
-        return -1 if rounds is None else rounds.closed
-
     def _goes_on_from(self, piece: Slice, update: Update) -> bool:
         return piece.role != "weight" or sets_weights(update.kind, update.cohort)
 
     def _is_within(self, peer: Peer, cohort: str) -> bool:
         """Whether all of a child's workers belong to a cohort."""
         return self._members.of(cohort).issuperset(self._below.children[peer.name])
-
-    def _turns_of(self, peer: Peer) -> dict[str, int]:
-        """How many turns have closed of the cohorts to which a child belongs."""
-        turns: dict[str, int] = {}
-        for (_, cohort), rounds in self._rounds.items():
-            if self._is_within(peer, cohort):
-                turns[cohort] = max(turns.get(cohort, 0), rounds.closed + 1)
-        return turns
 
     def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
@@ -287,23 +274,16 @@ class Server(BaseNode):
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         piece = self._piece(push.slice)
         self._check_size(piece, push)
-        rounds = self._rounds_of(piece.index, push.cohort)
-        if not push.origins.keys() <= self._members.of(push.cohort):
-            raise ProtocolError(
-                f"a push of {', '.join(push.origins)} for the cohort {push.cohort!r}, to which not all belong"
-            )
-        self._check_cohort(push)
-        if push.turn <= rounds.closed:
+        self._gathering.check(push)
+        if push.turn <= self._gathering.closed(piece.index, push.cohort):
             return
         self._turns.opened(push, self._now)
         self._pace.contributed(push, self._now)
-        round_ = rounds.add(push, payload, self._members.first(push.origins), self._now)
-        if self._policy.in_step:
-            rounds.check_one_open()
-        if push.cohort == EVERYONE and self._policy.together != "run":
-            self._note_call(push)
-        if round_ is not None:
-            self._decide(piece, round_)
+        self._gathering.add(piece, push, payload, self._now)
+
+    def _closed(self, piece: Slice, round_: Round) -> None:
+        self._standing.closed(round_)
+        self._upside.closed(piece, round_)
 
     def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
         if message.worker not in leaves or message.steps < 1 or not 0.0 <= message.seconds < math.inf:
@@ -312,70 +292,6 @@ class Server(BaseNode):
             )
         if not self._pace.stepped(message, self._now):
             self._upside.stepped(message)
-
-    def _check_cohort(self, push: Push) -> None:
-        """Steps are of the policy's cohorts, means inside a party of the party; all else is everybody's."""
-        fits = push.cohort == EVERYONE or push.kind == "mean" or push.cohort in self._cohorts
-        if push.kind == "assign":
-            fits = push.cohort == EVERYONE
-        elif push.kind == "gradient":
-            fits = push.cohort in self._cohorts
-        if not fits or push.turn >= MOST_TURNS:
-            raise ProtocolError(
-                f"a push of kind {push.kind} for the cohort {push.cohort!r} in turn {push.turn}"
-            )
-
-    def _note_call(self, push: Push) -> None:
-        """Whoever waits in a call of the whole run makes no steps: a bound on others leaves it out."""
-        new = push.origins.keys() - self._calling
-        self._calling |= new
-        if new:
-            assert self._layout is not None
-            for index in self._mine:
-                self._look_again(self._layout.slices[index])
-
-    def _decide(self, piece: Slice, round_: Round) -> None:
-        members = self._members.expected(round_.turn, round_.cohort)
-        closed = {} if self._policy.in_step else self._progress(piece.index, round_.cohort)
-        view = View(
-            round_.turn, piece.index, round_.kind, round_.cohort, round_.origins.keys(), members, closed
-        )
-        plan = self._policy.gathered(view, self._now)
-        if isinstance(plan, Wait):
-            round_.waits_for = plan.whom
-            return
-        self._standing.closed(round_)
-        self._upside.closed(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
-        if self._calling and round_.cohort == EVERYONE and not self._is_called():
-            self._calling = set()
-
-    def _is_called(self) -> bool:
-        return any(rounds.open for (_, cohort), rounds in self._rounds.items() if cohort == EVERYONE)
-
-    def _look_again(self, piece: Slice) -> None:
-        """A round has closed, for which complete rounds of other cohorts may have waited."""
-        for cohort in self._cohorts:
-            rounds = self._rounds.get((piece.index, cohort))
-            for round_ in list(rounds.open.values()) if rounds else ():
-                if self._members.expected(round_.turn, cohort) <= round_.origins.keys():
-                    self._decide(piece, round_)
-
-    def _progress(self, index: int, cohort: str) -> dict[str, int]:
-        """The last closed turn of every other cohort that has not left."""
-        return {
-            other: rounds.closed if (rounds := self._rounds.get((index, other))) else -1
-            for other in self._cohorts
-            if other != cohort
-            and not self._members.has_left(self._members.of(other))
-            and self._calling.isdisjoint(self._members.of(other))
-        }
-
-    def _rounds_of(self, index: int, cohort: str) -> Rounds:
-        found = self._rounds.get((index, cohort))
-        if found is None:
-            self._members.of(cohort)  # which raises for a cohort that has nobody here
-            found = self._rounds[index, cohort] = Rounds()
-        return found
 
     def _children(self, cohort: str) -> tuple[str, ...]:
         """The children below which a cohort's members are."""
@@ -397,9 +313,7 @@ class Server(BaseNode):
         self._upside.left(message.turns, message.origins)
         self._pace.left(message.origins)
         self.acknowledge(peer)
-        for (index, _), rounds in list(self._rounds.items()):
-            for round_ in list(rounds.open.values()):
-                self._decide(self._piece(index), round_)
+        self._gathering.left(self._now)
         self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -431,19 +345,8 @@ class Server(BaseNode):
 
     def on_tick(self) -> None:
         """Say on whom we wait, at most once in `stall_s` for each turn."""
-        self._turns.tick(self._now, self.limits.stall_s, self._missing)
+        self._turns.tick(self._now, self.limits.stall_s, self._gathering.missing)
         self._end_if_done()
-
-    def _missing(self, cohort: str, turn: int) -> list[str]:
-        """Members in the order of the run, then the cohorts for which a policy waits."""
-        whom = {
-            name
-            for (_, other), rounds in self._rounds.items()
-            if other == cohort and turn in rounds.open
-            for name in rounds.open[turn].waits_for
-        }
-        order = self._members.order
-        return sorted(whom, key=lambda name: (order.get(name, len(order)), name))
 
     def _is_open(self, name: str) -> bool:
         peer = self.peer(name)
