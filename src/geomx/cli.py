@@ -107,6 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--codec", action="append", default=[], metavar="UP[;DOWN]", help=text)
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the predictions as JSON")
 
+    text = "make the report of a run on several machines"
+    report = _command(commands, "report", _report, text, records="the folder with the nodes' records")
+    report.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    report.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+
     inspect = commands.add_parser("inspect", help="measure something on this machine")
     subjects = inspect.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
     text = "what codecs would save and cost for a model"
@@ -127,9 +132,12 @@ def _command(
     name: str,
     action: Callable[[argparse.Namespace], None],
     text: str,
+    **paths: str,
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     command.add_argument("run", metavar="RUN.toml", help="the run's description")
+    for path, meaning in paths.items():
+        command.add_argument(path, type=Path, metavar=path.upper(), help=meaning)
     command.add_argument("overrides", nargs="*", metavar="key=value", help="settings in place of the file's")
     command.set_defaults(action=action)
     return command
@@ -228,6 +236,12 @@ def _plan(arguments: argparse.Namespace) -> None:
         arguments.measure, arguments.report, arguments.model, arguments.parameters, arguments.step_ms
     )
     plan(_load(arguments), Wishes(sources, arguments.algorithm, arguments.codec, arguments.json))
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from geomx.launch.gather import Wishes, gather  # noqa: PLC0415 (it imports rich)
+
+    gather(_load(arguments), arguments.records, Wishes(arguments.json, arguments.trace))
 
 
 def _inspect_codec(arguments: argparse.Namespace) -> None:

@@ -123,6 +123,10 @@ class CheckpointError(GeomxError):
     """A checkpoint cannot be read, or belongs to another model."""
 
 
+class RecordsUnreadable(GeomxError):
+    """A file of records holds something else."""
+
+
 class DataMissing(GeomxError):
     """A data set is not on this machine; the message says how to get it."""
 

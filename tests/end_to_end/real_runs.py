@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from geomx.cli import main
 
 SCRIPT = """
 import sys, time, torch, geomx
@@ -72,6 +75,8 @@ workers = 1
 address = "127.0.0.1:{self.ports["B"]}"
 {toml}
 """)
+        self.records = folder / "records"
+        self.records.mkdir()
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.outputs: dict[str, list[str]] = {}
         self._changed = threading.Condition()
@@ -93,7 +98,12 @@ address = "127.0.0.1:{self.ports["B"]}"
         return ["worker", toml, *settings, "--party", party, "--rank", rank, "--", *train]
 
     def _spawn(self, name: str, command: list[str]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "GEOMX_RECORDS": str(self.records),
+        }
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -122,6 +132,13 @@ address = "127.0.0.1:{self.ports["B"]}"
                 left = deadline - time.monotonic()
                 assert left > 0, f"{name} never printed {pattern!r}:\n{self.report()}"
                 self._changed.wait(left)
+
+    def told(self, *settings: str) -> dict[str, Any]:
+        """The report that `geomx report` makes of the records of all nodes."""
+        path = self.folder / "report.json"
+        assert main(["report", str(self.toml), str(self.records), *settings, "--json", str(path)]) == 0
+        report: dict[str, Any] = json.loads(path.read_text())
+        return report
 
     def signal(self, name: str, number: int) -> None:
         self.processes[name].send_signal(number)

@@ -10,12 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geomx.errors import RecordsUnreadable
 from geomx.observe.records import Record, Recorder, RecordFiles
 from geomx.observe.sentences import counted, sentence
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """What was recorded; every process's first line tells of its clock."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["name"] == "clock"
+    return [line for line in lines if line["name"] != "clock"]
 
 
 def test_a_record_is_one_line_with_its_fields_apart(tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ def test_a_record_is_in_the_file_without_close(tmp_path: Path) -> None:
     found: list[Record] = []
     patience = threading.Event()
     for _ in range(1000):
-        found += files.new()
+        found += [record for record in files.new() if record.name != "clock"]
         if found:
             break
         patience.wait(0.01)
@@ -124,6 +128,51 @@ def test_records_of_all_nodes_come_in_the_order_of_time(tmp_path: Path) -> None:
         line = '{{"t":{},"node":"{}","name":"x","level":"info","fields":{{}}}}\n'
         files.path_of(node).write_text("".join(line.format(t, node) for t in times))
     assert [record.t for record in files.new()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("left", ["", '{"t":1.0,"no', "x" * 200_000])
+def test_half_a_line_of_a_process_that_was_killed_is_taken_off(tmp_path: Path, left: str) -> None:
+    files = RecordFiles(tmp_path)
+    for turn in (1, 2):
+        recorder = Recorder(tmp_path, "A/0")
+        recorder.record("step", turn=turn)
+        recorder.close()
+        if turn == 1:
+            with files.path_of("A/0").open("a") as file:
+                file.write(left)
+    assert [record.fields["turn"] for record in files.new() if record.name == "step"] == [1, 2]
+
+
+def test_records_of_several_machines_meet_in_unix_time(tmp_path: Path) -> None:
+    files = RecordFiles(tmp_path)
+    line = '{{"t":{},"node":"{}","name":"{}","level":"info","fields":{}}}\n'
+    span = '{"track":"x","label":"y","start":5.0,"stop":6.0}'
+    files.path_of("A").write_text(
+        line.format(5, "A", "clock", '{"unix_s":1005.0}') + line.format(6, "A", "span", span)
+    )
+    files.path_of("B").write_text(
+        line.format(90, "B", "clock", '{"unix_s":1001.0}')
+        + line.format(94.5, "B", "step", "{}")
+        + line.format(3, "B", "clock", '{"unix_s":1100.0}')  # that machine was started again
+        + line.format(4, "B", "step", "{}")
+    )
+    found = [(r.node, r.name, r.t) for r in files.in_unix_time() if r.name != "clock"]
+    assert found == [("B", "step", 1005.5), ("A", "span", 1006.0), ("B", "step", 1101.0)]
+    (moved,) = [r.fields for r in RecordFiles(tmp_path).in_unix_time() if r.name == "span"]
+    assert (moved["start"], moved["stop"]) == (1005.0, 1006.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("no json\n", "A.jsonl: no record at byte 0"),
+        ('{"t":1.0,"node":"A","name":"x","level":"info","fields":{}}\n', "A.jsonl does not begin"),
+    ],
+)
+def test_what_is_no_file_of_records_is_named(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "A.jsonl").write_text(text)
+    with pytest.raises(RecordsUnreadable, match=says):
+        RecordFiles(tmp_path).in_unix_time()
 
 
 @given(st.sampled_from(["joined", "failed", "waiting", "unheard"]), st.dictionaries(st.text(), st.integers()))

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
 from geomx.config import Run
@@ -22,7 +21,7 @@ from geomx.launch.environment import Place, environment_of, job_environment, thr
 from geomx.launch.processes import Outcome, Supervisor
 from geomx.observe.live import View, view_of
 from geomx.observe.records import Record, RecordFiles
-from geomx.observe.report import closing_table, make_report
+from geomx.observe.report import closing_table, make_report, write_report
 from geomx.observe.trace import write_trace
 
 SHOW_S = 0.25
@@ -61,7 +60,7 @@ def run_here(run: Run, wishes: Wishes) -> None:
         _check_ended_well(outcome, kept)
         report = make_report(run, kept, wall_s)
         if wishes.report is not None:
-            wishes.report.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+            write_report(report, wishes.report)
         console.print(closing_table(report))
 
 

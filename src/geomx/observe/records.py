@@ -2,9 +2,10 @@
 
     {"t": 12.5, "node": "A", "name": "joined", "level": "info", "fields": {"peer": "A/0"}}
 
-`t` is `time.monotonic()` in seconds, which all processes of one machine share. A note's own fields stand apart, so
-that a note about another node (`failed` has a field `node`) cannot be taken for one of that node. Numbers that
-JSON lacks (nan, infinities) are written as null.
+`t` is `time.monotonic()` in seconds, which all processes of one machine share; a process's first record, `clock`, says
+what Unix time it was then, for nodes on several machines. A note's own fields stand apart, so that a note about
+another node (`failed` has a field `node`) cannot be taken for one of that node. Numbers that JSON lacks (nan,
+infinities) are written as null.
 
 Observing must never stop a run: when its file can no longer be written, a recorder says so once and goes on without.
 """
@@ -12,20 +13,24 @@ Observing must never stop a run: when its file can no longer be written, a recor
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
+from geomx.errors import RecordsUnreadable
 from geomx.observe.sentences import sentence
 
 FLUSH_S = 0.05
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 NOT_LOGGED = "failed"  # the node ends with an error that says the same
+CLOCK = "clock"
+CHUNK = 1 << 16
 
 _logger = logging.getLogger("geomx")
 
@@ -52,6 +57,7 @@ _decode = msgspec.json.Decoder(Record).decode
 class Recorder:
     """Appends one node's records to a file, from any thread; without a path it only logs.
 
+    `path`: the file, or a folder that is there, in which it gets the node's name.
     Records with level `info` or higher also go to the logger `geomx`, as a sentence. `trace`: keep the `span`
     records, of which there are many; they are dropped otherwise. A record is in the file at most 0.1 s later, and
     all of them are once `close` has returned.
@@ -61,12 +67,16 @@ class Recorder:
         self.node = node
         self.trace = trace
         self._lines: deque[bytes] = deque()
-        self._file = None if path is None else path.open("ab")
+        if path is not None and path.is_dir():
+            path = RecordFiles(path).path_of(node)
+        self._file = None if path is None else path.open("a+b")
         self._writing = threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._write_on, name="geomx records", daemon=True)
         if self._file is not None:
+            _take_off_half_a_line(self._file)
             self._thread.start()
+            self.record(CLOCK, unix_s=time.time())
 
     def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
         """Keep one record."""
@@ -109,6 +119,19 @@ class Recorder:
                 _logger.warning("%s is no longer recorded: %s", self.node, error)
 
 
+def _take_off_half_a_line(file: BinaryIO) -> None:
+    """What a process that was killed has left of its last record."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - CHUNK)
+        file.seek(start)
+        whole = file.read(end - start).rfind(b"\n") + 1
+        if whole or not start:
+            file.truncate(start + whole)
+            return
+        end = start
+
+
 class RecordFiles:
     """Reads the record files of a folder as they grow."""
 
@@ -122,8 +145,21 @@ class RecordFiles:
 
     def new(self) -> list[Record]:
         """The records that have come since the last call, in the order of time."""
-        found = [record for path in sorted(self._folder.glob("*.jsonl")) for record in self._new_in(path)]
+        found = [record for path in self.paths for record in self._new_in(path)]
         return sorted(found, key=lambda record: record.t)
+
+    def in_unix_time(self) -> list[Record]:
+        """As `new`, of files from machines with clocks of their own: `t`, and when spans start and stop, in Unix time.
+
+        It is as exact as the machines' clocks agree. Raises RecordsUnreadable.
+        """
+        found = [record for path in self.paths for record in _shifted(path, self._new_in(path))]
+        return sorted(found, key=lambda record: record.t)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that are there now."""
+        return sorted(self._folder.glob("*.jsonl"))
 
     def _new_in(self, path: Path) -> Iterator[Record]:
         with path.open("rb") as file:
@@ -131,5 +167,23 @@ class RecordFiles:
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # half written: it is read whole next time
-                self._read_to[path] = self._read_to.get(path, 0) + len(line)
-                yield _decode(line)
+                at = self._read_to.get(path, 0)
+                self._read_to[path] = at + len(line)
+                try:
+                    yield _decode(line)
+                except msgspec.DecodeError as error:
+                    raise RecordsUnreadable(f"{path}: no record at byte {at}: {error}") from error
+
+
+def _shifted(path: Path, records: Iterable[Record]) -> Iterator[Record]:
+    """The records of one file in Unix time. A process that was started again has told of its clock anew."""
+    offset: float | None = None
+    for record in records:
+        if record.name == CLOCK:
+            offset = record.fields["unix_s"] - record.t
+        if offset is None:
+            raise RecordsUnreadable(f"{path} does not begin with what time it was (`{CLOCK}`): is it whole?")
+        fields = record.fields
+        if record.name == "span":
+            fields = fields | {end: fields[end] + offset for end in ("start", "stop")}
+        yield msgspec.structs.replace(record, t=record.t + offset, fields=fields)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -229,6 +231,11 @@ def _mean(last: dict[str, float | None]) -> float | None:
     if not values or any(value is None or not math.isfinite(value) for value in values):
         return None
     return fmean(value for value in values if value is not None)
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a report as JSON."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
 def closing_table(report: Report) -> Table:

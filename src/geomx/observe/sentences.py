@@ -8,6 +8,7 @@ from typing import Any
 _SENTENCES = {
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is away: {reason}",
+    "failed": "{node} failed: {reason}",
     "finished": "finished after {steps} steps",
     "joined": "{peer} joined",
     "left": "{peer} left",

@@ -1,0 +1,58 @@
+"""The report of a run whose nodes were on several machines: what `geomx report` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from geomx.config import Run
+from geomx.errors import ConfigError, Fault
+from geomx.launch.local_run import make_folder_of
+from geomx.observe.records import RecordFiles
+from geomx.observe.report import closing_table, make_report, write_report
+from geomx.observe.sentences import sentence
+from geomx.observe.trace import write_trace
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Files to write; None: not wanted."""
+
+    report: Path | None = None
+    trace: Path | None = None
+
+
+def gather(run: Run, folder: Path, wishes: Wishes) -> None:
+    """Make the report of the records in `folder`, one file a node, and print its table.
+
+    Of nodes without records, and of failures that nodes told, a line comes first. Raises `ConfigError` where there are
+    no records, or some of another run, and `RecordsUnreadable`.
+    """
+    nodes = (*run.shard_names, *run.servers, *run.workers)
+    records = RecordFiles(folder).in_unix_time()
+    told = {record.node for record in records}
+    if not told:
+        raise _wrong(folder, "no records", "a folder with the files (*.jsonl) that GEOMX_RECORDS has named")
+    if strangers := sorted(told.difference(nodes)):
+        raise _wrong(folder, f"records of {', '.join(strangers)}", f"records of {', '.join(nodes)}")
+    for path in (wishes.report, wishes.trace):
+        if path is not None:
+            make_folder_of(path)
+    console = Console()
+    if silent := [node for node in nodes if node not in told]:
+        console.print(f"no records of {', '.join(silent)}: what they would tell is left out")
+    for record in records:
+        if record.name == "failed":
+            console.print(f"{record.node}: {sentence(record.name, record.fields)}")
+    report = make_report(run, records, records[-1].t - records[0].t)
+    if wishes.report is not None:
+        write_report(report, wishes.report)
+    if wishes.trace is not None:
+        write_trace(records, wishes.trace)
+    console.print(closing_table(report))
+
+
+def _wrong(folder: Path, found: str, allowed: str) -> ConfigError:
+    return ConfigError("the command line", [Fault("RECORDS", f"{folder}: {found}", allowed)])
