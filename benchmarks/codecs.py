@@ -95,7 +95,7 @@ def main() -> None:
     kernels = "compiled kernels" if native.available() else "torch operations alone"
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"{kernels}, one core"
     median = Memory(*(statistics.median(rates) for rates in zip(*memories, strict=True)))
-    title = f"{options.parameters:,} parameters; {where}; memory {median}"
+    title = f"{options.parameters:,} parameters; {where}\nmemory: {median}"
     Console(width=110).print(table_of(title, costs))
     entries = round(0.01 * options.parameters)
     print(

@@ -34,7 +34,7 @@ def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
         rows.append(cost(spec, slices, memory))
         parameters = sum(piece.elements for piece in slices)
     kernels = "compiled kernels" if native.available() else "torch operations alone"
-    title = f"{parameters:,} parameters, {kernels}, memory {memory} on one core"
+    title = f"{parameters:,} parameters, {kernels}, one core\nmemory: {memory}"
     Console().print(table_of(title, rows))
 
 
