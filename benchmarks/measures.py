@@ -25,7 +25,10 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of a cell came to. `steps`: the lines of each worker. Times in seconds of the monotonic clock."""
+    """What one turn of a cell came to. `steps`: the lines of each worker. Times in seconds of the monotonic clock.
+
+    `note`: what readers of its figures must know.
+    """
 
     at: str
     load: float
@@ -33,6 +36,7 @@ class Turn:
     steps: Mapping[str, Sequence[Line]] = field(default_factory=dict)
     cpu_s: Mapping[str, float] = field(default_factory=dict)
     rss_mb: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
 
 
 def read_steps(folder: Path, workers: Sequence[str]) -> dict[str, list[Line]]:
@@ -170,6 +174,7 @@ def result_of(cell: Cell, turns: Sequence[Turn], ways: Sequence[Way], **facts: A
     told = [
         line["note"] for turn in good for lines in turn.steps.values() for line in lines if "note" in line
     ]
+    told += [turn.note for turn in good if turn.note]
     result.note = "; ".join(dict.fromkeys([*told, *(f"one turn failed: {failure}" for failure in failures)]))
     times = [each for turn in good for each in round_times(turn.steps, cell)]
     result.turns = [_told(turn, cell) for turn in turns]

@@ -36,13 +36,14 @@ def run_turn(cell: Cell, system: System, ground: Ground, python: Path, keep: boo
     try:
         nodes, addresses = system.nodes(desk)
         desk.job.write_text(json.dumps(job_of(desk, addresses)))
-        state = _Watched(desk, meter).run(nodes)
+        watched = _Watched(desk, meter)
+        state = watched.run(nodes)
         steps = read_steps(folder, cell.worker_names)
         span = measured_span(steps, cell)
         if state == OK and span is None and reached(steps, cell) is None:
             state = "it ended before a round could be measured"
         cpu_s = _modelled_cpu(steps, cell) or (meter.cpu_s(*span) if span else {})
-        return Turn(at, load, state, steps, cpu_s, meter.peak_mb)
+        return Turn(at, load, state, steps, cpu_s, meter.peak_mb, watched.note)
     finally:
         if keep:
             print(f"  kept: {folder}")
@@ -70,11 +71,15 @@ def job_of(desk: Desk, addresses: Mapping[str, str]) -> dict[str, Any]:
 
 
 class _Watched:
-    """The processes of one turn, from the first start until there is something to tell."""
+    """The processes of one turn, from the first start until there is something to tell.
+
+    `note`: of a turn that went well, but for what was noted.
+    """
 
     def __init__(self, desk: Desk, meter: Meter) -> None:
         self._desk, self._meter = desk, meter
         self._running: dict[str, subprocess.Popen[Any]] = {}
+        self.note = ""
 
     def run(self, nodes: Sequence[Node]) -> str:
         """`ok`, or why there will be no figures."""
@@ -88,7 +93,7 @@ class _Watched:
                 state = self._state(nodes)
                 if state is not None:
                     return state
-            return f"it was stopped after {self._desk.cell.limit_s:g} s{self._stuck(nodes)}"
+            return self._overdue(nodes)
         finally:
             self._meter.end_all(SERVERS_GRACE_S)
             for process in self._running.values():
@@ -115,13 +120,20 @@ class _Watched:
         first = read_steps(self._desk.folder, cell.worker_names[:1])
         return OK if reached(first, cell) else None
 
-    def _stuck(self, nodes: Sequence[Node]) -> str:
-        """How far the workers had come, for a turn that was too slow or hung."""
-        steps = read_steps(self._desk.folder, self._desk.cell.worker_names)
+    def _overdue(self, nodes: Sequence[Node]) -> str:
+        """How far the workers had come, for a turn that was too slow or hung; `ok` if it hung behind its last step."""
+        cell = self._desk.cell
+        steps = read_steps(self._desk.folder, cell.worker_names)
+        stopped = f"it was stopped after {cell.limit_s:g} s"
         if not steps:
-            return f" {NOT_BEGUN}; {nodes[-1].name}: {self._last_words(nodes[-1])}"
+            return f"{stopped} {NOT_BEGUN}; {nodes[-1].name}: {self._last_words(nodes[-1])}"
         least = min(lines[-1]["step"] for lines in steps.values())
-        return f", at step {least} of {self._desk.cell.steps}"
+        if least < cell.steps or len(steps) < len(cell.worker_names):
+            return f"{stopped}, at step {least} of {cell.steps}"
+        self.note = (
+            f"all steps were made, but its processes did not end: they were stopped after {cell.limit_s:g} s"
+        )
+        return OK
 
     def _output(self, node: Node) -> Path:
         return self._desk.folder / f"{node.name.replace('/', '.')}.out"

@@ -149,5 +149,18 @@ def test_a_turn_that_hangs_is_stopped(tmp_path):
     assert turn.state.startswith("it was stopped after 0.5 s before any worker had begun")
 
 
+def test_a_turn_that_hangs_behind_its_last_step_has_its_figures_and_a_note(tmp_path):
+    turn = turn_with(tmp_path, f"{TRAINS}\nimport time; time.sleep(600)", limit_s=15.0)
+    assert turn.state == "ok"
+    assert [line["step"] for line in turn.steps["B/0"]] == [0, 1, 2, 3]
+    assert turn.note.endswith("did not end: they were stopped after 15 s")
+
+
+def test_a_turn_that_hangs_in_a_step_is_stopped(tmp_path):
+    hangs = TRAINS.replace("pass", "step < 2 or time.sleep(600)")
+    turn = turn_with(tmp_path, f"import time; {hangs}", limit_s=10.0)
+    assert turn.state.startswith("it was stopped after 10 s, at step 1 of 3")
+
+
 def test_a_turn_that_ends_early_was_not_measured(tmp_path):
     assert turn_with(tmp_path, "pass").state == "it ended before a round could be measured"
