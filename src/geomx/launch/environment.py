@@ -3,7 +3,7 @@
 GEOMX_RUN      path of the run's description
 GEOMX_PARTY    the worker's party
 GEOMX_RANK     the worker's rank in its party
-GEOMX_RECORDS  path of the file that the node's records go to
+GEOMX_RECORDS  path of the file that the node's records go to, or of a folder for it
 GEOMX_TRACE    1: record the spans of a trace, too
 
 A party whose workers reduce among themselves is a job of torchrun, which tells each of them RANK, WORLD_SIZE and where
