@@ -239,9 +239,9 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from geomx.launch.gather import Wishes, gather  # noqa: PLC0415 (it imports rich)
+    from geomx.launch.gather import gather  # noqa: PLC0415 (it imports rich)
 
-    gather(_load(arguments), arguments.records, Wishes(arguments.json, arguments.trace))
+    gather(_load(arguments), arguments.records, arguments.json, arguments.trace)
 
 
 def _inspect_codec(arguments: argparse.Namespace) -> None:

@@ -49,10 +49,10 @@ def test_a_failure_that_a_node_told_is_shown(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder = Recorder(tmp_path / "records", "A")
-    recorder.record("failed", "error", node="A/0", error="NodeLost", reason="A/0 is lost: silence")
+    recorder.record("failed", "error", node="A/0", error="NodeLost", reason="cannot read [/etc/x]")
     recorder.close()
     assert main(["report", str(run), str(tmp_path / "records")]) == OK
-    assert "A: A/0 failed: A/0 is lost: silence" in capsys.readouterr().out
+    assert "A: A/0 failed: cannot read [/etc/x]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
-from geomx.launch.local_run import make_folder_of
+from geomx.launch.local_run import make_folders_of
 from geomx.observe.records import RecordFiles
 from geomx.observe.report import closing_table, make_report, write_report
 from geomx.observe.sentences import sentence
 from geomx.observe.trace import write_trace
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """Files to write; None: not wanted."""
-
-    report: Path | None = None
-    trace: Path | None = None
-
-
-def gather(run: Run, folder: Path, wishes: Wishes) -> None:
+def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path | None = None) -> None:
     """Make the report of the records in `folder`, one file a node, and print its table.
 
-    Of nodes without records, and of failures that nodes told, a line comes first. Raises `ConfigError` where there are
-    no records, or some of another run, and `RecordsUnreadable`.
+    Of nodes without records, and of failures that nodes told, a line comes first. `report_to`, `trace_to`: files that
+    are written, too. Raises `ConfigError` where there are no records, or some of another run, and `RecordsUnreadable`.
     """
     nodes = (*run.shard_names, *run.servers, *run.workers)
     records = RecordFiles(folder).in_unix_time()
@@ -37,20 +28,18 @@ def gather(run: Run, folder: Path, wishes: Wishes) -> None:
         raise _wrong(folder, "no records", "a folder with the files (*.jsonl) that GEOMX_RECORDS has named")
     if strangers := sorted(told.difference(nodes)):
         raise _wrong(folder, f"records of {', '.join(strangers)}", f"records of {', '.join(nodes)}")
-    for path in (wishes.report, wishes.trace):
-        if path is not None:
-            make_folder_of(path)
+    make_folders_of(report_to, trace_to)
     console = Console()
     if silent := [node for node in nodes if node not in told]:
-        console.print(f"no records of {', '.join(silent)}: what they would tell is left out")
+        console.print(f"no records of {', '.join(silent)}: what they would tell is left out", markup=False)
     for record in records:
         if record.name == "failed":
-            console.print(f"{record.node}: {sentence(record.name, record.fields)}")
+            console.print(f"{record.node}: {sentence(record.name, record.fields)}", markup=False)
     report = make_report(run, records, records[-1].t - records[0].t)
-    if wishes.report is not None:
-        write_report(report, wishes.report)
-    if wishes.trace is not None:
-        write_trace(records, wishes.trace)
+    if report_to is not None:
+        write_report(report, report_to)
+    if trace_to is not None:
+        write_trace(records, trace_to)
     console.print(closing_table(report))
 
 

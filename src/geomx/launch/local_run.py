@@ -44,7 +44,7 @@ def run_here(run: Run, wishes: Wishes) -> None:
     `ConfigError` where no script is named.
     """
     _check_script(run)
-    _make_folders(wishes)
+    make_folders_of(wishes.report, wishes.trace)
     console = Console()
     with _folder(run, wishes.keep, console) as folder:
         run = _settled(run, folder)
@@ -190,20 +190,14 @@ def _check_script(run: Run) -> None:
         raise ConfigError(f"run {run.run.name}", [fault])
 
 
-def _make_folders(wishes: Wishes) -> None:
-    """Before anything runs: a run should not fail at its end for a folder that cannot be made."""
-    for path in (wishes.report, wishes.trace):
-        if path is not None:
-            make_folder_of(path)
-
-
-def make_folder_of(path: Path) -> None:
-    """Raises `ConfigError` where it cannot be made."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fault = Fault(str(path), error.strerror or str(error), "a file that can be written")
-        raise ConfigError("the command line", [fault]) from error
+def make_folders_of(*files: Path | None) -> None:
+    """Before anything runs: a run should not fail at its end for a folder that cannot be made (`ConfigError`)."""
+    for path in filter(None, files):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fault = Fault(str(path), error.strerror or str(error), "a file that can be written")
+            raise ConfigError("the command line", [fault]) from error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.known import Known, Sources, known
-from geomx.launch.local_run import make_folder_of
+from geomx.launch.local_run import make_folders_of
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.node.build import AS_WAN, check_choices
 from geomx.observe.costs import Cost, Memory, cost, memory_of
@@ -65,8 +65,7 @@ def plan(run: Run, wishes: Wishes) -> None:
     algorithms = wishes.algorithms or _with(run.sync.policy, ALGORITHMS)
     codecs = pairs(run, wishes)
     _check_names(algorithms, codecs)
-    if wishes.json is not None:
-        make_folder_of(wishes.json)
+    make_folders_of(wishes.json)
     facts = known(run, wishes.sources)
     rows, refused = compared(run, facts, algorithms, codecs)
     if wishes.json is not None:

@@ -145,7 +145,7 @@ class RecordFiles:
 
     def new(self) -> list[Record]:
         """The records that have come since the last call, in the order of time."""
-        found = [record for path in self.paths for record in self._new_in(path)]
+        found = [record for path in self._paths for record in self._new_in(path)]
         return sorted(found, key=lambda record: record.t)
 
     def in_unix_time(self) -> list[Record]:
@@ -153,12 +153,11 @@ class RecordFiles:
 
         It is as exact as the machines' clocks agree. Raises RecordsUnreadable.
         """
-        found = [record for path in self.paths for record in _shifted(path, self._new_in(path))]
+        found = [record for path in self._paths for record in _shifted(path, self._new_in(path))]
         return sorted(found, key=lambda record: record.t)
 
     @property
-    def paths(self) -> list[Path]:
-        """The files that are there now."""
+    def _paths(self) -> list[Path]:
         return sorted(self._folder.glob("*.jsonl"))
 
     def _new_in(self, path: Path) -> Iterator[Record]:
