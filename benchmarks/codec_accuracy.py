@@ -69,6 +69,9 @@ RECIPES: dict[str, Recipe] = {
     "Bi-Sparse 1 % int2 both ways, SGD": Recipe(
         "bisparse ratio=0.01 momentum=0.9 values=int2", "bisparse ratio=0.01 values=int2", "SGD"
     ),
+    "Bi-Sparse 0.8 % int2 both ways, SGD": Recipe(
+        "bisparse ratio=0.008 momentum=0.9 values=int2", "bisparse ratio=0.008 values=int2", "SGD"
+    ),
 }
 
 
