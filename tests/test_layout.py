@@ -12,6 +12,7 @@ from geomx.layout import (
     ITEM_BYTES,
     LARGEST_SLICE,
     MOST_PARTS,
+    SLICES_WANTED,
     SMALLEST_SLICE,
     Layout,
     Tensor,
@@ -221,9 +222,10 @@ def test_automatic_slices_fit_the_model(elements, expected):
 
 def test_slices_of_which_little_is_sent_may_be_larger():
     huge = (Tensor("w", (2**31,), "float32"),)
-    assert automatic_slice_elements(huge, FEWEST_SLICES) == LARGEST_SLICE
-    assert automatic_slice_elements(huge, FEWEST_SLICES // 2) == 2 * LARGEST_SLICE
-    assert automatic_slice_elements(huge, 1) == 4 * LARGEST_SLICE
+    assert automatic_slice_elements(huge, SLICES_WANTED) == LARGEST_SLICE
+    assert automatic_slice_elements(huge, SLICES_WANTED // 2) == 2 * LARGEST_SLICE
+    assert automatic_slice_elements(huge, SLICES_WANTED // 7) == 4 * LARGEST_SLICE
+    assert automatic_slice_elements(huge, 1) == 8 * LARGEST_SLICE
 
 
 def test_no_model_is_cut_into_few_slices():

@@ -43,11 +43,11 @@ ITEM_BYTES: dict[str, int] = {
 }
 
 SIZE_LOWER_BOUND = 1000
-SMALLEST_SLICE, LARGEST_SLICE = 1 << 14, 1 << 18
+SMALLEST_SLICE, LARGEST_SLICE = 1 << 14, 1 << 17
 SLICES_WANTED, FEWEST_SLICES = 64, 16
-MOST_TIMES_LARGER = 4  # a slice of which a codec sends next to nothing
+MOST_TIMES_LARGER = 8  # a slice of which a codec sends next to nothing
 MOST_PARTS = 1024  # so that what is said of each part fits into a message's header
-MOST_SLICES = 1 << 15  # of LARGEST_SLICE float32 elements: 32 GiB; a session's window follows from it
+MOST_SLICES = 1 << 16  # of LARGEST_SLICE float32 elements: 32 GiB; a session's window follows from it
 MOST_DIMENSIONS = 64  # as in PyTorch; the product of more, sent by a stranger, would take hours
 
 
@@ -203,14 +203,15 @@ def _end(parts: list[Part]) -> int:
 
 
 def automatic_slice_elements(tensors: tuple[Tensor, ...], slices: int = SLICES_WANTED) -> int:
-    """The cut that gives a model about so many `slices`, or 16 if that is more; within [2^14, 2^18] elements.
+    """The cut that gives a model about so many `slices`, or 16 if that is more; a power of two.
 
     A round's floor is one round trip plus the bytes; a slice must be received whole before it is
-    answered, which costs one slice's time more. 64 slices keep that below 2 %. Smaller than 2^14
-    elements, the cost of a message outweighs it; larger than 2^18, a slice holds up what is more urgent. Where a codec
-    sends so little that fewer than 16 slices would do, they may be larger by as much, 2^20 at most.
+    answered, which costs one slice's time more. 64 slices keep that near 2 %. Smaller than 2^14
+    elements, the cost of a message outweighs it; larger than 2^17, a slice holds up what is more urgent. Where a codec
+    sends less, so that fewer slices are wanted, they may be larger by as much, 2^20 at most.
     """
     total = sum(tensor.elements for tensor in tensors if tensor.role == "weight")
     wanted = max(1, total // max(slices, FEWEST_SLICES))
-    largest = LARGEST_SLICE * min(max(1, FEWEST_SLICES // slices), MOST_TIMES_LARGER)
+    larger = min(max(1, SLICES_WANTED // slices), MOST_TIMES_LARGER)
+    largest = LARGEST_SLICE << (larger.bit_length() - 1)
     return min(max(1 << (wanted - 1).bit_length(), SMALLEST_SLICE), largest)

@@ -15,7 +15,7 @@ from typing import Any
 from geomx.errors import ConfigError, Fault
 
 SYSTEM = "system"
-_SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
+SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
 _UNLIMITED = 2**32 - 1  # bytes a second, as a 32-bit option has it
 _LISTS = ("tcp_available_congestion_control", "tcp_allowed_congestion_control")
 
@@ -25,12 +25,12 @@ def available() -> tuple[str, ...]:
     if not hasattr(socket, "TCP_CONGESTION"):
         return (SYSTEM,)
     names = {name for file in _LISTS for name in _read(Path("/proc/sys/net/ipv4") / file)}
-    return (SYSTEM, *sorted(name for name in names if _works(name)))
+    return (SYSTEM, *sorted(name for name in names if works(name)))
 
 
 def check(name: str) -> None:
     """Raise `ConfigError` if connections on this machine cannot use this congestion control."""
-    if name != SYSTEM and not _works(name):
+    if name != SYSTEM and not works(name):
         raise ConfigError(
             "channel",
             [
@@ -54,7 +54,7 @@ def pace(sock: Any, mbps: float) -> None:
     """Send at most so many 10^6 bits of payload a second; nothing happens where the kernel cannot."""
     if sys.platform == "linux":
         bytes_per_s = min(int(mbps * 125_000), _UNLIMITED - 1)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", bytes_per_s))
+        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", bytes_per_s))
 
 
 def _read(path: Path) -> list[str]:
@@ -64,7 +64,8 @@ def _read(path: Path) -> list[str]:
         return []
 
 
-def _works(name: str) -> bool:
+def works(name: str) -> bool:
+    """Whether this process may choose it."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:

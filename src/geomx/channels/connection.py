@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 
 from geomx.channels.base import Receiver
+from geomx.channels.bbr import Bbr
 from geomx.channels.pacing import Pacer
 from geomx.channels.tls import reason_of
 from geomx.errors import ProtocolError
@@ -69,6 +70,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self.peer_address = ""
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.bbr: Bbr | None = None
         self._receiver = receiver
         self._connected = connected
         self._lanes = Lanes(chunk_bytes)
@@ -158,6 +160,8 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def _write_out(self, buffers: Iterable[bytes | memoryview], size: int) -> None:
         self.bytes_sent += size
+        if self.bbr is not None:
+            self.bbr.before(size)
         self._transport.writelines(buffers)
 
     def _shut_if_flushed(self) -> None:

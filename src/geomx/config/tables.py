@@ -221,8 +221,8 @@ class Edge(Table):
     codec_down: CodecName = Field("dense", description="What updates travel as.")
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system",
-        description="TCP's congestion control. `system`: as this machine is set. Over a link that loses "
-        "packets `cubic` was measured to be faster for small rounds, `bbr` for those that fill it.",
+        description="TCP's congestion control. `system`: as this machine is set. `bbr` is begun anew between rounds, "
+        "so that it does not pause in the middle of one. `cubic` slows down much where packets are lost.",
     )
     heartbeat_s: Seconds = Field(1.0, description="A node that has nothing to say says so this often.")
     timeout_s: Seconds = Field(

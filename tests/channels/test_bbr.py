@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+import pytest
+from wires import LOOPS, pair, run_on, state, tensor
+
+from geomx.channels import bbr, congestion
+from geomx.channels.bbr import EVERY_S, FEW_BYTES, HEADROOM, HELD_S, NAME
+from geomx.channels.tcp import Tcp
+
+pytestmark = pytest.mark.skipif(
+    NAME not in congestion.available(), reason="this process may not choose BBR on this machine"
+)
+
+BULK = bytes(4 << 20)
+PACING = struct.Struct("@L")
+UNLIMITED = PACING.unpack(b"\xff" * PACING.size)[0]
+MOST_BULKS = 1000
+
+
+class Flow:
+    """A connection over loopback that is read as fast as it can be, and a clock that the test sets."""
+
+    def __init__(self, name: str = NAME) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            self.near = socket.create_connection(door.getsockname())
+            self.far, _ = door.accept()
+        congestion.choose(self.near, name)
+        self.now = 100.0
+        self.bbr = bbr.of(self.near, lambda: self.now)
+        self._reader = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Flow:
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.near.shutdown(socket.SHUT_WR)
+        self._reader.join()
+        self.near.close()
+        self.far.close()
+
+    def _read(self) -> None:
+        while self.far.recv(1 << 20):
+            pass
+
+    def settle(self) -> int:
+        """Send until BBR has found a rate; which."""
+        for _ in range(MOST_BULKS):
+            self.near.sendall(BULK)
+            self.flush()
+            rate, gain = bbr._read(self.near)
+            if rate and gain <= bbr._SETTLED_GAIN:
+                return rate
+        pytest.skip("BBR has not found this machine's rate")
+
+    def flush(self) -> None:
+        while bbr._under_way(self.near):
+            pass
+
+    def write(self, after_s: float = 0.0, size_bytes: int = 1 << 16) -> None:
+        self.now += after_s
+        self.bbr.before(size_bytes)
+
+    @property
+    def is_new(self) -> bool:
+        return bbr._read(self.near)[0] == 0
+
+    @property
+    def pace(self) -> int:
+        return PACING.unpack(self.near.getsockopt(socket.SOL_SOCKET, bbr.SO_MAX_PACING_RATE, PACING.size))[0]
+
+
+def test_a_flow_with_nothing_under_way_begins_anew_and_is_held_at_what_it_had_found():
+    with Flow() as flow:
+        rate = flow.settle()
+        flow.write(EVERY_S)
+        assert flow.is_new
+        assert flow.pace == int(HEADROOM * rate)
+        assert flow.near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr\0")
+        flow.write(HELD_S / 2)
+        assert flow.pace == int(HEADROOM * rate)
+        flow.write(HELD_S)
+        assert flow.pace == UNLIMITED
+
+
+def test_it_does_so_again_after_as_long():
+    with Flow() as flow:
+        flow.settle()
+        flow.write(EVERY_S)
+        flow.write(HELD_S)
+        flow.settle()
+        flow.write(EVERY_S - HELD_S - 0.1)
+        assert not flow.is_new
+        flow.write(0.2)
+        assert flow.is_new
+
+
+def test_not_before_its_time():
+    with Flow() as flow:
+        flow.settle()
+        flow.write(EVERY_S - 0.1)
+        assert not flow.is_new
+        assert flow.pace == UNLIMITED
+
+
+def test_a_heartbeat_is_no_beginning():
+    with Flow() as flow:
+        flow.settle()
+        flow.write(EVERY_S, size_bytes=FEW_BYTES)
+        assert not flow.is_new
+
+
+def test_nor_is_what_follows_on_bytes_that_are_under_way():
+    flow = Flow()
+    flow.near.setblocking(False)
+    flow.near.send(BULK)  # nobody reads yet
+    flow.near.setblocking(True)
+    flow.write(EVERY_S)
+    with flow:
+        assert flow.pace == UNLIMITED
+        flow.flush()
+        flow.write()
+        assert flow.is_new
+
+
+def test_a_flow_that_still_looks_for_its_rate_is_not_held():
+    with Flow() as flow:
+        flow.near.sendall(b"a greeting")
+        flow.flush()
+        flow.write(EVERY_S)
+        assert flow.is_new
+        assert flow.pace == UNLIMITED
+
+
+def test_a_rate_that_loss_made_smaller_does_not_hold_the_next_beginning():
+    with Flow() as flow:
+        best = 0
+        for _ in range(3):
+            best = max(best, flow.settle())
+            flow.write(EVERY_S)
+            assert flow.pace == int(HEADROOM * best)
+            flow.write(HELD_S)
+
+
+def test_the_users_pace_stays():
+    with Flow() as flow:
+        flow.settle()
+        congestion.pace(flow.near, 8)
+        flow.write(EVERY_S)
+        assert flow.is_new
+        assert flow.pace == 1_000_000
+        flow.write(HELD_S)
+        assert flow.pace == 1_000_000
+
+
+def test_other_congestion_control_is_left_alone(monkeypatch):
+    assert Flow("reno").bbr is None
+    monkeypatch.setattr(
+        bbr, "works", lambda name: False
+    )  # it is the system's, and this process may not choose it
+    assert Flow().bbr is None
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert Flow().bbr is None
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_all_that_is_sent_across_beginnings_arrives(loop_name, monkeypatch):
+    monkeypatch.setattr(bbr, "EVERY_S", 0.0)
+    monkeypatch.setattr(bbr, "HELD_S", 0.0)
+    begun = []
+    begin_anew = bbr.Bbr._begin_anew
+    monkeypatch.setattr(bbr.Bbr, "_begin_anew", lambda self: (begun.append(self), begin_anew(self)))
+
+    async def main():
+        async with pair(Tcp(congestion=NAME)) as (connection, ours, accepted, theirs):
+            sent = [tensor(100_000, seed) for seed in range(40)]
+            for number, payload in enumerate(sent):
+                connection.write(number, state(100_000), payload, 1)
+                accepted.write(number, state(100_000), payload, 1)
+                await theirs.until(lambda number=number: len(theirs.messages) == number + 1)
+                await ours.until(lambda number=number: len(ours.messages) == number + 1)
+            for witness in (ours, theirs):
+                assert witness.numbers == list(range(40))
+                assert all(got.equal(was) for (_, _, got), was in zip(witness.messages, sent, strict=True))
+            assert {id(each) for each in begun} == {id(connection.bbr), id(accepted.bbr)}
+
+    run_on(loop_name, main)
