@@ -157,6 +157,12 @@ def test_the_users_pace_stays():
         assert flow.pace == 1_000_000
 
 
+def test_a_socket_that_has_ended_is_left_to_its_connection():
+    with Flow() as flow:
+        flow.settle()
+    flow.write(EVERY_S)
+
+
 def test_other_congestion_control_is_left_alone(monkeypatch):
     assert Flow("reno").bbr is None
     monkeypatch.setattr(
