@@ -11,7 +11,6 @@ known by now. So for its first moments the socket may send but little faster tha
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import sys
@@ -51,13 +50,10 @@ class Bbr:
         self._pace: bytes | None = None  # what the socket's was, while it is held
 
     def before(self, size_bytes: int) -> None:
-        """So much is about to be written. Does nothing to a socket that has just ended: its connection says so."""
+        """So much is about to be written, on a socket that has not ended."""
         now = self._clock()
-        if now >= self._look_at:
-            with contextlib.suppress(OSError, ValueError):
-                self._look(now, size_bytes)
-
-    def _look(self, now: float, size_bytes: int) -> None:
+        if now < self._look_at:
+            return
         if self._pace is not None:
             self._let_go()
             self._look_at = now + EVERY_S - HELD_S

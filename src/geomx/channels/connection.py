@@ -160,7 +160,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def _write_out(self, buffers: Iterable[bytes | memoryview], size: int) -> None:
         self.bytes_sent += size
-        if self.bbr is not None:
+        if self.bbr is not None and not self._transport.is_closing():
             self.bbr.before(size)
         self._transport.writelines(buffers)
 
