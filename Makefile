@@ -1,7 +1,9 @@
-# make demo   train one model over two data centers, emulated on this machine
-# make test   run the tests
+# make demo          train one model over two data centers, emulated on this machine
+# make test          run the tests
+# make bench-quick   geomx beside PyTorch DDP, MXNet and the floor, over one emulated network; ten minutes, needs root
+# make bench         every system, network and workload; hours. Stopped, it goes on from there when it is run again
 #
-# Both make a virtual environment in .venv first, and bring it up to date when pyproject.toml has changed.
+# Each makes a virtual environment in .venv first, and brings it up to date when pyproject.toml has changed.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -32,7 +34,7 @@ bench-quick: $(VENV)/.has-examples
 	@$(BIN)/python benchmarks/run.py quick --page
 
 bench: $(VENV)/.has-examples
-	@for suite in quick dense scale fallback accuracy full; do $(BIN)/python benchmarks/run.py $$suite --page || exit 1; done
+	@for suite in quick dense scale fallback full accuracy; do $(BIN)/python benchmarks/run.py $$suite --missing --page || exit 1; done
 
 clean:
 	rm -rf $(VENV) .ci-venv build dist out docs/_build .coverage .coverage.* .hypothesis

@@ -3,7 +3,7 @@
     python benchmarks/run.py quick                       at most ten minutes
     python benchmarks/run.py full                        everything; hours
     python benchmarks/run.py dense --only geomx raw      some systems of a suite
-    python benchmarks/run.py full --missing              the rest, after it was stopped
+    python benchmarks/run.py full --missing              the rest, after it was stopped, at the same commit
     python benchmarks/run.py full --sittings 7 8         two of its sittings, by the numbers that it prints
     python benchmarks/run.py --synthetic 2000000 --step-ms 5 --only geomx ddp
 
@@ -48,13 +48,14 @@ def main() -> int:
     groups = dict(enumerate(sittings(cells), start=1))
     if options.sittings:
         groups = {number: group for number, group in groups.items() if number in options.sittings}
+    facts = Facts.here()
     if options.missing:
-        known = {result.sitting for result in read_results(path)}
+        known = {result.sitting for result in read_results(path) if result.commit == facts.commit}
         groups = {number: group for number, group in groups.items() if group[0].sitting not in known}
     # What has been started is ended, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _run(groups, options.turns or suite.turns, path, options.keep)
+        _run(groups, options.turns or suite.turns, path, facts, options.keep)
     except LabError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
@@ -71,9 +72,9 @@ def _is_wanted(cell: Cell, options: argparse.Namespace) -> bool:
     return is_there and is_asked and (not options.configs or cell.config in options.configs)
 
 
-def _run(groups: Mapping[int, Sequence[Cell]], turns: int, path: Path, keep: bool) -> None:
+def _run(groups: Mapping[int, Sequence[Cell]], turns: int, path: Path, facts: Facts, keep: bool) -> None:
     """Sitting after sitting, each of whose results are written when it has ended."""
-    facts, started = Facts.here(), time.monotonic()
+    started = time.monotonic()
     for number, group in groups.items():
         cell = group[0]
         minutes = (time.monotonic() - started) / 60
@@ -102,7 +103,7 @@ def _arguments() -> argparse.Namespace:
     add("--synthetic", type=int, metavar="PARAMS", help="instead of a suite: gradients without a model")
     add("--step-ms", type=float, default=0.0, help="how long a synthetic step computes")
     add("--network", metavar="NAME", help="one alone: a file of lab/networks without its ending")
-    add("--missing", action="store_true", help="only sittings that have no results yet")
+    add("--missing", action="store_true", help="only sittings without results of this commit")
     add("--sittings", type=int, nargs="+", metavar="N", help="some alone, by the numbers that it prints")
     add("--shape", default="2x1", metavar="PARTIESxWORKERS", help="of a synthetic run")
     add("--congestion", default="bbr", choices=("bbr", "cubic"), help="of a synthetic run")

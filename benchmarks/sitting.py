@@ -31,9 +31,9 @@ class Facts:
 
     @classmethod
     def here(cls) -> Facts:
-        """Of this working tree and this machine."""
+        """Of this working tree and this machine. Behind the commit is a + where more than the page has changed."""
         commit = _git("rev-parse", "--short", "HEAD") or "unknown"
-        changed = "+" if _git("status", "--porcelain", "--untracked-files=no") else ""
+        changed = "+" if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs") else ""
         machine = {"kernel": platform.release(), "cores": str(len(os.sched_getaffinity(0)))}
         return cls(commit + changed, machine)
 
