@@ -9,7 +9,7 @@ import pytest
 from wires import LOOPS, pair, run_on, state, tensor
 
 from geomx.channels import bbr, congestion
-from geomx.channels.bbr import EVERY_S, FEW_BYTES, HEADROOM, HELD_S, NAME
+from geomx.channels.bbr import ENOUGH_BYTES, EVERY_S, FEW_BYTES, HEADROOM, HELD_S, NAME, READINGS
 from geomx.channels.tcp import Tcp
 
 pytestmark = pytest.mark.skipif(
@@ -55,12 +55,18 @@ class Flow:
     def settle(self) -> int:
         """Send until BBR has found a rate; which."""
         for _ in range(MOST_BULKS):
-            self.near.sendall(BULK)
-            self.flush()
-            rate, gain = bbr._read(self.near)
-            if rate and gain <= bbr._SETTLED_GAIN:
-                return rate
+            self.send(BULK)
+            seen = bbr._read(self.near)
+            if seen.has_settled:
+                return seen.rate
         raise AssertionError(f"BBR has found no rate in {MOST_BULKS} times {len(BULK)} bytes")
+
+    def send(self, data: bytes) -> None:
+        """And wait until it has arrived."""
+        if self.bbr is not None:
+            self.bbr.before(len(data))
+        self.near.sendall(data)
+        self.flush()
 
     def flush(self) -> None:
         give_up_at = time.monotonic() + GIVE_UP_S
@@ -87,7 +93,7 @@ class Flow:
 
     @property
     def is_new(self) -> bool:
-        return bbr._read(self.near)[0] == 0
+        return bbr._read(self.near).rate == 0
 
     @property
     def pace(self) -> int:
@@ -97,32 +103,44 @@ class Flow:
 def test_a_flow_with_nothing_under_way_begins_anew_and_is_held_at_what_it_had_found():
     with Flow() as flow:
         rate = flow.settle()
-        flow.write(EVERY_S)
+        flow.write(HELD_S)
         assert flow.is_new
         assert flow.pace == int(HEADROOM * rate)
         assert flow.near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr\0")
+        flow.settle()
         flow.write(HELD_S / 2)
         assert flow.pace == int(HEADROOM * rate)
         flow.write(HELD_S)
         assert flow.pace == UNLIMITED
 
 
-def test_it_does_so_again_after_as_long():
+def test_it_is_held_for_as_long_as_it_begins():
     with Flow() as flow:
-        flow.settle()
-        flow.write(EVERY_S)
+        rate = flow.settle()
         flow.write(HELD_S)
+        for _ in range(3):
+            flow.write(HELD_S / 2)
+            assert flow.pace == int(HEADROOM * rate)
         flow.settle()
-        flow.write(EVERY_S - HELD_S - 0.1)
-        assert not flow.is_new
-        flow.write(0.2)
-        assert flow.is_new
+        flow.write()
+        assert flow.pace == UNLIMITED
+
+
+def test_it_begins_again_after_as_long_and_sooner_when_it_has_found_nothing():
+    with Flow() as flow:
+        flow.write(HELD_S)
+        for found_after_s in (HELD_S, EVERY_S, EVERY_S):
+            flow.settle()
+            flow.write(found_after_s - 0.1)
+            assert not flow.is_new
+            flow.write(0.2)
+            assert flow.is_new
 
 
 def test_not_before_its_time():
     with Flow() as flow:
         flow.settle()
-        flow.write(EVERY_S - 0.1)
+        flow.write(HELD_S - 0.1)
         assert not flow.is_new
         assert flow.pace == UNLIMITED
 
@@ -140,17 +158,16 @@ def test_nor_is_what_follows_on_bytes_that_are_under_way():
         flow.fill()
         flow.write(EVERY_S)
         assert not flow.is_new
-        assert flow.pace == UNLIMITED
         flow.empty()
         flow.write()
         assert flow.is_new
 
 
-def test_a_flow_that_still_looks_for_its_rate_is_not_held():
+def test_what_little_bytes_took_is_not_the_rate_of_the_link():
     with Flow() as flow:
-        flow.near.sendall(b"a greeting")
-        flow.flush()
-        flow.write(EVERY_S)
+        for _ in range(2 * ENOUGH_BYTES // (8 * FEW_BYTES)):  # enough together, but never without a stop
+            flow.send(bytes(8 * FEW_BYTES))
+        flow.write(HELD_S)
         assert flow.is_new
         assert flow.pace == UNLIMITED
 
@@ -162,18 +179,28 @@ def test_a_rate_that_loss_made_smaller_does_not_hold_the_next_beginning():
             best = max(best, flow.settle())
             flow.write(EVERY_S)
             assert flow.pace == int(HEADROOM * best)
-            flow.write(HELD_S)
+
+
+def test_a_rate_that_was_long_ago_is_forgotten():
+    with Flow() as flow:
+        rate = flow.settle()
+        for _ in range(READINGS):
+            flow.write(EVERY_S)
+            assert flow.pace == int(HEADROOM * rate)
+            flow.send(bytes(8 * FEW_BYTES))
+        flow.write(EVERY_S)
+        assert flow.is_new
+        assert flow.pace == UNLIMITED
 
 
 def test_the_users_pace_stays():
     with Flow() as flow:
         flow.settle()
         congestion.pace(flow.near, 8)
-        flow.write(EVERY_S)
-        assert flow.is_new
-        assert flow.pace == 1_000_000
-        flow.write(HELD_S)
-        assert flow.pace == 1_000_000
+        for _ in range(2):
+            flow.write(EVERY_S)
+            assert flow.is_new
+            assert flow.pace == 1_000_000
 
 
 def test_other_congestion_control_is_left_alone(monkeypatch):
