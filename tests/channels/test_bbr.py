@@ -18,9 +18,16 @@ pytestmark = pytest.mark.skipif(
 
 BULK = bytes(4 << 20)
 PACING = struct.Struct("@L")
+round_trip_now_s = bbr._round_trip_now_s
 UNLIMITED = PACING.unpack(b"\xff" * PACING.size)[0]
 MOST_BULKS = 1000
 GIVE_UP_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def queue(monkeypatch):
+    """Loopback has none; here every round trip has waited in one."""
+    monkeypatch.setattr(bbr, "_round_trip_now_s", lambda sock: bbr._read(sock).round_trip_s + 1.0)
 
 
 class Flow:
@@ -170,6 +177,21 @@ def test_what_little_bytes_took_is_not_the_rate_of_the_link():
         flow.write(HELD_S)
         assert flow.is_new
         assert flow.pace == UNLIMITED
+
+
+def test_what_processors_sent_without_a_queue_is_not_either(monkeypatch):
+    with Flow() as flow:
+        monkeypatch.setattr(bbr, "_round_trip_now_s", lambda sock: 1.2 * bbr._read(sock).round_trip_s)
+        flow.settle()
+        flow.write(HELD_S)
+        assert flow.is_new
+        assert flow.pace == UNLIMITED
+
+
+def test_the_round_trip_now_is_no_shorter_than_the_shortest():
+    with Flow() as flow:
+        flow.settle()
+        assert 0 < bbr._read(flow.near).round_trip_s <= round_trip_now_s(flow.near) < GIVE_UP_S
 
 
 def test_a_rate_that_loss_made_smaller_does_not_hold_the_next_beginning():

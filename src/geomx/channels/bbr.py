@@ -31,9 +31,10 @@ NAME = "bbr"
 EVERY_S = 5.0  # rounds of up to 5 s then have none of the pauses, which come 10 s after the last
 HELD_S = 2.0  # at least: the beginning takes three or four round trips
 HEADROOM = 1.05
-# What has to be sent without a stop for the rate that came through to be the link's.
+# What has to be sent without a stop for the rate that came through to be the link's, and how it shows in round trips.
 ENOUGH_ROUND_TRIPS = 3
 ENOUGH_BYTES = 1 << 18  # less overflows no queue. Greetings, sent bit by bit, take round trips too
+QUEUED, QUEUED_S = 0.25, 1e-3  # of a round trip, and at least: else it is processors that send no faster
 FEW_BYTES = 1024  # heartbeats and acknowledgements of ours: they show BBR nothing, and hold nothing up
 READINGS = 6  # of the rate, one every 5 s: where loss halved one, another still has it
 
@@ -41,6 +42,7 @@ _TCP_CC_INFO = 26  # of Linux; Python has no name for it
 _INFO = struct.Struct("=QIII")  # bytes a second; the round trip; gains of pace and window, in 256ths
 _INFO_BYTES = 20
 _SETTLED_GAIN = 320  # 1.25: it looks for a little more. While it begins, it is 2.9
+_TCP_INFO = struct.Struct("=68xI")  # of Linux's struct tcp_info, `tcpi_rtt`
 _RATE = struct.Struct("@L")
 
 
@@ -75,7 +77,9 @@ class Bbr:
     def _begin_anew(self) -> None:
         seen = _read(self._sock)
         enough = max(ENOUGH_ROUND_TRIPS * seen.rate * seen.round_trip_s, ENOUGH_BYTES)
-        self._found.append(seen.rate if self._most_at_once >= enough else 0)
+        queued_s = _round_trip_now_s(self._sock) - seen.round_trip_s
+        fills = self._most_at_once >= enough and queued_s >= max(QUEUED * seen.round_trip_s, QUEUED_S)
+        self._found.append(seen.rate if fills else 0)
         if self._pace is None:
             self._pace = self._sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, _RATE.size)
         if any(self._found):
@@ -109,7 +113,10 @@ def _under_way(sock: Any) -> int:
 
 
 class _Seen(NamedTuple):
-    """What BBR believes. `rate`: that the way carries, in bytes a second; 0 where it has seen nothing."""
+    """What BBR believes. `rate`: that the way carries, in bytes a second; 0 where it has seen nothing.
+
+    `round_trip_s`: the shortest.
+    """
 
     rate: int
     round_trip_s: float
@@ -119,6 +126,12 @@ class _Seen(NamedTuple):
 def _read(sock: Any) -> _Seen:
     rate, round_trip_us, gain, _ = _INFO.unpack(_info(sock))
     return _Seen(rate, 1e-6 * round_trip_us, rate > 0 and gain <= _SETTLED_GAIN)
+
+
+def _round_trip_now_s(sock: Any) -> float:
+    """As TCP has smoothed it over the last ones."""
+    (round_trip_us,) = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    return 1e-6 * float(round_trip_us)
 
 
 def _info(sock: Any) -> bytes:
