@@ -18,10 +18,11 @@ pytestmark = pytest.mark.skipif(
 
 BULK = bytes(4 << 20)
 PACING = struct.Struct("@L")
-round_trip_now_s = bbr._round_trip_now_s
 UNLIMITED = PACING.unpack(b"\xff" * PACING.size)[0]
 MOST_BULKS = 1000
 GIVE_UP_S = 20.0
+
+round_trip_now_s = bbr._round_trip_now_s  # the kernel's, which the fixture replaces
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +166,7 @@ def test_nor_is_what_follows_on_bytes_that_are_under_way():
         flow.fill()
         flow.write(EVERY_S)
         assert not flow.is_new
+        assert flow.pace == UNLIMITED
         flow.empty()
         flow.write()
         assert flow.is_new
@@ -218,11 +220,16 @@ def test_a_rate_that_was_long_ago_is_forgotten():
 def test_the_users_pace_stays():
     with Flow() as flow:
         flow.settle()
-        congestion.pace(flow.near, 8)
+        congestion.pace(flow.near, 800)
         for _ in range(2):
             flow.write(EVERY_S)
             assert flow.is_new
-            assert flow.pace == 1_000_000
+            assert flow.pace == 100_000_000
+        flow.write(HELD_S)
+        flow.settle()
+        flow.write()
+        assert flow.bbr._pace is None
+        assert flow.pace == 100_000_000
 
 
 def test_other_congestion_control_is_left_alone(monkeypatch):
