@@ -8,8 +8,23 @@ import time
 import pytest
 from wires import LOOPS, pair, run_on, state, tensor
 
-from geomx.channels import bbr, congestion
-from geomx.channels.bbr import ENOUGH_BYTES, EVERY_S, FEW_BYTES, HEADROOM, HELD_S, NAME, READINGS
+from geomx.channels import bbr, congestion, kernel
+from geomx.channels.bbr import (
+    ENOUGH_BYTES,
+    EVERY_S,
+    EXACT_ROUND_TRIPS,
+    FEW_BYTES,
+    HEADROOM,
+    LATEST_S,
+    NAME,
+    QUEUED,
+    READINGS,
+    STEADY_ROUND_TRIPS,
+    UNDISTURBED,
+    UNKNOWN_S,
+    Stretch,
+)
+from geomx.channels.kernel import Seen
 from geomx.channels.tcp import Tcp
 
 pytestmark = pytest.mark.skipif(
@@ -21,14 +36,30 @@ PACING = struct.Struct("@L")
 UNLIMITED = PACING.unpack(b"\xff" * PACING.size)[0]
 MOST_BULKS = 1000
 GIVE_UP_S = 20.0
+RATE, ROUND_TRIP_S = 1_000_000, 0.1
+QUEUE_S = 2 * QUEUED * ROUND_TRIP_S
 
-round_trip_now_s = bbr._round_trip_now_s  # the kernel's, which the fixture replaces
+read = kernel.read  # the kernel's, which a test may replace
 
 
-@pytest.fixture(autouse=True)
-def queue(monkeypatch):
-    """Loopback has none; here every round trip has waited in one."""
-    monkeypatch.setattr(bbr, "_round_trip_now_s", lambda sock: bbr._read(sock).round_trip_s + 1.0)
+class Link:
+    """What the kernel is made to tell: loopback has neither a rate nor a queue."""
+
+    def __init__(self) -> None:
+        self.seen = Seen(RATE, True, ROUND_TRIP_S, QUEUE_S, 0, 1000, 0)
+
+    def __call__(self, sock: socket.socket) -> Seen:
+        return self.seen
+
+    def is_so(self, **fields: object) -> None:
+        self.seen = self.seen._replace(**fields)
+
+
+@pytest.fixture
+def link(monkeypatch):
+    seen = Link()
+    monkeypatch.setattr(kernel, "read", seen)
+    return seen
 
 
 class Flow:
@@ -64,7 +95,7 @@ class Flow:
         """Send until BBR has found a rate; which."""
         for _ in range(MOST_BULKS):
             self.send(BULK)
-            seen = bbr._read(self.near)
+            seen = kernel.read(self.near)
             if seen.has_settled:
                 return seen.rate
         raise AssertionError(f"BBR has found no rate in {MOST_BULKS} times {len(BULK)} bytes")
@@ -78,7 +109,7 @@ class Flow:
 
     def flush(self) -> None:
         give_up_at = time.monotonic() + GIVE_UP_S
-        while bbr._under_way(self.near):
+        while kernel.under_way(self.near):
             assert time.monotonic() < give_up_at, "the other end does not read"
 
     def fill(self) -> None:
@@ -101,135 +132,247 @@ class Flow:
 
     @property
     def is_new(self) -> bool:
-        return bbr._read(self.near).rate == 0
+        return read(self.near).rate == 0
 
     @property
     def pace(self) -> int:
         return PACING.unpack(self.near.getsockopt(socket.SOL_SOCKET, bbr.SO_MAX_PACING_RATE, PACING.size))[0]
 
+    def round(self, after_s: float = EVERY_S, size_bytes: int = 4 * ENOUGH_BYTES) -> None:
+        """A round's bytes, and the first of the next round's."""
+        self.write(size_bytes=size_bytes)
+        self.write(after_s)
 
-def test_a_flow_with_nothing_under_way_begins_anew_and_is_held_at_what_it_had_found():
+
+def held(rate: int) -> int:
+    return int(HEADROOM * rate)
+
+
+# -- when it begins anew --------------------------------------------------------------------------------
+
+
+def test_a_flow_with_nothing_under_way_begins_anew_with_the_same_congestion_control():
     with Flow() as flow:
-        rate = flow.settle()
-        flow.write(HELD_S)
+        flow.settle()
+        flow.write(UNKNOWN_S)
         assert flow.is_new
-        assert flow.pace == int(HEADROOM * rate)
         assert flow.near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr\0")
-        flow.settle()
-        flow.write(HELD_S / 2)
-        assert flow.pace == int(HEADROOM * rate)
-        flow.write(HELD_S)
-        assert flow.pace == UNLIMITED
-
-
-def test_it_is_held_for_as_long_as_it_begins():
-    with Flow() as flow:
-        rate = flow.settle()
-        flow.write(HELD_S)
-        for _ in range(3):
-            flow.write(HELD_S / 2)
-            assert flow.pace == int(HEADROOM * rate)
-        flow.settle()
-        flow.write()
-        assert flow.pace == UNLIMITED
-
-
-def test_it_begins_again_after_as_long_and_sooner_when_it_has_found_nothing():
-    with Flow() as flow:
-        flow.write(HELD_S)
-        for found_after_s in (HELD_S, EVERY_S, EVERY_S):
-            flow.settle()
-            flow.write(found_after_s - 0.1)
-            assert not flow.is_new
-            flow.write(0.2)
-            assert flow.is_new
 
 
 def test_not_before_its_time():
     with Flow() as flow:
         flow.settle()
-        flow.write(HELD_S - 0.1)
+        flow.write(UNKNOWN_S - 0.1)
         assert not flow.is_new
-        assert flow.pace == UNLIMITED
+
+
+def test_it_begins_again_after_as_long():
+    with Flow() as flow:
+        flow.write(UNKNOWN_S)
+        for _ in range(3):
+            flow.settle()
+            flow.write(UNKNOWN_S - 0.1)
+            assert not flow.is_new
+            flow.write(0.2)
+            assert flow.is_new
+
+
+def test_less_often_when_the_rate_of_the_link_is_known(link):
+    with Flow() as flow:
+        flow.round(UNKNOWN_S)
+        link.is_so(rate=RATE // 2)
+        flow.round(EVERY_S - 0.1)
+        assert len(flow.bbr._found) == 1
+        flow.round(0.2)
+        assert len(flow.bbr._found) == 2
 
 
 def test_a_heartbeat_is_no_beginning():
     with Flow() as flow:
         flow.settle()
-        flow.write(EVERY_S, size_bytes=FEW_BYTES)
+        flow.write(LATEST_S, size_bytes=FEW_BYTES)
         assert not flow.is_new
 
 
-def test_nor_is_what_follows_on_bytes_that_are_under_way():
+def test_nor_is_what_follows_on_bytes_that_are_under_way_until_bbr_would_stand_still():
     with Flow() as flow:
         flow.settle()
         flow.fill()
-        flow.write(EVERY_S)
+        flow.write(LATEST_S - 0.1)
         assert not flow.is_new
-        assert flow.pace == UNLIMITED
-        flow.empty()
-        flow.write()
+        flow.write(0.2)
         assert flow.is_new
 
 
-def test_what_little_bytes_took_is_not_the_rate_of_the_link():
+# -- what the link carries ------------------------------------------------------------------------------
+
+
+def test_it_is_held_at_what_has_come_through(link):
+    with Flow() as flow:
+        flow.write(size_bytes=4 * ENOUGH_BYTES)
+        assert flow.pace == UNLIMITED
+        flow.write(UNKNOWN_S)
+        assert flow.pace == held(RATE)
+        for _ in range(10):
+            flow.write(1.0)
+            assert flow.pace == held(RATE)
+
+
+def test_what_little_bytes_took_is_not_the_rate_of_the_link(link):
     with Flow() as flow:
         for _ in range(2 * ENOUGH_BYTES // (8 * FEW_BYTES)):  # enough together, but never without a stop
-            flow.send(bytes(8 * FEW_BYTES))
-        flow.write(HELD_S)
+            flow.write(size_bytes=8 * FEW_BYTES)
+        flow.write(UNKNOWN_S)
         assert flow.is_new
         assert flow.pace == UNLIMITED
 
 
-def test_what_processors_sent_without_a_queue_is_not_either(monkeypatch):
+def test_nor_what_less_than_three_round_trips_took(link):
     with Flow() as flow:
-        monkeypatch.setattr(bbr, "_round_trip_now_s", lambda sock: 1.2 * bbr._read(sock).round_trip_s)
-        flow.settle()
-        flow.write(HELD_S)
+        link.is_so(rate=100 * RATE)
+        flow.round(size_bytes=29 * RATE)
+        assert flow.pace == UNLIMITED
+        flow.round(size_bytes=31 * RATE)
+        assert flow.pace == held(100 * RATE)
+
+
+@pytest.mark.parametrize("near", [{"queued_s": 0.9 * QUEUED * ROUND_TRIP_S}, {"round_trip_s": 9e-4}])
+def test_nor_what_processors_sent(link, near):
+    link.is_so(**near)
+    with Flow() as flow:
+        flow.round()
         assert flow.is_new
         assert flow.pace == UNLIMITED
 
 
-def test_the_round_trip_now_is_no_shorter_than_the_shortest():
+def test_a_rate_that_loss_made_smaller_does_not_hold_the_next_beginning(link):
     with Flow() as flow:
-        flow.settle()
-        assert 0 < bbr._read(flow.near).round_trip_s <= round_trip_now_s(flow.near) < GIVE_UP_S
+        for rate, best in ((RATE // 2, RATE // 2), (RATE, RATE), (RATE // 3, RATE)):
+            link.is_so(rate=rate)
+            flow.round()
+            assert flow.pace == held(best)
 
 
-def test_a_rate_that_loss_made_smaller_does_not_hold_the_next_beginning():
+def test_a_link_that_carries_less_than_before_is_noticed(link):
     with Flow() as flow:
-        best = 0
-        for _ in range(3):
-            best = max(best, flow.settle())
-            flow.write(EVERY_S)
-            assert flow.pace == int(HEADROOM * best)
+        flow.round()
+        link.is_so(rate=RATE // 2)
+        for _ in range(READINGS - 1):
+            flow.round()
+            assert flow.pace == held(RATE)
+        flow.round()
+        assert flow.pace == held(RATE // 2)
 
 
-def test_a_rate_that_was_long_ago_is_forgotten():
+def test_a_link_that_carries_more_is_left_to_bbr_once_it_has_begun(link):
+    with Flow() as flow:
+        flow.round()
+        link.is_so(rate=2 * RATE, queued_s=0.0, has_settled=False)
+        flow.round()
+        assert flow.pace == held(2 * RATE)
+        flow.write(0.1)
+        assert flow.pace == held(2 * RATE)
+        link.is_so(has_settled=True)
+        flow.write(0.1)
+        assert flow.pace == UNLIMITED
+        link.is_so(rate=3 * RATE, queued_s=QUEUE_S)
+        flow.round()
+        assert flow.pace == held(3 * RATE)
+
+
+def test_as_much_as_was_found_and_no_queue_is_no_reason_to_let_go(link):
+    with Flow() as flow:
+        flow.round()
+        link.is_so(queued_s=0.0)
+        flow.round()
+        flow.write(0.1)
+        assert flow.pace == held(RATE)
+
+
+def test_the_users_pace_stays(link):
+    with Flow() as flow:
+        congestion.pace(flow.near, 4)
+        flow.round()
+        assert flow.pace == 500_000
+        link.is_so(rate=2 * RATE, queued_s=0.0)
+        flow.round()
+        flow.write(0.1)
+        assert flow.bbr._pace is None
+        assert flow.pace == 500_000
+
+
+def test_a_long_stretch_tells_more_exactly_than_bbr(link):
+    with Flow() as flow:
+        flow.round()
+        assert flow.pace == held(RATE)
+        stream(flow, link, int(0.95 * RATE), 4.0)
+        flow.write(EVERY_S)
+        assert flow.pace == held(int(0.95 * RATE))
+        flow.round()  # a short one tells nothing more
+        assert flow.pace == held(int(0.95 * RATE))
+
+
+def test_unless_loss_has_disturbed_it(link):
+    with Flow() as flow:
+        stream(flow, link, int(0.9 * UNDISTURBED * RATE), 4.0)
+        flow.write(EVERY_S)
+        assert flow.pace == held(RATE)
+
+
+def stream(flow: Flow, link: Link, rate: int, for_s: float) -> None:
+    """So much comes through, and there is always more to send."""
+    flow.fill()
+    first, until = flow.now, flow.now + for_s
+    while flow.now < until:
+        delivered = int(rate * (flow.now - first)) // link.seen.segment_bytes
+        link.is_so(waiting_bytes=1, delivered=delivered)
+        flow.write(0.05)
+    flow.empty()
+    link.is_so(waiting_bytes=0)
+
+
+BUSY = Seen(RATE, True, ROUND_TRIP_S, 0.0, 1, 1000, 0)
+STEADY_S, EXACT_S = STEADY_ROUND_TRIPS * ROUND_TRIP_S, EXACT_ROUND_TRIPS * ROUND_TRIP_S
+
+
+def test_a_stretch_tells_its_rate_without_its_first_round_trips():
+    stretch = Stretch(10.0)
+    stretch.look(10.0, BUSY._replace(delivered=7))
+    stretch.look(10.01 + STEADY_S, BUSY._replace(delivered=2**32 - 100))
+    stretch.look(10.0 + STEADY_S + EXACT_S, BUSY._replace(delivered=500))
+    assert stretch.rate == 0
+    stretch.look(12.01 + STEADY_S, BUSY._replace(delivered=1900))
+    assert stretch.rate == pytest.approx(RATE, rel=1e-3)
+
+
+@pytest.mark.parametrize("idle", [{"waiting_bytes": 0}, {"has_settled": False}])
+def test_a_stretch_that_had_nothing_to_send_or_began_anew_is_looked_at_from_there_on(idle):
+    stretch = Stretch(10.0)
+    stretch.look(10.01 + STEADY_S, BUSY)
+    stretch.look(11.0 + STEADY_S, BUSY._replace(**idle))
+    stretch.look(11.01 + 2 * STEADY_S, BUSY)
+    stretch.look(11.01 + 2 * STEADY_S + 0.9 * EXACT_S, BUSY._replace(delivered=900))
+    assert stretch.rate == 0
+    stretch.look(11.02 + 2 * STEADY_S + EXACT_S, BUSY._replace(delivered=1000))
+    assert stretch.rate == pytest.approx(RATE, rel=0.02)
+
+
+def test_what_the_kernel_tells():
     with Flow() as flow:
         rate = flow.settle()
-        for _ in range(READINGS):
-            flow.write(EVERY_S)
-            assert flow.pace == int(HEADROOM * rate)
-            flow.send(bytes(8 * FEW_BYTES))
-        flow.write(EVERY_S)
-        assert flow.is_new
-        assert flow.pace == UNLIMITED
+        before = read(flow.near)
+        assert before.rate == rate
+        assert before.waiting_bytes == 0
+        assert 0 < before.round_trip_s < GIVE_UP_S
+        assert 0 <= before.queued_s < GIVE_UP_S
+        flow.send(BULK)
+        segments = read(flow.near).delivered - before.delivered
+        assert len(BULK) <= segments * before.segment_bytes < 4 * len(BULK)
+        flow.fill()
+        assert read(flow.near).waiting_bytes > 0
 
 
-def test_the_users_pace_stays():
-    with Flow() as flow:
-        flow.settle()
-        congestion.pace(flow.near, 800)
-        for _ in range(2):
-            flow.write(EVERY_S)
-            assert flow.is_new
-            assert flow.pace == 100_000_000
-        flow.write(HELD_S)
-        flow.settle()
-        flow.write()
-        assert flow.bbr._pace is None
-        assert flow.pace == 100_000_000
+# -- what it leaves alone -------------------------------------------------------------------------------
 
 
 def test_other_congestion_control_is_left_alone(monkeypatch):
@@ -263,10 +406,10 @@ def test_a_connection_that_is_ending_is_left_alone(loop_name, monkeypatch):
 @pytest.mark.parametrize("loop_name", LOOPS)
 def test_all_that_is_sent_across_beginnings_arrives(loop_name, monkeypatch):
     monkeypatch.setattr(bbr, "EVERY_S", 0.0)
-    monkeypatch.setattr(bbr, "HELD_S", 0.0)
+    monkeypatch.setattr(bbr, "UNKNOWN_S", 0.0)
     begun = []
     begin_anew = bbr.Bbr._begin_anew
-    monkeypatch.setattr(bbr.Bbr, "_begin_anew", lambda self: (begun.append(self), begin_anew(self)))
+    monkeypatch.setattr(bbr.Bbr, "_begin_anew", lambda self, now: (begun.append(self), begin_anew(self, now)))
 
     async def main():
         async with pair(Tcp(congestion=NAME)) as (connection, ours, accepted, theirs):
