@@ -289,6 +289,24 @@ def test_as_much_as_was_found_and_no_queue_is_no_reason_to_let_go(link):
         assert flow.pace == held(RATE)
 
 
+def test_a_guess_lets_go_of_what_is_known_exactly_only_where_it_is_far_higher(link):
+    with Flow() as flow:
+        stream(flow, link, RATE, 4.0)
+        flow.write(EVERY_S)
+        link.is_so(rate=int(1.1 * RATE), queued_s=0.0)
+        for _ in range(2):
+            flow.round()
+            flow.write(0.1)
+            assert flow.pace == held(RATE)
+        link.is_so(rate=2 * RATE, queued_s=QUEUE_S)
+        flow.round()
+        flow.write(0.1)
+        assert flow.pace == UNLIMITED
+        link.is_so(queued_s=0.0)
+        flow.round()
+        assert flow.pace == held(2 * RATE)
+
+
 def test_the_users_pace_stays(link):
     with Flow() as flow:
         congestion.pace(flow.near, 4)

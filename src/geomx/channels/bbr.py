@@ -32,7 +32,8 @@ NAME = "bbr"
 EVERY_S, LATEST_S = 5.0, 9.0
 UNKNOWN_S = 2.0  # between rounds, while it is not known what the link carries
 HEADROOM = 1.02
-MORE = 1.005  # times what was found came through, and no queue: the link carries more
+# So many times what was found came through: the link carries more. The first where there is no queue, nor a guess.
+MORE, SURELY_MORE = 1.005, 1.25
 # What has to be sent without a stop for the rate that came through to be the link's, and how it shows in round trips.
 ENOUGH_ROUND_TRIPS = 3
 ENOUGH_BYTES = 1 << 18  # less overflows no queue. Greetings, sent bit by bit, take round trips too
@@ -73,13 +74,13 @@ class Bbr:
         elif stopped:
             self._stretch = Stretch(now)
         if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
             self._look(now)
         self._stretch.size_bytes += size_bytes
         if self._stretch.size_bytes > self._longest.size_bytes:
             self._longest = self._stretch
 
     def _look(self, now: float) -> None:
-        self._look_at = now + LOOK_EVERY_S
         seen = kernel.read(self._sock)
         self._stretch.look(now, seen)
         if self._carries_more and seen.has_settled:
@@ -93,6 +94,7 @@ class Bbr:
         choose(self._sock, NAME)
         self._begin_at = now + (EVERY_S if self._found else UNKNOWN_S)
         self._begin_latest_at = now + LATEST_S
+        self._look_at = now + LOOK_EVERY_S
         self._stretch = self._longest = Stretch(now)
 
     def _learn(self, seen: kernel.Seen) -> None:
@@ -103,15 +105,14 @@ class Bbr:
         is_exact = self._longest.rate >= UNDISTURBED * seen.rate
         rate = min(seen.rate, self._longest.rate) if is_exact else seen.rate
         is_queued = seen.round_trip_s >= FAR_S and seen.queued_s >= QUEUED * seen.round_trip_s
-        if is_queued and (is_exact or not self._is_exact):
-            if not self._is_exact and is_exact:
+        is_as_exact = is_exact or not self._is_exact
+        more = MORE if is_as_exact and not is_queued else SURELY_MORE
+        self._carries_more = bool(self._found) and rate > more * max(self._found)
+        if self._carries_more or (is_queued and is_as_exact):
+            if self._carries_more or is_exact != self._is_exact:
                 self._found.clear()
             self._found.append(rate)
             self._is_exact = is_exact
-        elif not is_queued and self._found and rate > MORE * max(self._found):
-            self._found.clear()
-            self._found.append(rate)
-            self._is_exact, self._carries_more = is_exact, True
 
     def _hold(self, rate: int) -> None:
         if self._pace is None:
@@ -124,7 +125,7 @@ class Bbr:
         self._carries_more = False
         self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, self._pace)
         self._pace = None
-        self._stretch = Stretch(now)
+        self._stretch = self._longest = Stretch(now)
 
 
 class Stretch:
