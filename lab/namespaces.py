@@ -16,7 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lab import system
@@ -231,11 +231,12 @@ def _end_processes(names: list[str]) -> None:
 
 
 def _processes(names: list[str]) -> list[int]:
-    """Those in one of the namespaces, this one excepted."""
+    """Those in one of the namespaces that are still there, this one excepted."""
     inodes = set()
     for name in names:
-        status = (system.NAMESPACES / name).stat()
-        inodes.add((status.st_dev, status.st_ino))
+        with suppress(FileNotFoundError):
+            status = (system.NAMESPACES / name).stat()
+            inodes.add((status.st_dev, status.st_ino))
     pids = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():

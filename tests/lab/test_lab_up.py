@@ -180,6 +180,12 @@ def test_a_lab_whose_owner_and_router_are_both_gone_is_cleared_and_others_are_no
     assert lab.router().strays == 0
 
 
+def test_a_lab_that_its_own_router_is_taking_down_meanwhile_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / namespaces.of_site(f"{os.getpid()}-1-0", "A")).symlink_to("gone")
+    monkeypatch.setattr(system, "NAMESPACES", tmp_path)
+    assert f"{os.getpid()}-1-0" in namespaces.clear_orphans()
+
+
 def test_the_commands_put_a_lab_up_and_take_it_down(tmp_path, capfd):
     path = tmp_path / "net.toml"
     path.write_text('site = [{name = "A"}, {name = "B"}]\n[default]\nrate_mbps = 10\ndelay_ms = 1\n')
