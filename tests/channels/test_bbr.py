@@ -330,6 +330,35 @@ def test_a_long_stretch_tells_more_exactly_than_bbr(link):
         assert flow.pace == held(int(0.95 * RATE))
 
 
+def test_and_that_the_link_carries_a_little_more(link):
+    with Flow() as flow:
+        stream(flow, link, int(0.95 * RATE), 4.0)
+        flow.write(EVERY_S)
+        link.is_so(queued_s=0.0)
+        stream(flow, link, int(0.97 * RATE), 4.0)
+        flow.write(EVERY_S)
+        assert flow.pace == held(int(0.97 * RATE))
+        flow.write(0.1)
+        assert flow.pace == UNLIMITED
+
+
+def test_what_was_sent_before_it_was_let_go_tells_nothing_more(link):
+    with Flow() as flow:
+        stream(flow, link, int(0.95 * RATE), 4.0)
+        flow.write(EVERY_S)
+        link.is_so(rate=2 * RATE, has_settled=False)
+        flow.round()
+        flow.fill()
+        flow.write(0.1, size_bytes=100 * ENOUGH_BYTES)
+        link.is_so(has_settled=True)
+        flow.write(0.1)
+        assert flow.pace == UNLIMITED
+        link.is_so(rate=3 * RATE)
+        flow.empty()
+        flow.write(EVERY_S)
+        assert flow.pace == held(2 * RATE)
+
+
 def test_unless_loss_has_disturbed_it(link):
     with Flow() as flow:
         stream(flow, link, int(0.9 * UNDISTURBED * RATE), 4.0)

@@ -109,7 +109,7 @@ class Bbr:
         more = MORE if is_as_exact and not is_queued else SURELY_MORE
         self._carries_more = bool(self._found) and rate > more * max(self._found)
         if self._carries_more or (is_queued and is_as_exact):
-            if self._carries_more or is_exact != self._is_exact:
+            if is_exact != self._is_exact:
                 self._found.clear()
             self._found.append(rate)
             self._is_exact = is_exact
