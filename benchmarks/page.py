@@ -208,9 +208,10 @@ def scale(name: str, results: Sequence[Result], pictures: Path) -> Parts:
 def fallback(name: str, results: Sequence[Result], _pictures: Path) -> Parts:
     """Whether one may trust a run whose links geomx imitates itself."""
     lines = [
-        "Median seconds of a dense round, two parties × 1. `[wan] link = { rate_mbps = ..., delay_ms = ... }` imitates "
-        "a link in the process, without root. TCP's own dynamics are not imitated: two connections that fill a link in "
-        "both directions hold each other up, in the lab as in the world. At 1 Gbit/s both are as fast as this machine. "
+        "Median seconds of a dense round, one worker a party. `[wan] link = { rate_mbps = ..., delay_ms = ... }` "
+        "imitates a link in the process, without root. TCP's own dynamics are not imitated: two connections that fill "
+        "a link in both directions hold each other up, in the lab as in the world. At 1 Gbit/s two parties are as fast "
+        "as this machine, of which the lab's router takes its share. "
         f"{measured(results)}",
         "",
         *tables.fallback(results),

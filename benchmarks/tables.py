@@ -164,14 +164,16 @@ def scale(results: Sequence[Result]) -> list[str]:
 
 def fallback(results: Sequence[Result]) -> list[str]:
     """The lab's links beside those that geomx imitates itself."""
-    columns = ("network", "in the lab", "in the process", "difference")
+    columns = ("network", "parties", "in the lab", "in the process", "difference")
     rows = []
-    for network, parameters in dict.fromkeys((result.network, result.parameters) for result in results):
-        pair = [r for r in results if (r.network, r.parameters) == (network, parameters)]
+    for place in dict.fromkeys((result.network, result.parties, result.parameters) for result in results):
+        network, parties, parameters = place
+        pair = [r for r in results if (r.network, r.parties, r.parameters) == place]
         here = {result.where: result.round_s_median for result in pair if result.is_ok}
         lab, own = here.get("lab"), here.get("loopback")
         apart = f"{own / lab - 1:+.0%}" if lab and own else NOTHING
-        rows.append([f"{network}, {parameters:,} parameters", seconds(lab), seconds(own), apart])
+        row = [f"{network}, {parameters:,} parameters", str(parties), seconds(lab), seconds(own), apart]
+        rows.append(row)
     return markdown(columns, rows) + missing(results)
 
 

@@ -58,8 +58,11 @@ def test_the_simulator_stands_beside_the_same_number_of_parties():
 
 
 def test_imitated_links_stand_beside_the_lab():
-    lines = tables.fallback([result(round_s_median=0.4), result(where="loopback", round_s_median=0.38)])
-    assert cells(lines[2])[1:] == ["0.400", "0.380", "-5%"]
+    pair = [result(round_s_median=0.4), result(where="loopback", round_s_median=0.38)]
+    alone = [result(parties=1, round_s_median=0.2), result(parties=1, where="loopback", round_s_median=0.2)]
+    lines = tables.fallback([*pair, *alone])
+    assert cells(lines[2])[1:] == ["2", "0.400", "0.380", "-5%"]
+    assert cells(lines[3])[1:] == ["1", "0.200", "0.200", "+0%"]
 
 
 def test_every_suite_has_a_place_on_the_page():
