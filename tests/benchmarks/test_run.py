@@ -20,7 +20,9 @@ def asked(monkeypatch):
     return numbers
 
 
-@pytest.mark.parametrize(("commit", "still_asked"), [("now", [2, 3, 4, 5, 6]), ("before", [1, 2, 3, 4, 5, 6])])
+@pytest.mark.parametrize(
+    ("commit", "still_asked"), [("now", [2, 3, 4, 5, 6]), ("before", [1, 2, 3, 4, 5, 6])]
+)
 def test_a_sitting_that_has_results_of_this_commit_is_left_out(
     commit, still_asked, asked, tmp_path, monkeypatch
 ):
