@@ -227,6 +227,18 @@ def test_what_little_bytes_took_is_not_the_rate_of_the_link(link):
         assert flow.pace == UNLIMITED
 
 
+def test_nor_is_nothing(link):
+    with Flow() as flow:
+        link.is_so(rate=0)
+        flow.round()
+        assert flow.pace == UNLIMITED
+        link.is_so(rate=RATE)
+        flow.round()
+        link.is_so(rate=0)
+        flow.round()
+        assert flow.pace == held(RATE)
+
+
 def test_nor_what_less_than_three_round_trips_took(link):
     with Flow() as flow:
         link.is_so(rate=100 * RATE)

@@ -100,7 +100,8 @@ class Bbr:
     def _learn(self, seen: kernel.Seen) -> None:
         """What the link carries, if that shows; or that it carries more than was found."""
         self._carries_more = False
-        if self._longest.size_bytes < max(ENOUGH_ROUND_TRIPS * seen.rate * seen.round_trip_s, ENOUGH_BYTES):
+        enough_bytes = max(ENOUGH_ROUND_TRIPS * seen.rate * seen.round_trip_s, ENOUGH_BYTES)
+        if not seen.rate or self._longest.size_bytes < enough_bytes:
             return
         is_exact = self._longest.rate >= UNDISTURBED * seen.rate
         rate = min(seen.rate, self._longest.rate) if is_exact else seen.rate
