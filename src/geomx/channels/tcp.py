@@ -76,7 +76,8 @@ class Tcp:
     async def dial(self, address: str, receiver: Receiver) -> TcpConnection:
         """Connect to `host:port`; raises OSError or TimeoutError, within 10 s; at once while the link is cut.
 
-        The receiver hears of the connection only after this has returned.
+        Of a name with several addresses one is tried after the other, each for its share of the time: one that never
+        answers leaves some to the next. The receiver hears of the connection only after this has returned.
         """
         host, port = split_address(address)
         if self.uplink is not None and self.uplink.is_cut:
@@ -86,8 +87,9 @@ class Tcp:
             tls = {"ssl": self._tls.client, "server_hostname": host, "ssl_handshake_timeout": DIAL_LIMIT_S}
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(DIAL_LIMIT_S):
+            sock = await _connected(host, port)
             _, connection = await loop.create_connection(
-                lambda: self._connection(receiver, self.uplink, TcpConnection.hold), host, port, **tls
+                lambda: self._connection(receiver, self.uplink, TcpConnection.hold), sock=sock, **tls
             )
         self.pace(connection, self._pace_mbps)
         loop.call_soon(connection.release)
@@ -145,6 +147,27 @@ class Tcp:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._chunk_bytes)
         congestion_control.choose(sock, self._congestion)
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """To the first of a name's addresses that answers; raises OSError, as the last one did."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failed = OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            async with asyncio.timeout(DIAL_LIMIT_S / len(found)):
+                await loop.sock_connect(sock, address)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            failed = error
+        else:
+            return sock
+    raise failed
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+import torch
+from wires import ANY_PORT, LOOPS, Witness, run_on, state, tensor
+
+from geomx.channels import tcp
+from geomx.channels.tcp import Tcp, split_address
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_ipv6_carries_what_is_sent(loop_name):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 on loopback")
+
+    async def main():
+        witness = Witness()
+        door = await Tcp().listen("[::1]:0", witness, witness.accept)
+        assert door.address.startswith("[::1]:")
+        connection = await Tcp().dial(door.address, Witness())
+        connection.write(1, state(100_000), tensor(100_000, 1), 1)
+        await witness.until(lambda: bool(witness.messages))
+        assert torch.equal(witness.messages[0][2], tensor(100_000, 1))
+        connection.close("done")
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_every_address_of_a_name_is_tried(loop_name):
+    async def main():
+        witness = Witness()
+        door = await Tcp().listen(
+            ANY_PORT, witness, witness.accept
+        )  # where localhost is IPv6 first, nobody is there
+        _, port = split_address(door.address)
+        (await Tcp().dial(f"localhost:{port}", Witness())).close("done")
+        await door.close()
+        with pytest.raises(ConnectionRefusedError):
+            await Tcp().dial(f"localhost:{port}", Witness())
+
+    run_on(loop_name, main)
+
+
+def test_an_address_that_never_answers_leaves_time_for_the_next(monkeypatch):
+    monkeypatch.setattr(tcp, "DIAL_LIMIT_S", 1.0)
+    with contextlib.ExitStack() as sockets:
+        full = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # more than wait to be accepted: the kernel answers no other
+            waits = sockets.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(full.getsockname())
+
+        async def main():
+            witness = Witness()
+            door = await Tcp().listen(ANY_PORT, witness, witness.accept)
+            ways = [full.getsockname(), split_address(door.address)]
+            found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", way) for way in ways]
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+            connection = await Tcp().dial("site.example:7000", Witness())
+            assert connection.peer_address == door.address
+            connection.close("done")
+            await door.close()
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[:1])
+            with pytest.raises(TimeoutError):
+                await Tcp().dial("site.example:7000", Witness())
+
+        run_on("asyncio", main)
