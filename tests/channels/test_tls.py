@@ -6,6 +6,7 @@ import ssl
 import pytest
 import torch
 import trustme
+from cryptography.hazmat.primitives import serialization
 from wires import ANY_PORT, LOOPS, Witness, run_on, state
 
 from geomx.channels.tcp import Tcp, split_address
@@ -211,6 +212,16 @@ def test_a_key_that_is_anothers_is_refused(tmp_path, authority):
     one, other = files(tmp_path / "one", authority), files(tmp_path / "other", authority)
     with pytest.raises(ConfigError, match="a certificate and its own key"):
         contexts(one[0], other[1], one[2])
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path, authority):
+    certificate, key, root = files(tmp_path / "one", authority)
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    key.write_bytes(plain.private_bytes(*form, secret))
+    with pytest.raises(ConfigError, match="without a passphrase"):
+        contexts(certificate, key, root)
 
 
 def test_an_authority_that_is_no_certificate_is_refused(tmp_path, authority):

@@ -70,16 +70,20 @@ def _problem(path: Path) -> str:
         return error.strerror or str(error)
 
 
+def _no_passphrase() -> str:
+    """In place of OpenSSL, which would ask at the terminal and have the node wait."""
+    return ""
+
+
 def _context(protocol: int, certificate: Path, key: Path, authority: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, password=_no_passphrase)
     except ssl.SSLError as error:
-        fault = Fault(
-            "tls.certificate", f"{certificate} with {key}", "a certificate and its own key", str(error)
-        )
+        allowed = "a certificate and its own key, without a passphrase"
+        fault = Fault("tls.certificate", f"{certificate} with {key}", allowed, str(error))
         raise ConfigError("tls", [fault]) from error
     try:
         context.load_verify_locations(authority)
