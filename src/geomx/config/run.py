@@ -40,7 +40,7 @@ AGREED = (
     "lan.heartbeat_s",
     "lan.timeout_s",
 )
-AGREED_OF_A_PARTY = ("workers", "dataset_size")
+AGREED_OF_A_PARTY = ("workers", "inside", "dataset_size")
 
 
 class Run(Description):

@@ -221,8 +221,8 @@ class Edge(Table):
     codec_down: CodecName = Field("dense", description="What updates travel as.")
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system",
-        description="TCP's congestion control. `system`: as this machine is set. `bbr` is begun anew before "
-        "it would pause, and held at the rate that came through. `cubic` slows down much where packets are lost.",
+        description="TCP's congestion control. `system`: as this machine is set. `bbr`: for links that lose packets, "
+        "where `cubic` slows down much; geomx keeps it, also as the system's, from pausing and from overfilling links.",
     )
     heartbeat_s: Seconds = Field(1.0, description="A node that has nothing to say says so this often.")
     timeout_s: Seconds = Field(
