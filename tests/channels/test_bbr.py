@@ -4,6 +4,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from wires import LOOPS, pair, run_on, state, tensor
@@ -13,10 +14,16 @@ from geomx.channels.bbr import (
     ENOUGH_BYTES,
     EVERY_S,
     EXACT_ROUND_TRIPS,
+    FAR_S,
     FEW_BYTES,
     HEADROOM,
     LATEST_S,
+    LONGER,
+    MAYBE_LONGER,
     NAME,
+    OTHER,
+    PAUSE_EVERY_S,
+    PAUSE_S,
     QUEUED,
     READINGS,
     STEADY_ROUND_TRIPS,
@@ -27,13 +34,8 @@ from geomx.channels.bbr import (
 from geomx.channels.kernel import Seen
 from geomx.channels.tcp import Tcp
 
-pytestmark = pytest.mark.skipif(
-    NAME not in congestion.available(), reason="this process may not choose BBR on this machine"
-)
-
 BULK = bytes(4 << 20)
-PACING = struct.Struct("@L")
-UNLIMITED = PACING.unpack(b"\xff" * PACING.size)[0]
+UNLIMITED = 2 ** (8 * struct.calcsize("@L")) - 1
 MOST_BULKS = 1000
 GIVE_UP_S = 20.0
 RATE, ROUND_TRIP_S = 1_000_000, 0.1
@@ -42,11 +44,16 @@ QUEUE_S = 2 * QUEUED * ROUND_TRIP_S
 read = kernel.read  # the kernel's, which a test may replace
 
 
+def need_bbr() -> None:
+    if NAME not in congestion.available():
+        pytest.skip("this process may not choose BBR on this machine")
+
+
 class Link:
     """What the kernel is made to tell: loopback has neither a rate nor a queue."""
 
     def __init__(self) -> None:
-        self.seen = Seen(RATE, True, ROUND_TRIP_S, QUEUE_S, 0, 1000, 0)
+        self.seen = Seen(RATE, True, ROUND_TRIP_S, ROUND_TRIP_S, QUEUE_S, 0, 1000, 0)
 
     def __call__(self, sock: socket.socket) -> Seen:
         return self.seen
@@ -66,6 +73,7 @@ class Flow:
     """A connection over loopback that is read as fast as it can be, and a clock that the test sets."""
 
     def __init__(self, name: str = NAME) -> None:
+        need_bbr()
         with socket.create_server(("127.0.0.1", 0)) as door:
             self.near = socket.create_connection(door.getsockname())
             self.far, _ = door.accept()
@@ -136,12 +144,16 @@ class Flow:
 
     @property
     def pace(self) -> int:
-        return PACING.unpack(self.near.getsockopt(socket.SOL_SOCKET, bbr.SO_MAX_PACING_RATE, PACING.size))[0]
+        return congestion.pace_of(self.near)
 
     def round(self, after_s: float = EVERY_S, size_bytes: int = 4 * ENOUGH_BYTES) -> None:
         """A round's bytes, and the first of the next round's."""
         self.write(size_bytes=size_bytes)
+        self.heartbeat()
         self.write(after_s)
+
+    def heartbeat(self) -> None:
+        self.write(size_bytes=FEW_BYTES)
 
 
 def held(rate: int) -> int:
@@ -255,6 +267,18 @@ def test_nor_what_processors_sent(link, near):
         flow.round()
         assert flow.is_new
         assert flow.pace == UNLIMITED
+
+
+def test_nor_is_a_queue_that_heartbeats_have_found(link):
+    with Flow() as flow:
+        for queued_s, later_s, pace in ((0.0, QUEUE_S, UNLIMITED), (QUEUE_S, 0.0, held(RATE))):
+            link.is_so(queued_s=queued_s)
+            flow.write(size_bytes=4 * ENOUGH_BYTES)
+            flow.heartbeat()
+            link.is_so(queued_s=later_s)
+            flow.heartbeat()
+            flow.write(EVERY_S)
+            assert flow.pace == pace
 
 
 def test_a_rate_that_loss_made_smaller_does_not_hold_the_next_beginning(link):
@@ -390,7 +414,7 @@ def stream(flow: Flow, link: Link, rate: int, for_s: float) -> None:
     link.is_so(waiting_bytes=0)
 
 
-BUSY = Seen(RATE, True, ROUND_TRIP_S, 0.0, 1, 1000, 0)
+BUSY = Seen(RATE, True, ROUND_TRIP_S, ROUND_TRIP_S, 0.0, 1, 1000, 0)
 STEADY_S, EXACT_S = STEADY_ROUND_TRIPS * ROUND_TRIP_S, EXACT_ROUND_TRIPS * ROUND_TRIP_S
 
 
@@ -420,6 +444,8 @@ def test_what_the_kernel_tells():
     with Flow() as flow:
         rate = flow.settle()
         before = read(flow.near)
+        assert before.segment_bytes == flow.near.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        assert before.remembered_s <= before.round_trip_s
         assert before.rate == rate
         assert before.waiting_bytes == 0
         assert 0 < before.round_trip_s < GIVE_UP_S
@@ -429,6 +455,60 @@ def test_what_the_kernel_tells():
         assert len(BULK) <= segments * before.segment_bytes < 4 * len(BULK)
         flow.fill()
         assert read(flow.near).waiting_bytes > 0
+
+
+# -- when the way becomes longer ------------------------------------------------------------------------
+
+
+def test_a_round_trip_of_twice_as_long_has_bbr_find_out_now_and_then(link):
+    with Flow() as flow:
+        flow.round()
+        flow.settle()
+        link.is_so(queued_s=1.01 * (MAYBE_LONGER - 1.0) * ROUND_TRIP_S)
+        flow.round()
+        assert not flow.is_new
+        flow.round(PAUSE_S - 0.1)
+        assert not flow.is_new
+        flow.round(0.2)
+        assert flow.is_new
+        for _ in range(int((PAUSE_EVERY_S - PAUSE_S) / EVERY_S)):
+            flow.settle()
+            flow.round()
+            assert flow.is_new
+        flow.settle()
+        flow.round()
+        assert not flow.is_new
+
+
+def test_not_before_it_is_known_what_the_link_carries(link):
+    with Flow() as flow:
+        flow.settle()
+        link.is_so(queued_s=2 * MAYBE_LONGER * ROUND_TRIP_S)
+        flow.round()
+        assert flow.is_new
+        assert flow.pace == held(RATE)
+
+
+def test_what_bbr_has_found_to_be_longer_is_left_to_it_until_tcp_forgets_the_short_one(link):
+    with Flow() as flow:
+        flow.round()
+        flow.settle()
+        link.is_so(round_trip_s=1.01 * LONGER * ROUND_TRIP_S, queued_s=0.0, rate=RATE // 2)
+        for _ in range(2 * READINGS):
+            flow.round(PAUSE_S)
+            assert not flow.is_new
+            assert flow.pace == held(RATE)
+        link.is_so(remembered_s=1.01 * LONGER * ROUND_TRIP_S)
+        flow.round(PAUSE_S)
+        assert flow.is_new
+
+
+def test_processors_that_take_longer_are_no_way(link):
+    with Flow() as flow:
+        flow.settle()
+        link.is_so(round_trip_s=0.9 * FAR_S, remembered_s=0.1 * FAR_S)
+        flow.round()
+        assert flow.is_new
 
 
 # -- what it leaves alone -------------------------------------------------------------------------------
@@ -446,8 +526,51 @@ def test_other_congestion_control_is_left_alone(monkeypatch):
         assert bbr.of(flow.near) is None
 
 
+def refuse(error: Exception, for_name: str = "") -> Callable[..., None]:
+    def fails(_: object, name: str = "") -> None:
+        if name == for_name:
+            raise error
+
+    return fails
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fails"),
+    [
+        (kernel, "read", refuse(struct.error("unpack requires a buffer of 196 bytes"))),
+        (bbr, "pace_of", refuse(struct.error("unpack requires a buffer of 8 bytes"))),
+        (bbr, "choose", refuse(PermissionError("not permitted"), for_name=OTHER)),
+    ],
+)
+def test_a_kernel_that_tells_little_or_forbids_is_left_alone(module, name, fails, monkeypatch):
+    with Flow() as flow:
+        monkeypatch.setattr(module, name, fails)
+        assert bbr.of(flow.near) is None
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_nothing_is_lost_where_the_kernel_refuses_later(loop_name, monkeypatch, caplog):
+    need_bbr()
+
+    def fails(self: bbr.Bbr, size_bytes: int) -> None:
+        raise PermissionError("not permitted")
+
+    async def main():
+        async with pair(Tcp(congestion=NAME)) as (connection, _, _, theirs):
+            sent = tensor(100_000, 1)
+            monkeypatch.setattr(bbr.Bbr, "before", fails)
+            connection.write(1, state(100_000), sent, 1)
+            await theirs.until(lambda: len(theirs.messages) == 1)
+            assert theirs.messages[0][2].equal(sent)
+            assert connection.bbr is None
+
+    run_on(loop_name, main)
+    assert "BBR is left alone from now on: not permitted" in caplog.text
+
+
 @pytest.mark.parametrize("loop_name", LOOPS)
 def test_a_connection_that_is_ending_is_left_alone(loop_name, monkeypatch):
+    need_bbr()
     sizes = []
     monkeypatch.setattr(bbr.Bbr, "before", lambda self, size_bytes: sizes.append(size_bytes))
 
@@ -464,6 +587,7 @@ def test_a_connection_that_is_ending_is_left_alone(loop_name, monkeypatch):
 
 @pytest.mark.parametrize("loop_name", LOOPS)
 def test_all_that_is_sent_across_beginnings_arrives(loop_name, monkeypatch):
+    need_bbr()
     monkeypatch.setattr(bbr, "EVERY_S", 0.0)
     monkeypatch.setattr(bbr, "UNKNOWN_S", 0.0)
     begun = []

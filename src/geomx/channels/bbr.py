@@ -1,17 +1,17 @@
 """BBR begun anew before it would stand still, and held at what the link carries.
 
-About every ten seconds BBR sends next to nothing for 0.2 s: the queue empties, and it sees the round trip. Each flow
-does so at a time of its own, and a synchronous round waits for all of them. So BBR is told to begin anew before that:
-Linux does so for a socket that is given another congestion control, and BBR again. Best where nothing is under way,
-between two rounds; in a round that lasts longer, in the middle of it. The window is kept, and what loss made BBR
-believe is forgotten.
+*Begun anew.* About every ten seconds BBR sends next to nothing for 0.2 s: the queue empties, and it sees the round
+trip. Each flow does so at a time of its own, and a synchronous round waits for all of them. Linux begins BBR anew on a
+socket that is given another congestion control, and BBR again. That is done between two rounds, when nothing is under
+way, or else in time before the pause. The window is kept, and what loss made BBR believe is forgotten.
 
-A BBR that begins sends faster and faster until no more comes through, which overflows the queue. It ends that when
-three round trips brought nothing more, but only counts those in which there always was something to send. Slices that
-come one by one are sent as fast as they come, so that it may never end: each round is sent at three times the rate that
-the link has. And a BBR that has begun believes the fastest of ten round trips, some percent more than the link has: a
-queue as long as a round trip stands before the link, and all that a round waits for goes through it. So the socket may
-send but little faster than what had come through, until more comes through than that.
+*Held.* While BBR begins, it sends faster and faster until no more comes through, and where slices come one by one it
+never sees that it could end. Later it believes the fastest of ten round trips, some percent more than the link has.
+Either way a queue stands before the link. So the socket may send but little faster than what had come through, until
+more comes through than that.
+
+*Left alone.* BBR begins with the shortest round trip of the last five minutes. Where the way has become far longer, it
+would send but a part of what the link carries; by its pause it finds out, and then it must not begin anew.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from collections.abc import Callable
 from typing import Any
 
 from geomx.channels import kernel
-from geomx.channels.congestion import SO_MAX_PACING_RATE, choose, works
+from geomx.channels.congestion import choose, pace_of, set_pace, works
 
-NAME = "bbr"
+NAME, OTHER = "bbr", "reno"
 # BBR begins anew: between rounds, so that those of up to 5 s have none of the pauses; in a round, in time before one.
 EVERY_S, LATEST_S = 5.0, 9.0
 UNKNOWN_S = 2.0  # between rounds, while it is not known what the link carries
 HEADROOM = 1.02
 # So many times what was found came through: the link carries more. The first where there is no queue, nor a guess.
 MORE, SURELY_MORE = 1.005, 1.25
-# What has to be sent without a stop for the rate that came through to be the link's, and how it shows in round trips.
-ENOUGH_ROUND_TRIPS = 3
-ENOUGH_BYTES = 1 << 18  # less overflows no queue. Greetings, sent bit by bit, take round trips too
-QUEUED = 0.25  # of a round trip: else it is processors that send no faster
+# A stretch tells what the link carries if it was so long, and its end found a queue of so many round trips. Less than
+# `ENOUGH_BYTES` overflows few queues, and a greeting takes round trips for a few bytes.
+ENOUGH_ROUND_TRIPS, ENOUGH_BYTES = 3, 1 << 18
+QUEUED = 0.25  # less: it is processors that send no faster
 FAR_S = 1e-3  # a shorter round trip is as long as processors take it to be
 FEW_BYTES = 1024  # heartbeats and acknowledgements of ours: they show BBR nothing, and hold nothing up
 READINGS = 6  # of the rate: where loss made one smaller, another has it
@@ -45,8 +45,9 @@ READINGS = 6  # of the rate: where loss made one smaller, another has it
 STEADY_ROUND_TRIPS, EXACT_ROUND_TRIPS = 5, 10
 UNDISTURBED = 0.9  # of what BBR believes: less than that is what loss has left
 LOOK_EVERY_S = 0.02
-
-_RATE = struct.Struct("@L")
+# So many times the shortest round trip: the way may have become longer, which a pause shows; BBR has found it so.
+MAYBE_LONGER, LONGER = 2.0, 1.5
+PAUSE_S, PAUSE_EVERY_S = 11.0, 60.0  # left alone for so long, BBR pauses; that is worth it so often
 
 
 class Bbr:
@@ -57,18 +58,20 @@ class Bbr:
         self._clock = clock
         now = clock()
         self._begin_at, self._begin_latest_at = now + UNKNOWN_S, now + LATEST_S
-        self._look_at = now
+        self._look_at = self._pause_at = now
         self._found: deque[int] = deque(maxlen=READINGS)  # bytes a second
         self._is_exact = self._carries_more = False  # what was found; and the link, than that
-        self._pace: bytes | None = None  # what the socket's was, while it is held
+        self._pace: int | None = None  # what the socket's was, while it is held
         self._stretch = self._longest = Stretch(now)
 
     def before(self, size_bytes: int) -> None:
-        """So much is about to be written, on a socket that has not ended."""
+        """So much is about to be written, on a socket that has not ended. Raises OSError where the kernel refuses."""
+        stopped = kernel.under_way(self._sock) <= FEW_BYTES
+        if stopped and not self._stretch.has_ended:
+            self._stretch.end(kernel.read(self._sock))
         if size_bytes <= FEW_BYTES:
             return
         now = self._clock()
-        stopped = kernel.under_way(self._sock) <= FEW_BYTES
         if now >= (self._begin_at if stopped else self._begin_latest_at):
             self._begin_anew(now)
         elif stopped:
@@ -87,25 +90,46 @@ class Bbr:
             self._let_go(now)
 
     def _begin_anew(self, now: float) -> None:
-        self._learn(kernel.read(self._sock))
-        if self._found:
-            self._hold(int(HEADROOM * max(self._found)))
-        choose(self._sock, "reno")  # every Linux has it
-        choose(self._sock, NAME)
-        self._begin_at = now + (EVERY_S if self._found else UNKNOWN_S)
-        self._begin_latest_at = now + LATEST_S
+        seen = kernel.read(self._sock)
+        if not self._stretch.has_ended:
+            self._stretch.end(seen)
+        if self._is_left_alone(now, seen):
+            self._begin_at = self._begin_latest_at = now + PAUSE_S
+        else:
+            self._learn(seen)
+            if self._found:
+                self._hold(int(HEADROOM * max(self._found)))
+            choose(self._sock, OTHER)
+            choose(self._sock, NAME)
+            self._begin_at = now + (EVERY_S if self._found else UNKNOWN_S)
+            self._begin_latest_at = now + LATEST_S
         self._look_at = now + LOOK_EVERY_S
         self._stretch = self._longest = Stretch(now)
 
+    def _is_left_alone(self, now: float, seen: kernel.Seen) -> bool:
+        """Whether the way is longer than BBR would begin with; where it may be, BBR is to find out now and then."""
+        if seen.round_trip_s >= max(FAR_S, LONGER * seen.remembered_s):
+            return True
+        now_s = seen.round_trip_s + self._longest.queued_s
+        if not self._found or now_s < MAYBE_LONGER * seen.remembered_s or now < self._pause_at:
+            return False
+        self._pause_at = now + PAUSE_EVERY_S
+        return True
+
     def _learn(self, seen: kernel.Seen) -> None:
-        """What the link carries, if that shows; or that it carries more than was found."""
+        """What the link carries, and whether that is more than was found, if the longest stretch shows it.
+
+        A stretch that tells its own rate is exact; else there is what BBR believes. An exact rate gives way to a
+        guess only where that is far higher; a guess gives way to what is exact.
+        """
         self._carries_more = False
+        stretch = self._longest
         enough_bytes = max(ENOUGH_ROUND_TRIPS * seen.rate * seen.round_trip_s, ENOUGH_BYTES)
-        if not seen.rate or self._longest.size_bytes < enough_bytes:
+        if not seen.rate or stretch.size_bytes < enough_bytes:
             return
-        is_exact = self._longest.rate >= UNDISTURBED * seen.rate
-        rate = min(seen.rate, self._longest.rate) if is_exact else seen.rate
-        is_queued = seen.round_trip_s >= FAR_S and seen.queued_s >= QUEUED * seen.round_trip_s
+        is_exact = stretch.rate >= UNDISTURBED * seen.rate
+        rate = min(seen.rate, stretch.rate) if is_exact else seen.rate
+        is_queued = seen.round_trip_s >= FAR_S and stretch.queued_s >= QUEUED * seen.round_trip_s
         is_as_exact = is_exact or not self._is_exact
         more = MORE if is_as_exact and not is_queued else SURELY_MORE
         self._carries_more = bool(self._found) and rate > more * max(self._found)
@@ -117,14 +141,14 @@ class Bbr:
 
     def _hold(self, rate: int) -> None:
         if self._pace is None:
-            self._pace = self._sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, _RATE.size)
-        (pace,) = _RATE.unpack(self._pace)
-        self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, _RATE.pack(min(pace, rate)))
+            self._pace = pace_of(self._sock)
+        set_pace(self._sock, min(self._pace, rate))
 
     def _let_go(self, now: float) -> None:
         """The link carries more, and BBR, which does not begin any more, may find how much."""
         self._carries_more = False
-        self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, self._pace)
+        if self._pace is not None:
+            set_pace(self._sock, self._pace)
         self._pace = None
         self._stretch = self._longest = Stretch(now)
 
@@ -133,12 +157,14 @@ class Stretch:
     """A time without a stop.
 
     `size_bytes`: that were written in it. `rate`: bytes a second that came through while it was sent steadily; 0 where
-    that was too short to tell.
+    that was too short to tell. `queued_s`: how much longer a round trip was than the shortest, at its end.
     """
 
     def __init__(self, now: float) -> None:
         self.size_bytes = 0
         self.rate = 0
+        self.queued_s = 0.0
+        self.has_ended = False
         self._steady_from = now  # but for the first round trips
         self._mark: tuple[float, int] | None = None
 
@@ -154,10 +180,27 @@ class Stretch:
             segments = (seen.delivered - delivered) % (1 << 32)
             self.rate = int(segments * seen.segment_bytes / (now - at))
 
+    def end(self, seen: kernel.Seen) -> None:
+        """It has stopped, and the socket is seen so: later, heartbeats alone would tell of the round trip."""
+        self.has_ended = self.size_bytes > 0
+        self.queued_s = seen.queued_s
+
 
 def of(sock: Any, clock: Callable[[], float] = time.monotonic) -> Bbr | None:
-    """None for a socket that does not use BBR, or where the kernel does not let this process choose it again."""
+    """None for a socket that does not use BBR, or where the kernel does not let this process choose it and look at it.
+
+    For a socket on which nothing is under way.
+    """
     if sys.platform != "linux":
         return None
     used = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
-    return Bbr(sock, clock) if used == NAME and works(NAME) and kernel.knows_bbr(sock) else None
+    if used != NAME or not works(NAME):  # what is in use may always be chosen again, but not behind another
+        return None
+    try:
+        kernel.read(sock)
+        pace_of(sock)
+        choose(sock, OTHER)
+        choose(sock, NAME)
+    except (OSError, struct.error):
+        return None
+    return Bbr(sock, clock)

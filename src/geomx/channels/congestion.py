@@ -15,8 +15,9 @@ from typing import Any
 from geomx.errors import ConfigError, Fault
 
 SYSTEM = "system"
-SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
-_UNLIMITED = 2**32 - 1  # bytes a second, as a 32-bit option has it
+_SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
+_RATE, _SMALL_RATE = struct.Struct("@L"), struct.Struct("=I")  # bytes a second
+_UNLIMITED = 2 ** (8 * _RATE.size) - 1
 _LISTS = ("tcp_available_congestion_control", "tcp_allowed_congestion_control")
 
 
@@ -53,8 +54,19 @@ def choose(sock: Any, name: str) -> None:
 def pace(sock: Any, mbps: float) -> None:
     """Send at most so many 10^6 bits of payload a second; nothing happens where the kernel cannot."""
     if sys.platform == "linux":
-        bytes_per_s = min(int(mbps * 125_000), _UNLIMITED - 1)
-        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", bytes_per_s))
+        set_pace(sock, int(mbps * 125_000))
+
+
+def pace_of(sock: Any) -> int:
+    """Bytes of payload a second that Linux sends at most. Raises struct.error where it is Linux 4, which rounds it."""
+    (rate,) = _RATE.unpack(sock.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.size))
+    return int(rate)
+
+
+def set_pace(sock: Any, bytes_per_s: int) -> None:
+    """On Linux: send at most so much; what `pace_of` has told is as it was."""
+    form = _SMALL_RATE if bytes_per_s < 2**32 - 1 else _RATE  # Linux 4 knows the small one alone
+    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, form.pack(min(bytes_per_s, _UNLIMITED)))
 
 
 def _read(path: Path) -> list[str]:

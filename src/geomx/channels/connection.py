@@ -13,6 +13,7 @@ to its `Pacer`. In: the parser says where the kernel shall put the next bytes, m
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -39,6 +40,8 @@ _TLS_RECORDS = (
     b"\x15\x03",
     b"\x16\x03",
 )  # how an alert and a handshake begin; a greeting of ours begins with 0
+
+_logger = logging.getLogger("geomx")
 
 next_ident = count(1).__next__
 """Numbers the connections of this process, whatever their channel; 0 stands for none."""
@@ -161,7 +164,11 @@ class TcpConnection(asyncio.BufferedProtocol):
     def _write_out(self, buffers: Iterable[bytes | memoryview], size: int) -> None:
         self.bytes_sent += size
         if self.bbr is not None and not self._transport.is_closing():
-            self.bbr.before(size)
+            try:
+                self.bbr.before(size)
+            except OSError as error:  # somebody has changed what this process may do
+                _logger.warning("%s: BBR is left alone from now on: %s", self.peer_address, error)
+                self.bbr = None
         self._transport.writelines(buffers)
 
     def _shut_if_flushed(self) -> None:

@@ -16,15 +16,16 @@ if sys.platform == "linux":
 
 _TCP_CC_INFO = 26  # Python has no name for it
 _BBR_INFO = struct.Struct("=QIII")  # bytes a second; the round trip; gains of pace and window, in 256ths
-_BBR_INFO_BYTES = 20
-_TCP_INFO = struct.Struct("=16xI48xI72xI44xI")  # tcpi_snd_mss, tcpi_rtt, tcpi_notsent_bytes, tcpi_delivered
+# tcpi_snd_mss, tcpi_rtt, tcpi_notsent_bytes, tcpi_min_rtt, tcpi_delivered
+_TCP_INFO = struct.Struct("=16xI48xI72xII40xI")
 _SETTLED_GAIN = 320  # 1.25: it looks for a little more. While it begins, it is 2.9
 
 
 class Seen(NamedTuple):
     """What is known of a socket. `rate`: that BBR believes the way carries, in bytes a second; 0: it has seen nothing.
 
-    `has_settled`: BBR does not begin any more. `round_trip_s`: the shortest. `queued_s`: how much longer it is now,
+    `has_settled`: BBR does not begin any more. `round_trip_s`: the shortest that BBR knows of. `remembered_s`: that TCP
+    remembers, of the last five minutes, with which BBR begins. `queued_s`: how much longer than BBR's it is now,
     smoothed. `waiting_bytes`: not sent yet. `segment_bytes`: of a full one. `delivered`: how many have come through so
     far, modulo 2^32.
     """
@@ -32,6 +33,7 @@ class Seen(NamedTuple):
     rate: int
     has_settled: bool
     round_trip_s: float
+    remembered_s: float
     queued_s: float
     waiting_bytes: int
     segment_bytes: int
@@ -39,14 +41,16 @@ class Seen(NamedTuple):
 
 
 def read(sock: Any) -> Seen:
-    """What is known now."""
-    rate, round_trip_us, gain, _ = _BBR_INFO.unpack(_bbr_info(sock))
+    """What is known now. Raises OSError or struct.error where the kernel tells less (before Linux 4.18)."""
+    told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CC_INFO, _BBR_INFO.size)
+    rate, round_trip_us, gain, _ = _BBR_INFO.unpack(told)
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    segment_bytes, now_us, waiting_bytes, delivered = _TCP_INFO.unpack(info)
+    segment_bytes, now_us, waiting_bytes, remembered_us, delivered = _TCP_INFO.unpack(info)
     return Seen(
         rate=rate,
         has_settled=rate > 0 and gain <= _SETTLED_GAIN,
         round_trip_s=1e-6 * round_trip_us,
+        remembered_s=1e-6 * remembered_us,
         queued_s=1e-6 * (now_us - round_trip_us),
         waiting_bytes=waiting_bytes,
         segment_bytes=segment_bytes,
@@ -54,16 +58,7 @@ def read(sock: Any) -> Seen:
     )
 
 
-def knows_bbr(sock: Any) -> bool:
-    """Whether `read` can tell of this socket."""
-    return len(_bbr_info(sock)) == _BBR_INFO_BYTES
-
-
 def under_way(sock: Any) -> int:
     """Bytes that the peer has not acknowledged, or that were not sent yet."""
     (size,) = struct.unpack("@i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
     return int(size)
-
-
-def _bbr_info(sock: Any) -> bytes:
-    return bytes(sock.getsockopt(socket.IPPROTO_TCP, _TCP_CC_INFO, _BBR_INFO_BYTES))
