@@ -9,6 +9,7 @@ environment that has it.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,11 +34,17 @@ machine: a network namespace for each, and between each two of them a link of th
 Nothing here was measured between real data centers.
 
 **A step** is one batch on every worker; **a round** is the steps between two synchronisations, one where nothing else
-is said. Seconds are medians. **MB up and down** are what crosses the WAN in a round, of each party, counted by its
-namespace. **The floor** is the shortest time in which dense float32 gradients can go to a server and the new weights
-come back: the bytes at the link's rate, both directions at once, and one round trip. Headers and loss are not in it,
-so raw sockets that move the same bytes stand beside it. Compression goes below it. **× geomx** compares with geomx's
-dense rounds in the same sitting: systems of a sitting ran in turn (A B A B).
+is said, with their computing. Seconds are medians; where workers do not wait for each other, the median worker's.
+**Servers in** says where the global server stands: in a site of its own, or in party A's, whose bytes then do not cross
+the WAN. **MB up and down** are what crosses the WAN in a round, of each party, counted by its namespace; **samples/s**,
+**CPU s** and **MB, all nodes** (peak memory) are sums over all processes. **The floor** is the shortest time in which
+dense float32 gradients can go to a server and the new weights come back: the bytes at the link's rate, both directions
+at once, and one round trip. Headers and loss are not in it, so raw sockets that move the same bytes stand beside it.
+Compression goes below it. **× floor** and **× raw** are of a round, **× geomx** compares a step with geomx's dense one
+in the same sitting: systems of a sitting ran in turn (A B A B), **a turn** being one run of each.
+
+Congestion control is TCP BBR for every system, cubic where it is said. Each part names the commit that it was measured
+at; where two parts have figures of one cell, the newer commit's count.
 """
 
 SUITES: dict[str, str] = {
@@ -51,6 +58,11 @@ SUITES: dict[str, str] = {
 }
 CODECS, POLICIES = "What codecs cost in accuracy", "Sync policies where sites are unequal"
 ORDER = (*SUITES.values(), CODECS, POLICIES)
+BESIDE_KEYS = {
+    "pace": "`party.pace_mbps`: {:.0%} of the link",
+    "in_process": "`wan.link`: as the network is",
+    "optimizer": "{} in place of Adam",
+}
 Lines = list[str]
 Parts = dict[
     tuple[str, str], Lines
@@ -93,7 +105,7 @@ def main() -> int:
 
 def page(parts: Parts) -> str:
     """The whole text."""
-    lines = [HEAD, *versions()]
+    lines = [HEAD, *versions(), "", "What geomx's configurations set, beside the defaults:", "", *settings()]
     for section in ORDER:
         mine = {title: part for (where, title), part in parts.items() if where == section}
         if mine:
@@ -130,6 +142,17 @@ def versions() -> Lines:
             pins = (line.partition("#")[0].strip() for line in requirements.read_text().splitlines())
             rows.append([title, ", ".join(pin.replace("==", " ") for pin in pins if pin)])
     return tables.markdown(("system", "versions"), rows)
+
+
+def settings() -> Lines:
+    """What a configuration of geomx stands for, in the keys of a run's description."""
+    rows = []
+    for name, options in systems.find("geomx").configs.items():
+        told = [f"`{key} = {json.dumps(value)}`" for key, value in options.items() if "." in key]
+        told += [words.format(options[key]) for key, words in BESIDE_KEYS.items() if key in options]
+        if told:
+            rows.append([name, ", ".join(told)])
+    return tables.markdown(("configuration", "settings"), rows)
 
 
 def measured(results: Sequence[Result]) -> str:
@@ -174,10 +197,11 @@ def accuracy(name: str, results: Sequence[Result], pictures: Path) -> Parts:
     first = results[0]
     parts: Parts = {
         (SUITES[name], ""): [
-            f"GeoMX's CNN, {first.parties} parties × {first.workers}, batches of {first.batch}, Adam, "
-            f"{first.congestion}. The first worker looks at the 10,000 test images now and then. Every other process "
-            "of the system stands still meanwhile, and so does the clock, which stops at the first look that sees the "
-            "target. Bytes under way go on."
+            f"GeoMX's CNN, {first.parties} parties × {first.workers}, batches of {first.batch}, {first.congestion}. "
+            "Adam, but for geomx's Bi-Sparse both ways: SGD, with the momentum in the codec. One run of each, with one "
+            "seed: small differences mean nothing. The first worker looks at the 10,000 test images now and then. "
+            "Every other process of the system stands still meanwhile, and so does the clock, which stops at the first "
+            "look that sees the target. Bytes under way go on."
         ]
     }
     for network in dict.fromkeys(result.network for result in results):
@@ -197,7 +221,8 @@ def scale(name: str, results: Sequence[Result], pictures: Path) -> Parts:
     lines = [
         f"One worker a party, {first.parameters:,} synthetic parameters, {NETWORKS.get(first.network, first.network)} "
         "between each party and the global server. The simulator runs the same nodes on a virtual clock, each on a "
-        f"processor of its own. {measured(results)}",
+        "processor of its own; the real ones share this machine's, which are the limit from eight parties on. "
+        f"{measured(results)}",
         "",
         *drawn(pictures / f"bench-{name}", partial(_pictures().scale, results)),
         *tables.scale(results),
@@ -210,8 +235,8 @@ def fallback(name: str, results: Sequence[Result], _pictures: Path) -> Parts:
     lines = [
         "Median seconds of a dense round, one worker a party. `[wan] link = { rate_mbps = ..., delay_ms = ... }` "
         "imitates a link in the process, without root. TCP's own dynamics are not imitated: two connections that fill "
-        "a link in both directions hold each other up, in the lab as in the world. At 1 Gbit/s two parties are as fast "
-        "as this machine, of which the lab's router takes its share. "
+        "a link in both directions hold each other up, in the lab as in the world. At 1 Gbit/s with two parties the "
+        "processors are the limit, not the link, and the lab's router takes a part of them. "
         f"{measured(results)}",
         "",
         *tables.fallback(results),
