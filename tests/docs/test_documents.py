@@ -106,6 +106,30 @@ def test_commands_are_understood(page: str, line: str) -> None:
     assert callable(cli._parse(shlex.split(line, comments=True)[1:]).action)
 
 
+def test_every_command_and_option_is_listed() -> None:
+    listed = {
+        row[0].split()[1]: set(re.findall(r"--[a-z-]+", row[2]))
+        for row in rows("docs/commands.md", "On the command line")
+    }
+    (commands,) = (action for action in cli._parser()._actions if isinstance(action.choices, dict))
+    (subjects,) = (
+        action for action in commands.choices["inspect"]._actions if isinstance(action.choices, dict)
+    )
+    parsers = {**commands.choices, "inspect": subjects.choices["codec"]}
+    known = {
+        name: {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+        for name, parser in parsers.items()
+    }
+    assert listed == known
+
+
+def test_every_variable_of_the_environment_is_listed() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    assert {row[0] for row in rows("docs/commands.md", "The environment")} == set(
+        re.findall(r"GEOMX_[A-Z]+", code)
+    )
+
+
 @pytest.mark.processes
 def test_the_script_of_the_quick_start_trains_alone(tmp_path: Path) -> None:
     code = next(block for page, block in blocks("python") if page == "quick-start.md")

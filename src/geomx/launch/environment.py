@@ -1,6 +1,7 @@
 """The environment, which nothing else in geomx reads: what a process is told about its place in a run.
 
 GEOMX_RUN      path of the run's description
+GEOMX_SET      settings in place of the description's, as a shell would split them
 GEOMX_PARTY    the worker's party
 GEOMX_RANK     the worker's rank in its party
 GEOMX_RECORDS  path of the file that the node's records go to, or of a folder for it
