@@ -5,7 +5,8 @@ a connection that it accepted has a link of its own, that peer's downlink.
 
 `chunk_bytes` is the grain at which messages overtake each other, and how much the kernel holds that can no longer
 be overtaken (`TCP_NOTSENT_LOWAT`). On a LAN 512 KiB are a fraction of a millisecond, and smaller ones cost processor
-time; on a WAN 64 KiB are 5 ms of 100 Mbit/s. `benchmarks/wire.py` measures it against raw sockets.
+time; on a WAN 64 KiB are 5 ms of 100 Mbit/s. `benchmarks/wire.py` measures it against raw sockets. With TLS the event
+loop holds as much again between the ciphers and the kernel.
 """
 
 from __future__ import annotations

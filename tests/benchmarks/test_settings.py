@@ -1,0 +1,39 @@
+"""What geomx's configurations stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import systems
+from benchmarks.cells import CNN_179K
+from benchmarks.page import settings
+from benchmarks.suites import FAST, base
+from benchmarks.systems.geomx.adapter import _toml
+from geomx.config import Run
+
+CONFIGS = systems.find("geomx").configs
+CELL = replace(base(CNN_179K, FAST, 2, 2), system="geomx", hub="own site")
+LOCAL = {"A": "10.0.0.1:7000", "B": "10.0.1.1:7000"}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_each_is_a_description_that_has_what_it_sets(config: str) -> None:
+    options = CONFIGS[config]
+    shards = [f"10.0.2.1:{7000 + shard}" for shard in range(options.get("run.shards", 1))]
+    run = Run.parse(_toml(CELL, options, shards, LOCAL), "bench.toml")
+    keys = {key: value for key, value in options.items() if "." in key}
+    assert run == run.changed([f"{key}={value}" for key, value in keys.items()])
+    assert [run.party(site).workers for site in LOCAL] == [2, 2]
+    assert (run.link_of("A") is not None) == ("in_process" in options)
+    assert run.party("A").pace_mbps == (97.0 if "pace" in options else None)
+
+
+def test_the_page_lists_all_that_set_something() -> None:
+    rows = "\n".join(settings())
+    assert '`sync.policy = "hfa k1=20 k2=2"`, `wan.codec_up = "int4"`, `wan.codec_down = "int4"`' in rows
+    assert "`run.shards = 2`" in rows
+    assert "`party.pace_mbps`: 97% of the link" in rows
+    assert "SGD in place of Adam" in rows
+    assert len(settings()) == 2 + sum(bool(options) for options in CONFIGS.values())
