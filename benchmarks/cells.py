@@ -98,8 +98,12 @@ class Cell:
     @property
     def sitting(self) -> tuple[object, ...]:
         """What the cells that are compared have in common."""
-        work = self.workload
-        return work.name, work.parameters, work.step_ms, self.network, self.congestion, self.shape
+        return Result.of(self).sitting
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What no other cell of a suite has."""
+        return Result.of(self).cell
 
     def __str__(self) -> str:
         hub = "" if self.hub == "none" else f", hub in {self.hub}"
@@ -132,7 +136,6 @@ class Result:
     step_s_mean: float | None = None
     floor_s: float | None = None  # dense float32, push and update pipelined
     raw_floor_s: float | None = None  # what raw sockets took for the same bytes in the same sitting
-    bytes_floor_s: float | None = None  # what the bytes that this system moved need at least
     ratio_to_floor: float | None = None
     wan_bytes_up: float | None = None  # per round and party, as the namespaces count them
     wan_bytes_down: float | None = None
@@ -182,8 +185,13 @@ class Result:
 
     @property
     def sitting(self) -> tuple[object, ...]:
-        """As `Cell.sitting`."""
+        """What the cells that are compared have in common."""
         return self.workload, self.parameters, self.step_ms, self.network, self.congestion, self.shape
+
+    @property
+    def cell(self) -> tuple[object, ...]:
+        """What no other cell of a suite has."""
+        return *self.sitting, self.system, self.config, self.hub, self.where
 
     def line(self) -> str:
         """As JSON; seconds to microseconds."""
@@ -191,12 +199,24 @@ class Result:
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
-    """Put the results of one sitting into a suite's file, in the place of those of an earlier such sitting."""
+    """Put the results of one sitting into a suite's file, in the place of those of the same cells."""
+    new = {result.cell for result in results}
+    kept = [result for result in read_results(path) if result.cell not in new]
     sitting = results[0].sitting
-    others = [result for result in read_results(path) if result.sitting != sitting]
+    beside_raw([*(result for result in kept if result.sitting == sitting), *results])
     part = path.with_suffix(".part")
-    part.write_text("".join(result.line() + "\n" for result in (*others, *results)), encoding="utf-8")
+    part.write_text("".join(result.line() + "\n" for result in (*kept, *results)), encoding="utf-8")
     part.replace(path)
+
+
+def beside_raw(results: Sequence[Result]) -> None:
+    """Give each result what raw sockets took in the same sitting, to a hub in the same place.
+
+    Systems without a hub are held against the one in a site of its own.
+    """
+    raw = {result.hub: result.round_s_median for result in results if result.system == "raw"}
+    for result in results:
+        result.raw_floor_s = raw.get("own site" if result.hub == "none" else result.hub)
 
 
 def read_results(path: Path) -> list[Result]:

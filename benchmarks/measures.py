@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.cells import OK, Cell, Result
 from benchmarks.floors import Path as Way
-from benchmarks.floors import exchange_s, round_s
+from benchmarks.floors import round_s
 from benchmarks.training import record_path
 
 Line = Mapping[str, Any]
@@ -123,13 +123,14 @@ class Reached:
 def reached(turn_steps: Mapping[str, Sequence[Line]], cell: Cell) -> Reached | None:
     """The first evaluation that reached the workload's target; None where none did.
 
-    The clock starts with the first step of whoever begins first. It stands still during an evaluation, as all do.
+    The clock starts with the first step of whoever begins last: by then all have the first weights, whose way counts
+    for no system. It stands still during an evaluation, as all do.
     """
     target = cell.workload.target_accuracy
     first = cell.worker_names[0]
     if target is None or not turn_steps.get(first):
         return None
-    start = min(lines[0]["t"] for lines in turn_steps.values())
+    start = max(lines[0]["t"] for lines in turn_steps.values())
     for line in turn_steps[first]:
         if line.get("accuracy", -1.0) >= target:
             seconds = line["t"] - start - paused_s(turn_steps, start, line["t"])
@@ -183,16 +184,25 @@ def result_of(cell: Cell, turns: Sequence[Turn], ways: Sequence[Way], **facts: A
         result.round_s_median, result.round_s_p95 = statistics.median(times), percentile(times, 0.95)
         result.step_s_mean = statistics.fmean(times) / cell.every
         result.ratio_to_floor = result.round_s_median / result.floor_s if result.floor_s else None
-    _take_bytes(result, cell, good, ways)
+    _take_bytes(result, cell, good)
     rates = [rate for turn in good if (rate := samples_per_s(turn.steps, cell)) is not None]
     result.samples_per_s = statistics.fmean(rates) if rates else None
     _take_accuracy(result, cell, good)
     for turn in good:
+        share = _shared_rounds(turn, cell)
         for node, seconds in turn.cpu_s.items():
-            result.cpu_s[node] = result.cpu_s.get(node, 0.0) + seconds
+            result.cpu_s[node] = result.cpu_s.get(node, 0.0) + seconds / share
         for node, size in turn.rss_mb.items():
             result.rss_mb[node] = max(size, result.rss_mb.get(node, 0.0))
     return result
+
+
+def _shared_rounds(turn: Turn, cell: Cell) -> float:
+    """Which share of a worker's measured rounds lay in the time that all workers were measured in."""
+    span, bounds = measured_span(turn.steps, cell), boundaries(turn.steps[min(turn.steps)], cell)
+    if span is None or span[1] <= span[0]:
+        return 1.0
+    return (span[1] - span[0]) / (bounds[-1]["t"] - bounds[0]["t"])
 
 
 def _told(turn: Turn, cell: Cell) -> dict[str, Any]:
@@ -201,7 +211,7 @@ def _told(turn: Turn, cell: Cell) -> dict[str, Any]:
     return {"at": turn.at, "load": turn.load, "state": turn.state, "round_s_median": median}
 
 
-def _take_bytes(result: Result, cell: Cell, turns: Sequence[Turn], ways: Sequence[Way]) -> None:
+def _take_bytes(result: Result, cell: Cell, turns: Sequence[Turn]) -> None:
     if cell.where == "loopback":
         return
     counted = [each for turn in turns if (each := wan_bytes(turn.steps, cell))]
@@ -210,10 +220,6 @@ def _take_bytes(result: Result, cell: Cell, turns: Sequence[Turn], ways: Sequenc
     every = [pair for each in counted for pair in each.values()]
     result.wan_bytes_up = statistics.fmean(up for up, _ in every)
     result.wan_bytes_down = statistics.fmean(down for _, down in every)
-    needed = (max(max(pair) for pair in each.values()) for each in counted)
-    if ways:
-        slowest = max(ways, key=lambda way: exchange_s(1e6, way))
-        result.bytes_floor_s = exchange_s(statistics.fmean(needed), slowest)
 
 
 def _take_accuracy(result: Result, cell: Cell, turns: Sequence[Turn]) -> None:

@@ -6,6 +6,7 @@ namespace they move to. So a turn's processes are found in /proc, and none is le
 
 from __future__ import annotations
 
+import bisect
 import os
 import signal
 import time
@@ -49,15 +50,22 @@ class Meter:
         self.samples.append((now, sums))
 
     def cpu_s(self, begin: float, end: float) -> dict[str, float]:
-        """CPU seconds by node between two moments of the monotonic clock, as near as the samples lie.
+        """CPU seconds by node between two moments of the monotonic clock; between two samples they grow evenly.
 
-        None where the first worker has ended before the last one had warmed up.
+        Empty where the first worker has ended before the last one had warmed up.
         """
         if not self.samples or end <= begin:
             return {}
-        first = min(self.samples, key=lambda sample: abs(sample[0] - begin))[1]
-        last = min(self.samples, key=lambda sample: abs(sample[0] - end))[1]
+        first, last = self._cpu_at(begin), self._cpu_at(end)
         return {node: last[node] - first.get(node, 0.0) for node in sorted(last)}
+
+    def _cpu_at(self, moment: float) -> dict[str, float]:
+        """CPU seconds by node so far; before the first sample as in it, behind the last one as in that."""
+        place = bisect.bisect(self.samples, moment, key=lambda sample: sample[0])
+        since, before = self.samples[max(place - 1, 0)]
+        until, behind = self.samples[min(place, len(self.samples) - 1)]
+        share = (moment - since) / (until - since) if until > since else 0.0
+        return {node: used + (behind.get(node, used) - used) * share for node, used in before.items()}
 
     def living(self) -> dict[int, str]:
         """The node of each process that lives."""

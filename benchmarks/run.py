@@ -7,7 +7,7 @@
     python benchmarks/run.py full --sittings 7 8         two of its sittings, by the numbers that it prints
     python benchmarks/run.py --synthetic 2000000 --step-ms 5 --only geomx ddp
 
-Writes JSON lines to out/bench/SUITE.jsonl, sitting by sitting; those of an earlier such sitting give way.
+Writes JSON lines to out/bench/SUITE.jsonl, sitting by sitting; those of the same cells give way.
 `benchmarks/page.py` makes the page of them.
 """
 
@@ -50,8 +50,8 @@ def main() -> int:
         groups = {number: group for number, group in groups.items() if number in options.sittings}
     facts = Facts.here()
     if options.missing:
-        known = {result.sitting for result in read_results(path) if result.commit == facts.commit}
-        groups = {number: group for number, group in groups.items() if group[0].sitting not in known}
+        known = {result.cell for result in read_results(path) if result.commit == facts.commit}
+        groups = {n: group for n, group in groups.items() if not {cell.identity for cell in group} <= known}
     # What has been started is ended, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

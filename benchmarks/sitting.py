@@ -93,9 +93,7 @@ class Sitting:
 
     def results(self) -> list[Result]:
         """Of the turns so far."""
-        results = [_result(seat, self._facts) for seat in self._seats]
-        beside_raw(results)
-        return results
+        return [_result(seat, self._facts) for seat in self._seats]
 
 
 def told(result: Result) -> str:
@@ -108,16 +106,6 @@ def told(result: Result) -> str:
         return "no round was measured"
     floor = f", {result.ratio_to_floor:.2f} × the floor" if result.ratio_to_floor else ""
     return f"{result.round_s_median:.3f} s a round{floor} (load {result.load:.1f})"
-
-
-def beside_raw(results: Sequence[Result]) -> None:
-    """Give each result what raw sockets took in the same sitting, to a hub in the same place.
-
-    Systems without a hub are held against the one in a site of its own.
-    """
-    raw = {result.hub: result.round_s_median for result in results if result.system == "raw"}
-    for result in results:
-        result.raw_floor_s = raw.get("own site" if result.hub == "none" else result.hub)
 
 
 def _seat(cell: Cell) -> _Seat:

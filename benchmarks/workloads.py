@@ -51,7 +51,8 @@ def optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     if job.workload == "synthetic":
         return torch.optim.SGD(model.parameters(), lr=1e-3)
     if job.options.get("optimizer") == "SGD":
-        return torch.optim.SGD(model.parameters(), lr=SGD_RATE)
+        momentum = job.options.get("momentum", 0.0)  # a codec's own is none of the optimizer's
+        return torch.optim.SGD(model.parameters(), lr=SGD_RATE, momentum=momentum)
     return torch.optim.Adam(model.parameters(), lr=RATE)
 
 

@@ -107,7 +107,7 @@ def _keep(chosen: argparse.Namespace) -> None:
 
 def _down(chosen: argparse.Namespace) -> None:
     cleared = namespaces.clear_orphans()
-    kept = [owner for owner in _running() if _ask(owner, "status").get("kept")]
+    kept = [owner for owner in _running() if (status := _status_of(owner)) and status.get("kept")]
     if chosen.lab is not None:
         kept = [_choose(chosen.lab)]
     for owner in kept:
@@ -148,12 +148,24 @@ def _ask(owner: str, do: str, **arguments: Any) -> Any:
         control.close()
 
 
+def _status_of(owner: str) -> dict[str, Any] | None:
+    """None, with a word of it, for a lab that is coming up or going down: that is no reason to leave the others."""
+    try:
+        return dict(_ask(owner, "status"))
+    except RouterError as error:
+        print(f"lab {owner}: {error}", file=sys.stderr)
+        return None
+
+
 def _status(chosen: argparse.Namespace) -> None:
     running = _running()
     if not running:
         print("no lab is up")
-    for owner in [_choose(chosen.lab)] if chosen.lab else running:
-        _show(owner, _ask(owner, "status"))
+    if chosen.lab:
+        running = [_choose(chosen.lab)]
+    for owner in running:
+        if status := _status_of(owner):
+            _show(owner, status)
 
 
 def _show(owner: str, status: dict[str, Any]) -> None:

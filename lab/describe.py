@@ -21,7 +21,7 @@ Pair = tuple[str, str]  # from one site to another
 
 CONGESTION = ("bbr", "cubic")
 EVERY_SITE = "*"
-MAX_SITES = 250  # each has a third octet of its own
+MAX_SITES = 32  # what is told of all their links, two for each pair, is one message
 MAX_HOSTS = 200
 _TOP = ("site", "default", "link", "event", "congestion", "seed")
 _REQUIRED = ("rate_mbps", "delay_ms")

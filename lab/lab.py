@@ -87,17 +87,17 @@ class Lab:
         namespaces.clear_orphans()
         try:
             namespaces.make(self.owner, self.network)
-            self._router = self._start_router()
+            self._start_router()
             namespaces.connect(self.owner, self.network)
             self._control = Control(self.owner)
         except BaseException:
             self.close()
             raise
 
-    def _start_router(self) -> subprocess.Popen[str]:
+    def _start_router(self) -> None:
         here = str(Path(__file__).resolve().parents[1])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
-        process = subprocess.Popen(
+        process = self._router = subprocess.Popen(
             [sys.executable, "-m", router.__name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -122,7 +122,6 @@ class Lab:
             ready = False
         if not ready:
             raise RouterError(f"the router did not start: {_last_words(process)}")
-        return process
 
     def close(self) -> None:
         """End everything that runs in the sites, the router, and the namespaces. May be called twice."""

@@ -34,6 +34,7 @@ READY = "ready"
 _READS = 16  # packets from one device before the others, and what is due, have their turn
 _LONGEST_WAIT_S = 1.0
 _LATE_S = 0.001
+_SO_SNDBUFFORCE = 32  # of Linux, for root; Python has no name for it
 _WAKING_S = 0.00005  # what it takes to wake up, so sleep ends that much earlier
 _EARLY_S = (
     0.0002  # packets due so soon are handed over with those that are due: most of the cost is waking up
@@ -103,7 +104,7 @@ class Router:
     def _accept(self) -> None:
         client, _ = self._listener.accept()
         client.setblocking(False)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
+        client.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, MAX_MESSAGE_BYTES)
         self._clients[client.fileno()] = client
 
     def _answer(self, client: socket.socket) -> None:

@@ -54,7 +54,6 @@ def test_bytes_are_a_round_and_a_party():
     cell = cell_of()
     result = result_of(cell, [turn_of(cell)], WAYS)
     assert (result.wan_bytes_up, result.wan_bytes_down) == (300, 200)
-    assert result.bytes_floor_s == pytest.approx(0.03 + 8 * 300 / 100e6)
 
 
 def test_samples_are_those_of_all_workers():
@@ -128,10 +127,10 @@ class TestTheTarget:
         result = result_of(self.cell, [Turn("now", 0.5, steps=steps)], WAYS)
         assert result.samples_per_s == pytest.approx(2 * self.cell.workload.batch / 0.5)
 
-    def test_the_clock_starts_with_whoever_begins_first(self):
+    def test_the_clock_starts_with_whoever_begins_last(self):
         steps = self.steps((4, 0.9))
-        steps["B/0"][0] = steps["B/0"][0] | {"t": 97.0}
-        assert reached(steps, self.cell).seconds == pytest.approx(3 + 9 + 4 * 0.5)
+        steps["B/0"][0] = steps["B/0"][0] | {"t": 103.0}
+        assert reached(steps, self.cell).seconds == pytest.approx(-3 + 9 + 4 * 0.5)
 
     def test_bytes_of_a_hub_in_its_own_site_are_seen_where_they_arrive(self):
         found = reached(self.steps((4, 0.9)), self.cell)
@@ -166,12 +165,35 @@ def test_results_come_back_from_their_lines(tmp_path):
     assert back.shape == "2×1"
 
 
-def test_a_sitting_takes_the_place_of_an_earlier_one(tmp_path):
+def test_a_cell_takes_the_place_of_itself_alone(tmp_path):
     path = tmp_path / "suite.jsonl"
     here = Cell("geomx", "dense", Workload("synthetic", 10), "100mbit-30ms")
-    there = replace(here, network="unequal")
-    write_results(path, [Result.of(here, round_s_median=1.0), Result.of(here, round_s_median=2.0)])
-    write_results(path, [Result.of(there, round_s_median=3.0)])
-    write_results(path, [Result.of(here, round_s_median=4.0)])
-    assert [result.round_s_median for result in read_results(path)] == [3.0, 4.0]
-    assert here.sitting == read_results(path)[1].sitting != there.sitting
+    elsewhere = [replace(here, **more) for more in ({"network": "unequal"}, {"hub": "A"}, {"config": "fp16"})]
+    peer = replace(here, system="ddp", config="fp32", hub="none")
+    cells = [here, *elsewhere, peer]
+    write_results(path, [Result.of(cell, round_s_median=float(place)) for place, cell in enumerate(cells)])
+    write_results(path, [Result.of(here, round_s_median=9.0)])
+    assert [result.round_s_median for result in read_results(path)] == [1.0, 2.0, 3.0, 4.0, 9.0]
+    assert here.sitting == peer.sitting == read_results(path)[-1].sitting != elsewhere[0].sitting
+    assert here.identity == read_results(path)[-1].cell
+
+
+def test_what_is_run_again_alone_stands_beside_the_sittings_raw_sockets(tmp_path):
+    path = tmp_path / "suite.jsonl"
+    here = Cell("geomx", "dense", Workload("synthetic", 10), "100mbit-30ms")
+    raw, peer = replace(here, system="raw", config="sockets"), replace(here, system="ddp", hub="none")
+    write_results(path, [Result.of(raw, round_s_median=2.0), Result.of(here)])
+    write_results(path, [Result.of(here), Result.of(peer)])
+    assert [result.raw_floor_s for result in read_results(path)] == [2.0, 2.0, 2.0]
+
+
+def test_cpu_seconds_are_of_as_many_rounds_as_are_counted():
+    cell = cell_of()
+    fast, slow = steps_of(cell, step_s=0.25), steps_of(cell, step_s=1.0, start=99.25)
+    turn = Turn("now", 0.5, steps={"A/0": fast, "B/0": slow}, cpu_s={"A": 0.3, "B": 0.1})
+    assert measured_span(turn.steps, cell) == pytest.approx((109.25, 110.25))
+    result = result_of(cell, [turn], WAYS)
+    assert result.cpu_s == pytest.approx({"A": 0.3, "B": 0.1})  # of all 4 rounds of A
+    late = Turn("now", 0.5, steps={"A/0": fast, "B/0": steps_of(cell, start=100.25)}, cpu_s={"A": 0.3})
+    assert measured_span(late.steps, cell) == pytest.approx((109.75, 110.25))
+    assert result_of(cell, [late], WAYS).cpu_s == pytest.approx({"A": 0.6})  # of 2 of its 4

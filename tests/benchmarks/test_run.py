@@ -32,3 +32,12 @@ def test_a_sitting_that_has_results_of_this_commit_is_left_out(
     monkeypatch.setattr(sys, "argv", ["run.py", "fallback", "--missing", "--out", str(path)])
     assert run.main() == 0
     assert asked == still_asked
+
+
+def test_a_sitting_that_lacks_a_cell_is_run_again_whole(asked, tmp_path, monkeypatch):
+    path = tmp_path / "fallback.jsonl"
+    first = sittings(fallback().cells)[0]
+    write_results(path, [Result.of(cell, commit="now") for cell in first[1:]])
+    monkeypatch.setattr(sys, "argv", ["run.py", "fallback", "--missing", "--out", str(path)])
+    assert run.main() == 0
+    assert 1 in asked

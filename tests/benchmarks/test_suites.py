@@ -1,12 +1,14 @@
 """The suites, and how their cells are seated."""
 
 import pytest
+from torch.distributed.algorithms.model_averaging import averagers
 
 from benchmarks import systems
 from benchmarks.cells import CNN_1M, Cell, party_names
 from benchmarks.grounds import NETWORKS, ways_of
 from benchmarks.sitting import sittings
 from benchmarks.suites import FAST, SUITES, UNEQUAL, base, cells_of, quick
+from benchmarks.systems.ddp import train as ddp
 
 ALL = [(name, cell) for name, make in SUITES.items() for cell in make().cells]
 
@@ -44,7 +46,7 @@ def test_cells_that_are_compared_sit_together():
     assert sum(map(len, groups)) == len(SUITES["full"]().cells)
 
 
-def test_the_quick_suite_is_one_sitting_that_ends_within_its_limits():
+def test_the_quick_suite_is_one_sitting_of_who_is_compared_first():
     suite = quick()
     assert len(sittings(suite.cells)) == 1
     assert {"raw", "geomx", "ddp", "mxnet"} == {cell.system for cell in suite.cells}
@@ -55,6 +57,26 @@ def test_rounds_of_many_steps_are_fewer():
         [entry for entry in _entries() if entry.every == 10][:1], base(CNN_1M, FAST, 2, 1, rounds=30)
     )
     assert (cell.rounds, cell.warmup, cell.steps) == (3, 1, 40)
+
+
+def test_what_begins_dense_is_measured_behind_that():
+    begins_dense = [
+        cell for _, cell in ALL if cell.system == "ddp" and cell.config.startswith(("PowerSGD", "post"))
+    ]
+    assert begins_dense
+    for cell in begins_dense:
+        assert cell.warmup * cell.every > ddp.WARMUP, str(cell)
+
+
+def test_whoever_averages_seldom_does_so_behind_the_steps_that_are_looked_at(monkeypatch):
+    averaged = []
+    monkeypatch.setattr(
+        averagers.utils, "average_parameters_or_parameter_groups", lambda step, _: averaged.append(step)
+    )
+    averager = averagers.PeriodicModelAverager(**ddp.averaging(10), process_group=object())
+    for step in range(1, 41):  # asked behind each step, as PostLocalSGDOptimizer does
+        averager.average_parameters(step)
+    assert averaged == [10, 20, 30, 40]
 
 
 def _entries():

@@ -127,7 +127,7 @@ def test_every_fault_is_named_at_once_with_its_key_and_what_is_allowed():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"site": [{"name": "A"}]}, "site: found 1 sites; allowed: 2 to 250"),
+        ({"site": [{"name": "A"}]}, "site: found 1 sites; allowed: 2 to 32"),
         ({"site": 3}, "site: found something else"),
         ({"site": [{"name": "A"}, {"name": "A"}]}, "site[1].name: found 'A'; allowed: a name that no other"),
         ({"site": [{"name": "A b"}, {"name": "B"}]}, "site[0].name: found 'A b'"),

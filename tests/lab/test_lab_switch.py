@@ -1,9 +1,11 @@
+import json
 from math import inf
 
 import pytest
 from segments import on_the_wire, tcp
 
-from lab.describe import describe
+from lab.control import MAX_MESSAGE_BYTES
+from lab.describe import MAX_SITES, describe
 from lab.errors import DescriptionError
 from lab.switch import Switch
 
@@ -12,6 +14,13 @@ SITES = [{"name": "A"}, {"name": "B"}, {"name": "C"}]
 
 def switch(**table):
     return Switch(describe({"site": SITES, "default": {"rate_mbps": 12, "delay_ms": 10}, **table}))
+
+
+def test_what_is_told_of_the_most_sites_is_one_message():
+    sites = [{"name": f"long-name-{number:05}"} for number in range(MAX_SITES)]
+    state = switch(site=sites).state(0.0)
+    assert len(state["links"]) == MAX_SITES * (MAX_SITES - 1)
+    assert len(json.dumps(state)) < MAX_MESSAGE_BYTES / 2
 
 
 def to_site(number, sequence=0):

@@ -13,7 +13,7 @@ import pytest
 
 from lab import Lab, LabError, namespaces, system
 from lab.__main__ import main
-from lab.describe import describe
+from lab.describe import MAX_SITES, describe
 from lab.errors import DescriptionError
 
 MISSING = system.missing_here()
@@ -204,6 +204,48 @@ def test_the_commands_put_a_lab_up_and_take_it_down(tmp_path, capfd):
     finally:
         assert main(["down", "--lab", owner]) == 0
     assert owner not in namespaces.owners()
+
+
+def test_a_lab_that_is_only_coming_up_is_no_reason_to_leave_the_others(lab, capfd):
+    coming = Lab(network())
+    namespaces.make(coming.owner, coming.network)
+    try:
+        assert main(["status"]) == 0
+        shown = capfd.readouterr()
+        assert f"lab {coming.owner}: no router of lab {coming.owner} listens" in shown.err
+        assert f"lab {lab.owner}: " in shown.out
+    finally:
+        coming.close()
+    assert coming.owner not in namespaces.owners()
+
+
+def test_a_router_that_was_not_waited_for_is_ended(monkeypatch):
+    started = []
+
+    class Impatient(subprocess.Popen):
+        """Whoever waits for its first line is interrupted."""
+
+        def __init__(self, *arguments, **more):
+            super().__init__(*arguments, **more)
+            started.append(self)
+            self.stdout.close()
+            self.stdout = self
+
+        def readline(self):
+            raise KeyboardInterrupt
+
+        def close(self):
+            """As a pipe."""
+
+    monkeypatch.setattr(subprocess, "Popen", Impatient)
+    with pytest.raises(KeyboardInterrupt):
+        Lab(network()).open()
+    assert [process.returncode is not None for process in started if "lab.router" in process.args] == [True]
+
+
+def test_the_most_sites_can_be_up_and_tell_of_themselves():
+    with Lab(network(sites=[f"S{number}" for number in range(MAX_SITES)])) as up:
+        assert len(up.links()) == MAX_SITES * (MAX_SITES - 1)
 
 
 def test_a_description_that_does_not_hold_together_is_refused_by_the_command(tmp_path, capfd):

@@ -19,6 +19,7 @@ class Ddp:
         "fp32": {"hook": "none"},
         "fp16": {"hook": "fp16"},
         "PowerSGD rank 2": {"hook": "powersgd"},
+        "PowerSGD rank 2, SGD": {"hook": "powersgd", "optimizer": "SGD", "momentum": 0.9},
         "post-local, every 10": {"hook": "post-local", "every": 10},
         "post-local, every 40": {"hook": "post-local", "every": 40},
         "hierarchical fp32": {"hook": "hierarchical"},

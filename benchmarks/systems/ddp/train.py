@@ -3,6 +3,8 @@
 Without `from __future__ import annotations`: a hook's annotations must be classes, not their names.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
@@ -48,38 +50,63 @@ def hooked(
         subgroup, _ = dist.new_subgroups(1)
         state = post_localSGD_hook.PostLocalSGDState(None, subgroup, start_localSGD_iter=WARMUP)
         model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-        averager = averagers.PeriodicModelAverager(period=job.options["every"], warmup_steps=WARMUP)
+        averager = averagers.PeriodicModelAverager(**averaging(job.options["every"]))
         return PostLocalSGDOptimizer(optimizer, averager)
     elif hook == "hierarchical":
         model.register_comm_hook(Tiers(job), through_leaders)
     return optimizer
 
 
+def averaging(every: int) -> dict[str, int]:
+    """What makes PyTorch's averager do so behind every so many steps, where it is looked at: it counts from 0."""
+    return {"period": every, "warmup_steps": every - 1}
+
+
 class Tiers:
-    """The groups of a party, and of the first workers of all parties."""
+    """The groups of a party, and of the first workers of all parties; and a thread for each leg of the way.
+
+    So buckets follow each other, and backward goes on meanwhile, as with PyTorch's own hooks. Each leg has a group of
+    its own: a group's calls must come in the same order everywhere.
+    """
 
     def __init__(self, job: training.Job) -> None:
-        parties = [range(p * job.workers, (p + 1) * job.workers) for p in range(job.parties)]
-        groups = [dist.new_group(list(ranks)) for ranks in parties]
-        self.party = groups[job.party]
+        parties = [list(range(p * job.workers, (p + 1) * job.workers)) for p in range(job.parties)]
+        self.up, self.down = ([dist.new_group(ranks) for ranks in parties][job.party] for _ in range(2))
         self.leaders = dist.new_group([ranks[0] for ranks in parties])
         self.leader = parties[job.party][0]
         self.leads = job.rank == 0
         self.everyone = job.everyone
         self.half = bool(job.options.get("half"))
+        self.legs = [ThreadPoolExecutor(1) for _ in range(3)]
 
 
 def through_leaders(tiers: Tiers, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Add within the party, among the leaders across parties, and hand the sum down."""
     values = bucket.buffer().div_(tiers.everyone)
-    dist.reduce(values, tiers.leader, group=tiers.party)
-    if tiers.leads:
-        crossing = values.half() if tiers.half else values
-        dist.all_reduce(crossing, group=tiers.leaders)
-        values.copy_(crossing)
-    dist.broadcast(values, tiers.leader, group=tiers.party)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(values)
+
+    def up() -> None:
+        dist.reduce(values, tiers.leader, group=tiers.up)
+
+    def across() -> None:
+        if tiers.leads:
+            crossing = values.half() if tiers.half else values
+            dist.all_reduce(crossing, group=tiers.leaders)
+            values.copy_(crossing)
+
+    def down() -> None:
+        dist.broadcast(values, tiers.leader, group=tiers.down)
+        done.set_result(values)
+
+    def go(leg: int) -> None:
+        try:
+            (up, across, down)[leg]()
+            if leg < 2:
+                tiers.legs[leg + 1].submit(go, leg + 1)
+        except Exception as error:
+            done.set_exception(error)
+
+    tiers.legs[0].submit(go, 0)
     return done
 
 

@@ -35,6 +35,10 @@ def main() -> None:
     time.sleep(PAUSE_S)
     store.pull(keys, task.weights)
     task.take()
+    if job.options["store"] == "dist_async":
+        watch.note = (
+            "nobody waits: A's workers, beside the server, are far ahead. Seconds are the median worker's"
+        )
     for _ in watch.steps(task.accuracy):
         task.backward()
         for key, gradient, weight in zip(keys, task.gradients(), task.weights, strict=True):
