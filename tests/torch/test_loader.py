@@ -22,6 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from geomx.sync.base import policies
 from geomx.torch import LiveRun, Settings
 from geomx.torch.loader import every_nth, samples_in, share_length
 
@@ -241,6 +242,40 @@ def test_a_worker_without_any_data_takes_part(options: dict[str, str]) -> None:
         optimizer.step()
     for ours, _ in results.values():
         assert_close(ours, weights(model))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(
+            "hfa k1=2 k2=1",
+            "hfa k1=1 k2=2",
+            "diloco every=2",
+            "diloco every=4 fragments=2 overlap=1",
+            "esync",
+        ),
+        *("esync wait=true", "mixed", "mixed staleness=1", "downpour n_push=2 n_fetch=2"),
+    ],
+)
+def test_nor_does_it_hold_up_any_policy(spec: str) -> None:
+    """Nor do two loaders at once, of which the second has still more when the first has ended."""
+    batches = [(x, y) for x, y in DataLoader(DATA, 2)][:5]
+
+    def script(run: LiveRun) -> dict[str, torch.Tensor]:
+        model = small_model()
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for loader in (batches[:1], batches, []):
+            for x, y in run.shard(loader, over="run"):
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+        return weights(model)
+
+    results, _ = train([2, 1], script, Settings(policy=policies.make(spec)), policy=spec)
+    assert all(value.isfinite().all() for values in results.values() for value in values.values())
+    if not spec.startswith(("mixed", "downpour")):
+        for values in results.values():
+            assert_equal(values, results["A/0"])
 
 
 def test_evaluation_counts_nothing_and_waits_for_nobody() -> None:

@@ -129,6 +129,7 @@ class Turns(ABC):
 
     def end_epoch(self) -> None:
         """This worker's data has ended: take part without gradients until everybody's has."""
+        self.ended = True  # it may have had none
         self.between("the end of run.shard(loader)")
         self._timeline.rest()
         while not self.all_ended:
