@@ -257,6 +257,38 @@ def test_an_epoch_of_unequal_data_ends_with_equal_weights(policy: Policy) -> Non
         assert_equal(other, first)
 
 
+def test_the_last_outer_step_of_an_epoch_weighs_what_was_trained_since_the_parts_own() -> None:
+    """Two parts, each averaged behind two of four steps; one worker makes a fifth, and alone has moved since then."""
+    seen: dict[str, dict[str, torch.Tensor]] = {}
+    cuts: list[Cut] = []
+
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        model = small_model()
+        model, optimizer = run.attach(model, sgd(model))
+        batches = [parts_of(step, 2)[place_of(run)] for step in range(4 + place_of(run))]
+        for x, y in run.shard(batches):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            seen[run.name] = weights(model)
+        assert run._attached is not None
+        pieces = run._attached.carried.slices("weight")
+        cuts.append([[(part.tensor, part.start, part.stop) for part in piece.parts] for piece in pieces])
+        return weights(model)
+
+    policy = DiLoCo(every=4, fragments=2, lr=1.0, momentum=0.0)
+    results, _ = train([1, 1], main, settings(policy))
+    assert_equal(results["A/0"], results["B/0"])
+    names = list(results["A/0"])
+    for cut in cuts[0][1::2]:
+        for number, first, last in cut:
+            name = names[number]
+            assert_close(
+                {name: results["A/0"][name].view(-1)[first:last]},
+                {name: seen["B/0"][name].view(-1)[first:last]},
+            )
+
+
 def test_a_checkpoint_between_means_has_the_mean(tmp_path: Path) -> None:
     path, seen = tmp_path / "c.safetensors", {}
 
@@ -623,8 +655,8 @@ def test_a_worker_that_is_killed_and_started_again_catches_up(spec: str, victim:
 
 @pytest.mark.parametrize("spec", ALGORITHMS)
 def test_a_worker_that_is_started_again_has_the_weights_of_the_run(spec: str, tmp_path: Path) -> None:
-    """Not those of its script, nor those of a checkpoint that the script goes on from."""
-    path = tmp_path / "checkpoint"
+    """Not those of its script, nor those of a checkpoint that the script goes on from; and calls find each other."""
+    path, later = tmp_path / "checkpoint", tmp_path / "later"
     batches = [batch(number, 4) for number in range(30)]
     starts: dict[str, list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]]] = defaultdict(list)
 
@@ -644,8 +676,7 @@ def test_a_worker_that_is_started_again_has_the_weights_of_the_run(spec: str, tm
                 F.mse_loss(model(x), y).backward()
                 run._exchange.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
                 optimizer.step()
-        if not path.exists():
-            run.save(path)
+        run.save(later if path.exists() else path)
 
     train([2, 1], main, settings(policies.make(spec)), policy=spec)
     for at_s in (0.57, 0.69):

@@ -80,11 +80,13 @@ class LocalTurns(Turns):
 
     def end_epoch(self) -> None:
         super().end_epoch()
-        if self._last_run.fragment != (0, 1) or self._last_run.overlap:
-            while self._due:
-                self._take_in(self._due.popleft())
-            self._is_step = False  # the policy knows nothing of this one
-            self._follow(Local("run", self._last_run.outer))
+        last, (_, parts) = self._last_run, self._last_run.fragment
+        if parts > 1 or last.overlap:
+            self._take_in_all()
+            self._is_step = False  # the policy knows nothing of these
+            for part in range(parts):
+                self._average_run(replace(last, fragment=(part, parts), overlap=0, merge=0.0))
+            self._take_in_all()
             self._is_step = True
 
     def _idle(self) -> None:
@@ -150,6 +152,10 @@ class LocalTurns(Turns):
 
     def _is_due(self) -> bool:
         return bool(self._due) and self._due[0][0] <= self._planned
+
+    def _take_in_all(self) -> None:
+        while self._due:
+            self._take_in(self._due.popleft())
 
     def _take_in(self, due: tuple[int, list[Slice], float]) -> None:
         """Go on from what the run has made of these slices, or from a mixture."""
