@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from geomx.errors import CheckpointError, GeomxError
+from geomx.errors import CheckpointError, GeomxError, Unsupported
+from geomx.sync.base import policies
 from geomx.torch import LiveRun, Settings
 
 CUT = Settings(slice_elements=512, size_lower_bound=100)
@@ -188,6 +189,69 @@ def test_a_file_for_each_party(tmp_path: Path) -> None:
     train([2, 2], script)
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*")) == ["A/0", "B/0"]
     assert_equal(load_file(tmp_path / "A/0"), load_file(tmp_path / "B/0"))
+
+
+@pytest.mark.parametrize("spec", ["fsa", "hfa k1=2 k2=1", "diloco every=2", "esync"])
+def test_the_files_of_the_parties_are_loaded_together(spec: str, tmp_path: Path) -> None:
+    """Where steps are local, each has its own optimizer's state."""
+
+    def script(run: LiveRun) -> dict[str, torch.Tensor]:
+        path = tmp_path / run.party
+        model = Normed()
+        model, optimizer = run.attach(model, adam(model))
+        if path.exists():
+            run.load(path)
+        else:
+            steps(run, model, optimizer, range(4))
+            run.save(path, everywhere=True)
+        return {
+            name: value.clone() for name, value in model.state_dict().items() if value.is_floating_point()
+        }
+
+    settings = Settings(policy=policies.make(spec))
+    train([1, 1], script, settings, policy=spec)
+    if spec != "fsa":
+        ours, theirs = (load_file(tmp_path / party) for party in ("A", "B"))
+        assert any(not ours[key].equal(theirs[key]) for key in ours if key.startswith("optimizer."))
+    results, _ = train([1, 1], script, settings, policy=spec)
+    assert_equal(results["A/0"], results["B/0"])
+    saved = load_file(tmp_path / "A")
+    for name, value in results["A/0"].items():
+        assert name.startswith("tied") or value.equal(saved[f"model.{name}"])
+
+
+def test_files_that_differ_in_what_must_agree_are_told_apart(tmp_path: Path) -> None:
+    def script(run: LiveRun) -> None:
+        model = Normed()
+        model, optimizer = run.attach(model, adam(model))
+        path = tmp_path / run.party
+        if path.exists():
+            run.load(path)
+        steps(run, model, optimizer, range(2))
+        run.save(path, everywhere=True)
+
+    settings = Settings(policy=policies.make("hfa k1=2 k2=1"))
+    train([1, 1], script, settings, policy="hfa k1=2 k2=1")
+    kept = (tmp_path / "A").read_bytes()
+    train([1, 1], script, settings, policy="hfa k1=2 k2=1")
+    (tmp_path / "A").write_bytes(kept)
+    with pytest.raises(
+        GeomxError, match=r"B/0 called load\(\) of file \w+ where A/0 called load\(\) of file"
+    ):
+        train([1, 1], script, settings, policy="hfa k1=2 k2=1")
+
+
+@pytest.mark.parametrize("spec", ["mixed", "downpour"])
+def test_a_file_for_each_party_is_refused_where_parties_have_weights_of_their_own(
+    spec: str, tmp_path: Path
+) -> None:
+    def script(run: LiveRun) -> None:
+        model = Normed()
+        run.attach(model, adam(model))
+        run.save(tmp_path / run.party, everywhere=True)
+
+    with pytest.raises(Unsupported, match="copy the file"):
+        train([1, 1], script, Settings(policy=policies.make(spec)), policy=spec)
 
 
 def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:

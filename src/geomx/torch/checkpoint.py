@@ -106,10 +106,21 @@ def read(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} has a damaged description: {error!r}") from error
 
 
-def digest(path: Path) -> str:
-    """A short name for the file's content, by which workers find out that they do not read the same."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+def digest(checkpoint: Checkpoint, of_state: bool) -> str:
+    """A short name, by which workers find out that they do not read the same; `of_state`: the optimizer's, too."""
+    states = checkpoint.state.items() if of_state else ()
+    told = {f"optimizer.{name}.{key}": value for name, state in states for key, value in state.items()}
+    told |= {f"model.{name}": tensor for name, tensor in checkpoint.model.items()}
+    found = hashlib.blake2b(digest_size=8)
+    for name, value in sorted(told.items()):
+        found.update(name.encode())
+        if isinstance(value, torch.Tensor):
+            found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            found.update(repr(value).encode())
+    about = [checkpoint.optimizer, checkpoint.groups, checkpoint.turn, checkpoint.epoch]
+    found.update(json.dumps(about, sort_keys=True).encode())
+    return found.hexdigest()
 
 
 def check_names(path: Path, found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from geomx.errors import CheckpointError
+from geomx.errors import CheckpointError, Unsupported
 from geomx.torch import checkpoint as files
 from geomx.torch import residuals
 from geomx.torch.attach import Attached
@@ -65,6 +65,11 @@ class Task:
 def save(attached: Attached, task: Task, position: Position) -> None:
     """Every worker takes part; those who write leave a checkpoint, all leave residuals where there are some."""
     carried = attached.carried
+    if task.everywhere and not attached.turns.in_step and not attached.turns.local:
+        raise Unsupported(
+            "save(everywhere=True): the parties have weights of their own, and load() takes the same file everywhere; "
+            "save without it, and copy the file of the first worker"
+        )
     attached.turns.between("save()")
     carried.check_same()
     buffers = carried.slices("buffer")
@@ -108,8 +113,9 @@ def save(attached: Attached, task: Task, position: Position) -> None:
 def load(attached: Attached, path: Path, worker: str) -> int:
     """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`.
 
-    Turns go on from the checkpoint's, since codecs draw their random numbers by turn. A worker that was started again
-    has the run's weights, which are newer: it takes hyper-parameters and epoch from the file, and is alone in that.
+    Where all are in step, turns go on from the checkpoint's, since codecs draw random numbers by turn. A worker that
+    was started again has the run's weights, which are newer: it takes hyper-parameters and epoch from the file, and is
+    alone in that.
     """
     carried = attached.carried
     attached.turns.between("load()")
@@ -120,6 +126,7 @@ def load(attached: Attached, path: Path, worker: str) -> int:
     state_dict = _state_dict(attached, path, checkpoint)
     if attached.turns.goes_on:
         attached.optimizer.adopt(state_dict)
+        _go_on_from(attached, checkpoint)
         return checkpoint.epoch
     with torch.no_grad():
         for name, tensor in live.items():
@@ -129,9 +136,18 @@ def load(attached: Attached, path: Path, worker: str) -> int:
     kept = residuals.read(residuals.path_of(path, worker), carried) if keeps else {}
     states = attached.optimizer.adopt(state_dict)
     slices = carried.slices("weight", "frozen", "buffer")
-    attached.sharing.assign(f"load() of file {files.digest(path)}", slices, states, kept)
-    attached.turns.skip_to(checkpoint.turn)
+    name = files.digest(
+        checkpoint, of_state=not attached.turns.local
+    )  # where steps are local, states are, too
+    attached.sharing.assign(f"load() of file {name}", slices, states, kept)
+    _go_on_from(attached, checkpoint)
     return checkpoint.epoch
+
+
+def _go_on_from(attached: Attached, checkpoint: Checkpoint) -> None:
+    """Where all are in one turn, go on with the checkpoint's; elsewhere it was that of one party, or of few steps."""
+    if attached.turns.in_step:
+        attached.turns.skip_to(checkpoint.turn)
 
 
 def _state_dict(attached: Attached, path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
