@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -307,3 +308,23 @@ def test_a_worker_that_comes_back_is_told_to_go_on() -> None:
 def test_parameters_are_checked(given: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         ESync(**given)
+
+
+def test_a_save_costs_nobody_the_steps_of_the_round_behind_it(tmp_path: Path) -> None:
+    def main(run: LiveRun) -> list[int]:
+        model = small_model()
+        model, optimizer = run.attach(model, sgd(model))
+        turns: list[int] = []
+        while run.turn <= ROUNDS + 1:
+            x, y = parts_of(len(turns), len(run.workers))[place_of(run)]
+            F.mse_loss(model(x), y).backward()
+            run._exchange.port.sleep(STEP_S[run.name])  # type: ignore[attr-defined]  # of the virtual clock
+            turns.append(run.turn)
+            optimizer.step()
+            if turns[-1] < ROUNDS // 2 <= run.turn:
+                run.save(tmp_path / "checkpoint")
+        return Trained({}, turns).steps
+
+    options = settings("esync", weight="equal")
+    results, _ = train([2, 1], main, options, policy="esync", network=Network(1000.0, 1.0))
+    assert min(results["A/1"][3:]) >= 5, results["A/1"]

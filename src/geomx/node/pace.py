@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from geomx.protocol.membership import EVERYONE
 from geomx.protocol.messages import Allowance, Push, Stepped, Update
 from geomx.sync.base import Pacer
 
@@ -29,8 +30,8 @@ class Pace:
             self._pacer.contributed(push.origins, push.turn, now)
 
     def closed(self, update: Update, now: float) -> None:
-        """A slice has been answered."""
-        if self._pacer is not None and update.kind == "gradient":
+        """A slice has been answered; in a turn of steps or of another call, behind which steps go on."""
+        if self._pacer is not None and update.cohort == EVERYONE:
             self._allow(update.turn + 1, self._pacer.closed(update.turn, now))
 
     def left(self, workers: Iterable[str]) -> None:

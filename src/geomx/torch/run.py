@@ -109,8 +109,8 @@ class LiveRun:
 
     @property
     def turn(self) -> int:
-        """How many collective calls (attach, steps, saves, ...) this run has made."""
-        return self._exchange.turn
+        """How many collective calls (attach, rounds, saves, ...) those who move in step with this worker have made."""
+        return self._attached.turns.turn if self._attached else self._exchange.turn
 
     @property
     def epoch(self) -> int:
