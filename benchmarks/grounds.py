@@ -23,6 +23,9 @@ AS_A_HOST = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
 class Ground(Protocol):
     """A place for processes."""
 
+    def begin(self) -> None:
+        """A turn begins: what the network's file says of times counts from now."""
+
     def address(self, site: str) -> str:
         """The IPv4 address at which a site is reached."""
 
@@ -37,6 +40,9 @@ class Ground(Protocol):
 
 class Loopback:
     """No network at all: each site is 127.0.0.1."""
+
+    def begin(self) -> None:
+        """Nothing changes here."""
 
     def address(self, site: str) -> str:
         return "127.0.0.1"
@@ -60,6 +66,9 @@ class InLab:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
         self._next_port = FIRST_PORT
+
+    def begin(self) -> None:
+        self._lab.begin()
 
     def address(self, site: str) -> str:
         return str(self._lab.address(site))

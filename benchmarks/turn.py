@@ -34,6 +34,7 @@ def run_turn(cell: Cell, system: System, ground: Ground, python: Path, keep: boo
     options = {**system.configs[cell.config], **cell.options}
     desk = Desk(cell, ground, python, folder, options)
     try:
+        ground.begin()
         nodes, addresses = system.nodes(desk)
         desk.job.write_text(json.dumps(job_of(desk, addresses)))
         watched = _Watched(desk, meter)
