@@ -461,23 +461,34 @@ def test_what_the_kernel_tells():
 
 
 def test_a_round_trip_of_twice_as_long_has_bbr_find_out_now_and_then(link):
+    longer = {"queued_s": 1.01 * (MAYBE_LONGER - 1.0) * ROUND_TRIP_S, "rate": int(0.99 * UNDISTURBED * RATE)}
     with Flow() as flow:
         flow.round()
         flow.settle()
-        link.is_so(queued_s=1.01 * (MAYBE_LONGER - 1.0) * ROUND_TRIP_S)
+        link.is_so(**longer)
         flow.round()
         assert not flow.is_new
         flow.round(PAUSE_S - 0.1)
         assert not flow.is_new
         flow.round(0.2)
         assert flow.is_new
-        for _ in range(int((PAUSE_EVERY_S - PAUSE_S) / EVERY_S)):
-            flow.settle()
-            flow.round()
-            assert flow.is_new
+        link.is_so(queued_s=QUEUE_S, rate=RATE)
+        flow.round(PAUSE_EVERY_S - PAUSE_S - 1.0)
         flow.settle()
-        flow.round()
+        link.is_so(**longer)
+        flow.round(0.0)
         assert not flow.is_new
+        flow.round(EVERY_S)
+        assert not flow.is_new
+
+
+def test_where_as_much_comes_through_as_before_it_is_a_queue(link):
+    with Flow() as flow:
+        flow.round()
+        flow.settle()
+        link.is_so(queued_s=2 * MAYBE_LONGER * ROUND_TRIP_S, rate=int(1.01 * UNDISTURBED * RATE))
+        flow.round()
+        assert flow.is_new
 
 
 def test_not_before_it_is_known_what_the_link_carries(link):

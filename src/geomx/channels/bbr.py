@@ -45,7 +45,8 @@ READINGS = 6  # of the rate: where loss made one smaller, another has it
 STEADY_ROUND_TRIPS, EXACT_ROUND_TRIPS = 5, 10
 UNDISTURBED = 0.9  # of what BBR believes: less than that is what loss has left
 LOOK_EVERY_S = 0.02
-# So many times the shortest round trip: the way may have become longer, which a pause shows; BBR has found it so.
+# So many times the shortest round trip: the way may have become longer if less comes through than was found, and a
+# pause shows it; BBR has found it so.
 MAYBE_LONGER, LONGER = 2.0, 1.5
 PAUSE_S, PAUSE_EVERY_S = 11.0, 60.0  # left alone for so long, BBR pauses; that is worth it so often
 
@@ -111,7 +112,8 @@ class Bbr:
         if seen.round_trip_s >= max(FAR_S, LONGER * seen.remembered_s):
             return True
         now_s = seen.round_trip_s + self._longest.queued_s
-        if not self._found or now_s < MAYBE_LONGER * seen.remembered_s or now < self._pause_at:
+        comes_through = seen.rate >= UNDISTURBED * max(self._found, default=0)  # then it is only a queue
+        if comes_through or now_s < MAYBE_LONGER * seen.remembered_s or now < self._pause_at:
             return False
         self._pause_at = now + PAUSE_EVERY_S
         return True
