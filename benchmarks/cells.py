@@ -103,7 +103,7 @@ class Cell:
     @property
     def identity(self) -> tuple[object, ...]:
         """What no other cell of a suite has."""
-        return Result.of(self).cell
+        return Result.of(self).identity
 
     def __str__(self) -> str:
         hub = "" if self.hub == "none" else f", hub in {self.hub}"
@@ -189,7 +189,7 @@ class Result:
         return self.workload, self.parameters, self.step_ms, self.network, self.congestion, self.shape
 
     @property
-    def cell(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """What no other cell of a suite has."""
         return *self.sitting, self.system, self.config, self.hub, self.where
 
@@ -200,8 +200,8 @@ class Result:
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
     """Put the results of one sitting into a suite's file, in the place of those of the same cells."""
-    new = {result.cell for result in results}
-    kept = [result for result in read_results(path) if result.cell not in new]
+    new = {result.identity for result in results}
+    kept = [result for result in read_results(path) if result.identity not in new]
     sitting = results[0].sitting
     beside_raw([*(result for result in kept if result.sitting == sitting), *results])
     part = path.with_suffix(".part")

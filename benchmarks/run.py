@@ -50,7 +50,7 @@ def main() -> int:
         groups = {number: group for number, group in groups.items() if number in options.sittings}
     facts = Facts.here()
     if options.missing:
-        known = {result.cell for result in read_results(path) if result.commit == facts.commit}
+        known = {result.identity for result in read_results(path) if result.commit == facts.commit}
         groups = {n: group for n, group in groups.items() if not {cell.identity for cell in group} <= known}
     # What has been started is ended, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -175,7 +175,7 @@ def test_a_cell_takes_the_place_of_itself_alone(tmp_path):
     write_results(path, [Result.of(here, round_s_median=9.0)])
     assert [result.round_s_median for result in read_results(path)] == [1.0, 2.0, 3.0, 4.0, 9.0]
     assert here.sitting == peer.sitting == read_results(path)[-1].sitting != elsewhere[0].sitting
-    assert here.identity == read_results(path)[-1].cell
+    assert here.identity == read_results(path)[-1].identity
 
 
 def test_what_is_run_again_alone_stands_beside_the_sittings_raw_sockets(tmp_path):

@@ -15,7 +15,7 @@ UP, DOWN = "wan.codec_up", "wan.codec_down"
 INT4 = {UP: "int4", DOWN: "int4"}
 SPARSE = {UP: "bisparse ratio=0.01 momentum=0.9", DOWN: "bisparse ratio=0.01", "optimizer": "SGD"}
 SPARSE_INT2 = {**SPARSE, UP: f"{SPARSE[UP]} values=int2", DOWN: f"{SPARSE[DOWN]} values=int2"}
-TEN_STEPS = {"sync.policy": "hfa k1=10 k2=1", "every": 10}
+HFA_TEN = {"sync.policy": "hfa k1=10 k2=1", "every": 10}
 CUBIC = {"wan.congestion": "cubic"}
 
 
@@ -41,8 +41,8 @@ class Geomx:
         "Bi-Sparse 1 %, cubic": {**SPARSE, **CUBIC},
         "Bi-Sparse 1 %, int2": SPARSE_INT2,
         "Bi-Sparse 1 %, int2, cubic": {**SPARSE_INT2, **CUBIC},
-        "HFA, every 10": TEN_STEPS,
-        "HFA, every 10, int4": {**TEN_STEPS, **INT4},
+        "HFA, every 10": HFA_TEN,
+        "HFA, every 10, int4": {**HFA_TEN, **INT4},
         "HFA, 20 × 2, int4": {"sync.policy": "hfa k1=20 k2=2", **INT4, "every": 40},
         "DiLoCo, every 10": {"sync.policy": "diloco every=10", "every": 10},
         "ESync, int4": {"sync.policy": "esync least=10", **INT4, "every": 10},
