@@ -273,7 +273,8 @@ def policies(unequal: Sequence[Unequal], pictures: Path) -> Parts:
         (POLICIES, ""): [
             "GeoMX's CNN on Fashion-MNIST, batches of 32, Adam (Downpour: Adagrad), a step of 50 ms, links of 100 "
             "Mbit/s and 30 ms to the global server. Real nodes and gradients on the simulator's virtual clock: the "
-            "seconds are what a machine for each node would take. Medians over seeds; MB are of all parties, both "
+            "seconds are what a machine for each node would take. The weights that count are the global server's, "
+            "looked at whenever the first worker has taken 25 steps. Medians over seeds; MB are of all parties, both "
             "ways. `python benchmarks/algorithms.py`."
         ]
     }

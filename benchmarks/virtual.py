@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from benchmarks import training, workloads
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.drive.programs import Program
 from geomx.drive.simulated import Simulator
 from geomx.node.build import Plan, make_node
+from geomx.node.root import Root
+from geomx.node.server import Server
 from geomx.torch import LiveRun, Settings
 
 BATCH = 32
@@ -21,11 +24,20 @@ PARTIES = {"A": ("A/0", "A/1"), "B": ("B/0", "B/1")}
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One worker's place: its run, its share of the workload, and its clock."""
+    """One worker's place: its run, its share of the workload, and its clock. `roots`: the run's shards."""
 
     run: LiveRun
     task: workloads.Task
     program: Program
+    roots: tuple[Root, ...]
+
+    def copy_global(self, model: nn.Module) -> None:
+        """Give `model` the weights that the global servers have now, in no time."""
+        tensors = dict(model.named_parameters())
+        with torch.no_grad():
+            for root in self.roots:
+                for name, part, values in root.parts():
+                    tensors[name].view(-1)[part.start : part.stop] = values
 
 
 def train(
@@ -54,10 +66,13 @@ def train(
         )
         job = _job(plan, program.name, list(plan.parties).index(party), int(rank), model)
         with run:
-            loop(Seat(run, workloads.task(job, seed), program))
+            loop(Seat(run, workloads.task(job, seed), program, roots))
 
-    for node in plan.nodes:
-        simulator.add(make_node(plan, node))
+    nodes = [make_node(plan, name) for name in plan.nodes]
+    for node in nodes:
+        simulator.add(node)
+    upsides = [node.upside for node in nodes if isinstance(node, Server)]
+    roots = tuple(upside for upside in upsides if isinstance(upside, Root))
     programs = [simulator.program(worker, main) for worker in plan.workers]
     simulator.run(while_=goes_on)
     for program in programs:

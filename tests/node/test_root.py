@@ -61,7 +61,7 @@ def test_hyper_parameters_in_use_outlast_thousands_of_others(monkeypatch):
         if number % 5 == 0:
             server.say(1, Hyper(b"sgd", {"lr": 0.5}))
         server.say(1, Hyper(number.to_bytes(2, "big"), {"lr": 1 / (number + 1)}))
-        assert len(server.node._upside._hypers) <= 10
+        assert len(server.node.upside._hypers) <= 10
     step(server)
     assert len(answers(server)) == 1
 

@@ -6,7 +6,6 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from live_runs import (
     apply,
     assert_close,
     assert_equal,
-    batch,
     gradients,
     parts_of,
     place_of,
@@ -27,14 +25,13 @@ from live_runs import (
     train,
     weights,
 )
+from policy_runs import STEPS, script, settings, uneven
 from torch import nn
-from trees import plan_of
 
-from geomx.drive.simulated import Network, Simulator
-from geomx.errors import ConfigError, Refused, RunFailed, Unsupported
-from geomx.node.build import Edge, make_node
+from geomx.drive.simulated import Simulator
+from geomx.errors import ConfigError, Unsupported
+from geomx.node.build import Edge
 from geomx.optim.dcasgd import DCASGD
-from geomx.protocol.session import Patience
 from geomx.sync.base import Policy, policies
 from geomx.sync.diloco import DiLoCo
 from geomx.sync.downpour import Downpour
@@ -43,34 +40,9 @@ from geomx.sync.hfa import HFA
 from geomx.sync.mixed import MixedSync
 from geomx.torch import LiveRun, Settings
 
-STEPS = 50
-
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-
-def settings(policy: Policy, **more: Any) -> Settings:
-    return Settings(slice_elements=512, size_lower_bound=100, policy=policy, **more)
-
-
-def script(make: Make, steps: int = STEPS, pause_s: Callable[[LiveRun, int], float] | None = None) -> Any:
-    """Steps on batches that depend on worker and step alone."""
-
-    def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model(seed=place_of(run))
-        model, optimizer = run.attach(model, make(model))
-        for step in range(steps):
-            x, y = parts_of(step, len(run.workers))[place_of(run)]
-            run.weight(len(x))
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            if pause_s is not None:
-                run._exchange.port.sleep(pause_s(run, step))  # type: ignore[attr-defined]  # of the virtual clock
-            optimizer.step()
-        return weights(model)
-
-    return main
 
 
 # -- local steps ----------------------------------------------------------------------------------------------
@@ -370,12 +342,6 @@ def test_local_steps_go_through_codecs(wan: Edge) -> None:
 # -- parties that do not wait ---------------------------------------------------------------------------------
 
 
-def uneven(run: LiveRun, step: int) -> float:
-    """Seconds of computing: parties differ, and each step is different."""
-    party = run.parties.index(run.party)
-    return 0.02 * (1 + 2.5 * party) * (1 + 0.3 * ((7 * step + 3 * party) % 5))
-
-
 def mixed_reference(
     simulator: Simulator,
     parties: list[int],
@@ -604,238 +570,3 @@ def test_what_a_script_says_of_weights_counts_with_local_steps_as_well() -> None
     by_samples, _ = train([2, 1], script(sgd, 12), settings(HFA(k1=2, k2=2)))
     said, _ = train([2, 1], script(sgd, 12), settings(HFA(k1=2, k2=2), weight="equal"))
     assert_equal(said["B/0"], by_samples["B/0"])
-
-
-def test_the_network_may_lose_and_repeat() -> None:
-    network = Network(50.0, 20.0, 5.0, loss=0.05, duplicate=0.1, reorder=0.2)
-    again = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.15)
-    results, _ = train([2, 1], script(sgd), settings(HFA(k1=5, k2=2)), network=network, patience=again)
-    calm, _ = train([2, 1], script(sgd), settings(HFA(k1=5, k2=2)))
-    assert_equal(results["B/0"], calm["B/0"])
-
-
-# -- faults ---------------------------------------------------------------------------------------------------
-
-ALGORITHMS = [
-    "fsa",
-    "mixed",
-    "mixed staleness=1",
-    "hfa k1=2 k2=2",
-    "diloco every=4",
-    "diloco every=6 fragments=2 overlap=2",
-    "downpour",
-    "downpour n_push=3 n_fetch=2",
-    "esync",
-    "esync wait=true",
-]
-
-
-@pytest.mark.parametrize("victim", ["A/1", "B/0"])
-@pytest.mark.parametrize("spec", ALGORITHMS)
-def test_a_worker_that_is_killed_and_started_again_catches_up(spec: str, victim: str) -> None:
-    """Whenever it dies: in between two steps, or with half of its slices pushed."""
-    for at_s in (0.6, 0.83, 1.07):
-
-        def faults(simulator: Simulator, restart: Callable[[str], None], at_s: float = at_s) -> None:
-            simulator.at(at_s, lambda: simulator.crash(victim))
-            simulator.at(at_s, lambda: restart(victim))
-
-        results, _ = train(
-            [2, 1],
-            script(sgd, 30, uneven),
-            settings(policies.make(spec)),
-            shards=2,
-            network=Network(40.0, 15.0),
-            faults=faults,
-            policy=spec,
-        )
-        assert results.keys() == {"A/0", "A/1", "B/0"}, at_s
-        assert all(value.isfinite().all() for values in results.values() for value in values.values())
-
-
-@pytest.mark.parametrize("spec", ALGORITHMS)
-def test_a_worker_that_is_started_again_has_the_weights_of_the_run(spec: str, tmp_path: Path) -> None:
-    """Not those of its script, nor those of a checkpoint that the script goes on from; and calls find each other."""
-    path, later = tmp_path / "checkpoint", tmp_path / "later"
-    batches = [batch(number, 4) for number in range(30)]
-    starts: dict[str, list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]]] = defaultdict(list)
-
-    def main(run: LiveRun) -> None:
-        model = nn.Sequential(small_model(seed=place_of(run)), nn.BatchNorm1d(5).double())
-        first = weights(model)
-        model, optimizer = run.attach(model, sgd(model))
-        if path.exists():
-            given = weights(model)
-            run.load(path)
-            starts[run.name].append((given, weights(model), run.epoch))
-            if not run.is_first:
-                assert_differ(first, given)
-        for _ in range(run.epoch, 4 if path.exists() else 1):
-            for x, y in run.shard(batches, over="run"):
-                optimizer.zero_grad()
-                F.mse_loss(model(x), y).backward()
-                run._exchange.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
-                optimizer.step()
-        run.save(later if path.exists() else path)
-
-    train([2, 1], main, settings(policies.make(spec)), policy=spec)
-    for at_s in (0.57, 0.69):
-        starts.clear()
-
-        def faults(simulator: Simulator, restart: Callable[[str], None], at_s: float = at_s) -> None:
-            simulator.at(at_s, lambda: simulator.crash("A/1"))
-            simulator.at(at_s, lambda: restart("A/1"))
-
-        train(
-            [2, 1],
-            main,
-            settings(policies.make(spec)),
-            network=Network(40.0, 15.0),
-            faults=faults,
-            policy=spec,
-        )
-        loaded, (given, kept, epoch) = starts["A/1"]
-        assert_differ(loaded[0], loaded[1])
-        assert_equal(given, kept)
-        assert epoch == loaded[2] == 1
-
-
-def assert_differ(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
-    assert all(
-        not torch.equal(tensor, theirs[name])
-        for name, tensor in ours.items()
-        if name in ("0.0.weight", "0.2.weight")
-    )
-
-
-@pytest.mark.parametrize("victim", ["A/0", "A/1"])
-@pytest.mark.parametrize("spec", ["fsa", "mixed", "hfa k1=2 k2=2", "downpour", "esync"])
-def test_a_worker_may_die_while_the_first_values_are_given(spec: str, victim: str) -> None:
-    for at_s in (0.1, 0.2, 0.3, 0.4, 0.5):
-
-        def faults(simulator: Simulator, restart: Callable[[str], None], at_s: float = at_s) -> None:
-            simulator.at(at_s, lambda: simulator.crash(victim))
-            simulator.at(at_s, lambda: restart(victim))
-
-        results, _ = train(
-            [2, 1],
-            script(sgd, 3),
-            settings(policies.make(spec)),
-            network=Network(0.5, 15.0),
-            faults=faults,
-            policy=spec,
-        )
-        assert results.keys() == {"A/0", "A/1", "B/0"}, at_s
-
-
-def test_a_worker_that_has_left_is_not_let_in_again() -> None:
-    seen: list[Simulator] = []
-
-    def main(run: LiveRun) -> None:
-        script(sgd, 3 if run.name == "A/1" else 60)(run)
-
-    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
-        seen.append(simulator)
-        simulator.at(1.0, lambda: restart("A/1"))
-
-    with pytest.raises(Refused, match="A/1 has left this run"):
-        train([2, 1], main, settings(FSA()), network=Network(40.0, 15.0), faults=faults)
-    left = [(fields["peer"], fields["turn"]) for _, node, fields in seen[0].noted("left") if node == "A"]
-    assert left == [("A/1", 3), ("A/0", 60)]
-
-
-def test_a_local_server_that_was_started_again_ends_the_run() -> None:
-    """What it knew of the run is gone."""
-
-    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
-        def again() -> None:
-            for name in ("B", "B/0"):
-                simulator.crash(name)
-            simulator.add(make_node(plan_of([2, 1], 1), "B", incarnation=2))
-            restart("B/0")
-
-        simulator.at(1.0, again)
-
-    with pytest.raises(RunFailed, match="the run failed at B: it was restarted"):
-        train([2, 1], script(sgd, 60), settings(FSA()), network=Network(40.0, 15.0), faults=faults)
-
-
-@pytest.mark.parametrize("spec", ALGORITHMS)
-def test_a_party_that_vanishes_for_ten_seconds_comes_back(spec: str) -> None:
-    def cut(simulator: Simulator, _: Any) -> None:
-        simulator.at(1.0, lambda: simulator.cut("B", "global/0", 10.0, reset=True))
-
-    policy = policies.make(spec)
-    calm, _ = train([2, 1], script(sgd, 25, uneven), settings(policy), policy=spec)
-    policy = policies.make(spec)
-    shaken, simulator = train([2, 1], script(sgd, 25, uneven), settings(policy), policy=spec, faults=cut)
-    assert any(fields["peer"] == "global/0" for _, node, fields in simulator.noted("resumed") if node == "B")
-    if policy.together == "run":
-        assert_equal(shaken["B/0"], calm["B/0"])
-
-
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_bound_does_not_hold_up_calls_of_the_whole_run(staleness: int) -> None:
-    """A party that waits in such a call makes no steps: nobody waits for it."""
-
-    def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model()
-        model, optimizer = run.attach(model, sgd(model))
-        for step in range(3 if run.party == "A" else 8):
-            x, y = parts_of(step, 2)[place_of(run)]
-            run.weight(len(x))
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-        optimizer.load_state_dict(optimizer.state_dict())
-        return weights(model)
-
-    spec = f"mixed staleness={staleness}"
-    results, _ = train([1, 1], main, settings(policies.make(spec)), policy=spec)
-    assert_equal(results["A/0"], results["B/0"])
-
-
-def test_parties_begin_with_the_same_weights_however_slow_a_link_is() -> None:
-    """Whoever is ahead changes the weights at the root while others are still being sent the first ones."""
-    seen: dict[str, dict[str, torch.Tensor]] = {}
-
-    def main(run: LiveRun) -> None:
-        model = small_model(seed=place_of(run))
-        model, optimizer = run.attach(model, sgd(model))
-        seen[run.name] = weights(model)
-        for step in range(5):
-            x, y = parts_of(step, 2)[place_of(run)]
-            run.weight(len(x))
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-
-    def slow(simulator: Simulator, _: Any) -> None:
-        simulator.link("B", "global/0", Network(0.05, 5.0))
-
-    wan = Edge("int8", "int8")
-    train([1, 1], main, settings(MixedSync()), policy="mixed", wan=wan, faults=slow)
-    assert_equal(seen["B/0"], seen["A/0"])
-
-
-@pytest.mark.parametrize(
-    "spec", ["fsa", "mixed", "hfa k1=3 k2=2", "diloco every=4", "downpour n_push=2 n_fetch=2"]
-)
-def test_second_0_of_events_is_the_end_of_attach_with_every_policy(spec: str) -> None:
-    network = Network(rate_mbps=100.0, delay_ms=3.0)
-
-    def main(run: LiveRun) -> float:
-        model = small_model()
-        run.attach(model, sgd(model))
-        return run._exchange.port.now  # type: ignore[attr-defined]  # of the virtual clock
-
-    ends, simulator = train(
-        [2, 1],
-        main,
-        settings(policies.make(spec)),
-        policy=spec,
-        faults=lambda simulator, _: simulator.change("A", "global/0", 0.0, network),
-    )
-    (above, at_root), (below, at_party) = [(node, time) for time, node, _ in simulator.noted("link")]
-    assert (above, below) == ("global/0", "A")
-    assert 0.0 < at_root < at_party < ends["A/0"] < at_party + 0.01

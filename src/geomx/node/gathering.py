@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from geomx.errors import ProtocolError
+from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 from geomx.protocol.membership import EVERYONE, Members
 from geomx.protocol.messages import Push
@@ -25,7 +25,9 @@ class Gathering:
         self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.together) for leaf in members.order))
         self._pieces: dict[int, Slice] = {}
         self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
-        self._calling: set[str] = set()  # members that wait in a call of the whole run
+        # By cohort: the last call of the whole run to which it has come, and the turn of its next step.
+        self._calls: dict[str, tuple[int, int]] = {}
+        self._over = -1  # the last call behind which somebody has stepped on
 
     def begin(self, pieces: Iterable[Slice]) -> None:
         """These slices are gathered here."""
@@ -56,10 +58,17 @@ class Gathering:
         round_ = rounds.add(push, payload, self._members.first(push.origins), now)
         if self._policy.in_step:
             rounds.check_one_open()
-        if push.cohort == EVERYONE and self._policy.together != "run":
-            self._note_call(push, now)
+        call, next_step = self._calls.get(push.cohort, (-1, 0))
+        if push.turn >= next_step:
+            self._over = max(self._over, call)
         if round_ is not None:
             self._decide(piece, round_, now)
+
+    def calling(self, cohort: str, turn: int, next_step: int, now: float) -> None:
+        """A cohort has come to a call of the whole run. It makes no step before all have: no bound waits for it."""
+        self._calls[cohort] = turn, next_step
+        for piece in self._pieces.values():
+            self._look_again(piece, now)
 
     def answered(self, piece: Slice, now: float) -> None:
         """A slice has gone down, for which complete rounds of other cohorts may have waited."""
@@ -85,6 +94,30 @@ class Gathering:
                 turns[cohort] = max(turns.get(cohort, 0), rounds.closed + 1)
         return turns
 
+    def steps(self) -> dict[str, int]:
+        """How many turns have closed of each cohort that steps on its own."""
+        closed = self.turns(lambda cohort: cohort in self._cohorts)
+        return {cohort: closed.get(cohort, 0) for cohort in self._cohorts}
+
+    def check_calls(self) -> None:
+        """Raise `Disagreement` where some wait in a call of the whole run for others, who wait in a step for them."""
+        came: dict[tuple[str, int], tuple[str, set[str]]] = {}  # to which turn: by which call, and who
+        for (_, cohort), rounds in self._rounds.items():
+            for round_ in rounds.open.values():
+                operation = round_.contributions[0][1].operation
+                came.setdefault((cohort, round_.turn), (operation, set()))[1].update(round_.origins)
+        for (everyone, turn), (call, callers) in came.items():
+            for (cohort, step), (operation, steppers) in came.items():
+                if everyone != EVERYONE or cohort == EVERYONE:
+                    continue
+                wanted = callers & self._members.expected(step, cohort) - steppers
+                if wanted and steppers & self._members.expected(turn) - callers:
+                    here, there = ", ".join(sorted(wanted)), ", ".join(sorted(steppers))
+                    raise Disagreement(
+                        f"{here} in {call} wait for the whole run, {there} in {operation} for all of {cohort}; "
+                        f"every worker must make the same calls in the same order"
+                    )
+
     def missing(self, cohort: str, turn: int) -> list[str]:
         """For whom a turn waits: members in the order of the run, then the cohorts for which the policy does."""
         whom = {
@@ -107,8 +140,6 @@ class Gathering:
             round_.waits_for = plan.whom
             return
         self._close(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
-        if self._calling and round_.cohort == EVERYONE and not self._is_called():
-            self._calling = set()
 
     def _progress(self, index: int, cohort: str) -> dict[str, int]:
         """The last closed turn of every other cohort that has not left."""
@@ -117,7 +148,7 @@ class Gathering:
             for other in self._cohorts
             if other != cohort
             and not self._members.has_left(self._members.of(other))
-            and self._calling.isdisjoint(self._members.of(other))
+            and self._calls.get(other, (-1, 0))[0] <= self._over
         }
 
     def _look_again(self, piece: Slice, now: float) -> None:
@@ -126,14 +157,3 @@ class Gathering:
             for round_ in list(rounds.open.values()) if rounds else ():
                 if self._members.expected(round_.turn, cohort) <= round_.origins.keys():
                     self._decide(piece, round_, now)
-
-    def _note_call(self, push: Push, now: float) -> None:
-        """Whoever waits in a call of the whole run makes no steps: a bound on others leaves it out."""
-        new = push.origins.keys() - self._calling
-        self._calling |= new
-        if new:
-            for piece in self._pieces.values():
-                self._look_again(piece, now)
-
-    def _is_called(self) -> bool:
-        return any(rounds.open for (_, cohort), rounds in self._rounds.items() if cohort == EVERYONE)

@@ -31,6 +31,7 @@ from geomx.optim.base import SliceState
 from geomx.protocol.messages import (
     Allowance,
     Attached,
+    Calling,
     Fetch,
     Hyperparameters,
     Message,
@@ -147,6 +148,9 @@ class Relay:
 
     def stepped(self, message: Stepped) -> None:
         self._uplink.stepped(message)
+
+    def calling(self, message: Calling) -> None:
+        self._uplink.calling(message)
 
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         self._uplink.leave(turns, origins)

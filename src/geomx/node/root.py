@@ -13,18 +13,19 @@ Sums run in the order of the lowest origin: the same contributions give the same
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
 from geomx.errors import ProtocolError, Unsupported
-from geomx.layout import Layout, Slice
+from geomx.layout import Layout, Part, Slice
 from geomx.node.accumulate import accumulator
 from geomx.node.clipping import Clipping
 from geomx.node.in_order import InOrder
 from geomx.node.peers import Peer
 from geomx.node.states import (
+    WEIGHTS,
     Planes,
     answer_state,
     copied,
@@ -38,6 +39,7 @@ from geomx.node.streams import Sender, codec_for, naming
 from geomx.node.uplink import has_values
 from geomx.optim.base import Compensation, RootOptimizer, SliceState
 from geomx.protocol.messages import (
+    Calling,
     Fetch,
     Hyperparameters,
     Message,
@@ -115,6 +117,14 @@ class Root:
         table = layout.shards(self._shards)
         return [piece for piece in layout.slices if table[piece.index] == self._shard]
 
+    def parts(self) -> Iterator[tuple[str, Part, torch.Tensor]]:
+        """The weights that this shard holds, as they are now: a tensor's name, which part of it, its values."""
+        for index, weights in self._weights.items():
+            assert self._layout is not None  # weights come behind the model
+            for part in self._layout.slices[index].parts:
+                name = self._layout.tensors[part.tensor].name
+                yield name, part, weights[part.offset : part.offset + part.elements]
+
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
         self._hypers.pop(digest, None)  # what is said again is in use: it becomes the newest
         self._hypers[digest] = values
@@ -134,6 +144,9 @@ class Root:
 
     def stepped(self, message: Stepped) -> None:
         raise ProtocolError(f"{message.worker} tells its steps where no policy asks for them")
+
+    def calling(self, message: Calling) -> None:
+        """Nobody above needs to know."""
 
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         """Nobody above needs to know."""
@@ -185,15 +198,20 @@ class Root:
         elif piece.index not in self._weights:
             raise ProtocolError(f"slice {piece.index} has no optimizer state to be fetched")
         else:
-            answer_state(self._in_order, piece, fetch.token, lambda: optimizer.export(piece.index), reply)
+            answer_state(self._in_order, piece, fetch.token, lambda: self._trained(optimizer, piece), reply)
+
+    def _trained(self, optimizer: RootOptimizer, piece: Slice) -> SliceState:
+        """An optimizer's state; where no receiver may have the weights that belong to it, with these."""
+        state = optimizer.export(piece.index)
+        if not self._in_step:
+            state.planes |= copied({WEIGHTS: self._weights[piece.index]})
+        return state
 
     def _kept(self, piece: Slice, exact: bool) -> Planes:
         """What a checkpoint keeps of the upper ends of the edges, and of weights that no receiver has exactly."""
         kept = under("down.", self._server.down.kept(piece))
         if (exact or self._server.down.deltas) and self._in_step and piece.index in self._weights:
             kept["weights"] = self._weights[piece.index]
-        if self._compensation is not None:
-            kept |= under("compensation.", self._compensation.state(piece.index))
         return kept
 
     # -- the kinds of adding --------------------------------------------------------------------------------------
@@ -280,7 +298,7 @@ class Root:
             if optimizer is not None and (own.planes or own.scalars):
                 optimizer.restore(piece.index, own)
             if self._compensation is not None:
-                self._compensation.restore(piece.index, within("compensation.", kept))
+                self._compensation.begin(piece.index)
             return unpack_weights(piece, payload) if "weights" in kept else self._weights[piece.index]
 
         self._finish(piece, round_, work, snapshot=changes, kept=kept)

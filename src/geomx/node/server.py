@@ -39,6 +39,7 @@ from geomx.protocol.messages import (
     Allowance,
     Attach,
     Attached,
+    Calling,
     Fetch,
     Hyper,
     Leave,
@@ -91,7 +92,7 @@ class Server(BaseNode):
         self._pace = Pace(pacer, self.tell)
         self._members = Members(leaf for leaves in below.children.values() for leaf in leaves)
         self._gathering = Gathering(policy, self._members, self._closed)
-        self._upside = make_upside(self)
+        self.upside = make_upside(self)
         self._has_workers = all(leaves == (name,) for name, leaves in below.children.items())
         self._layout: Layout | None = None
         self._settings: dict[str, Value] = {}
@@ -99,6 +100,7 @@ class Server(BaseNode):
         self._trained = 0  # how many slices take part in a step
         self._turns = TurnLog(self.note)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
+        self._last_call = -1  # of the whole run, of which those above have been told
         self._is_attached = False
         self._to_welcome: list[Peer] = []
         self._standing = Standing()
@@ -150,18 +152,20 @@ class Server(BaseNode):
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         leaves = self._below.children.get(peer.name)
         if leaves is None:
-            self._upside.message(peer, message, payload)
+            self.upside.message(peer, message, payload)
         elif isinstance(message, Push):
             self._on_push(peer, leaves, message, payload)
         elif isinstance(message, Hyper):
-            self._upside.hyper(message.digest, message.values)
+            self.upside.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
             self._on_attach(peer, message, payload)
         elif isinstance(message, Stepped):
             self._on_stepped(leaves, message)
+        elif isinstance(message, Calling):
+            self._on_calling(peer, message)
         elif isinstance(message, Fetch):
             self._piece(message.slice)
-            self._upside.fetch(message, lambda state, data: self.send(peer, state, data))
+            self.upside.fetch(message, lambda state, data: self.send(peer, state, data))
         elif isinstance(message, Leave):
             self._on_leave(peer, leaves, message)
         else:
@@ -169,7 +173,7 @@ class Server(BaseNode):
 
     def check_payload(self, peer: Peer, message: Message) -> None:
         if peer.name not in self._below.children:
-            self._upside.check_payload(peer, message)
+            self.upside.check_payload(peer, message)
         elif isinstance(message, Push):
             self._check_size(self._piece(message.slice), message)
         elif not isinstance(message, Attach):
@@ -213,12 +217,12 @@ class Server(BaseNode):
         """The first model that comes is the run's."""
         layout = unpack_layout(payload, message.fingerprint)
         self._layout, self._settings = layout, message.settings
-        mine = self._upside.holds(layout)
+        mine = self.upside.holds(layout)
         self._mine = frozenset(piece.index for piece in mine)
         self._trained = sum(piece.role in ("weight", "ledger") for piece in mine)
         self._gathering.begin(mine)
         self._below.down.begin(aggregates=not self._serves_weights)
-        self._upside.attach(layout, message.settings)
+        self.upside.attach(layout, message.settings)
 
     def attached(self) -> None:
         """Everybody above has taken the model: those below may begin."""
@@ -283,7 +287,10 @@ class Server(BaseNode):
 
     def _closed(self, piece: Slice, round_: Round) -> None:
         self._standing.closed(round_)
-        self._upside.closed(piece, round_)
+        if round_.cohort == EVERYONE and self._policy.together != "run" and round_.turn > self._last_call:
+            self._last_call = round_.turn
+            self.upside.calling(Calling(round_.turn, self._gathering.steps()))
+        self.upside.closed(piece, round_)
 
     def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
         if message.worker not in leaves or message.steps < 1 or not 0.0 <= message.seconds < math.inf:
@@ -291,7 +298,13 @@ class Server(BaseNode):
                 f"step {message.steps} of {message.worker} in {message.seconds} s; members: {', '.join(leaves)}"
             )
         if not self._pace.stepped(message, self._now):
-            self._upside.stepped(message)
+            self.upside.stepped(message)
+
+    def _on_calling(self, peer: Peer, message: Calling) -> None:
+        for cohort, steps in message.steps.items():
+            if not self._members.of(cohort) <= set(self._below.children[peer.name]):
+                raise ProtocolError(f"{peer.name} is in a call for the cohort {cohort!r}")
+            self._gathering.calling(cohort, message.turn, steps, self._now)
 
     def _children(self, cohort: str) -> tuple[str, ...]:
         """The children below which a cohort's members are."""
@@ -310,7 +323,7 @@ class Server(BaseNode):
         self._members.leave(message.origins, message.turns)
         turn = max(message.turns.values(), default=-1)
         self.note("left", "info", peer=", ".join(message.origins), turn=turn)
-        self._upside.left(message.turns, message.origins)
+        self.upside.left(message.turns, message.origins)
         self._pace.left(message.origins)
         self.acknowledge(peer)
         self._gathering.left(self._now)
@@ -323,7 +336,7 @@ class Server(BaseNode):
             return
         self._all_left_at = self._all_left_at or self._now
         overdue = self._now - self._all_left_at > self.limits.stop_s
-        if overdue or (below_gone and self._upside.quiet):
+        if overdue or (below_gone and self.upside.quiet):
             self.stop()
 
     def may_go(self, peer: Peer) -> bool:
@@ -344,7 +357,8 @@ class Server(BaseNode):
         return super().waits_for() + [name for name in self._expects if not self._has_joined(name)]
 
     def on_tick(self) -> None:
-        """Say on whom we wait, at most once in `stall_s` for each turn."""
+        """Notice who waits for each other, and say on whom we wait, at most once in `stall_s` for each turn."""
+        self._gathering.check_calls()
         self._turns.tick(self._now, self.limits.stall_s, self._gathering.missing)
         self._end_if_done()
 

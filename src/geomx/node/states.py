@@ -6,7 +6,8 @@ a plane is stands before a slash; planes without one are the optimizer's:
     worker/up.NAME    what the worker's own encoder holds back of its pushes (never travels)
     parent/up.NAME    the same of its local server;  parent/down.NAME: of its encoder of updates
     parent/anchor     the weights to which the local server applies deltas, where those of its workers differ
-    root/weights      the exact weights, where receivers hold a shadow;  root/anchor: that shadow, where it is known
+    root/weights      the exact weights, where receivers hold a shadow, or each party others
+    root/anchor       that shadow, where it is known
     root/down.NAME    what the root's encoder of updates holds back
 
 NAME: see `geomx.codecs.base.Lossy.memory`.
@@ -26,6 +27,7 @@ from geomx.protocol.messages import State
 
 Scalars = tuple[tuple[str, tuple[float, ...]], ...]
 Planes = dict[str, torch.Tensor]
+WEIGHTS = "root/weights"
 
 
 class Described(Protocol):

@@ -25,6 +25,7 @@ from geomx.protocol.messages import (
     Allowance,
     Attach,
     Attached,
+    Calling,
     Fetch,
     Hyper,
     Hyperparameters,
@@ -96,8 +97,7 @@ class Uplink:
         self._hypers[digest] = None
         if len(self._hypers) > HYPERS_KEPT:
             del self._hypers[next(iter(self._hypers))]
-        for name in self.parents:
-            self._node.send(self._parent(name), Hyper(digest, values))
+        self._tell_all(Hyper(digest, values))
 
     def push(self, push: Push, make: Callable[[], torch.Tensor | None], cost_bytes: int) -> None:
         """Push what `make` returns (flat, the slice's dtype); it runs in a job, and so does encoding."""
@@ -141,9 +141,11 @@ class Uplink:
         self._up.restore(piece, within("up.", kept))
         self.down.restore(piece, kept)
 
+    def calling(self, message: Calling) -> None:
+        self._tell_all(message)
+
     def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
-        for name in self.parents:
-            self._node.send(self._parent(name), Leave(turns, origins))
+        self._tell_all(Leave(turns, origins))
 
     @property
     def quiet(self) -> bool:
@@ -202,6 +204,10 @@ class Uplink:
         return {
             index: (turns[2 * index], turns[2 * index + 1]) for index, turns in enumerate(holders) if turns
         }
+
+    def _tell_all(self, message: Message) -> None:
+        for name in self.parents:
+            self._node.send(self._parent(name), message)
 
     def _parent(self, name: str) -> Peer:
         peer = self._node.peer(name)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from geomx.layout import Layout, Slice
 from geomx.node.peers import Peer
-from geomx.protocol.messages import Fetch, Hyperparameters, Message, State, Stepped, Value
+from geomx.protocol.messages import Calling, Fetch, Hyperparameters, Message, State, Stepped, Value
 from geomx.protocol.rounds import Round
 
 
@@ -31,6 +31,9 @@ class Upside(Protocol):
 
     def stepped(self, message: Stepped) -> None:
         """A worker below has taken a step on its own."""
+
+    def calling(self, message: Calling) -> None:
+        """Everybody below has come to a call of the whole run."""
 
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         """Members take no part after these turns of their cohorts."""

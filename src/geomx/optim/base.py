@@ -53,11 +53,8 @@ class Compensation(Protocol):
     ) -> None:
         """Change `gradient` (flat) in place. `received`: the weights that it was computed for; `weights`: those now."""
 
-    def state(self, index: int) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of slice `index`, as it lies in memory."""
-
-    def restore(self, index: int, state: dict[str, torch.Tensor]) -> None:
-        """Put back what `state` gave; what is not in it begins anew."""
+    def begin(self, index: int) -> None:
+        """Slice `index` has been given weights: what was known of its gradients is of others."""
 
 
 compensations: Registry[Callable[..., Compensation]] = Registry(

@@ -45,10 +45,5 @@ class DCASGD:
             square.div_((mean + EPSILON).sqrt_())
         gradient.addcmul_(square, drift, value=self._strength)
 
-    def state(self, index: int) -> dict[str, torch.Tensor]:
-        return {"squares": self._squares[index]} if index in self._squares else {}
-
-    def restore(self, index: int, state: dict[str, torch.Tensor]) -> None:
+    def begin(self, index: int) -> None:
         self._squares.pop(index, None)
-        if "squares" in state:
-            self._squares[index] = state["squares"].clone()

@@ -144,6 +144,16 @@ class Stepped(Message, frozen=True, array_like=True, tag=True):
     seconds: float
 
 
+class Calling(Message, frozen=True, array_like=True, tag=True):
+    """To every shard: all workers below the sender have come to call `turn` of the whole run, and step no further.
+
+    `steps`: how many turns each of their cohorts has taken by then.
+    """
+
+    turn: int
+    steps: dict[str, int]
+
+
 class Allowance(Message, frozen=True, array_like=True, tag=True):
     """From the first shard: how many steps a worker may take before it contributes to round `turn`."""
 
@@ -169,8 +179,8 @@ class Scale(Message, frozen=True, array_like=True, tag=True):
 class Fetch(Message, frozen=True, array_like=True, tag=True):
     """Asks for what belongs in a checkpoint: a slice's optimizer state, or what the edges of a server hold back.
 
-    `of`: the optimizer at the root; the root's edges; the same with the exact weights, since nobody below has them; or
-    the edges of whoever is asked.
+    `of`: the optimizer at the root, with the weights where parties have others; the root's edges; the same with the
+    exact weights, since nobody below has them; or the edges of whoever is asked.
     """
 
     token: int
@@ -216,7 +226,7 @@ class Failure(Message, frozen=True, array_like=True, tag=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Refuse | Attach | Attached | Hyper | Push | Update | Stepped | Allowance
+    Hello | Welcome | Refuse | Attach | Attached | Hyper | Push | Update | Stepped | Calling | Allowance
     | Norms | Scale | Fetch | State | Ack | Beat | Leave | Failure
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from geomx.layout import Part
+from geomx.node.states import optimizers
 from geomx.optim import state as slice_state
 from geomx.optim.base import SliceState
 from geomx.torch.shards import is_cut
@@ -28,7 +29,8 @@ def assemble(
     whole: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for index, state in states.items():
         piece = carried.layout.slices[index]
-        for part, values in zip(piece.parts, slice_state.unpack(piece, state), strict=True):
+        own = SliceState(optimizers(state.planes), state.scalars)
+        for part, values in zip(piece.parts, slice_state.unpack(piece, own), strict=True):
             parameter = carried.trained[part.tensor]
             for key, value in values.items():
                 kept = whole.setdefault(parameter, {})

@@ -2,7 +2,8 @@
 
 Buffers stay local while a model trains, and so do weights between the means of local steps; a checkpoint has the mean
 of those in float32 and float64, weighted by all samples that each worker has contributed, and the first worker's of all
-others. What codecs hold back lies beside the checkpoint; see `residuals`. A model that is cut is put together tensor by
+others. Where parties do not wait for each other, the weights are those at the global servers, with their optimizer's
+state. What codecs hold back lies beside the checkpoint; see `residuals`. A model that is cut is put together tensor by
 tensor, on the worker that writes; what codecs hold back of it is not kept.
 """
 
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 
 from geomx.errors import CheckpointError, Unsupported
+from geomx.node.states import WEIGHTS
 from geomx.torch import checkpoint as files
-from geomx.torch import residuals
+from geomx.torch import optimizer_state, residuals
 from geomx.torch.attach import Attached
 from geomx.torch.checkpoint import Checkpoint, ParameterState
 from geomx.torch.shards import cut_like, held_of
@@ -89,18 +91,18 @@ def save(attached: Attached, task: Task, position: Position) -> None:
     own = {parameter: _whole(attached, values) for parameter, values in here.items()}
     if not task.writes:
         return
+    fetched = attached.optimizer.fetch() if attached.optimizer.on_server else {}
+    newer = {i: state.planes[WEIGHTS] for i, state in fetched.items() if WEIGHTS in state.planes}
     parameters = {carried.name(number) for number in range(len(carried.parameters))}
-    model = {
-        name: tensor.detach() if name in parameters and not weights else tensor.clone()  # they take averages
-        for name, tensor in live.items()
-    }
-    for index, values in averaged.items():
+    stays = parameters if not weights and not newer else set()
+    model = {name: tensor.detach() if name in stays else tensor.clone() for name, tensor in live.items()}
+    for index, values in (averaged | newer).items():
         for part in carried.layout.slices[index].parts:
             name = carried.name(part.tensor)
             if name in model:
                 write_flat(model[name], part, values[part.offset : part.offset + part.elements])
     names = _names(carried)
-    state = attached.optimizer.current_state() if attached.optimizer.on_server else own
+    state = optimizer_state.assemble(carried, fetched) if attached.optimizer.on_server else own
     named = {names[id(parameter)]: dict(values) for parameter, values in state.items() if values}
     groups = [
         {**group, "params": [names[id(p)] for p in group["params"]]}

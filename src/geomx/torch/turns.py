@@ -173,6 +173,7 @@ class Turns(ABC):
         """This worker has contributed once more."""
         self.contributions += 1
         for piece in self._carried.slices("ledger"):
+            self._exchange.wait([piece.index])  # where turns overlap: no slice is in two of them at once
             mine = torch.zeros(piece.elements, dtype=torch.int64)
             part = piece.parts[0]
             if part.start <= self._member < part.stop:
