@@ -200,6 +200,8 @@ class Result:
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
     """Put the results of one sitting into a suite's file, in the place of those of the same cells."""
+    if not results:
+        return
     new = {result.identity for result in results}
     kept = [result for result in read_results(path) if result.identity not in new]
     sitting = results[0].sitting

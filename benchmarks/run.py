@@ -73,7 +73,7 @@ def _is_wanted(cell: Cell, options: argparse.Namespace) -> bool:
 
 
 def _run(groups: Mapping[int, Sequence[Cell]], turns: int, path: Path, facts: Facts, keep: bool) -> None:
-    """Sitting after sitting, each of whose results are written when it has ended."""
+    """Sitting after sitting, each of whose results are written when it has ended, or been stopped."""
     started = time.monotonic()
     for number, group in groups.items():
         cell = group[0]
@@ -87,8 +87,7 @@ def _run(groups: Mapping[int, Sequence[Cell]], turns: int, path: Path, facts: Fa
         try:
             sitting.take(turns, keep)
         finally:
-            if sitting.has_begun:
-                write_results(path, sitting.results())
+            write_results(path, sitting.results())
 
 
 def _arguments() -> argparse.Namespace:

@@ -86,14 +86,9 @@ class Sitting:
                         result = result_of(seat.cell, [turn], ways_of(seat.cell))
                         print(f"  {number}/{turns}  {seat.cell}: {told(result)}", flush=True)
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is anything to tell."""
-        return all(seat.turns for seat in self._seats if seat.python is not None)
-
     def results(self) -> list[Result]:
-        """Of the turns so far."""
-        return [_result(seat, self._facts) for seat in self._seats]
+        """Of the turns so far; of cells that could be run and have had none, nothing."""
+        return [_result(seat, self._facts) for seat in self._seats if seat.turns or seat.python is None]
 
 
 def told(result: Result) -> str:

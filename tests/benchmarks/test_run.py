@@ -1,11 +1,14 @@
-"""What `run.py --missing` leaves out."""
+"""What `run.py --missing` leaves out, and what a run that is stopped leaves."""
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks import run
-from benchmarks.cells import Result, write_results
+from benchmarks import run, sitting, venvs
+from benchmarks.cells import Result, read_results, write_results
+from benchmarks.measures import Turn
 from benchmarks.sitting import Facts, sittings
 from benchmarks.suites import fallback
 
@@ -41,3 +44,22 @@ def test_a_sitting_that_lacks_a_cell_is_run_again_whole(asked, tmp_path, monkeyp
     monkeypatch.setattr(sys, "argv", ["run.py", "fallback", "--missing", "--out", str(path)])
     assert run.main() == 0
     assert 1 in asked
+
+
+def test_a_sitting_that_is_stopped_leaves_what_it_has(tmp_path, monkeypatch):
+    path = tmp_path / "fallback.jsonl"
+    cells = [replace(cell, where="loopback") for cell in sittings(fallback().cells)[0]]
+    asked = []
+
+    def turn(cell, *_):
+        asked.append(cell)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return Turn("now", 0.0, "it was not run")
+
+    monkeypatch.setattr(sitting, "run_turn", turn)
+    monkeypatch.setattr(venvs, "python_of", lambda *_: Path(sys.executable))
+    with pytest.raises(KeyboardInterrupt):
+        run._run({1: cells}, 1, path, Facts("now", {}), keep=False)
+    (kept,) = read_results(path)
+    assert (kept.config, kept.state) == (cells[0].config, "it was not run")

@@ -112,13 +112,30 @@ def test_a_cut_of_five_seconds_is_survived(tmp_path: Path, runs: list[RealRun], 
     assert shaken.weights() == calm.weights()
 
 
-@pytest.mark.parametrize("policy", ["mixed", "hfa k1=3 k2=2", "esync", "downpour n_push=2 n_fetch=2"])
+@pytest.mark.parametrize(
+    ("policy", "codec"),
+    [
+        ("fsa", "int8"),
+        ("mixed", "dense"),
+        ("mixed staleness=4", "bisparse ratio=0.1"),
+        ("hfa k1=3 k2=2", "dense"),
+        ("diloco every=6", "int4"),
+        ("diloco every=6 fragments=2 overlap=2", "dense"),
+        ("esync", "dense"),
+        ("downpour n_push=2 n_fetch=2", "fp16"),
+    ],
+)
 def test_a_worker_that_is_killed_and_restarted_catches_up(
-    tmp_path: Path, runs: list[RealRun], policy: str
+    tmp_path: Path, runs: list[RealRun], policy: str, codec: str
 ) -> None:
     run = RealRun(tmp_path, steps=60)
     runs.append(run)
-    settings = [f"sync.policy={policy}", "lan.timeout_s=60"]
+    settings = [
+        f"sync.policy={policy}",
+        f"wan.codec_up={codec}",
+        f"wan.codec_down={codec}",
+        "lan.timeout_s=60",
+    ]
     run.start(ALL_NODES, *settings)
     run.until("B/0", "step 8\n")
     run.signal("B/0", signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -289,6 +290,30 @@ def test_a_checkpoint_between_means_has_the_mean(tmp_path: Path) -> None:
         expected = (n[0] * a + n[1] * b) / sum(n)
         torch.testing.assert_close(loaded["A/0"][name], expected, rtol=1e-12, atol=1e-14)
     assert_equal(loaded["A/0"], loaded["B/0"])
+
+
+def test_a_checkpoint_of_diloco_has_its_outer_momentum(tmp_path: Path) -> None:
+    """Behind an outer step, and with inner steps that keep no state, all goes on as if it had never stopped."""
+    path = tmp_path / "c.safetensors"
+
+    def main(run: LiveRun, first: int, last: int) -> dict[str, torch.Tensor]:
+        model = small_model(seed=first)
+        model, optimizer = run.attach(model, sgd(model))
+        if first:
+            run.load(path)
+        for step in range(first, last):
+            x, y = parts_of(step, 2)[place_of(run)]
+            run.weight(len(x))
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if step == 7:
+                run.save(path)
+        return weights(model)
+
+    went_on, _ = train([1, 1], partial(main, first=0, last=16), settings(DiLoCo(every=4)), shards=2)
+    resumed, _ = train([1, 1], partial(main, first=8, last=16), settings(DiLoCo(every=4)), shards=2)
+    assert_close(resumed["B/0"], went_on["B/0"])
 
 
 NORMALIZING = nn.BatchNorm1d(64).double()

@@ -2,6 +2,7 @@
 
     model.NAME             a parameter or persistent buffer
     optimizer.NAME.KEY     the optimizer's state of a parameter, under torch's own key
+    outer.NAME.KEY         where steps are local: that of the optimizer at the global servers
     header["geomx"]        JSON: format, optimizer, param_groups, values (state that is no tensor), turn, epoch
 
 A file appears whole or not at all: it is written beside its place, synced, and renamed.
@@ -39,6 +40,7 @@ class Checkpoint:
     state: dict[str, ParameterState] = field(default_factory=dict)
     turn: int = 0
     epoch: int = 0
+    outer: dict[str, ParameterState] = field(default_factory=dict)
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
@@ -47,10 +49,12 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     values: dict[str, dict[str, Plain]] = {}
     for name, state in checkpoint.state.items():
         for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"optimizer.{name}.{key}"] = _stored(value)
-            else:
+            if not isinstance(value, torch.Tensor):
                 values.setdefault(name, {})[key] = _plain(value, f"the optimizer's state {key} of {name}")
+    for owner, states in (("optimizer", checkpoint.state), ("outer", checkpoint.outer)):
+        for name, state in states.items():
+            stored = {key: _stored(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
+            tensors |= {f"{owner}.{name}.{key}": value for key, value in stored.items()}
     about = {
         "format": FORMAT,
         "optimizer": checkpoint.optimizer,
@@ -110,6 +114,8 @@ def digest(checkpoint: Checkpoint, of_state: bool) -> str:
     """A short name, by which workers find out that they do not read the same; `of_state`: the optimizer's, too."""
     states = checkpoint.state.items() if of_state else ()
     told = {f"optimizer.{name}.{key}": value for name, state in states for key, value in state.items()}
+    outer = checkpoint.outer.items()
+    told |= {f"outer.{name}.{key}": value for name, state in outer for key, value in state.items()}
     told |= {f"model.{name}": tensor for name, tensor in checkpoint.model.items()}
     found = hashlib.blake2b(digest_size=8)
     for name, value in sorted(told.items()):
@@ -142,13 +148,16 @@ def check_names(path: Path, found: Mapping[str, torch.Tensor], wanted: Mapping[s
 
 def _described(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Checkpoint:
     state: dict[str, ParameterState] = {name: dict(values) for name, values in about["values"].items()}
+    outer: dict[str, ParameterState] = {}
     for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            parameter, key = name.removeprefix("optimizer.").rsplit(".", 1)
-            state.setdefault(parameter, {})[key] = tensor
+        owner, _, rest = name.partition(".")
+        if owner in ("optimizer", "outer"):
+            parameter, key = rest.rsplit(".", 1)
+            (state if owner == "optimizer" else outer).setdefault(parameter, {})[key] = tensor
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     groups = [dict(group) for group in about["param_groups"]]
-    return Checkpoint(model, str(about["optimizer"]), groups, state, int(about["turn"]), int(about["epoch"]))
+    turn, epoch = int(about["turn"]), int(about["epoch"])
+    return Checkpoint(model, str(about["optimizer"]), groups, state, turn, epoch, outer)
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

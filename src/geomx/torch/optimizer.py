@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from geomx.errors import Unsupported
-from geomx.optim.base import SliceState
 from geomx.torch import optimizer_state
 from geomx.torch.sharing import Sharing
 from geomx.torch.tensors import Carried
@@ -99,12 +98,8 @@ class RunOptimizer(torch.optim.Optimizer):
         """Each parameter's state, fetched from the global servers if it lives there."""
         if not self._on_server:
             return self._inner.state
-        return optimizer_state.assemble(self._carried, self.fetch())
-
-    def fetch(self) -> dict[int, SliceState]:
-        """What the global servers have of each slice: see `Fetch`."""
         self._turns.between("optimizer.state_dict()")
-        return self._sharing.fetch(self._carried.slices("weight"))
+        return optimizer_state.assemble(self._carried, self._sharing.fetch(self._carried.slices("weight")))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Every worker must call it with the same dict; on global servers the first worker's is what counts."""

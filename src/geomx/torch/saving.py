@@ -3,8 +3,9 @@
 Buffers stay local while a model trains, and so do weights between the means of local steps; a checkpoint has the mean
 of those in float32 and float64, weighted by all samples that each worker has contributed, and the first worker's of all
 others. Where parties do not wait for each other, the weights are those at the global servers, with their optimizer's
-state. What codecs hold back lies beside the checkpoint; see `residuals`. A model that is cut is put together tensor by
-tensor, on the worker that writes; what codecs hold back of it is not kept.
+state; where steps are local, that lies beside the workers' own. What codecs hold back lies beside the checkpoint; see
+`residuals`. A model that is cut is put together tensor by tensor, on the worker that writes; what codecs hold back of
+it is not kept.
 """
 
 from __future__ import annotations
@@ -87,11 +88,12 @@ def save(attached: Attached, task: Task, position: Position) -> None:
     if not task.helps:
         return
     live = _whole(attached, _saved(carried))
-    here = {} if attached.optimizer.on_server else attached.optimizer.current_state()
+    served = attached.optimizer.on_server
+    here = {} if served else attached.optimizer.current_state()
     own = {parameter: _whole(attached, values) for parameter, values in here.items()}
     if not task.writes:
         return
-    fetched = attached.optimizer.fetch() if attached.optimizer.on_server else {}
+    fetched = attached.sharing.fetch(carried.slices("weight")) if served or attached.turns.local else {}
     newer = {i: state.planes[WEIGHTS] for i, state in fetched.items() if WEIGHTS in state.planes}
     parameters = {carried.name(number) for number in range(len(carried.parameters))}
     stays = parameters if not weights and not newer else set()
@@ -102,14 +104,14 @@ def save(attached: Attached, task: Task, position: Position) -> None:
             if name in model:
                 write_flat(model[name], part, values[part.offset : part.offset + part.elements])
     names = _names(carried)
-    state = optimizer_state.assemble(carried, fetched) if attached.optimizer.on_server else own
-    named = {names[id(parameter)]: dict(values) for parameter, values in state.items() if values}
+    at_root = _by_name(names, optimizer_state.assemble(carried, fetched))
+    state, outer = (at_root, {}) if served else (_by_name(names, own), at_root)
     groups = [
         {**group, "params": [names[id(p)] for p in group["params"]]}
         for group in attached.optimizer.param_groups
     ]
-    turn = attached.turns.turn
-    files.write(task.path, Checkpoint(model, attached.optimizer_class, groups, named, turn, position.epoch))
+    turn, epoch = attached.turns.turn, position.epoch
+    files.write(task.path, Checkpoint(model, attached.optimizer_class, groups, state, turn, epoch, outer))
 
 
 def load(attached: Attached, path: Path, worker: str) -> int:
@@ -137,6 +139,10 @@ def load(attached: Attached, path: Path, worker: str) -> int:
     keeps = attached.turns.in_step and not carried.is_cut
     kept = residuals.read(residuals.path_of(path, worker), carried) if keeps else {}
     states = attached.optimizer.adopt(state_dict)
+    if attached.turns.local:
+        parameters: dict[str, torch.Tensor] = {carried.name(n): p for n, p in carried.trained.items()}
+        outer = {parameters[name]: state for name, state in checkpoint.outer.items() if name in parameters}
+        states = optimizer_state.divide(carried, outer)
     slices = carried.slices("weight", "frozen", "buffer")
     name = files.digest(
         checkpoint, of_state=not attached.turns.local
@@ -218,6 +224,13 @@ def _as_held(parameter: torch.Tensor, state: ParameterState) -> ParameterState:
         else value
         for key, value in state.items()
     }
+
+
+def _by_name(
+    names: Mapping[int, str], states: Mapping[torch.Tensor, Mapping[str, Any]]
+) -> dict[str, ParameterState]:
+    """Of the parameters that have a state."""
+    return {names[id(parameter)]: dict(state) for parameter, state in states.items() if state}
 
 
 def _names(carried: Carried) -> dict[int, str]:
