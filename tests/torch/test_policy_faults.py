@@ -64,7 +64,7 @@ def disturb(simulator: Simulator, chance: random.Random, shards: int) -> None:
         simulator.at(chance.uniform(0.2, 2.0), lambda: simulator.pause(name, chance.uniform(0.1, 4.0)))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("spec", ALGORITHMS)
 def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: int) -> None:
     """The ledger has every contribution once; where timing decides nothing, the weights have the undisturbed bits."""
