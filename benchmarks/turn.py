@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -19,11 +20,12 @@ from benchmarks.measures import Turn, measured_span, reached, read_steps
 from benchmarks.processes import Meter
 from benchmarks.systems.base import ROOT, Desk, Node, System
 
-LOOK_S = 0.25
+LOOK_S, LOOK_AT_STEPS_S = 0.25, 5.0
+END_S = 30.0  # from the last step of all: some systems hang now and then while their nodes part
 SERVERS_GRACE_S = 2.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR")
-NOT_BEGUN = "before any worker had begun"
+NOT_BEGUN = "before all workers had begun"
 
 
 def run_turn(cell: Cell, system: System, ground: Ground, python: Path, keep: bool = False) -> Turn:
@@ -84,6 +86,7 @@ class _Watched:
 
     def run(self, nodes: Sequence[Node]) -> str:
         """`ok`, or why there will be no figures."""
+        look_at = time.monotonic() + LOOK_AT_STEPS_S
         until = time.monotonic() + self._desk.cell.limit_s
         try:
             for node in nodes:
@@ -94,6 +97,10 @@ class _Watched:
                 state = self._state(nodes)
                 if state is not None:
                     return state
+                if time.monotonic() >= look_at:
+                    has_ended = self._least_step() >= self._desk.cell.steps
+                    look_at = math.inf if has_ended else time.monotonic() + LOOK_AT_STEPS_S
+                    until = min(until, time.monotonic() + END_S) if has_ended else until
             return self._overdue(nodes)
         finally:
             self._meter.end_all(SERVERS_GRACE_S)
@@ -123,18 +130,20 @@ class _Watched:
 
     def _overdue(self, nodes: Sequence[Node]) -> str:
         """How far the workers had come, for a turn that was too slow or hung; `ok` if it hung behind its last step."""
-        cell = self._desk.cell
-        steps = read_steps(self._desk.folder, cell.worker_names)
+        cell, least = self._desk.cell, self._least_step()
         stopped = f"it was stopped after {cell.limit_s:g} s"
-        if not steps:
+        if least < 0:
             return f"{stopped} {NOT_BEGUN}; {nodes[-1].name}: {self._last_words(nodes[-1])}"
-        least = min(lines[-1]["step"] for lines in steps.values())
-        if least < cell.steps or len(steps) < len(cell.worker_names):
+        if least < cell.steps:
             return f"{stopped}, at step {least} of {cell.steps}"
-        self.note = (
-            f"all steps were made, but its processes did not end: they were stopped after {cell.limit_s:g} s"
-        )
+        self.note = "all steps were made, but its processes did not end, and were stopped"
         return OK
+
+    def _least_step(self) -> int:
+        """To which step all workers have come; -1 before all have begun."""
+        steps = read_steps(self._desk.folder, self._desk.cell.worker_names)
+        last = [lines[-1]["step"] for lines in steps.values() if lines]
+        return int(min(last)) if len(last) == len(self._desk.cell.worker_names) else -1
 
     def _output(self, node: Node) -> Path:
         return self._desk.folder / f"{node.name.replace('/', '.')}.out"

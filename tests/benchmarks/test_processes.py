@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import turn as turn_module
 from benchmarks.cells import Cell, synthetic
 from benchmarks.grounds import Loopback
 from benchmarks.processes import Meter
@@ -159,18 +160,23 @@ def test_a_worker_that_raises_is_named_with_its_last_words(tmp_path):
 HANGS = "import signal; signal.pause()"
 
 
-@pytest.mark.parametrize(("steps", "where"), [(None, "before any worker had begun"), (1, "at step 1 of 3")])
+@pytest.mark.parametrize(("steps", "where"), [(None, "before all workers had begun"), (1, "at step 1 of 3")])
 def test_a_turn_that_hangs_is_stopped(tmp_path, steps, where):
     turn = turn_with(tmp_path, HANGS, limit_s=0.5, steps=steps)
     assert turn.state.startswith("it was stopped after 0.5 s")
     assert where in turn.state
 
 
-def test_a_turn_that_hangs_behind_its_last_step_has_its_figures_and_a_note(tmp_path):
-    turn = turn_with(tmp_path, HANGS, limit_s=0.5, steps=3)
+@pytest.mark.parametrize(("limit_s", "end_s"), [(0.5, 3600.0), (3600.0, 0.5)])
+def test_a_turn_that_hangs_behind_its_last_step_has_its_figures_and_a_note(
+    tmp_path, limit_s, end_s, monkeypatch
+):
+    monkeypatch.setattr(turn_module, "LOOK_AT_STEPS_S", 0.1)
+    monkeypatch.setattr(turn_module, "END_S", end_s)
+    turn = turn_with(tmp_path, HANGS, limit_s=limit_s, steps=3)
     assert turn.state == "ok"
     assert [line["step"] for line in turn.steps["B/0"]] == [0, 1, 2, 3]
-    assert turn.note.endswith("did not end: they were stopped after 0.5 s")
+    assert turn.note.endswith("did not end, and were stopped")
 
 
 def test_a_turn_that_ends_early_was_not_measured(tmp_path):
