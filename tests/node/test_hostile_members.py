@@ -33,7 +33,6 @@ from geomx.protocol.messages import (
     Attach,
     Attached,
     Beat,
-    Calling,
     Failure,
     Fetch,
     Leave,
@@ -108,14 +107,6 @@ def test_a_round_of_the_past_changes_nothing():
     server.say(1, push("A/0", turn=-(1 << 60)))
     assert server.effects[before:] == []
     assert not server.node._turns
-
-
-@pytest.mark.parametrize(("cohort", "reason"), [("B", "is in a call for"), ("C", "nobody here belongs to")])
-def test_a_call_that_is_another_party_s_is_refused(cohort: str, reason: str):
-    error = refused_by(global_server(), 1, Calling(1, {cohort: 3}))
-    assert isinstance(error, ProtocolError)
-    assert f"{reason} the cohort '{cohort}'" in str(error)
-    assert "A broke the protocol" in str(error)
 
 
 def test_duplicates_of_two_incarnations_count_once():

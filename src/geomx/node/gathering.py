@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
+from itertools import product
 from typing import Any
 
 from geomx.errors import Disagreement, ProtocolError
@@ -25,9 +26,7 @@ class Gathering:
         self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.together) for leaf in members.order))
         self._pieces: dict[int, Slice] = {}
         self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
-        # By cohort: the last call of the whole run to which it has come, and the turn of its next step.
-        self._calls: dict[str, tuple[int, int]] = {}
-        self._over = -1  # the last call behind which somebody has stepped on
+        self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
 
     def begin(self, pieces: Iterable[Slice]) -> None:
         """These slices are gathered here."""
@@ -58,17 +57,19 @@ class Gathering:
         round_ = rounds.add(push, payload, self._members.first(push.origins), now)
         if self._policy.in_step:
             rounds.check_one_open()
-        call, next_step = self._calls.get(push.cohort, (-1, 0))
-        if push.turn >= next_step:
-            self._over = max(self._over, call)
+        if push.cohort == EVERYONE and self._policy.together != "run":
+            self.calling(push.origins.keys(), push.turn, now)
         if round_ is not None:
             self._decide(piece, round_, now)
 
-    def calling(self, cohort: str, turn: int, next_step: int, now: float) -> None:
-        """A cohort has come to a call of the whole run. It makes no step before all have: no bound waits for it."""
-        self._calls[cohort] = turn, next_step
-        for piece in self._pieces.values():
-            self._look_again(piece, now)
+    def calling(self, members: Set[str], turn: int, now: float) -> None:
+        """These have come to a call of the whole run. They make no step before all have: no bound waits for them."""
+        behind = [cohort for cohort, call in self._calls.items() if call < turn]
+        come = [cohort for cohort in behind if self._members.of(cohort) <= members]
+        if come:
+            self._calls |= dict.fromkeys(come, turn)
+            for piece in self._pieces.values():
+                self._look_again(piece, now)
 
     def answered(self, piece: Slice, now: float) -> None:
         """A slice has gone down, for which complete rounds of other cohorts may have waited."""
@@ -94,29 +95,25 @@ class Gathering:
                 turns[cohort] = max(turns.get(cohort, 0), rounds.closed + 1)
         return turns
 
-    def steps(self) -> dict[str, int]:
-        """How many turns have closed of each cohort that steps on its own."""
-        closed = self.turns(lambda cohort: cohort in self._cohorts)
-        return {cohort: closed.get(cohort, 0) for cohort in self._cohorts}
-
     def check_calls(self) -> None:
         """Raise `Disagreement` where some wait in a call of the whole run for others, who wait in a step for them."""
-        came: dict[tuple[str, int], tuple[str, set[str]]] = {}  # to which turn: by which call, and who
+        # By cohort and turn: its call, who is in it, and who is not.
+        turns: dict[tuple[str, int], tuple[str, set[str], set[str]]] = {}
         for (_, cohort), rounds in self._rounds.items():
             for round_ in rounds.open.values():
                 operation = round_.contributions[0][1].operation
-                came.setdefault((cohort, round_.turn), (operation, set()))[1].update(round_.origins)
-        for (everyone, turn), (call, callers) in came.items():
-            for (cohort, step), (operation, steppers) in came.items():
-                if everyone != EVERYONE or cohort == EVERYONE:
-                    continue
-                wanted = callers & self._members.expected(step, cohort) - steppers
-                if wanted and steppers & self._members.expected(turn) - callers:
-                    here, there = ", ".join(sorted(wanted)), ", ".join(sorted(steppers))
-                    raise Disagreement(
-                        f"{here} in {call} wait for the whole run, {there} in {operation} for all of {cohort}; "
-                        f"every worker must make the same calls in the same order"
-                    )
+                _, come, missing = turns.setdefault((cohort, round_.turn), (operation, set(), set()))
+                come.update(round_.origins)
+                missing.update(self._members.expected(round_.turn, cohort) - round_.origins.keys())
+        calls = [turn for (cohort, _), turn in turns.items() if cohort == EVERYONE]
+        steps = [(cohort, *turn) for (cohort, _), turn in turns.items() if cohort != EVERYONE]
+        for (call, callers, others), (cohort, step, steppers, missing) in product(calls, steps):
+            if callers & missing and steppers & others:
+                here, there = ", ".join(sorted(callers & missing)), ", ".join(sorted(steppers & others))
+                raise Disagreement(
+                    f"{here} in {call} wait for the whole run, {there} in {step} for all of {cohort}; "
+                    f"every worker must make the same calls in the same order"
+                )
 
     def missing(self, cohort: str, turn: int) -> list[str]:
         """For whom a turn waits: members in the order of the run, then the cohorts for which the policy does."""
@@ -142,13 +139,13 @@ class Gathering:
         self._close(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
 
     def _progress(self, index: int, cohort: str) -> dict[str, int]:
-        """The last closed turn of every other cohort that has not left."""
+        """The last closed turn of every other cohort that has not left, and waits in no call for others."""
+        there = [other for other in self._cohorts if not self._members.has_left(self._members.of(other))]
+        answered = min((self._calls[other] for other in there), default=-1)
         return {
             other: self.closed(index, other)
-            for other in self._cohorts
-            if other != cohort
-            and not self._members.has_left(self._members.of(other))
-            and self._calls.get(other, (-1, 0))[0] <= self._over
+            for other in there
+            if other != cohort and self._calls[other] <= answered
         }
 
     def _look_again(self, piece: Slice, now: float) -> None:

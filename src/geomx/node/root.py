@@ -198,14 +198,14 @@ class Root:
         elif piece.index not in self._weights:
             raise ProtocolError(f"slice {piece.index} has no optimizer state to be fetched")
         else:
-            answer_state(self._in_order, piece, fetch.token, lambda: self._trained(optimizer, piece), reply)
 
-    def _trained(self, optimizer: RootOptimizer, piece: Slice) -> SliceState:
-        """An optimizer's state; where no receiver may have the weights that belong to it, with these."""
-        state = optimizer.export(piece.index)
-        if not self._in_step:
-            state.planes |= copied({WEIGHTS: self._weights[piece.index]})
-        return state
+            def found() -> SliceState:
+                state = optimizer.export(piece.index)
+                if fetch.of == "weights":
+                    state.planes |= copied({WEIGHTS: self._weights[piece.index]})
+                return state
+
+            answer_state(self._in_order, piece, fetch.token, found, reply)
 
     def _kept(self, piece: Slice, exact: bool) -> Planes:
         """What a checkpoint keeps of the upper ends of the edges, and of weights that no receiver has exactly."""

@@ -162,7 +162,7 @@ class Server(BaseNode):
         elif isinstance(message, Stepped):
             self._on_stepped(leaves, message)
         elif isinstance(message, Calling):
-            self._on_calling(peer, message)
+            self._gathering.calling(set(leaves), message.turn, self._now)
         elif isinstance(message, Fetch):
             self._piece(message.slice)
             self.upside.fetch(message, lambda state, data: self.send(peer, state, data))
@@ -289,7 +289,7 @@ class Server(BaseNode):
         self._standing.closed(round_)
         if round_.cohort == EVERYONE and self._policy.together != "run" and round_.turn > self._last_call:
             self._last_call = round_.turn
-            self.upside.calling(Calling(round_.turn, self._gathering.steps()))
+            self.upside.calling(Calling(round_.turn))
         self.upside.closed(piece, round_)
 
     def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
@@ -299,12 +299,6 @@ class Server(BaseNode):
             )
         if not self._pace.stepped(message, self._now):
             self.upside.stepped(message)
-
-    def _on_calling(self, peer: Peer, message: Calling) -> None:
-        for cohort, steps in message.steps.items():
-            if not self._members.of(cohort) <= set(self._below.children[peer.name]):
-                raise ProtocolError(f"{peer.name} is in a call for the cohort {cohort!r}")
-            self._gathering.calling(cohort, message.turn, steps, self._now)
 
     def _children(self, cohort: str) -> tuple[str, ...]:
         """The children below which a cohort's members are."""

@@ -24,7 +24,7 @@ PROTOCOL_VERSION = 1
 
 Kind = Literal["gradient", "mean", "assign"]
 Value = str | int | float | bool | None
-Of = Literal["optimizer", "root", "exact", "parent"]
+Of = Literal["optimizer", "weights", "root", "exact", "parent"]
 Hyperparameters = dict[str, Value | list[float]]
 
 
@@ -145,13 +145,9 @@ class Stepped(Message, frozen=True, array_like=True, tag=True):
 
 
 class Calling(Message, frozen=True, array_like=True, tag=True):
-    """To every shard: all workers below the sender have come to call `turn` of the whole run, and step no further.
-
-    `steps`: how many turns each of their cohorts has taken by then.
-    """
+    """To every shard: all workers below the sender have come to call `turn` of the whole run, and step no further."""
 
     turn: int
-    steps: dict[str, int]
 
 
 class Allowance(Message, frozen=True, array_like=True, tag=True):
@@ -179,8 +175,8 @@ class Scale(Message, frozen=True, array_like=True, tag=True):
 class Fetch(Message, frozen=True, array_like=True, tag=True):
     """Asks for what belongs in a checkpoint: a slice's optimizer state, or what the edges of a server hold back.
 
-    `of`: the optimizer at the root, with the weights where parties have others; the root's edges; the same with the
-    exact weights, since nobody below has them; or the edges of whoever is asked.
+    `of`: the optimizer at the root; the same with its weights, where parties have others; the root's edges; the same
+    with the exact weights, since nobody below has them; or the edges of whoever is asked.
     """
 
     token: int

@@ -93,19 +93,15 @@ def save(attached: Attached, task: Task, position: Position) -> None:
     own = {parameter: _whole(attached, values) for parameter, values in here.items()}
     if not task.writes:
         return
-    fetched = attached.sharing.fetch(carried.slices("weight")) if served or attached.turns.local else {}
-    newer = {i: state.planes[WEIGHTS] for i, state in fetched.items() if WEIGHTS in state.planes}
-    parameters = {carried.name(number) for number in range(len(carried.parameters))}
-    stays = parameters if not weights and not newer else set()
-    model = {name: tensor.detach() if name in stays else tensor.clone() for name, tensor in live.items()}
-    for index, values in (averaged | newer).items():
-        for part in carried.layout.slices[index].parts:
-            name = carried.name(part.tensor)
-            if name in model:
-                write_flat(model[name], part, values[part.offset : part.offset + part.elements])
+    ahead = served and not attached.turns.in_step
+    optimized = carried.slices("weight") if served or attached.turns.local else []
+    at_root = attached.sharing.fetch(optimized, with_weights=ahead)
+    newer = {index: state.planes[WEIGHTS] for index, state in at_root.items()} if ahead else {}
+    model = {name: tensor.detach() for name, tensor in live.items()}
+    model |= _patched(carried, live, averaged | newer)
     names = _names(carried)
-    at_root = _by_name(names, optimizer_state.assemble(carried, fetched))
-    state, outer = (at_root, {}) if served else (_by_name(names, own), at_root)
+    theirs = _by_name(names, optimizer_state.assemble(carried, at_root))
+    state, outer = (theirs, {}) if served else (_by_name(names, own), theirs)
     groups = [
         {**group, "params": [names[id(p)] for p in group["params"]]}
         for group in attached.optimizer.param_groups
@@ -224,6 +220,22 @@ def _as_held(parameter: torch.Tensor, state: ParameterState) -> ParameterState:
         else value
         for key, value in state.items()
     }
+
+
+def _patched(
+    carried: Carried, live: Mapping[str, torch.Tensor], values: Mapping[int, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Copies on the CPU of the live tensors of which slices have other `values`, with these."""
+    copies: dict[str, torch.Tensor] = {}
+    for index, flat in values.items():
+        for part in carried.layout.slices[index].parts:
+            name = carried.name(part.tensor)
+            if name not in live:
+                continue
+            if name not in copies:
+                copies[name] = live[name].detach().to("cpu", copy=True)
+            write_flat(copies[name], part, flat[part.offset : part.offset + part.elements])
+    return copies
 
 
 def _by_name(

@@ -12,6 +12,7 @@ from geomx.layout import Slice
 from geomx.node.local import Arrived
 from geomx.node.states import Planes
 from geomx.optim.base import SliceState
+from geomx.protocol.messages import Of
 from geomx.sync.base import cohort_of
 from geomx.torch.exchange import Exchange, Packed
 from geomx.torch.inside import ThroughServer
@@ -81,9 +82,10 @@ class Sharing:
         finally:
             self._aside = None
 
-    def fetch(self, slices: Iterable[Slice]) -> dict[int, SliceState]:
-        """Their optimizer state, from the global servers; no other worker takes part."""
-        return self._exchange.fetch((piece.index for piece in slices), "optimizer")
+    def fetch(self, slices: Iterable[Slice], with_weights: bool = False) -> dict[int, SliceState]:
+        """Their optimizer state, from the global servers; no other worker takes part. `with_weights`: as `WEIGHTS`."""
+        of: Of = "weights" if with_weights else "optimizer"
+        return self._exchange.fetch((piece.index for piece in slices), of)
 
     def kept(self, holders: Iterable[Holder]) -> dict[int, Planes]:
         """What these hold back on their edges, by slice; see `geomx.node.states`."""
