@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,6 +135,32 @@ def run_tree(
     faults(simulator)
     simulator.run(until)
     return simulator, programs
+
+
+def bad_network(chance: random.Random) -> Network:
+    """Slow or fast, losing, repeating and reordering or not, as chance has it."""
+    return Network(
+        rate_mbps=chance.choice([0.0, 5.0, 100.0]),
+        delay_ms=chance.uniform(0, 60),
+        jitter_ms=chance.uniform(0, 20),
+        loss=chance.choice([0.0, 0.02, 0.2]),
+        duplicate=chance.choice([0.0, 0.3]),
+        reorder=chance.choice([0.0, 0.5]),
+    )
+
+
+def disturb(simulator: Simulator, chance: random.Random, plan: Plan, within_s: float = 2.0) -> None:
+    """Cuts, resets and stops at random times, on random edges."""
+    edges = [(w, w[0]) for w in plan.workers] + [(p, s) for p in plan.parties for s in plan.shards]
+    for _ in range(chance.randrange(4)):
+        one, other = chance.choice(edges)
+        for_s, reset = chance.uniform(0.05, 3.0), chance.random() < 0.5
+        at_s = chance.uniform(0.0, within_s)
+        simulator.at(at_s, lambda o=one, p=other, d=for_s, r=reset: simulator.cut(o, p, d, r))
+    if chance.random() < 0.3:
+        name = chance.choice([name for edge in edges for name in edge])
+        at_s = chance.uniform(0.0, 0.75 * within_s)
+        simulator.at(at_s, lambda: simulator.pause(name, chance.uniform(0.1, 4.0)))
 
 
 def assert_well(simulator: Simulator, plan: Plan, programs: dict[str, Program]) -> None:

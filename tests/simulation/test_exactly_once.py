@@ -6,9 +6,9 @@ import random
 
 import pytest
 import torch
-from trees import Loop, assert_well, layout_of, plan_of, run_tree
+from trees import Loop, assert_well, bad_network, disturb, layout_of, plan_of, run_tree
 
-from geomx.drive.simulated import Network, Simulator
+from geomx.drive.simulated import Network
 from geomx.protocol.session import Patience
 
 torch.set_num_threads(1)
@@ -30,37 +30,16 @@ def expected() -> dict[int, dict[int, torch.Tensor]]:
     return {shards: undisturbed(shards) for shards in (1, 2)}
 
 
-def disturb(simulator: Simulator, chance: random.Random, edges: list[tuple[str, str]]) -> None:
-    """Cuts, resets and stops at random times, on random edges."""
-    for _ in range(chance.randrange(4)):
-        one, other = chance.choice(edges)
-        duration, reset = chance.uniform(0.05, 3.0), chance.random() < 0.5
-        simulator.at(
-            chance.uniform(0.0, 2.0), lambda o=one, p=other, d=duration, r=reset: simulator.cut(o, p, d, r)
-        )
-    if chance.random() < 0.3:
-        name = chance.choice([name for edge in edges for name in edge])
-        simulator.at(chance.uniform(0.0, 1.5), lambda: simulator.pause(name, chance.uniform(0.1, 4.0)))
-
-
 @pytest.mark.parametrize("chunk", range(SEEDS // CHUNK))
 def test_bits_survive_a_bad_network(chunk: int, expected: dict[int, dict[int, torch.Tensor]]) -> None:
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         chance = random.Random(seed)
         shards = 1 + seed % 2
         plan = plan_of([2, 2], shards, QUICK_RESEND)
-        edges = [(w, w[0]) for w in plan.workers] + [(p, s) for p in plan.parties for s in plan.shards]
-        network = Network(
-            rate_mbps=chance.choice([0.0, 5.0, 100.0]),
-            delay_ms=chance.uniform(0, 60),
-            jitter_ms=chance.uniform(0, 20),
-            loss=chance.choice([0.0, 0.02, 0.2]),
-            duplicate=chance.choice([0.0, 0.3]),
-            reorder=chance.choice([0.0, 0.5]),
-        )
+        network = bad_network(chance)
         loop = Loop(layout_of(4), plan.workers, ROUNDS)
         simulator, programs = run_tree(
-            plan, loop, network, seed, lambda s, c=chance, e=edges: disturb(s, c, e)
+            plan, loop, network, seed, lambda s, c=chance, p=plan: disturb(s, c, p)
         )
         try:
             assert_well(simulator, plan, programs)

@@ -24,7 +24,7 @@ from live_runs import (
 )
 from policy_runs import ALGORITHMS, in_step, script, settings, uneven
 from torch import nn
-from trees import plan_of
+from trees import bad_network, disturb, plan_of
 
 from geomx.drive.simulated import Network, Simulator
 from geomx.errors import Disagreement, Refused, RunFailed
@@ -51,33 +51,13 @@ def counted(simulator: Simulator, shards: int) -> list[int]:
     raise AssertionError("no shard has a ledger")
 
 
-def disturb(simulator: Simulator, chance: random.Random, shards: int) -> None:
-    """Cuts, resets and stops at random times, on random edges."""
-    edges = [("A/0", "A"), ("A/1", "A"), ("B/0", "B")]
-    edges += [(party, f"global/{shard}") for party in "AB" for shard in range(shards)]
-    for _ in range(chance.randrange(4)):
-        (one, other), at_s = chance.choice(edges), chance.uniform(0.2, 3.0)
-        for_s, reset = chance.uniform(0.05, 3.0), chance.random() < 0.5
-        simulator.at(at_s, lambda o=one, p=other, d=for_s, r=reset: simulator.cut(o, p, d, r))
-    if chance.random() < 0.3:
-        name = chance.choice([name for edge in edges for name in edge])
-        simulator.at(chance.uniform(0.2, 2.0), lambda: simulator.pause(name, chance.uniform(0.1, 4.0)))
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spec", ALGORITHMS)
 def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: int) -> None:
     """The ledger has every contribution once; where timing decides nothing, the weights have the undisturbed bits."""
     chance = random.Random(f"{spec} {seed}")
     shards, policy = 1 + seed % 2, policies.make(spec)
-    network = Network(
-        rate_mbps=chance.choice([0.0, 5.0, 100.0]),
-        delay_ms=chance.uniform(0, 60),
-        jitter_ms=chance.uniform(0, 20),
-        loss=chance.choice([0.0, 0.02, 0.2]),
-        duplicate=chance.choice([0.0, 0.3]),
-        reorder=chance.choice([0.0, 0.5]),
-    )
+    network = bad_network(chance)
     wan = chance.choice([Edge("dense", "dense"), Edge("int8", "int8"), Edge("bisparse ratio=0.2", "fp16")])
     contributions: dict[str, int] = {}
     usual = script(sgd, 15, uneven)
@@ -93,7 +73,9 @@ def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: i
 
     again = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.15)
     results, simulator = run_once(
-        network=network, patience=again, faults=lambda simulator, _: disturb(simulator, chance, shards)
+        network=network,
+        patience=again,
+        faults=lambda simulator, _: disturb(simulator, chance, plan_of([2, 1], shards), 3.0),
     )
     assert counted(simulator, shards) == [contributions[name] for name in ("A/0", "A/1", "B/0")]
     assert min(contributions.values()) > 0
