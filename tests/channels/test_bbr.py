@@ -12,6 +12,7 @@ from wires import LOOPS, pair, run_on, state, tensor
 from geomx.channels import bbr, congestion, kernel
 from geomx.channels.bbr import (
     ENOUGH_BYTES,
+    ENOUGH_ROUND_TRIPS,
     EVERY_S,
     EXACT_ROUND_TRIPS,
     FAR_S,
@@ -29,6 +30,7 @@ from geomx.channels.bbr import (
     STEADY_ROUND_TRIPS,
     UNDISTURBED,
     UNKNOWN_S,
+    WINDOW_ROUND_TRIPS,
     Stretch,
 )
 from geomx.channels.kernel import Seen
@@ -251,13 +253,48 @@ def test_nor_is_nothing(link):
         assert flow.pace == held(RATE)
 
 
-def test_nor_what_less_than_three_round_trips_took(link):
+def test_nor_what_took_too_few_round_trips(link):
     with Flow() as flow:
         link.is_so(rate=100 * RATE)
-        flow.round(size_bytes=29 * RATE)
+        few, enough = 0.99 * ENOUGH_ROUND_TRIPS, 1.01 * ENOUGH_ROUND_TRIPS
+        flow.round(size_bytes=int(few * 100 * RATE * ROUND_TRIP_S))
         assert flow.pace == UNLIMITED
-        flow.round(size_bytes=31 * RATE)
-        assert flow.pace == held(100 * RATE)
+        flow.round(size_bytes=int(enough * 100 * RATE * ROUND_TRIP_S))
+        assert flow.pace == pytest.approx(held(100 * RATE) * enough / (enough - 1), rel=1e-5)
+
+
+def test_the_first_round_trip_is_not_counted_where_all_may_have_left_in_it(link):
+    """Three round trips' worth that have left at once take four; they look like three quarters of the link's rate."""
+    small = int(3 * RATE * ROUND_TRIP_S)
+    with Flow() as flow:
+        link.is_so(rate=RATE * 3 // 4)
+        flow.round(size_bytes=small)
+        assert flow.pace == pytest.approx(held(RATE), rel=1e-5)
+    with Flow() as flow:
+        link.is_so(rate=RATE)
+        flow.round(size_bytes=int(WINDOW_ROUND_TRIPS * RATE * ROUND_TRIP_S))
+        assert flow.pace == held(RATE)
+
+
+def test_but_what_is_held_so_that_it_leaves_more_slowly_is_believed(link):
+    small = int(3 * RATE * ROUND_TRIP_S)
+    with Flow() as flow:
+        flow.round(size_bytes=small)
+        assert flow.pace == held(RATE * 3 // 2)
+        for _ in range(READINGS):
+            flow.round(size_bytes=small)
+        assert flow.pace == held(RATE)
+
+
+def test_it_may_be_held_so_high_that_all_leaves_in_the_first_round_trip(link):
+    with Flow() as flow:
+        link.is_so(rate=10 * RATE)
+        flow.round(size_bytes=40 * ENOUGH_BYTES)
+        assert flow.pace == held(10 * RATE)
+        link.is_so(rate=RATE * 3 // 4)
+        for _ in range(READINGS):
+            flow.round(size_bytes=int(3 * RATE * ROUND_TRIP_S))
+        assert flow.pace == pytest.approx(held(RATE), rel=1e-5)
 
 
 @pytest.mark.parametrize("near", [{"queued_s": 0.9 * QUEUED * ROUND_TRIP_S}, {"round_trip_s": 9e-4}])
@@ -312,7 +349,7 @@ def test_a_link_that_carries_more_is_left_to_bbr_once_it_has_begun(link):
         flow.write(0.1)
         assert flow.pace == UNLIMITED
         link.is_so(rate=3 * RATE, queued_s=QUEUE_S)
-        flow.round()
+        flow.round(size_bytes=8 * ENOUGH_BYTES)
         assert flow.pace == held(3 * RATE)
 
 

@@ -36,7 +36,10 @@ HEADROOM = 1.02
 MORE, SURELY_MORE = 1.005, 1.25
 # A stretch tells what the link carries if it was so long, and its end found a queue of so many round trips. Less than
 # `ENOUGH_BYTES` overflows few queues, and a greeting takes round trips for a few bytes.
-ENOUGH_ROUND_TRIPS, ENOUGH_BYTES = 3, 1 << 18
+ENOUGH_ROUND_TRIPS, ENOUGH_BYTES = 2.5, 1 << 18
+# What is no more than so many round trips carry fits into BBR's window: all may leave before any has come through,
+# unless it is held so that it takes so many round trips to leave.
+WINDOW_ROUND_TRIPS, BLIND_ROUND_TRIPS = 5, 1.25
 QUEUED = 0.25  # less: it is processors that send no faster
 FAR_S = 1e-3  # a shorter round trip is as long as processors take it to be
 FEW_BYTES = 1024  # heartbeats and acknowledgements of ours: they show BBR nothing, and hold nothing up
@@ -130,7 +133,7 @@ class Bbr:
         if not seen.rate or stretch.size_bytes < enough_bytes:
             return
         is_exact = stretch.rate >= UNDISTURBED * seen.rate
-        rate = min(seen.rate, stretch.rate) if is_exact else seen.rate
+        rate = min(seen.rate, stretch.rate) if is_exact else self._guess(seen, stretch.size_bytes)
         is_queued = seen.round_trip_s >= FAR_S and stretch.queued_s >= QUEUED * seen.round_trip_s
         is_as_exact = is_exact or not self._is_exact
         more = MORE if is_as_exact and not is_queued else SURELY_MORE
@@ -140,6 +143,19 @@ class Bbr:
                 self._found.clear()
             self._found.append(rate)
             self._is_exact = is_exact
+
+    def _guess(self, seen: kernel.Seen, size_bytes: int) -> int:
+        """What BBR believes; but where all may have left in the first round trip, without that one.
+
+        Nothing comes through in it, and BBR divides by it, too. If it need not have, that is too much for once: what is
+        sent at that pace takes longer to leave.
+        """
+        blind_bytes = seen.rate * seen.round_trip_s
+        blind_s = BLIND_ROUND_TRIPS * seen.round_trip_s
+        leaves_later = self._pace is not None and size_bytes >= blind_s * pace_of(self._sock)
+        if leaves_later or size_bytes >= WINDOW_ROUND_TRIPS * blind_bytes:
+            return seen.rate
+        return int(seen.rate * size_bytes / (size_bytes - blind_bytes))
 
     def _hold(self, rate: int) -> None:
         if self._pace is None:
