@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx.cli import main
+from geomx.launch.ports import Ports
 
 SCRIPT = """
 import sys, time, torch, geomx
@@ -48,7 +49,8 @@ class RealRun:
 
     def __init__(self, folder: Path, steps: int = 40, toml: str = "", wan_through: int | None = None) -> None:
         self.folder = folder
-        self.ports = {name: free_port() for name in ("global/0", "A", "B")}
+        self._held = Ports()
+        self.ports = {name: self._held.hold() for name in ("global/0", "A", "B")}
         dialled = wan_through or self.ports["global/0"]
         (folder / "train.py").write_text(SCRIPT)
         self.steps = steps
@@ -170,11 +172,7 @@ address = "127.0.0.1:{self.ports["B"]}"
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return int(door.getsockname()[1])
+        self._held.close()
 
 
 class Proxy:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from geomx.config import Run
 from geomx.launch.child import Ended
 from geomx.launch.local_run import commands, first_failure, with_free_ports
+from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome
 from geomx.observe.records import Record
 
@@ -34,8 +36,14 @@ def run() -> Run:
     return Run.parse(TOML, "two.toml")
 
 
-def test_servers_without_address_get_ports_of_their_own(run: Run) -> None:
-    free = with_free_ports(run)
+@pytest.fixture
+def ports() -> Iterator[Ports]:
+    with Ports() as ports:
+        yield ports
+
+
+def test_servers_without_address_get_ports_of_their_own(run: Run, ports: Ports) -> None:
+    free = with_free_ports(run, ports)
     assert free.global_.addresses == run.global_.addresses
     given = [free.address_of(party).split(":") for party in ("A", "B")]
     assert {host for host, _ in given} == {"127.0.0.1"}
@@ -43,9 +51,11 @@ def test_servers_without_address_get_ports_of_their_own(run: Run) -> None:
     assert run.addresses["A"] == ""
 
 
-def test_workers_that_reduce_among_themselves_are_told_what_torchrun_tells(run: Run, tmp_path: Path) -> None:
+def test_workers_that_reduce_among_themselves_are_told_what_torchrun_tells(
+    tmp_path: Path, ports: Ports
+) -> None:
     job = Run.parse(TOML, "two.toml", ["party.A.inside=collective"])
-    first, second, other = list(commands(job, tmp_path, trace=False))[4:]
+    first, second, other = list(commands(job, tmp_path, ports, trace=False))[4:]
     for rank, command in enumerate((first, second)):
         told = {key: command.environment[key] for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
         assert told == {
@@ -58,8 +68,8 @@ def test_workers_that_reduce_among_themselves_are_told_what_torchrun_tells(run: 
     assert other.environment.get("MASTER_PORT") == os.environ.get("MASTER_PORT")
 
 
-def test_every_node_has_a_process(run: Run, tmp_path: Path) -> None:
-    started = list(commands(run, tmp_path, trace=True))
+def test_every_node_has_a_process(run: Run, tmp_path: Path, ports: Ports) -> None:
+    started = list(commands(run, tmp_path, ports, trace=True))
     assert [command.name for command in started] == ["global/0", "global/1", "A", "B", "A/0", "A/1", "B/0"]
     assert [command.serves for command in started] == [True] * 4 + [False] * 3
     assert started[1].argv[-4:] == ("--role", "global", "--shard", "1")

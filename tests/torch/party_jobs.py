@@ -20,7 +20,8 @@ import geomx
 from geomx.config import Run
 from geomx.drive import loops
 from geomx.launch.environment import job_environment
-from geomx.launch.local_run import free_ports, with_free_ports
+from geomx.launch.local_run import with_free_ports
+from geomx.launch.ports import Ports
 from geomx.observe.records import Recorder
 from geomx.torch import LiveRun
 
@@ -55,6 +56,7 @@ class Job:
     processes: dict[str, ForkServerProcess] = field(default_factory=dict)
     pipes: dict[str, Connection] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
+    ports: Ports = field(default_factory=Ports)
 
     def finish(self) -> dict[str, Any]:
         """Wait for what every worker gives, and where all is well for every process; returns `results`."""
@@ -79,6 +81,7 @@ class Job:
         for process in self.processes.values():
             process.kill()
             process.join()
+        self.ports.close()
 
 
 def start(
@@ -94,11 +97,12 @@ def start(
     """
     ways = dict(ways or {})
     inside = tuple(f"party.{party}.inside=server" for party, way in ways.items() if way == "server")
-    run = with_free_ports(Run.parse(TOML, "jobs.toml", (*inside, *overrides)))
     job, ends = Job(), list[Connection]()
+    run = with_free_ports(Run.parse(TOML, "jobs.toml", (*inside, *overrides)), job.ports)
     for name in (*run.shard_names, *run.servers):
         job.processes[name] = _context.Process(target=_serve, args=(run, name), daemon=True)
-    for party, port in zip(run.parties, free_ports(len(run.parties)), strict=True):
+    for party in run.parties:
+        port = job.ports.hold()
         for rank, name in enumerate(party.worker_names):
             job.pipes[name], theirs = _context.Pipe(duplex=False)
             ends.append(theirs)

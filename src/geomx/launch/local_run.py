@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from geomx.config import Run
 from geomx.errors import ConfigError, Fault, RunFailed
 from geomx.launch.child import Command
 from geomx.launch.environment import Place, environment_of, job_environment, threads_each
+from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome, Supervisor
 from geomx.observe.live import View, view_of
 from geomx.observe.records import Record, RecordFiles
@@ -46,13 +46,13 @@ def run_here(run: Run, wishes: Wishes) -> None:
     _check_script(run)
     make_folders_of(wishes.report, wishes.trace)
     console = Console()
-    with _folder(run, wishes.keep, console) as folder:
-        run = _settled(run, folder)
+    with _folder(run, wishes.keep, console) as folder, Ports() as ports:
+        run = _settled(run, folder, ports)
         records = RecordFiles(folder / "records")
         started = time.monotonic()
         with view_of(run, console, wishes.plain) as view:
             supervisor = Supervisor(view.line, _Tick(view, records), run.limits.stop_s)
-            outcome = supervisor.run(commands(run, folder, wishes.trace is not None))
+            outcome = supervisor.run(commands(run, folder, ports, trace=wishes.trace is not None))
         wall_s = time.monotonic() - started
         kept = RecordFiles(folder / "records").new()
         if wishes.trace is not None:
@@ -71,8 +71,8 @@ def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Recor
     """
     _check_script(run)
     kept: list[Record] = []
-    with _folder(run, False, Console()) as folder:
-        run = _settled(run, folder)
+    with _folder(run, False, Console()) as folder, Ports() as ports:
+        run = _settled(run, folder, ports)
         records = RecordFiles(folder / "records")
 
         def tick() -> None:
@@ -81,15 +81,15 @@ def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Recor
                 supervisor.stop()
 
         supervisor = Supervisor(lambda *_: None, tick, run.limits.stop_s)
-        outcome = supervisor.run(commands(run, folder, trace=False))
+        outcome = supervisor.run(commands(run, folder, ports, trace=False))
         kept.extend(records.new())
     _check_ended_well(outcome, kept)
     return kept
 
 
-def _settled(run: Run, folder: Path) -> Run:
+def _settled(run: Run, folder: Path, ports: Ports) -> Run:
     """The run with all its addresses; its description is in the folder then."""
-    run = with_free_ports(run)
+    run = with_free_ports(run, ports)
     run.save(folder / "run.json")
     return run
 
@@ -115,7 +115,7 @@ class _Tick:
             self._view.show(self._records.new(), now)
 
 
-def commands(run: Run, folder: Path, trace: bool) -> Iterator[Command]:
+def commands(run: Run, folder: Path, ports: Ports, *, trace: bool) -> Iterator[Command]:
     """The processes of a run whose description and records are in `folder`: servers first, then workers."""
     description = folder / "run.json"
     records = RecordFiles(folder / "records")
@@ -133,31 +133,20 @@ def commands(run: Run, folder: Path, trace: bool) -> Iterator[Command]:
     for name in run.servers:
         yield server(name, "--role", "local", "--party", name)
     script = (sys.executable, str(run.run.script), *run.run.arguments)
-    collective = [party.name for party in run.parties if party.inside == "collective"]
-    ports = dict(zip(collective, free_ports(len(collective)), strict=True))
     for party in run.parties:
+        job_port = ports.hold() if party.inside == "collective" else None
         for rank, name in enumerate(party.worker_names):
             environment = environment_of(replace(place, records=records.path_of(name)), each)
-            if party.name in ports:
-                environment |= job_environment(rank, party.workers, ports[party.name])
+            if job_port is not None:
+                environment |= job_environment(rank, party.workers, job_port)
             where = ("--party", party.name, "--rank", str(rank))
             yield Command(name, (*geomx, "worker", str(description), *where, "--", *script), environment)
 
 
-def with_free_ports(run: Run) -> Run:
+def with_free_ports(run: Run, ports: Ports) -> Run:
     """Give a free port of this machine to every server that has no address."""
     without = [node for node, address in run.addresses.items() if not address]
-    ports = zip(without, free_ports(len(without)), strict=True)
-    return run.with_addresses({node: f"127.0.0.1:{port}" for node, port in ports})
-
-
-def free_ports(count: int) -> list[int]:
-    """So many ports of this machine that nobody uses."""
-    with ExitStack() as held:  # all at once, so that no port is given twice
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    return run.with_addresses({node: f"127.0.0.1:{ports.hold()}" for node in without})
 
 
 def first_failure(outcome: Outcome, records: Sequence[Record]) -> RunFailed:

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+
+import pytest
+from torch.distributed import TCPStore
+from wires import LOOPS, Witness, run_on
+
+from geomx.channels.tcp import Tcp
+from geomx.launch.ports import Ports
+
+MANY = 300  # as many sockets as any system lets a process have
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux lets others listen at a held port"
+)
+
+
+@linux_only
+def test_a_held_port_is_given_to_nobody_else() -> None:
+    with Ports() as ports, contextlib.ExitStack() as others:
+        held = {ports.hold() for _ in range(MANY)}
+        assert len(held) == MANY
+        doors = [others.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(MANY)]
+        assert held.isdisjoint(door.getsockname()[1] for door in doors)
+
+
+@linux_only
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_a_server_listens_at_a_held_port_again_and_again(loop_name: str) -> None:
+    async def main() -> None:
+        with Ports() as ports:
+            address = f"127.0.0.1:{ports.hold()}"
+            for _ in range(2):
+                witness = Witness()
+                door = await Tcp().listen(address, witness, witness.accept)
+                (await Tcp().dial(address, Witness())).close("done")
+                await witness.until(lambda heard=witness: bool(heard.reasons))
+                await door.close()
+
+    run_on(loop_name, main)
+
+
+@linux_only
+def test_so_does_the_store_of_a_job() -> None:
+    with Ports() as ports:
+        store = TCPStore("127.0.0.1", ports.hold(), 1, is_master=True)
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+
+
+def test_ports_are_free_once_they_are_let_go() -> None:
+    with Ports() as ports:
+        port = ports.hold()
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", port))
