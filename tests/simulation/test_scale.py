@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from trees import SGD, plan_of
 
@@ -46,6 +47,7 @@ class Counter:
         self.simulator.call(self.name, "contribute", mine)
 
 
+@pytest.mark.no_cover
 def test_two_hundred_parties_of_eight_workers_run_a_hundred_rounds() -> None:
     plan = plan_of([WORKERS] * PARTIES)
     simulator = Simulator(0, Network(delay_ms=20.0, rate_mbps=1000.0), chunk_bytes=4 << 20)
