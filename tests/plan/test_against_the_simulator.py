@@ -25,8 +25,6 @@ from geomx.sync.base import policies
 from geomx.torch import LiveRun, Settings
 from geomx.torch.tensors import Carried
 
-pytestmark = pytest.mark.no_cover
-
 MEMORY_BYTES_PER_S = 5e9  # of the simulator
 HEADERS = PACKET_BYTES / SEGMENT_BYTES  # which the simulator's links do not charge
 COMPUTE_S = {"A": 0.05, "B": 0.15}
