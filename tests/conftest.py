@@ -1,5 +1,6 @@
 """What all tests have in common: one thread of arithmetic each, and no judgement by the clock."""
 
+import gc
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 COVERING = re.compile(r"tests/((codecs|node|protocol|simulation|sync)/|torch/test_(esync|polic))")
 
 torch.set_num_threads(1)
+gc.set_threshold(100_000, 20, 20)  # hundreds of nodes live in a process and leave few cycles behind
 settings.register_profile("geomx", deadline=None, print_blob=True)
 settings.load_profile("geomx")
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+from forks import context, geomx_command
 
 from geomx.cli import main
 from geomx.launch.ports import Ports
@@ -79,15 +80,14 @@ address = "127.0.0.1:{self.ports["B"]}"
 """)
         self.records = folder / "records"
         self.records.mkdir()
-        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.processes: dict[str, ForkServerProcess] = {}
         self.outputs: dict[str, list[str]] = {}
+        self._readers: dict[str, threading.Thread] = {}
         self._changed = threading.Condition()
 
     def start(self, names: Iterable[str] = ALL_NODES, *settings: str, script: Iterable[str] = ()) -> None:
         for name in names:
-            self._spawn(
-                name, [sys.executable, "-m", "geomx", *self._command(name, list(settings), list(script))]
-            )
+            self._spawn(name, self._command(name, list(settings), list(script)))
 
     def _command(self, name: str, settings: list[str], script: list[str]) -> list[str]:
         toml = str(self.toml)
@@ -100,31 +100,26 @@ address = "127.0.0.1:{self.ports["B"]}"
         return ["worker", toml, *settings, "--party", party, "--rank", rank, "--", *train]
 
     def _spawn(self, name: str, command: list[str]) -> None:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-            "GEOMX_RECORDS": str(self.records),
-        }
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            cwd=self.folder,
+        environment = {"GEOMX_RECORDS": str(self.records)}
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(
+            target=geomx_command, args=(command, environment, self.folder, writer), daemon=True
         )
+        process.start()
+        writer.close()
         self.processes[name] = process
         lines = self.outputs[name] = []
 
         def read() -> None:
-            assert process.stdout is not None
-            for line in process.stdout:
-                with self._changed:
-                    lines.append(line)
-                    self._changed.notify_all()
+            with open(reader.fileno(), encoding="utf-8", closefd=False) as output:
+                for line in output:
+                    with self._changed:
+                        lines.append(line)
+                        self._changed.notify_all()
+            reader.close()
 
-        threading.Thread(target=read, daemon=True).start()
+        self._readers[name] = threading.Thread(target=read, daemon=True)
+        self._readers[name].start()
 
     def until(self, name: str, pattern: str, within_s: float = 90.0) -> None:
         """Wait until a node has printed something."""
@@ -143,18 +138,20 @@ address = "127.0.0.1:{self.ports["B"]}"
         return report
 
     def signal(self, name: str, number: int) -> None:
-        self.processes[name].send_signal(number)
+        pid = self.processes[name].pid
+        assert pid is not None
+        os.kill(pid, number)
 
     def wait(self, names: Iterable[str], within_s: float = 90.0) -> dict[str, tuple[int, str]]:
         """The exit status and output of each, all of which must end in time."""
         deadline = time.monotonic() + within_s
         ended = {}
         for name in names:
-            try:
-                status = self.processes[name].wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"{name} has not ended:\n{self.report()}") from None
-            ended[name] = status, "".join(self.outputs[name])
+            process = self.processes[name]
+            process.join(max(0.1, deadline - time.monotonic()))
+            assert process.exitcode is not None, f"{name} has not ended:\n{self.report()}"
+            self._readers[name].join()
+            ended[name] = process.exitcode, "".join(self.outputs[name])
         return ended
 
     def weights(self) -> set[str]:
@@ -168,10 +165,8 @@ address = "127.0.0.1:{self.ports["B"]}"
 
     def close(self) -> None:
         for process in self.processes.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-            process.wait()
+            process.kill()
+            process.join()
         self._held.close()
 
 

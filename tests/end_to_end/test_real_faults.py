@@ -138,7 +138,7 @@ def test_a_worker_that_is_killed_and_restarted_catches_up(
     run.start(ALL_NODES, *settings)
     run.until("B/0", "step 8\n")
     run.signal("B/0", signal.SIGKILL)
-    run.processes["B/0"].wait()
+    run.processes["B/0"].join()
     run.start(["B/0"], *settings)
     run.until("B/0", "step 8\n")
     for name, (status, output) in run.wait(ALL_NODES, within_s=120.0).items():

@@ -1,8 +1,7 @@
-"""Runs whose parties are jobs of processes, as torchrun would start them, forked from one that has imported PyTorch."""
+"""Runs whose parties are jobs of processes, as torchrun would start them."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from forks import context
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,9 +42,6 @@ name = "B"
 workers = 2
 inside = "collective"
 """
-_context = multiprocessing.get_context("forkserver")
-# What every process needs, imported once; no module of the tests: the server of forks does not see their folders.
-_context.set_forkserver_preload(["torch.distributed.fsdp", "geomx.launch.join", "geomx.optim.torch_optim"])
 
 Script = Callable[[LiveRun, dict[str, Any]], Any]
 
@@ -100,11 +97,11 @@ def start(
     job, ends = Job(), list[Connection]()
     run = with_free_ports(Run.parse(TOML, "jobs.toml", (*inside, *overrides)), job.ports)
     for name in (*run.shard_names, *run.servers):
-        job.processes[name] = _context.Process(target=_serve, args=(run, name), daemon=True)
+        job.processes[name] = context.Process(target=_serve, args=(run, name), daemon=True)
     for party in run.parties:
         port = job.ports.hold()
         for rank, name in enumerate(party.worker_names):
-            job.pipes[name], theirs = _context.Pipe(duplex=False)
+            job.pipes[name], theirs = context.Pipe(duplex=False)
             ends.append(theirs)
             there = {"GEOMX_PARTY": party.name, **(environment or {})}
             if party.inside == "collective":
@@ -113,7 +110,7 @@ def start(
                 there["GEOMX_RANK"] = str(rank)
             told = {"way": ways.get(party.name, "plain"), **options}
             arguments = (run, script, there, told, theirs)
-            job.processes[name] = _context.Process(target=_work, args=arguments, daemon=True)
+            job.processes[name] = context.Process(target=_work, args=arguments, daemon=True)
     for process in job.processes.values():
         process.start()
     for end in ends:

@@ -1,0 +1,53 @@
+"""Processes forked from one that has imported PyTorch, which takes a process seconds of a core."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from geomx.cli import main
+
+context = multiprocessing.get_context("forkserver")
+# What they need, imported once; no module of the tests: the server of forks does not see their folders.
+context.set_forkserver_preload(
+    ["torch.distributed.fsdp", "geomx.launch.join", "geomx.launch.serve", "geomx.optim.torch_optim"]
+)
+
+
+def geomx_command(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, output: Connection
+) -> None:
+    """What `geomx ARGUMENTS` does in a new process, which writes to `output`; a worker's command is a script."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(output.fileno(), stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    output.close()
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    os.chdir(folder)
+    os.execvpe = _run_script  # type: ignore[assignment]
+    try:
+        sys.exit(main(arguments))
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing ends a process without
+
+
+def _run_script(_interpreter: str, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """In place of executing `python SCRIPT ...`, which would import all of it anew."""
+    os.environ.update(environment)
+    sys.argv = list(command[1:])
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.exit(1)
+    sys.exit(0)
