@@ -67,6 +67,7 @@ ALGORITHMS = {
     "ESync": Algorithm("esync"),
     "ESync, 10 steps or more": Algorithm("esync least=10"),
     "Downpour": Algorithm("downpour", optimizer="Adagrad", lr=0.01),
+    "Downpour, every 10": Algorithm("downpour n_push=10 n_fetch=10", optimizer="Adagrad", lr=0.01),
 }
 
 

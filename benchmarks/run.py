@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from benchmarks import systems, venvs  # noqa: E402
 from benchmarks.cells import Cell, read_results, synthetic, write_results  # noqa: E402
 from benchmarks.sitting import Facts, Sitting, sittings  # noqa: E402
 from benchmarks.suites import EACH_STEP, FAST, RAW, SUITES, Suite, base, cells_of  # noqa: E402
+from lab import awake  # noqa: E402
 from lab import system as machine  # noqa: E402
 from lab.errors import LabError  # noqa: E402
 
@@ -55,7 +57,8 @@ def main() -> int:
     # What has been started is ended, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _run(groups, options.turns or suite.turns, path, facts, options.keep)
+        with nullcontext() if options.let_cores_sleep else awake.cores():
+            _run(groups, options.turns or suite.turns, path, facts, options.keep)
     except LabError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
@@ -108,6 +111,7 @@ def _arguments() -> argparse.Namespace:
     add("--congestion", default="bbr", choices=("bbr", "cubic"), help="of a synthetic run")
     add("--rounds", type=int, help="measured in each turn")
     add("--where", choices=("lab", "loopback"), help="loopback: without networks and root, to try things out")
+    add("--let-cores-sleep", action="store_true", help="they are kept awake else: see lab/awake.py")
     add("--out", type=Path, help="the file of JSON lines")
     add("--page", action="store_true", help="make the page when all is measured")
     add("--keep", action="store_true", help="keep the folders of turns, with what processes printed")

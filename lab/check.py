@@ -24,7 +24,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from lab import measure
+from lab import awake, measure
 from lab.describe import Pair, describe
 from lab.errors import LabError
 from lab.lab import Lab, RouterState
@@ -192,7 +192,7 @@ def check(quick: bool, seed: int, show: Callable[[str], None]) -> bool:
     began_at = time.time()
     rows = []
     show(_line("what", "where", "set", "found", "off by", "", "router", "late", "load"))
-    with Lab(describe(network(seed), "lab check")) as lab:
+    with awake.cores(), Lab(describe(network(seed), "lab check")) as lab:
         for row in Check(lab, quick).rows():
             rows.append(row)
             show(_shown(row))
