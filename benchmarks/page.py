@@ -45,7 +45,8 @@ it. **× floor** and **× raw** are of a round, **× geomx** compares a step wit
 systems of a sitting ran in turn (A B A B), **a turn** being one run of each.
 
 Congestion control is TCP BBR for every system, cubic where it is said. Each part names the commit that it was measured
-at; where two parts have figures of one cell, the newer commit's count.
+at; where two parts have figures of one cell, the newer commit's count. Cores **kept awake** have a process each that
+is busy while nobody else is, as a virtual machine's may wake up late; it counts in the load.
 """
 
 SUITES: dict[str, str] = {
@@ -162,7 +163,10 @@ def measured(results: Sequence[Result]) -> str:
     dates = sorted({str(turn["at"])[:10] for result in results for turn in result.turns})
     facts = next((r.versions for r in results if r.system == "geomx"), results[0].versions)
     commits = ", ".join(sorted({result.commit for result in results}))
-    told = f"{facts.get('cores', '?')} cores, Linux {facts.get('kernel', '?')}, geomx at commit {commits}"
+    awake = " kept awake" if facts.get("awake") == "yes" else ""
+    told = (
+        f"{facts.get('cores', '?')} cores{awake}, Linux {facts.get('kernel', '?')}, geomx at commit {commits}"
+    )
     told += "".join(f", {name} {facts[name]}" for name in ("python", "torch") if name in facts)
     if loads:
         span = " to ".join(dict.fromkeys((dates[0], dates[-1])))

@@ -57,7 +57,8 @@ def main() -> int:
     # What has been started is ended, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with nullcontext() if options.let_cores_sleep else awake.cores():
+        with nullcontext(False) if options.let_cores_sleep else awake.cores() as are_awake:
+            facts.machine["awake"] = "yes" if are_awake else "no"
             _run(groups, options.turns or suite.turns, path, facts, options.keep)
     except LabError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
