@@ -8,7 +8,8 @@ virtual clock: a step takes 50 ms, on the workers of a slow party four times as 
 each way, a slow one 10 Mbit/s. "six unequal": 2 parties × 3 workers, two of which take 49 times as long:
 33 × 6 steps fit into one of theirs, which is the throughput that ESync's paper reports, beside synchronous SGD's. The
 weights that count are the global server's: they are shown the test images whenever the first worker of the first party
-has taken 25 steps, in no time. Leaves rows in out/bench/algorithms.jsonl.
+has taken 25 steps, in no time. Leaves rows in out/bench/algorithms.jsonl. Those that the page was made of lie in
+docs/data: copied to out/bench, `--missing` adds to them.
 """
 
 from __future__ import annotations
