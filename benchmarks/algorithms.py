@@ -1,6 +1,6 @@
 """Which sync policy serves when? Time and WAN bytes to an accuracy, where parties or links are unequal.
 
-    python benchmarks/algorithms.py                          every algorithm, three seeds; an hour on two cores
+    python benchmarks/algorithms.py                          every algorithm, three seeds; hours on two cores
     python benchmarks/algorithms.py --seeds 1 --only FSA HFA
 
 GeoMX's CNN on Fashion-MNIST, 2 parties × 2 workers, batches of 32, Adam. Real nodes and gradients on the simulator's
