@@ -26,6 +26,7 @@ from geomx.channels.bbr import (
     PAUSE_EVERY_S,
     PAUSE_S,
     QUEUED,
+    QUEUED_SEGMENTS,
     READINGS,
     STEADY_ROUND_TRIPS,
     UNDISTURBED,
@@ -378,6 +379,21 @@ def test_a_guess_lets_go_of_what_is_known_exactly_only_where_it_is_far_higher(li
         link.is_so(queued_s=0.0)
         flow.round()
         assert flow.pace == held(2 * RATE)
+
+
+def test_at_a_low_rate_late_acknowledgements_are_no_queue(link):
+    """Held far too low, a segment waits long for the next; together they are acknowledged late."""
+    low = RATE // 100
+    late_s = 0.9 * QUEUED_SEGMENTS * link.seen.segment_bytes / low
+    assert late_s > QUEUE_S
+    with Flow() as flow:
+        link.is_so(rate=low, queued_s=2 * late_s)
+        flow.round()
+        assert flow.pace == held(low)
+        link.is_so(rate=held(low), queued_s=late_s)
+        flow.round()
+        flow.write(0.1)
+        assert flow.pace == UNLIMITED
 
 
 def test_the_users_pace_stays(link):

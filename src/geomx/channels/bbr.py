@@ -40,7 +40,9 @@ ENOUGH_ROUND_TRIPS, ENOUGH_BYTES = 2.5, 1 << 18
 # What is no more than so many round trips carry fits into BBR's window: all may leave before any has come through,
 # unless it is held so that it takes so many round trips to leave.
 WINDOW_ROUND_TRIPS, BLIND_ROUND_TRIPS = 5, 1.25
-QUEUED = 0.25  # less: it is processors that send no faster
+# Less is no queue: it is processors that send no faster, or, where so many segments take long, acknowledgements that
+# wait for a second segment.
+QUEUED, QUEUED_SEGMENTS = 0.25, 3
 FAR_S = 1e-3  # a shorter round trip is as long as processors take it to be
 FEW_BYTES = 1024  # heartbeats and acknowledgements of ours: they show BBR nothing, and hold nothing up
 READINGS = 6  # of the rate: where loss made one smaller, another has it
@@ -134,7 +136,8 @@ class Bbr:
             return
         is_exact = stretch.rate >= UNDISTURBED * seen.rate
         rate = min(seen.rate, stretch.rate) if is_exact else self._guess(seen, stretch.size_bytes)
-        is_queued = seen.round_trip_s >= FAR_S and stretch.queued_s >= QUEUED * seen.round_trip_s
+        queue_s = max(QUEUED * seen.round_trip_s, QUEUED_SEGMENTS * seen.segment_bytes / seen.rate)
+        is_queued = seen.round_trip_s >= FAR_S and stretch.queued_s >= queue_s
         is_as_exact = is_exact or not self._is_exact
         more = MORE if is_as_exact and not is_queued else SURELY_MORE
         self._carries_more = bool(self._found) and rate > more * max(self._found)
