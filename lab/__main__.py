@@ -79,13 +79,16 @@ def _up(chosen: argparse.Namespace) -> None:
         [sys.executable, "-m", "lab", "keep", chosen.file, "--congestion", network.congestion],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,  # ours would be kept open, and who reads it would wait for its end
         text=True,
         start_new_session=True,  # it outlives this terminal
         env={**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])},
     )
     assert keeper.stdout is not None
+    assert keeper.stderr is not None
     owner = keeper.stdout.readline().strip()
     if not owner:
+        sys.stderr.write(keeper.stderr.read())
         raise RouterError("the lab did not come up")
     print(f"lab {owner} is up: {chosen.file}, {network.congestion}")
     _show_sites(network)

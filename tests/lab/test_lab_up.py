@@ -206,6 +206,18 @@ def test_the_commands_put_a_lab_up_and_take_it_down(tmp_path, capfd):
     assert owner not in namespaces.owners()
 
 
+def test_who_reads_what_the_command_prints_does_not_wait_for_the_end_of_the_lab(tmp_path):
+    path = tmp_path / "net.toml"
+    path.write_text('site = [{name = "A"}, {name = "B"}]\n[default]\nrate_mbps = 10\ndelay_ms = 1\n')
+    command = [sys.executable, "-m", "lab", "up", str(path)]
+    up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    owner = up.stdout.readline().split()[1]
+    try:
+        up.communicate(timeout=GIVE_UP_S)
+    finally:
+        assert main(["down", "--lab", owner]) == 0
+
+
 def test_a_lab_that_is_only_coming_up_is_no_reason_to_leave_the_others(lab, capfd):
     coming = Lab(network())
     namespaces.make(coming.owner, coming.network)
