@@ -29,6 +29,7 @@ COLOURS = {
     "flower": "#3a9aa8",
     "simulated": "#e39a8c",
 }
+UNCROSSED = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # by the floor's line
 STYLE: dict[str, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -65,7 +66,7 @@ def _bars(axis: Axes, name: str, results: Sequence[Result]) -> None:
     labels = [_label(result) for result in results]
     axis.barh(labels, values, color=[COLOURS[result.system] for result in results], height=0.7)
     for place, value in enumerate(values):
-        axis.text(value, place, f" {value:#.3g}", va="center", fontsize=9)
+        axis.text(value, place, f" {value:#.3g}", va="center", fontsize=9, bbox=UNCROSSED)
     floors = [result.floor_s for result in results if result.floor_s]
     if floors:
         axis.axvline(max(floors), color="black", linewidth=1, linestyle="--")
