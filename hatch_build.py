@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/geomx/codecs/kernels.c")
+SOURCE = Path("src/geomx/codecs/pack/kernels.c")
 # The same bits everywhere: no fused multiply-add. The others change no result.
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 

@@ -34,10 +34,10 @@ import torch  # noqa: E402
 
 from benchmarks import training, virtual, workloads  # noqa: E402
 from benchmarks.unequal import TARGETS  # noqa: E402
-from geomx.drive.simulated import Network, Simulator  # noqa: E402
-from geomx.node.build import Plan  # noqa: E402
-from geomx.sync.base import policies  # noqa: E402
-from geomx.torch import Settings  # noqa: E402
+from geomx.node.topology import Plan  # noqa: E402
+from geomx.simulate.simulator import Network, Simulator  # noqa: E402
+from geomx.sync.contract import policies  # noqa: E402
+from geomx.train import Settings  # noqa: E402
 
 OUTPUT = ROOT / "out" / "bench" / "algorithms.jsonl"
 MODEL = "cnn-179k"

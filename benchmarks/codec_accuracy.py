@@ -28,9 +28,9 @@ if __name__ == "__main__":
 import torch  # noqa: E402
 
 from benchmarks import training, virtual, workloads  # noqa: E402
-from geomx.drive.simulated import Network, Simulator  # noqa: E402
-from geomx.node.build import Edge, Plan  # noqa: E402
-from geomx.torch import Settings  # noqa: E402
+from geomx.node.topology import Edge, Plan  # noqa: E402
+from geomx.simulate.simulator import Network, Simulator  # noqa: E402
+from geomx.train import Settings  # noqa: E402
 
 OUTPUT = ROOT / "out" / "bench" / "codec_accuracy.jsonl"
 IDENTITY = ("config", "model", "rounds", "seed")

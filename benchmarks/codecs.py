@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 
 from geomx.channels.memory import reuse_freed_blocks
-from geomx.codecs import native
-from geomx.codecs.noise import Stream
+from geomx.codecs.pack import native
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.launch.inspect_codec import slices_like, table_of
 from geomx.layout import Slice

@@ -32,11 +32,11 @@ from torch import nn  # noqa: E402
 
 import geomx  # noqa: E402
 from geomx.config import Run  # noqa: E402
-from geomx.launch.known import Sources, known  # noqa: E402
 from geomx.launch.local_run import rehearse  # noqa: E402
 from geomx.launch.plan import compared  # noqa: E402
+from geomx.launch.plan_facts import Sources, known  # noqa: E402
 from geomx.observe.records import Record  # noqa: E402
-from geomx.plan.facts import Rhythm  # noqa: E402
+from geomx.predict.facts import Rhythm  # noqa: E402
 
 OUTPUT = ROOT / "out" / "bench" / "predictions.jsonl"
 LINKS = {

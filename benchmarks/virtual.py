@@ -11,12 +11,12 @@ from torch import nn
 
 from benchmarks import training, workloads
 from geomx.channels.memory import reuse_freed_blocks
-from geomx.drive.programs import Program
-from geomx.drive.simulated import Simulator
-from geomx.node.build import Plan, make_node
 from geomx.node.root import Root
 from geomx.node.server import Server
-from geomx.torch import LiveRun, Settings
+from geomx.node.topology import Plan, make_node
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Simulator
+from geomx.train import LiveRun, Settings
 
 BATCH = 32
 PARTIES = {"A": ("A/0", "A/1"), "B": ("B/0", "B/1")}

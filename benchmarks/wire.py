@@ -32,8 +32,8 @@ from geomx.drive.loops import run_loop
 from geomx.drive.real import Door, Driver, Wiring
 from geomx.drive.threads import NodeThread
 from geomx.layout import Layout, Tensor, automatic_slice_elements
-from geomx.node.build import Edge, Plan, make_node
-from geomx.node.local import Contribution, Left, Ready
+from geomx.node.port import Contribution, Left, Ready
+from geomx.node.topology import Edge, Plan, make_node
 from geomx.observe.costs import Memory, cost, memory_of
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import torch
 from hypothesis import settings
 
 # The tests that are to cover lines. Tracing them makes a test on the virtual clock take up to twice as long.
-COVERING = re.compile(r"tests/((codecs|node|protocol|simulation|sync)/|torch/test_(esync|polic))")
+COVERING = re.compile(r"tests/((codecs|node|rounds|simulation|sync|wire)/|train/test_(esync|polic))")
 
 torch.set_num_threads(1)
 gc.set_threshold(100_000, 20, 20)  # hundreds of nodes live in a process and leave few cycles behind

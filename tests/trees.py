@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from geomx.drive.programs import Program
-from geomx.drive.simulated import Network, Simulator
 from geomx.layout import Layout, Tensor
-from geomx.node.build import Plan, make_node
-from geomx.node.local import Arrived, Contribution, Left, Ready
-from geomx.protocol.presence import pack
-from geomx.protocol.session import Patience
+from geomx.node.port import Arrived, Contribution, Left, Ready
+from geomx.node.topology import Plan, make_node
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Network, Simulator
+from geomx.wire.presence import pack
+from geomx.wire.session import Patience
 
 SGD = {
     "lr": 0.05,

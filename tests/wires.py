@@ -13,7 +13,7 @@ import uvloop
 
 from geomx.channels.tcp import Tcp, split_address
 from geomx.errors import ProtocolError
-from geomx.protocol.messages import Message, State, payload_size
+from geomx.wire.messages import Message, State, payload_size
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 ANY_PORT = "127.0.0.1:0"

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         WeightUnknown,
     )
     from geomx.launch.join import join
-    from geomx.torch.run import LiveRun
+    from geomx.train.run import LiveRun
 
     __version__: str
 
-_HOMES = {"join": "geomx.launch.join", "LiveRun": "geomx.torch.run", "Run": "geomx.config"}
+_HOMES = {"join": "geomx.launch.join", "LiveRun": "geomx.train.run", "Run": "geomx.config"}
 
 __all__ = [
     "CheckpointError",

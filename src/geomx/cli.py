@@ -166,7 +166,7 @@ def _load(arguments: argparse.Namespace) -> Run:
     import_beside(Path(arguments.run))
     run = Run.load(arguments.run, arguments.overrides)
     if set(run.codecs) != {"dense"} or run.sync.policy != "fsa" or run.optimizer.compensation:
-        from geomx.node.build import check_choices  # noqa: PLC0415 (it imports torch)
+        from geomx.node.topology import check_choices  # noqa: PLC0415 (it imports torch)
 
         check_choices(run)
     return run
@@ -229,8 +229,8 @@ def _worker(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     if arguments.parameters is not None and arguments.parameters < 1:
         raise _wrong("--parameters", str(arguments.parameters), "1 or more")
-    from geomx.launch.known import Sources  # noqa: PLC0415 (it imports torch)
     from geomx.launch.plan import Wishes, plan  # noqa: PLC0415
+    from geomx.launch.plan_facts import Sources  # noqa: PLC0415 (it imports torch)
 
     sources = Sources(
         arguments.measure, arguments.report, arguments.model, arguments.parameters, arguments.step_ms

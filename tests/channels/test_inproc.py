@@ -5,7 +5,7 @@ import torch
 from wires import Witness, run_on, state
 
 from geomx.channels.inproc import InProc
-from geomx.protocol.messages import Ack, Refuse
+from geomx.wire.messages import Ack, Refuse
 
 
 def run(main):

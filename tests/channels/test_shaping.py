@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.channels.shaping import SEGMENT_BYTES, Link, Shaper, Uplink
+from geomx.channels.emulation.shaping import SEGMENT_BYTES, Link, Shaper, Uplink
 
 CHUNK = 65_536
 MBIT_100 = 8e-8 * 1500 / 1448  # seconds for one byte of a stream at 100 Mbit/s on the wire

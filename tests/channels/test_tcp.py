@@ -11,11 +11,11 @@ import torch
 from wires import ANY_PORT, LOOPS, Witness, pair, run_on, state, stranger, tensor
 
 from geomx.channels import connection as connection_module
-from geomx.channels.shaping import Link
+from geomx.channels.emulation.shaping import Link
 from geomx.channels.tcp import Tcp, split_address
 from geomx.errors import ConfigError
-from geomx.protocol.frames import PREFIX, Parser
-from geomx.protocol.messages import encode_head
+from geomx.wire.frames import PREFIX, Parser
+from geomx.wire.messages import encode_head
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 

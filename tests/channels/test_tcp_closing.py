@@ -12,10 +12,10 @@ import torch
 from wires import ANY_PORT, LOOPS, Witness, pair, run_on, state, stranger, tensor
 
 from geomx.channels import connection as connection_module
-from geomx.channels.shaping import Link
+from geomx.channels.emulation.shaping import Link
 from geomx.channels.tcp import Tcp
-from geomx.protocol.frames import PREFIX
-from geomx.protocol.messages import Ack, Beat, Refuse, encode_head
+from geomx.wire.frames import PREFIX
+from geomx.wire.messages import Ack, Beat, Refuse, encode_head
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 

@@ -12,7 +12,7 @@ from wires import ANY_PORT, LOOPS, Witness, run_on, state
 from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import Contexts, contexts
 from geomx.errors import ConfigError
-from geomx.protocol.messages import Ack
+from geomx.wire.messages import Ack
 
 
 def files(folder, authority: trustme.CA, host: str = "127.0.0.1"):

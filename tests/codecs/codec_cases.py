@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Codec
 from geomx.codecs.by_size import BySize
-from geomx.codecs.noise import Stream
+from geomx.codecs.contract import Codec
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.spec import make_codec
 from geomx.layout import Layout, Slice, Tensor
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from geomx.codecs import native
+from geomx.codecs.pack import native
 
 
 @pytest.fixture(params=["kernels", "torch"], scope="module")

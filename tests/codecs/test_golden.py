@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geomx.codecs.noise import Stream, key_of, uniform
+from geomx.codecs.pack.noise import Stream, key_of, uniform
 from geomx.codecs.spec import make_codec
 from geomx.layout import Layout, Tensor
 

@@ -11,8 +11,8 @@ from codec_cases import DTYPES, SIZES, SPECS, drawn, made, of_large, piece_of, r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geomx.codecs.base import BLOCK, Codec, codecs
-from geomx.codecs.noise import Stream
+from geomx.codecs.contract import BLOCK, Codec, codecs
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.sparse import Sparse
 from geomx.codecs.spec import make_codec
 from geomx.errors import ConfigError, NotFinite, ProtocolError, UnknownName

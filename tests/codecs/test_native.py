@@ -12,8 +12,8 @@ from codec_cases import SIZES, SPECS, made, piece_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geomx.codecs import native
-from geomx.codecs.base import Codec
+from geomx.codecs.contract import Codec
+from geomx.codecs.pack import native
 from geomx.codecs.topk import largest
 from geomx.errors import ProtocolError
 

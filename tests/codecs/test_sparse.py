@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.codecs.bisparse import BiSparse
-from geomx.codecs.bits import pack, pack_bits, packed_bytes, unpack
-from geomx.codecs.indices import BITMAP, choose, pack_indices, size_bytes, unpack_indices
-from geomx.codecs.noise import Stream
+from geomx.codecs.pack.bits import pack, pack_bits, packed_bytes, unpack
+from geomx.codecs.pack.indices import BITMAP, choose, pack_indices, size_bytes, unpack_indices
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.topk import TopK, largest
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice, Tensor

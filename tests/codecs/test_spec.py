@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geomx.codecs import values
-from geomx.codecs.noise import Stream
+from geomx.codecs.pack import values
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.spec import make_codec, ratio_of, slices_wanted
 from geomx.errors import ConfigError
 

@@ -12,7 +12,7 @@ import pytest
 from config_runs import TWO_PARTIES, two_parties
 from pydantic import ValidationError
 
-from geomx.codecs.base import codecs
+from geomx.codecs.contract import codecs
 from geomx.config import (
     AGREED,
     AGREED_OF_A_PARTY,
@@ -26,8 +26,8 @@ from geomx.config import (
 )
 from geomx.config.fields import TABLES, as_table, keys
 from geomx.errors import ConfigError
-from geomx.optim.base import compensations
-from geomx.sync.base import policies
+from geomx.optim.contract import compensations
+from geomx.sync.contract import policies
 
 # -- what is allowed -----------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import pytest
 
 from geomx import cli
 from geomx.config import Run
-from geomx.protocol.frames import PREFIX
-from geomx.protocol.messages import AnyMessage, Beat, Message, decode_head
+from geomx.wire.frames import PREFIX
+from geomx.wire.messages import AnyMessage, Beat, Message, decode_head
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

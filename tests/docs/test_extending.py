@@ -15,15 +15,15 @@ import torch
 from torch import nn
 from trees import Loop, assert_well, layout_of, plan_of, run_tree
 
-from geomx.codecs.base import codecs
-from geomx.codecs.noise import Stream
-from geomx.drive.programs import Program
-from geomx.drive.simulated import Network, Simulator
+from geomx.codecs.contract import codecs
+from geomx.codecs.pack.noise import Stream
 from geomx.layout import Layout, Tensor
-from geomx.node.build import Edge, Plan, make_node
-from geomx.node.local import Arrived
-from geomx.sync.base import policies
-from geomx.torch import LiveRun, Settings
+from geomx.node.port import Arrived
+from geomx.node.topology import Edge, Plan, make_node
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Network, Simulator
+from geomx.sync.contract import policies
+from geomx.train import LiveRun, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))

@@ -12,15 +12,15 @@ import trustme
 from trees import plan_of
 from wires import LOOPS, Witness, run_on
 
-from geomx.channels.base import Channel
-from geomx.channels.shaping import Link
+from geomx.channels.contract import Channel
+from geomx.channels.emulation.shaping import Link
 from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import contexts
 from geomx.drive.real import Door, Driver, Wiring
 from geomx.errors import ConfigError, GeomxError, ProtocolError
-from geomx.node.build import make_node
-from geomx.node.greeting import LEAST_STRANGERS
-from geomx.protocol.messages import PROTOCOL_VERSION, Ack, Failure, Hello, Message, Welcome
+from geomx.node.peers.handshake import LEAST_STRANGERS
+from geomx.node.topology import make_node
+from geomx.wire.messages import PROTOCOL_VERSION, Ack, Failure, Hello, Message, Welcome
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 PLAN = plan_of([2])

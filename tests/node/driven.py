@@ -8,7 +8,6 @@ import torch
 from trees import SGD, layout_of, plan_of
 
 from geomx.errors import GeomxError, ProtocolError
-from geomx.node.build import Plan, make_node
 from geomx.node.contract import (
     Called,
     Closed,
@@ -26,8 +25,9 @@ from geomx.node.contract import (
     Stop,
     Write,
 )
-from geomx.node.payloads import pack_layout
-from geomx.protocol.messages import (
+from geomx.node.slices.payloads import pack_layout
+from geomx.node.topology import Plan, make_node
+from geomx.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
     Attached,

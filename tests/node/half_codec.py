@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Codec
-from geomx.codecs.noise import Stream
+from geomx.codecs.contract import Codec
+from geomx.codecs.pack.noise import Stream
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.errors import Unsupported
-from geomx.node.accumulate import accumulator, float_ordered, int_ring
+from geomx.node.slices.accumulate import accumulator, float_ordered, int_ring
 
 numbers = st.floats(-1e6, 1e6, width=32)
 

@@ -6,7 +6,7 @@ import pytest
 
 from geomx.config import Run
 from geomx.errors import ConfigError
-from geomx.node.build import Plan, check_choices
+from geomx.node.topology import Plan, check_choices
 
 TWO = """
 [run]

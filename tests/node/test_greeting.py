@@ -8,9 +8,9 @@ from trees import plan_of
 
 from geomx.errors import Fenced, ProtocolError, Refused
 from geomx.node.contract import Closed, Opened, Write
-from geomx.node.greeting import STRANGER_S
-from geomx.protocol.messages import Attach, Hello, Refuse, Welcome
-from geomx.protocol.session import Patience
+from geomx.node.peers.handshake import STRANGER_S
+from geomx.wire.messages import Attach, Hello, Refuse, Welcome
+from geomx.wire.session import Patience
 
 
 def test_a_newer_incarnation_fences_the_older_off() -> None:

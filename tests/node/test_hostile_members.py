@@ -27,7 +27,8 @@ from geomx.errors import (
 )
 from geomx.layout import Layout, Tensor
 from geomx.node.contract import Write
-from geomx.protocol.messages import (
+from geomx.rounds.round import OPEN_ROUNDS
+from geomx.wire.messages import (
     HEAD_LIMIT_BYTES,
     Ack,
     Attach,
@@ -40,8 +41,7 @@ from geomx.protocol.messages import (
     Update,
     encode_head,
 )
-from geomx.protocol.rounds import OPEN_ROUNDS
-from geomx.protocol.session import WINDOW
+from geomx.wire.session import WINDOW
 
 SIZE = LAYOUT.slices[0].size_bytes
 
@@ -163,7 +163,7 @@ def test_what_a_child_may_not_say_names_it(message, number, reason):
 
 
 def test_a_slow_reader_holds_up_a_bounded_number_of_messages(monkeypatch):
-    monkeypatch.setattr("geomx.protocol.session.WINDOW", 50)
+    monkeypatch.setattr("geomx.wire.session.WINDOW", 50)
     server = global_server()
     for token in range(100):
         if not server.stopped:

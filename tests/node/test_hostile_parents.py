@@ -20,8 +20,8 @@ from geomx.errors import (
     RunFailed,
 )
 from geomx.node.contract import Called, Opened
-from geomx.node.payloads import pack_turns
-from geomx.protocol.messages import (
+from geomx.node.slices.payloads import pack_turns
+from geomx.wire.messages import (
     HEAD_LIMIT_BYTES,
     Ack,
     Attach,

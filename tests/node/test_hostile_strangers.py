@@ -16,9 +16,9 @@ from geomx.errors import (
     WaitTimeout,
 )
 from geomx.node.contract import Closed, Opened, Timer
-from geomx.node.greeting import LEAST_STRANGERS, MOST_DIFFERENCES, STRANGER_S
-from geomx.node.peers import Limits
-from geomx.protocol.messages import (
+from geomx.node.peers.handshake import LEAST_STRANGERS, MOST_DIFFERENCES, STRANGER_S
+from geomx.node.peers.peer import Limits
+from geomx.wire.messages import (
     HEAD_LIMIT_BYTES,
     Beat,
     Failure,

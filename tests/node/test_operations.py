@@ -12,14 +12,14 @@ import torch
 from driven import SETTINGS
 from trees import SGD, plan_of
 
-from geomx.drive.programs import Program
-from geomx.drive.simulated import Network, Simulator
 from geomx.errors import GeomxError, Unsupported
 from geomx.layout import Layout, Tensor
-from geomx.node.build import Edge, Plan, make_node
-from geomx.node.local import Arrived, Contribution, Fetched, Left, Ready
-from geomx.optim.base import SliceState
-from geomx.protocol.presence import pack
+from geomx.node.port import Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.topology import Edge, Plan, make_node
+from geomx.optim.contract import SliceState
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Network, Simulator
+from geomx.wire.presence import pack
 
 torch.set_num_threads(1)
 WAN = Network(rate_mbps=100.0, delay_ms=20.0)
@@ -145,7 +145,7 @@ def test_a_mean_is_weighted_and_changes_no_weights():
 @pytest.mark.parametrize(("shards", "norms_sent"), [(1, 4096), (2, 4096), (2, 1), (4, 4096)])
 def test_the_global_norm_is_clipped_over_all_shards(shards, norms_sent, monkeypatch):
     """g = 2 everywhere: its norm is 2 * sqrt(elements of all trained slices), wherever they lie."""
-    monkeypatch.setattr("geomx.node.clipping.NORMS_SENT", norms_sent)
+    monkeypatch.setattr("geomx.node.slices.clipping.NORMS_SENT", norms_sent)
 
     def script(member: Member) -> Any:
         member.attach()

@@ -17,7 +17,7 @@ from driven import (
 from geomx.errors import (
     Unsupported,
 )
-from geomx.protocol.messages import (
+from geomx.wire.messages import (
     Fetch,
     Hyper,
     Update,

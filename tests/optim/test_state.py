@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Tensor
-from geomx.optim.base import SliceState
+from geomx.optim.contract import SliceState
 from geomx.optim.state import pack, unpack
 
 PIECE = Layout(

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from geomx.errors import CheckpointError, ProtocolError, UnknownName, Unsupported
 from geomx.layout import Layout, Part, Slice, Tensor
-from geomx.optim.base import ELEMENTWISE, SliceState, optimizers
+from geomx.optim.contract import ELEMENTWISE, SliceState, optimizers
 from geomx.optim.hyper import Rule
 from geomx.optim.torch_optim import TorchOptimizer
-from geomx.protocol import presence
+from geomx.wire import presence
 
 rates = st.sampled_from([1e-3, 0.03, 0.1])
 decays = st.sampled_from([0, 0.01, 0.3])

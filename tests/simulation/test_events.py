@@ -9,11 +9,11 @@ import torch
 from trees import Loop, assert_well, layout_of
 
 from geomx.config import Run
-from geomx.drive.emulated import emulate
-from geomx.drive.programs import Program
-from geomx.drive.simulated import Simulator
 from geomx.errors import ConfigError, NodeLost, RunFailed
-from geomx.node.build import Plan, make_node
+from geomx.node.topology import Plan, make_node
+from geomx.simulate.links import emulate
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Simulator
 
 TOML = """
 [wan]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from trees import Loop, assert_well, bad_network, disturb, layout_of, plan_of, run_tree
 
-from geomx.drive.simulated import Network
-from geomx.protocol.session import Patience
+from geomx.simulate.simulator import Network
+from geomx.wire.session import Patience
 
 torch.set_num_threads(1)
 ROUNDS = 3

@@ -9,13 +9,13 @@ import pytest
 import torch
 from trees import SGD, Loop, assert_well, layout_of, plan_of, run_tree
 
-from geomx.drive.programs import Program
-from geomx.drive.simulated import Network, Simulator
 from geomx.errors import Disagreement, Fenced, NodeLost, Refused, RunFailed, WaitTimeout
-from geomx.node.build import Plan, make_node
-from geomx.node.local import Contribution, Ready
-from geomx.node.peers import Limits
-from geomx.protocol.session import Patience
+from geomx.node.peers.peer import Limits
+from geomx.node.port import Contribution, Ready
+from geomx.node.topology import Plan, make_node
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Network, Simulator
+from geomx.wire.session import Patience
 
 WAN = Network(100.0, 20.0)
 

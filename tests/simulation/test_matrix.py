@@ -20,9 +20,9 @@ from live_runs import place_of, train
 
 from geomx.config import Run
 from geomx.errors import ConfigError, GeomxError
-from geomx.node.build import Edge, check_choices
-from geomx.sync.base import policies
-from geomx.torch import LiveRun, Settings
+from geomx.node.topology import Edge, check_choices
+from geomx.sync.contract import policies
+from geomx.train import LiveRun, Settings
 
 ROOT = Path(__file__).parents[2]
 STEPS = 36

@@ -8,11 +8,11 @@ import pytest
 import torch
 from trees import SGD, plan_of
 
-from geomx.drive.simulated import Network, Simulator
 from geomx.layout import Layout, Tensor
-from geomx.node.build import make_node
-from geomx.node.local import Arrived, Contribution, Ready
-from geomx.protocol.presence import pack
+from geomx.node.port import Arrived, Contribution, Ready
+from geomx.node.topology import make_node
+from geomx.simulate.simulator import Network, Simulator
+from geomx.wire.presence import pack
 
 PARTIES, WORKERS, ROUNDS = 200, 8, 100
 LAYOUT = Layout((Tensor("weights", (500, 500), "float32"),), slice_elements=1 << 18)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from benchmarks import training
-from geomx.drive.simulated import Network, Simulator
 from geomx.layout import Layout, Tensor
-from geomx.node.build import Plan, make_node
 from geomx.node.contract import Effect, Event, Job
-from geomx.node.local import Arrived, Contribution, Ready
-from geomx.protocol.presence import pack
+from geomx.node.port import Arrived, Contribution, Ready
+from geomx.node.topology import Plan, make_node
+from geomx.simulate.simulator import Network, Simulator
+from geomx.wire.presence import pack
 
 MEMORY_BYTES_PER_S = 2e9
 CHUNK_BYTES = 256 << 10  # larger than the real ones: nothing overtakes here, and there are fewer events

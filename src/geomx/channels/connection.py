@@ -22,14 +22,14 @@ from typing import Any, cast
 
 import torch
 
-from geomx.channels.base import Receiver
 from geomx.channels.bbr import Bbr
-from geomx.channels.pacing import Pacer
+from geomx.channels.contract import Receiver
+from geomx.channels.emulation.pacing import Pacer
 from geomx.channels.tls import reason_of
 from geomx.errors import ProtocolError
-from geomx.protocol.frames import Parser
-from geomx.protocol.lanes import Chunk, Lanes
-from geomx.protocol.messages import Message
+from geomx.wire.frames import Parser
+from geomx.wire.lanes import Chunk, Lanes
+from geomx.wire.messages import Message
 
 CLOSE_LIMIT_S = 2.0
 BATCH_BYTES = 64 << 10  # small frames are written together up to this
@@ -56,7 +56,7 @@ class _State(Enum):
 
 
 class TcpConnection(asyncio.BufferedProtocol):
-    """Keeps the contract of `geomx.channels.base.Connection`.
+    """Keeps the contract of `geomx.channels.contract.Connection`.
 
     `bytes_sent` counts what was handed to the socket, `bytes_received` what was read from it; with TLS, what
     the ciphers add is not counted. `connected` is called as soon as the connection stands, with its socket.

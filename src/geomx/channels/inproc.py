@@ -14,14 +14,14 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from geomx.channels.base import Connection, Receiver
 from geomx.channels.connection import next_ident
+from geomx.channels.contract import Connection, Receiver
 from geomx.errors import ProtocolError
-from geomx.protocol.messages import Message, payload_size
+from geomx.wire.messages import Message, payload_size
 
 
 class InProcConnection:
-    """One end; keeps the contract of `geomx.channels.base.Connection`."""
+    """One end; keeps the contract of `geomx.channels.contract.Connection`."""
 
     def __init__(self, receiver: Receiver, peer_address: str) -> None:
         self.ident = next_ident()
@@ -90,7 +90,7 @@ class InProcConnection:
 
 
 class InProcListener:
-    """An open door; see `geomx.channels.base.Listener`."""
+    """An open door; see `geomx.channels.contract.Listener`."""
 
     def __init__(self, address: str, doors: dict[str, Any]) -> None:
         self.address = address

@@ -21,10 +21,10 @@ from typing import Any
 
 from geomx.channels import bbr
 from geomx.channels import congestion as congestion_control
-from geomx.channels.base import Connection, Receiver
 from geomx.channels.connection import TcpConnection, format_address
-from geomx.channels.pacing import Pacer
-from geomx.channels.shaping import LinkLike, Shaper, Uplink
+from geomx.channels.contract import Connection, Receiver
+from geomx.channels.emulation.pacing import Pacer
+from geomx.channels.emulation.shaping import LinkLike, Shaper, Uplink
 from geomx.channels.tls import Contexts, report_to
 from geomx.errors import ConfigError, Fault
 
@@ -35,7 +35,7 @@ BACKLOG = 1024  # all workers of a run may dial at the same moment
 
 
 class TcpListener:
-    """An open door; see `geomx.channels.base.Listener`."""
+    """An open door; see `geomx.channels.contract.Listener`."""
 
     def __init__(self, server: asyncio.Server) -> None:
         self._server = server

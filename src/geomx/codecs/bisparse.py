@@ -20,9 +20,9 @@ import math
 
 import torch
 
-from geomx.codecs.base import Codec
-from geomx.codecs.native import Added
-from geomx.codecs.noise import Stream, below
+from geomx.codecs.contract import Codec
+from geomx.codecs.pack.native import Added
+from geomx.codecs.pack.noise import Stream, below
 from geomx.codecs.sparse import Sparse
 from geomx.codecs.topk import Found, Sample, add_and_find, find, largest, sampled
 from geomx.errors import ConfigError, Fault

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from geomx.codecs.base import Block, Codec, Lossy, check_finite
-from geomx.codecs.values import peak
+from geomx.codecs.contract import Block, Codec, Lossy, check_finite
+from geomx.codecs.pack.values import peak
 from geomx.layout import Slice
 
 

@@ -5,9 +5,9 @@ GeoMX does so on the WAN alone. See `bisparse` and `whole`.
 
 from __future__ import annotations
 
-from geomx.codecs.base import Codec
 from geomx.codecs.bisparse import BiSparse
-from geomx.codecs.noise import Stream
+from geomx.codecs.contract import Codec
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.whole import FP16
 
 

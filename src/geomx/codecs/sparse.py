@@ -14,12 +14,12 @@ import struct
 
 import torch
 
-from geomx.codecs import native
-from geomx.codecs.base import Block, Codec, Lossy, tiles, working
+from geomx.codecs.contract import Block, Codec, Lossy, tiles, working
 from geomx.codecs.dense import Dense
-from geomx.codecs.indices import choose, pack_indices, size_bytes, unpack_indices
-from geomx.codecs.noise import Stream
-from geomx.codecs.values import FORMS, Form
+from geomx.codecs.pack import native
+from geomx.codecs.pack.indices import choose, pack_indices, size_bytes, unpack_indices
+from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.values import FORMS, Form
 from geomx.errors import ConfigError, Fault, ProtocolError
 from geomx.layout import Slice
 

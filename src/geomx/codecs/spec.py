@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Codec, Lossy, codecs
 from geomx.codecs.by_size import BySize
-from geomx.codecs.noise import Stream
+from geomx.codecs.contract import Codec, Lossy, codecs
+from geomx.codecs.pack.noise import Stream
 from geomx.errors import ConfigError, Fault
 from geomx.layout import SLICES_WANTED, Layout, Tensor
 
@@ -19,7 +19,7 @@ def make_codec(spec: str, stream: Stream) -> Codec:
     if not isinstance(made, Codec):
         raise ConfigError(
             f"codec `{spec}`",
-            [Fault("its class", type(made).__name__, "a subclass of geomx.codecs.base.Codec")],
+            [Fault("its class", type(made).__name__, "a subclass of geomx.codecs.contract.Codec")],
         )
     return BySize(made, made.tiny) if isinstance(made, Lossy) and made.tiny is not None else made
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from geomx.codecs import native
-from geomx.codecs.base import check_finite
-from geomx.codecs.native import Added
-from geomx.codecs.noise import Stream
+from geomx.codecs.contract import check_finite
+from geomx.codecs.pack import native
+from geomx.codecs.pack.native import Added
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.sparse import Sparse, gathered
 from geomx.layout import Slice
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs import native
-from geomx.codecs.base import Block, Lossy, check_finite, tiles, working
-from geomx.codecs.bits import pack, packed_bytes, unpack
+from geomx.codecs.contract import Block, Lossy, check_finite, tiles, working
 from geomx.codecs.dense import Dense
-from geomx.codecs.noise import Stream
-from geomx.codecs.values import aligned
+from geomx.codecs.pack import native
+from geomx.codecs.pack.bits import pack, packed_bytes, unpack
+from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.values import aligned
 from geomx.errors import ConfigError, Fault, ProtocolError
 from geomx.layout import Slice
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.base import Block, Codec, Lossy, check_finite, tiles, working
+from geomx.codecs.contract import Block, Codec, Lossy, check_finite, tiles, working
 from geomx.codecs.dense import Dense
-from geomx.codecs.noise import Stream, uniform
-from geomx.codecs.values import FORMS
+from geomx.codecs.pack.noise import Stream, uniform
+from geomx.codecs.pack.values import FORMS
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 

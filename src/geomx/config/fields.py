@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from geomx.config.forms import Form
 from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
 from geomx.config.tables import Description, Table
+from geomx.config.value_types import Form
 
 _PLAIN = {str: "text", bool: "true or false", int: "integer", float: "number", Path: "path of a file"}
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

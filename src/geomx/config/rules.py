@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from geomx.config.changes import KEYS
 from geomx.config.fields import TABLES, is_listed, keys
+from geomx.config.link_changes import KEYS
 from geomx.config.problems import KeyPath, Problem, nearest, shown
 from geomx.config.tables import Table
 

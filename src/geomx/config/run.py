@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from geomx.config.changes import Change, changes_of
 from geomx.config.document import Document, read_json, read_toml
 from geomx.config.fields import field_problems
+from geomx.config.link_changes import Change, changes_of
 from geomx.config.overrides import apply_overrides
 from geomx.config.problems import nearest
 from geomx.config.rules import broken_rules

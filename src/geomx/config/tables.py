@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from geomx.config.forms import (
+from geomx.config.value_types import (
     Address,
     AddressOrNone,
     CodecName,

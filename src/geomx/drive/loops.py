@@ -13,8 +13,8 @@ from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
 from geomx.drive.real import Driver, Recorder
 from geomx.drive.wiring import wire
-from geomx.node.build import Plan, make_node
-from geomx.optim.base import optimizers
+from geomx.node.topology import Plan, make_node
+from geomx.optim.contract import optimizers
 
 try:
     import uvloop

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from geomx.channels.base import Channel, Connection, Listener
+from geomx.channels.contract import Channel, Connection, Listener
 from geomx.config import Change
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.node.contract import (
@@ -40,7 +40,7 @@ from geomx.node.contract import (
     Timer,
     Write,
 )
-from geomx.protocol.messages import Message
+from geomx.wire.messages import Message
 
 INLINE_BYTES = (
     8 << 20
@@ -132,7 +132,7 @@ class Driver:
             except Exception as error:  # a fault of ours: end loudly rather than wait for ever
                 self._end(error)
 
-    # -- what a connection tells (geomx.channels.base.Receiver) ---------------------------------------------------
+    # -- what a connection tells (geomx.channels.contract.Receiver) ---------------------------------------------------
 
     def admit(self, connection: Connection, message: Message) -> None:
         self.node.admit(connection.ident, message)

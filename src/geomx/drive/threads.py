@@ -20,8 +20,8 @@ from geomx.drive.loops import run_loop
 from geomx.drive.real import Door, Driver, Recorder, Wiring
 from geomx.drive.wiring import wire
 from geomx.errors import GeomxError, RunFailed
-from geomx.node.build import Plan, make_node
 from geomx.node.contract import Called
+from geomx.node.topology import Plan, make_node
 
 
 class ThreadPort:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from geomx.channels.base import Connection
-from geomx.channels.pacing import Pacer
+from geomx.channels.contract import Connection
+from geomx.channels.emulation.pacing import Pacer
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
 from geomx.channels.tls import Contexts, contexts
 from geomx.config import Change, Edge, Link, Run

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from geomx.channels.memory import reuse_freed_blocks
-from geomx.codecs import native
-from geomx.codecs.base import codecs
+from geomx.codecs.contract import codecs
+from geomx.codecs.pack import native
 from geomx.codecs.spec import slices_wanted
 from geomx.errors import ConfigError, Fault
 from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Layout, Slice, Tensor, automatic_slice_elements
 from geomx.observe.costs import Cost, cost, memory_of
-from geomx.torch.tensors import Carried
+from geomx.train.model.model_slices import Carried
 
 
 def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:

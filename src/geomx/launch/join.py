@@ -14,7 +14,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from geomx.codecs.noise import Stream
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.drive.threads import SoloThread, WorkerThread
@@ -30,10 +30,10 @@ from geomx.errors import (
 )
 from geomx.launch.environment import JOB_RANK, JOB_SIZE, Job, Place, read_job, read_place
 from geomx.observe.records import Recorder
-from geomx.sync.base import policies
-from geomx.torch.delay import Delay
-from geomx.torch.run import LiveRun
-from geomx.torch.settings import Collective, Settings
+from geomx.sync.contract import policies
+from geomx.train.run import LiveRun
+from geomx.train.settings import Collective, Settings
+from geomx.train.steps.delay import Delay
 
 SOLO = "solo/0"
 # What another node, the run's description or the network brought about.

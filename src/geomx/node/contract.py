@@ -4,7 +4,7 @@
 
 A node never reads a clock, opens a socket, starts a thread or sleeps. `now` is in seconds, on any clock that
 only goes forward. A *job* is a pure function over tensors: the driver runs it wherever it likes and hands back
-`JobDone`. Two drivers keep this contract: `geomx.drive.real` and `geomx.drive.simulated`.
+`JobDone`. Two drivers keep this contract: `geomx.drive.real` and `geomx.simulate.simulator`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from geomx.errors import GeomxError
-from geomx.protocol.messages import Message
+from geomx.wire.messages import Message
 
 # A payload is a flat uint8 tensor (or, in a simulation of shapes, one on the meta device). `protocol` and `sync`
 # never look inside.

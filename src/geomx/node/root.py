@@ -20,11 +20,11 @@ import torch
 
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Part, Slice
-from geomx.node.accumulate import accumulator
-from geomx.node.clipping import Clipping
-from geomx.node.in_order import InOrder
-from geomx.node.peers import Peer
-from geomx.node.states import (
+from geomx.node.peers.peer import Peer
+from geomx.node.slices.accumulate import accumulator
+from geomx.node.slices.clipping import Clipping
+from geomx.node.slices.slice_jobs import InOrder
+from geomx.node.slices.slice_state import (
     WEIGHTS,
     Planes,
     answer_state,
@@ -35,10 +35,11 @@ from geomx.node.states import (
     unpack_weights,
     within,
 )
-from geomx.node.streams import Sender, codec_for, naming
+from geomx.node.slices.update_stream import Sender, codec_for, naming
 from geomx.node.uplink import has_values
-from geomx.optim.base import Compensation, RootOptimizer, SliceState
-from geomx.protocol.messages import (
+from geomx.optim.contract import Compensation, RootOptimizer, SliceState
+from geomx.rounds.round import Round
+from geomx.wire.messages import (
     Calling,
     Fetch,
     Hyperparameters,
@@ -50,7 +51,6 @@ from geomx.protocol.messages import (
     Update,
     Value,
 )
-from geomx.protocol.rounds import Round
 
 HYPERS_KEPT = 8192
 OptimizerFactory = Callable[[str], RootOptimizer]

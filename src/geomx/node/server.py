@@ -19,23 +19,25 @@ from typing import Any
 import msgspec
 import torch
 
-from geomx.codecs.base import Codec
+from geomx.codecs.contract import Codec
 from geomx.errors import NodeLost, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.base import BaseNode
 from geomx.node.contract import Began, Write
-from geomx.node.gathering import Gathering
-from geomx.node.greeting import RESTARTED, compare
-from geomx.node.pace import Pace
-from geomx.node.payloads import pack_turns, unpack_layout
-from geomx.node.peers import Identity, Limits, Peer
-from geomx.node.standing import Standing
-from geomx.node.streams import Sender, codec_for, decoded, sets_weights
-from geomx.node.turn_log import TurnLog
+from geomx.node.peers.base import BaseNode
+from geomx.node.peers.handshake import RESTARTED, compare
+from geomx.node.peers.peer import Identity, Limits, Peer
+from geomx.node.round_sink import Upside
+from geomx.node.slices.join_state import Standing
+from geomx.node.slices.payloads import pack_turns, unpack_layout
+from geomx.node.slices.update_stream import Sender, codec_for, decoded, sets_weights
 from geomx.node.uplink import has_values, priority_of
-from geomx.node.upside import Upside
-from geomx.protocol.membership import EVERYONE, Members
-from geomx.protocol.messages import (
+from geomx.rounds.gathering import Gathering
+from geomx.rounds.membership import EVERYONE, Members
+from geomx.rounds.round import Round
+from geomx.rounds.step_control import Pace
+from geomx.rounds.turn_log import TurnLog
+from geomx.sync.contract import Pacer, Policy, cohort_of
+from geomx.wire.messages import (
     Allowance,
     Attach,
     Attached,
@@ -50,9 +52,7 @@ from geomx.protocol.messages import (
     Update,
     Value,
 )
-from geomx.protocol.rounds import Round
-from geomx.protocol.session import Patience
-from geomx.sync.base import Pacer, Policy, cohort_of
+from geomx.wire.session import Patience
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 PLANES_LIMIT = 16

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from geomx.codecs.base import Codec
+from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
-from geomx.node.base import BaseNode
-from geomx.node.in_order import InOrder
-from geomx.node.payloads import TURN_BYTES, pack_layout, unpack_turns
-from geomx.node.peers import Peer
-from geomx.node.states import Planes, under, within
-from geomx.node.streams import Receiver, codec_for, naming
-from geomx.protocol.messages import (
+from geomx.node.peers.base import BaseNode
+from geomx.node.peers.peer import Peer
+from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
+from geomx.node.slices.slice_jobs import InOrder
+from geomx.node.slices.slice_state import Planes, under, within
+from geomx.node.slices.update_stream import Receiver, codec_for, naming
+from geomx.wire.messages import (
     Allowance,
     Attach,
     Attached,
@@ -39,7 +39,7 @@ from geomx.protocol.messages import (
     Value,
     payload_size,
 )
-from geomx.protocol.presence import is_absent
+from geomx.wire.presence import is_absent
 
 HYPERS_KEPT = 1024
 

@@ -1,6 +1,6 @@
 """The leaf of the tree: takes contributions from a training loop, and hands it what comes back.
 
-See `geomx.node.local` for what the loop says and hears. The worker decides nothing and computes nothing itself: when
+See `geomx.node.port` for what the loop says and hears. The worker decides nothing and computes nothing itself: when
 to push is the training loop's business, and arithmetic runs in jobs.
 """
 
@@ -12,18 +12,18 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from geomx.codecs.base import Codec
+from geomx.codecs.contract import Codec
 from geomx.errors import RunFailed
 from geomx.layout import Layout, Slice
-from geomx.node.base import BaseNode
 from geomx.node.contract import Notify
-from geomx.node.local import Allowed, Arrived, Contribution, Fetched, Left, Ready
-from geomx.node.peers import Identity, Limits, Peer
-from geomx.node.states import Planes, copied, pack_state, under, unpack_state, within, without
-from geomx.node.streams import Receiver
+from geomx.node.peers.base import BaseNode
+from geomx.node.peers.peer import Identity, Limits, Peer
+from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
+from geomx.node.slices.update_stream import Receiver
 from geomx.node.uplink import Uplink
-from geomx.optim.base import SliceState
-from geomx.protocol.messages import (
+from geomx.optim.contract import SliceState
+from geomx.wire.messages import (
     Allowance,
     Attached,
     Hyperparameters,
@@ -35,7 +35,7 @@ from geomx.protocol.messages import (
     Update,
     Value,
 )
-from geomx.protocol.session import Patience
+from geomx.wire.session import Patience
 
 
 class Worker(BaseNode):

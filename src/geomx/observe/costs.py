@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from geomx.codecs.noise import Stream
+from geomx.codecs.pack.noise import Stream
 from geomx.codecs.spec import make_codec
 from geomx.layout import Slice
 

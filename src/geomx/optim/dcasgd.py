@@ -21,7 +21,7 @@ EPSILON = 1e-7
 
 
 class DCASGD:
-    """See the module's text; the contract is `geomx.optim.base.Compensation`."""
+    """See the module's text; the contract is `geomx.optim.contract.Compensation`."""
 
     def __init__(self, *, strength: float = 0.04, adaptive: bool = False, decay: float = 0.95) -> None:
         faults = []

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from geomx.errors import ProtocolError, Unsupported
-from geomx.protocol.messages import Hyperparameters
+from geomx.wire.messages import Hyperparameters
 
 PINNED: dict[str, Any] = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 

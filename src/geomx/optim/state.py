@@ -15,7 +15,7 @@ import torch
 
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
-from geomx.optim.base import SliceState
+from geomx.optim.contract import SliceState
 
 PartState = dict[str, torch.Tensor]
 

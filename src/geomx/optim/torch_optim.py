@@ -24,10 +24,10 @@ import torch
 from geomx.errors import CheckpointError, ProtocolError, UnknownName
 from geomx.layout import Slice
 from geomx.optim import state
-from geomx.optim.base import ELEMENTWISE, SliceState
+from geomx.optim.contract import ELEMENTWISE, SliceState
 from geomx.optim.hyper import Rule
-from geomx.protocol import presence
-from geomx.protocol.messages import Hyperparameters
+from geomx.wire import presence
+from geomx.wire.messages import Hyperparameters
 
 
 @dataclass(slots=True)

@@ -19,10 +19,10 @@ ends, everybody goes on from one last outer step on the whole model.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.protocol.messages import Hyperparameters
-from geomx.sync.base import Apply, Local, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, Local, Plan, Together, View, Wait
 from geomx.sync.fsa import when_complete
 from geomx.sync.hfa import AVERAGE
+from geomx.wire.messages import Hyperparameters
 
 
 class DiLoCo:

@@ -12,7 +12,7 @@ on.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.base import Accrued, Apply, Plan, Together, View, Wait
+from geomx.sync.contract import Accrued, Apply, Plan, Together, View, Wait
 from geomx.sync.fsa import when_complete
 
 

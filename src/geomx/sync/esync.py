@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.base import Apply, Local, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, Local, Plan, Together, View, Wait
 from geomx.sync.fsa import when_complete
 from geomx.sync.hfa import AVERAGE
 

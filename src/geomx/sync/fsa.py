@@ -8,7 +8,7 @@ batches. Source: HiPS (the hierarchical parameter server) in its synchronous mod
 
 from __future__ import annotations
 
-from geomx.sync.base import Apply, Gradient, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, Gradient, Plan, Together, View, Wait
 
 
 class FSA:

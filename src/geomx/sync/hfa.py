@@ -16,9 +16,9 @@ on its Δ is zero.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.protocol.messages import Hyperparameters
-from geomx.sync.base import Apply, Local, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, Local, Plan, Together, View, Wait
 from geomx.sync.fsa import when_complete
+from geomx.wire.messages import Hyperparameters
 
 AVERAGE: Hyperparameters = {
     "lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False

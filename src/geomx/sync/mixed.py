@@ -16,7 +16,7 @@ GeoMX's MixedSync has no bound, and hangs together with Bi-Sparse.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.base import Apply, Gradient, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, Gradient, Plan, Together, View, Wait
 from geomx.sync.fsa import when_complete
 
 

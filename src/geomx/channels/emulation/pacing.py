@@ -1,0 +1,64 @@
+"""Runs an `Uplink` on an event loop: the one place of a shaped link where time passes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from geomx.channels.emulation.shaping import LinkLike, Sender, Uplink
+
+TICK_S = 0.001  # uvloop's timers count milliseconds; waking more often would only burn the processor
+
+
+class Pacer:
+    """Wakes an uplink when something is due. Belongs to the loop that it is first used on."""
+
+    def __init__(self, uplink: Uplink) -> None:
+        self._uplink = uplink
+        self._timer: asyncio.Handle | None = None
+        self._due_at = 0.0
+
+    @property
+    def delay_s(self) -> float:
+        """How long a chunk travels, at least on average."""
+        return self._uplink.delay_s
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing passes."""
+        return self._uplink.is_cut
+
+    def change(self, link: LinkLike, cut: bool) -> None:
+        """From now on the link is so; `cut`: nothing passes."""
+        now = time.monotonic()
+        self._uplink.run(now)
+        self._uplink.change(link, cut, now)
+        self._wake_at(now, now)
+
+    def want(self, sender: Sender) -> None:
+        """A stream has something to send, or may go on sending."""
+        now = time.monotonic()
+        self._uplink.want(sender, now)
+        self._wake_at(now, now)
+
+    def forget(self, sender: Sender) -> None:
+        """A stream has ended."""
+        self._uplink.forget(sender)
+
+    def _wake_at(self, due_at: float, now: float) -> None:
+        if self._timer is not None:
+            if self._due_at <= due_at:
+                return
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._due_at = due_at
+        if due_at <= now:
+            self._timer = loop.call_soon(self._run)
+        else:
+            self._timer = loop.call_later(max(due_at - now, TICK_S), self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        due_at = self._uplink.run(time.monotonic())
+        if due_at is not None:
+            self._wake_at(due_at, time.monotonic())

@@ -1,0 +1,205 @@
+"""What `geomx plan` goes by: parties, links, the model, and how long steps take; from wherever that is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from geomx.config import Run
+from geomx.errors import ConfigError, Fault
+from geomx.launch.inspect_codec import model_of, slices_like, slices_of
+from geomx.launch.local_run import rehearse
+from geomx.layout import SLICES_WANTED, Slice
+from geomx.observe.records import Record
+from geomx.observe.report import make_report
+from geomx.predict.facts import Site
+
+BACKWARD_SHARE = 2 / 3  # of a step's computing, where nobody has measured it: twice as long as forward
+MEASURED_STEPS = 10
+
+# What a run on this machine alone, as fast as it can, has in place of the description's.
+FREE = (
+    "wan.link={}", "lan.link={}", "wan.pace_mbps=0", "event=[]", "global.addresses=[]", "global.listen=[]", "tls={}",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where to look. `step_ms`: of every worker, or `PARTY=MS`; what is given is believed before what is measured."""
+
+    measure: bool = False
+    report: Path | None = None
+    model: str | None = None
+    parameters: int | None = None
+    step_ms: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """`cut`: into about so many slices, the model. `origin`: how it is known, in words."""
+
+    sites: tuple[Site, ...]
+    cut: Callable[[int], Sequence[Slice]]
+    origin: str
+
+    @property
+    def parameters(self) -> int:
+        return sum(piece.elements for piece in self.cut(SLICES_WANTED))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """Of a step: computing, and the part of it in which gradients leave."""
+
+    compute: float
+    backward: float
+
+
+def known(run: Run, sources: Sources) -> Known:
+    """Raises `ConfigError` with everything that is missing, and which option gives it."""
+    steps, faults = _given_steps(run, sources.step_ms)
+    faults += _missing_links(run)
+    if not (sources.measure or sources.report):
+        if sources.parameters is None and sources.model is None:
+            allowed = "--parameters N, --model MODULE:FUNCTION, --measure or --report FILE"
+            faults.append(Fault("the model's size", "nothing", allowed))
+        if len(steps) < len(run.parties) and not faults:
+            faults.append(_no_step(run, steps))
+    if faults:
+        raise ConfigError("geomx plan", faults)
+    report, origin = _report(run, sources)
+    if report is not None:
+        steps = _measured_steps(run, report) | steps
+    if len(steps) < len(run.parties):
+        raise ConfigError("geomx plan", [_no_step(run, steps)])
+    return Known(tuple(_sites(run, steps)), _cut(run, sources, report), origin)
+
+
+def _sites(run: Run, steps: Mapping[str, _Seconds]) -> list[Site]:
+    found = []
+    for party in run.parties:
+        wan, step = run.link_of(party.name), steps[party.name]
+        assert wan is not None  # it was looked for
+        lan = run.lan.link or type(wan)()
+        found.append(Site(party.name, party.workers, step.compute, step.backward, wan, lan))
+    return found
+
+
+def _missing_links(run: Run) -> list[Fault]:
+    hint = "behind the file's name, it is only reckoned with"
+    return [
+        Fault(f"party.{party.name}.link", "nothing", "rate_mbps and delay_ms, here or in wan.link", hint)
+        for party in run.parties
+        if run.link_of(party.name) is None
+    ]
+
+
+def _no_step(run: Run, steps: Mapping[str, _Seconds]) -> Fault:
+    missing = ", ".join(name for name in run.servers if name not in steps)
+    return Fault(f"the seconds of a step in {missing}", "nothing", "--step-ms MS, --measure or --report FILE")
+
+
+def _given_steps(run: Run, given: Sequence[str]) -> tuple[dict[str, _Seconds], list[Fault]]:
+    """By party, with what `worker_delay` makes of them."""
+    steps: dict[str, _Seconds] = {}
+    faults = []
+    for text in given:
+        name, _, number = text.rpartition("=")
+        try:
+            seconds = 1e-3 * float(number)
+        except ValueError:
+            seconds = -1.0
+        if not 0.0 <= seconds < float("inf") or (name and name not in run.servers):
+            parties = ", ".join(run.servers)
+            faults.append(
+                Fault("--step-ms", text, f"milliseconds, or PARTY=milliseconds with one of {parties}")
+            )
+            continue
+        for party in run.parties:
+            if name in ("", party.name):
+                factor = party.worker_delay.factor if party.worker_delay else 1.0
+                steps[party.name] = _Seconds(factor * seconds, BACKWARD_SHARE * seconds)
+    return steps, faults
+
+
+# -- a run that has been ---------------------------------------------------------------------------------------------
+
+
+def _report(run: Run, sources: Sources) -> tuple[dict[str, Any] | None, str]:
+    """That of an earlier run, or of a short one now."""
+    if sources.report is not None:
+        return _read(sources.report), f"as {sources.report.name} tells"
+    if not sources.measure:
+        return None, "as given"
+    with Console(stderr=True).status("measuring: the run trains a few steps here, without its links"):
+        records = rehearse(_free(run), _enough(run))
+    return make_report(run, records, 0.0), "measured here, with all workers at once on this machine"
+
+
+def _free(run: Run) -> Run:
+    parties = range(len(run.parties))
+    keys = ("link={}", "pace_mbps=0", "address=", "listen=")
+    return run.changed([*FREE, *(f"party[{place}].{key}" for place in parties for key in keys)])
+
+
+def _enough(run: Run) -> Any:
+    counted: Counter[str] = Counter()
+    seen = 0
+
+    def enough(records: Sequence[Record]) -> bool:
+        nonlocal seen
+        new, seen = records[seen:], len(records)
+        counted.update(r.node for r in new if r.name == "step" and r.fields["compute_s"] is not None)
+        return all(counted[worker] >= MEASURED_STEPS for worker in run.workers)
+
+    return enough
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        report = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise _no_report(path, str(error)) from error
+    if (
+        not isinstance(report, dict)
+        or not {"parameters", "compute_s_median", "backward_s_median"} <= report.keys()
+    ):
+        raise _no_report(path, "it tells no seconds of steps")
+    return report
+
+
+def _no_report(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        "the command line", [Fault("--report", str(path), "what `geomx run --report` wrote", reason)]
+    )
+
+
+def _measured_steps(run: Run, report: Mapping[str, Any]) -> dict[str, _Seconds]:
+    """Of each party's slowest worker; parties of which the report tells nothing are left out."""
+    steps = {}
+    for party in run.parties:
+        told = report["compute_s_median"]
+        seconds = [(told[worker], worker) for worker in party.worker_names if worker in told]
+        if seconds:
+            compute, worker = max(seconds)
+            backward = report["backward_s_median"].get(worker, BACKWARD_SHARE * compute)
+            steps[party.name] = _Seconds(compute, min(backward, compute))
+    return steps
+
+
+def _cut(run: Run, sources: Sources, report: Mapping[str, Any] | None) -> Callable[[int], Sequence[Slice]]:
+    """How the model is cut, which is as the codecs want it where the description leaves that open."""
+    lower, largest = run.layout.size_lower_bound, run.layout.slice_elements
+    if sources.model is not None:
+        model = model_of(sources.model)
+        return lambda slices: slices_of(model, lower, largest, slices)
+    parameters = sources.parameters or (report["parameters"] if report else 0)
+    if not parameters:
+        raise ConfigError("geomx plan", [Fault("the model's size", "nothing", "--parameters N or --model")])
+    return lambda slices: slices_like(parameters, slices, largest)

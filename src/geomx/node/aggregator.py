@@ -1,0 +1,227 @@
+"""The upside of a local server: adds what its members contributed, pushes the sum, and passes the answer down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from geomx.codecs.contract import Codec
+from geomx.errors import ProtocolError
+from geomx.layout import Layout, Slice
+from geomx.node.peers.peer import Peer
+from geomx.node.server import Server
+from geomx.node.slices.accumulate import accumulator
+from geomx.node.slices.slice_state import (
+    Planes,
+    answer_state,
+    copied,
+    pack_state,
+    under,
+    unpack_state,
+    unpack_weights,
+    within,
+    without,
+)
+from geomx.node.slices.update_stream import Receiver
+from geomx.node.uplink import Uplink, has_values
+from geomx.optim.contract import SliceState
+from geomx.rounds.round import Round
+from geomx.wire.messages import (
+    Allowance,
+    Attached,
+    Calling,
+    Fetch,
+    Hyperparameters,
+    Message,
+    Push,
+    State,
+    Stepped,
+    Update,
+    Value,
+)
+
+
+class Relay:
+    """See the module's text. `parents`: the shards of the global server, by name."""
+
+    def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: Receiver) -> None:
+        self._server = server
+        self._uplink = Uplink(server, self, parents, up, down)
+        self._layout: Layout | None = None
+        self._replies: dict[int, Callable[[State, Any], None]] = {}
+        self._tokens: dict[int, int] = {}
+        self._token = 0
+        self._restoring: dict[
+            int, Planes
+        ] = {}  # by slice: what the `assign` under way brings for this server
+
+    # -- up -------------------------------------------------------------------------------------------------
+
+    def holds(self, layout: Layout) -> list[Slice]:
+        return list(layout.slices)
+
+    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
+        self._layout = layout
+        self._uplink.attach(layout, settings)
+
+    def hyper(self, digest: bytes, values: Hyperparameters) -> None:
+        self._uplink.hyper(digest, values)
+
+    def closed(self, piece: Slice, round_: Round) -> None:
+        push = merge(round_)
+        if round_.kind == "assign":
+            self._assign(piece, round_, push)
+            return
+        decoders = self._server.decoders(piece, round_)
+        add = accumulator(getattr(torch, piece.dtype)).add
+        if round_.kind == "mean" and round_.cohort:
+            self._average(piece, round_, decoders)
+            return
+        self._uplink.push(
+            push, lambda: add([decode() for decode in decoders]), 3 * len(decoders) * piece.size_bytes
+        )
+
+    def _average(self, piece: Slice, round_: Round, decoders: list[Callable[[], torch.Tensor]]) -> None:
+        """The mean of a cohort that lies below this server: nobody above needs to know."""
+        update = Update(
+            round_.turn, piece.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort
+        )
+        if not round_.weight or not decoders:
+            self._server.answer(update, None)
+            return
+        if not piece.dtype.startswith("float"):
+            raise ProtocolError(f"slice {piece.index} is {piece.dtype}: it has no mean")
+        add, weight = accumulator(getattr(torch, piece.dtype)).add, round_.weight
+
+        def work() -> torch.Tensor:
+            total = add([decode() for decode in decoders])
+            assert total is not None
+            return self._server.down.pack(piece, "mean", round_.turn, total.div_(weight), round_.cohort)
+
+        cost_bytes = (3 * len(decoders) + 2) * piece.size_bytes
+        self._server.run_job(work, lambda data: self._server.answer(update, data), cost_bytes)
+
+    def _assign(self, piece: Slice, round_: Round, push: Push) -> None:
+        """Take what is this server's out of what the workers brought; the first that has more goes on."""
+
+        def work() -> tuple[Push, Any]:
+            mine: Planes = {}
+            chosen: tuple[Push, Any] = push, None
+            for each, payload in round_.in_order():
+                if payload is None:
+                    continue
+                state = unpack_state(piece, each, payload)
+                mine |= within("parent/", state.planes)
+                state.planes = without("parent/", state.planes)
+                weights = unpack_weights(piece, payload) if has_values(each, piece) else None
+                if chosen[1] is None and (state.planes or weights is not None):
+                    data, planes, scalars = pack_state(weights, state)
+                    header = msgspec.structs.replace(
+                        push, present=each.present, planes=planes, scalars=scalars
+                    )
+                    chosen = header, data
+            self._restoring[piece.index] = mine
+            return chosen
+
+        self._server.run_job(work, lambda chosen: self._uplink.push_raw(*chosen), 0)
+
+    def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
+        if fetch.of == "parent":
+            assert self._layout is not None
+            piece = self._layout.slices[fetch.slice]
+            kept = self._uplink.kept(piece) | under("down.", self._server.down.kept(piece))
+            answer_state(
+                self._uplink.in_order,
+                piece,
+                fetch.token,
+                lambda: SliceState(copied(under("parent/", kept))),
+                reply,
+            )
+            return
+        self._token += 1
+        self._replies[self._token] = reply
+        self._tokens[self._token] = fetch.token
+        self._uplink.fetch(self._token, fetch.slice, fetch.of)
+
+    def stepped(self, message: Stepped) -> None:
+        self._uplink.stepped(message)
+
+    def calling(self, message: Calling) -> None:
+        self._uplink.calling(message)
+
+    def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
+        self._uplink.leave(turns, origins)
+
+    @property
+    def quiet(self) -> bool:
+        return self._uplink.quiet
+
+    # -- down -----------------------------------------------------------------------------------------------
+
+    def message(self, peer: Peer, message: Message, payload: Any) -> None:
+        self._uplink.message(peer, message, payload)
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        self._uplink.check_payload(peer, message)
+
+    def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
+        self._server.attached()
+
+    def answered(self, update: Update, payload: Any) -> None:
+        assert self._layout is not None
+        piece = self._layout.slices[update.slice]
+        above, below = self._uplink.down, self._server.down
+        alike = above.codec.lossless and type(above.codec) is type(below.codec)
+        if payload is None or alike or (below.passes and not above.deltas):
+            self._down(piece, update, payload)  # the same bytes serve below
+            return
+
+        def work() -> Any:
+            values = above.unpack(piece, update.kind, payload, update.cohort)
+            if not below.passes:
+                return below.pack(piece, update.kind, update.turn, values, update.cohort)
+            below.sent(piece, update.kind, values, update.cohort)
+            return payload
+
+        self._server.run_job(
+            work,
+            lambda data: self._down(piece, update, data),
+            above.codec.cost_bytes(piece) + (0 if below.passes else below.codec.cost_bytes(piece)),
+        )
+
+    def _down(self, piece: Slice, update: Update, payload: Any) -> None:
+        if update.kind == "assign" and payload is not None:
+            kept = self._restoring.pop(piece.index, {})
+            self._uplink.restore(piece, kept)
+            self._server.down.restore(piece, within("down.", kept))
+        self._server.answer(update, payload)
+
+    def allowed(self, allowance: Allowance) -> None:
+        self._server.tell(allowance)
+
+    def fetched(self, state: State, payload: Any) -> None:
+        reply = self._replies.pop(state.token, None)
+        if reply is None:
+            raise ProtocolError(f"State came for a Fetch {state.token} that nobody made")
+        reply(msgspec.structs.replace(state, token=self._tokens.pop(state.token)), payload)
+
+
+def merge(round_: Round) -> Push:
+    """The header of the contributions' sum: weights added, origins united."""
+    pushes = [push for push, _ in round_.in_order()]
+    return Push(
+        turn=round_.turn,
+        slice=pushes[0].slice,
+        kind=round_.kind,
+        operation=pushes[0].operation,
+        weight=round_.weight,
+        origins=round_.origins,
+        present=round_.present,
+        hyper=round_.hyper,
+        ended=round_.ended,
+        step=round_.step,
+        cohort=round_.cohort,
+    )

@@ -1,0 +1,57 @@
+"""Who stands at the ends of an edge, and what the others are told when one of them fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from geomx.errors import GeomxError, NodeLost, RunFailed
+from geomx.wire.messages import Failure, Value
+from geomx.wire.session import Session
+
+FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 1.0
+MOST_REASON_CHARACTERS = 4000  # a message's header is limited, what a script raises is not
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a node is, and which run it belongs to. `manifest`: what all nodes of a run must agree on."""
+
+    name: str
+    run: str
+    incarnation: int = 1
+    manifest: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of a node's waits, in seconds; see `[limits]` in the run's description."""
+
+    start_s: float = 300.0
+    stall_s: float = 30.0
+    stop_s: float = 10.0
+
+
+@dataclass(slots=True)
+class Peer:
+    """The other end of one edge."""
+
+    name: str
+    session: Session
+    dialled: bool  # whether we dial it
+    redial_s: float = FIRST_REDIAL_S
+    joined: bool = False
+    trouble: str = ""  # why it could not be reached the last time
+    trouble_told: str = ""
+
+
+def as_failure(me: str, error: GeomxError) -> Failure:
+    """What the others are told: the node that failed first, and why."""
+    if isinstance(error, RunFailed):
+        node, name, reason = error.node, error.error, error.reason
+    elif isinstance(error, NodeLost):
+        node, name, reason = error.node, "NodeLost", error.reason
+    else:
+        node, name, reason = me, type(error).__name__, str(error)
+    if len(reason) > MOST_REASON_CHARACTERS:
+        reason = f"{reason[:MOST_REASON_CHARACTERS]}..."
+    return Failure(node, name, reason)

@@ -1,0 +1,87 @@
+"""What a training loop says to its worker node, and what it hears.
+
+Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.worker.Worker` that are named here:
+
+- `attach(layout, settings)`: the model is known. Answered by `Ready`.
+- `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
+- `fetch(slice, of)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by `Fetched`.
+- `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.
+- `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
+- `fail(reason)`: the user's script raised; the run is told, and ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from geomx.optim.contract import SliceState
+from geomx.wire.messages import Hyperparameters, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One slice's share of one turn.
+
+    `values`: Σ w·x (flat, the slice's dtype and elements), or None where no part has a value. It belongs to the
+    worker from now on. `present`: see `geomx.wire.messages`.
+    """
+
+    turn: int
+    slice: int
+    kind: Kind
+    operation: str
+    weight: float
+    values: torch.Tensor | None
+    present: bytes | None = None
+    hyper: Hyperparameters | None = None
+    ended: bool = False
+    cohort: str = ""
+    step: int = -1  # of the policy; -1: of a call that is no step
+    state: SliceState | None = (
+        None  # `assign` alone; with planes of all owners, see `geomx.node.slices.slice_state`
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The run has taken the model. Where it had begun, both are as in `Attached`, and `Arrived`s follow."""
+
+    by_slice: dict[int, tuple[int, int]] = field(default_factory=dict)
+    turns: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A slice's round has closed. `values`: the new weights, mean gradient or mean (None: nothing changed)."""
+
+    slice: int
+    turn: int
+    kind: Kind
+    weight: float
+    values: torch.Tensor | None
+    present: bytes | None
+    ended: bool
+    cohort: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """So many steps may be taken before this worker contributes to round `turn`."""
+
+    turn: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What belongs in a checkpoint, as it was when whoever was asked answered."""
+
+    slice: int
+    state: SliceState
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The tree above knows that this worker has left; nothing more will come."""

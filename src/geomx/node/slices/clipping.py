@@ -1,0 +1,80 @@
+"""`clip_norm`: the global norm of the mean gradient, over all slices of all shards.
+
+    scale = min(1, clip_norm / (sqrt(Σ_slices Σ m²) + 1e-6))
+
+Square sums are float64 and are added in slice order, so that one shard and two find the same norm. The first shard
+collects; the others send it theirs and wait for the total. Source: torch.nn.utils.clip_grad_norm_.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from geomx.wire.messages import Kind, Message, Norms, Scale
+
+NORMS_SENT = 4096  # at a time: more would not fit into a header
+
+
+@dataclass(slots=True)
+class _Turn:
+    squares: dict[int, float] = field(default_factory=dict)
+    resume: list[Callable[[float], None]] = field(default_factory=list)
+
+
+class Clipping:
+    """`send(peer, message)` reaches another shard; `followers` report to us, and we to `lead`, if there is one."""
+
+    def __init__(self, send: Callable[[str, Message], None], followers: tuple[str, ...], lead: str) -> None:
+        self._send = send
+        self._followers = followers
+        self._lead = lead
+        self._clip_norm = 0.0
+        self._mine: frozenset[int] = frozenset()
+        self._trained: frozenset[int] = frozenset()
+        self._turns: dict[int, _Turn] = {}
+
+    def start(self, clip_norm: float, mine: frozenset[int], trained: frozenset[int]) -> None:
+        """Clip to `clip_norm`. `mine`: the trained slices of this shard; `trained`: of all shards."""
+        self._clip_norm, self._mine, self._trained = clip_norm, mine, trained
+
+    def wants(self, index: int, kind: Kind) -> bool:
+        """Whether this slice's square counts."""
+        return kind == "gradient" and index in self._mine
+
+    def square(self, turn: int, index: int, square: float, resume: Callable[[float], None]) -> None:
+        """One slice's square sum is known; `resume(scale)` is called once all are."""
+        current = self._turns.setdefault(turn, _Turn())
+        current.squares[index] = square
+        current.resume.append(resume)
+        if self._lead and self._mine <= current.squares.keys():
+            squares = list(current.squares.items())
+            for start in range(0, len(squares), NORMS_SENT):
+                self._send(self._lead, Norms(turn, dict(squares[start : start + NORMS_SENT])))
+        self._total(turn, current)
+
+    def message(self, message: Norms | Scale) -> None:
+        """From another shard: its squares, or the total."""
+        if isinstance(message, Scale):
+            self._apply(message.turn, message.square)
+        else:
+            current = self._turns.setdefault(message.turn, _Turn())
+            current.squares.update(message.squares)
+            self._total(message.turn, current)
+
+    def _total(self, turn: int, current: _Turn) -> None:
+        """On the first shard: once every square is known, add them in slice order."""
+        if self._lead or not self._trained <= current.squares.keys():
+            return
+        square = 0.0
+        for index in sorted(current.squares):
+            square += current.squares[index]
+        for name in self._followers:
+            self._send(name, Scale(turn, square))
+        self._apply(turn, square)
+
+    def _apply(self, turn: int, square: float) -> None:
+        scale = min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
+        for resume in self._turns.pop(turn, _Turn()).resume:
+            resume(scale)

@@ -1,0 +1,60 @@
+"""Where every slice stands at a server, for whoever joins a run that has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from geomx.rounds.membership import EVERYONE
+from geomx.rounds.round import Round
+from geomx.wire.messages import Update
+
+
+class Standing:
+    """What went down last of each slice, to each cohort, and how far the policy has come."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, dict[str, Any]] = {}  # by slice and cohort: values
+        self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
+        self._steps: dict[str, tuple[int, int]] = {}  # by cohort: its last step that has closed, its turn
+
+    @property
+    def slices(self) -> int:
+        """How many have been answered at all; 0: the run has not begun."""
+        return len(self._answered)
+
+    def hold(self, index: int, cohort: str, values: Any) -> None:
+        """Joiners of a cohort go on from these values of a slice; what is everyone's replaces what cohorts had."""
+        if cohort == EVERYONE:
+            self._held[index] = {}
+        self._held.setdefault(index, {})[cohort] = values
+
+    def answered(self, update: Update) -> bool:
+        """A slice has been answered; whether for the first time."""
+        is_first = update.slice not in self._answered
+        self._answered.setdefault(update.slice, {})[update.cohort] = update.turn
+        return is_first
+
+    def closed(self, round_: Round) -> None:
+        """A round has closed."""
+        if round_.step >= 0:
+            last = self._steps.get(round_.cohort, (-1, -1))
+            self._steps[round_.cohort] = max(last, (round_.step, round_.turn))
+
+    def step(self, cohort: str) -> tuple[int, int]:
+        """A cohort's last step of which a round has closed, and that round's turn; -1 where there is none."""
+        return self._steps.get(cohort, (-1, -1))
+
+    def updates(self, own: str, belongs: Callable[[str], bool]) -> Iterator[tuple[Update, Any]]:
+        """What brings a joiner up to date, whose steps are counted in the cohort `own`; without values, how far it is.
+
+        `belongs`: to which cohorts it does.
+        """
+        for index, answered in self._answered.items():
+            held = self._held.get(index, {})
+            for cohort in sorted(answered, key=lambda name: name != own):
+                if not belongs(cohort) or not (cohort in (own, EVERYONE) or cohort in held):
+                    continue
+                values = None if own in held and cohort == EVERYONE != own else held.get(cohort)
+                size = 0 if values is None else values.nbytes
+                yield Update(answered[cohort], index, "assign", 0.0, None, False, cohort, size), values

@@ -1,0 +1,187 @@
+"""What goes down an edge, slice by slice: the two ends of a stream of updates.
+
+Three cases, and both ends know which it is:
+
+    plain       the edge's codec loses nothing: an update is the new values themselves
+    deltas      it is lossy, and updates are weights: an update is what the weights have moved by since the *shadow*,
+                which is what every receiver holds. What a delta did not carry is the difference between weights and
+                shadow, and goes with the next: the shadow is the residual
+    aggregates  it is lossy, and the workers own the optimizer: an update is the mean, and the codec keeps a residual
+
+A local server may pass on what came over the WAN, byte for byte: its workers are then receivers of the same stream.
+
+Receivers of one stream apply identical bytes to identical anchors, so replicas stay bit-identical. There is one stream
+for each cohort. Shadows and anchors begin with the weights that `assign` gives to all, and are never changed in place:
+whoever joins is sent the shadow as it lies in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from geomx.codecs.contract import Codec
+from geomx.codecs.dense import Dense
+from geomx.errors import NotFinite, ProtocolError
+from geomx.layout import Layout, Slice
+from geomx.rounds.membership import EVERYONE
+from geomx.wire.messages import Kind
+
+DENSE = Dense()
+
+
+def codec_for(piece: Slice, kind: Kind, codec: Codec) -> Codec:
+    """Gradients, and what answers them, go through the edge's codec; what must arrive exactly goes dense."""
+    return codec if kind == "gradient" and piece.role == "weight" else DENSE
+
+
+def decoded(codec: Codec, piece: Slice, origins: Iterable[str], payload: torch.Tensor) -> torch.Tensor:
+    """The values of a contribution. Raises `ProtocolError` that names whose it is."""
+    try:
+        return codec.decode(piece, payload)
+    except ProtocolError as error:
+        raise ProtocolError(f"what {', '.join(origins)} sent for slice {piece.index}: {error}") from error
+
+
+@contextmanager
+def naming(
+    layout: Layout | None, piece: Slice, values: torch.Tensor, whose: str, turn: int
+) -> Iterator[None]:
+    """Within it NotFinite says whose, and of which tensors. `values`: what is being encoded."""
+    try:
+        yield
+    except NotFinite as error:
+        assert layout is not None
+        raise NotFinite(f"{whose} {_not_finite(layout, piece, values)} in turn {turn}") from error
+
+
+def _not_finite(layout: Layout, piece: Slice, values: torch.Tensor) -> str:
+    """The names of a slice's tensors that hold NaN or Inf."""
+    parts = [part for part in piece.parts if not values[part.offset :][: part.elements].isfinite().all()]
+    names = [layout.tensors[part.tensor].name for part in parts or piece.parts]
+    return ", ".join(dict.fromkeys(names)) + ("" if parts else " (in what was held back)")
+
+
+def sets_weights(kind: Kind, cohort: str) -> bool:
+    """Whether receivers go on from an update. A mean over everybody is for a checkpoint, and changes nothing."""
+    return kind != "mean" or cohort != EVERYONE
+
+
+class _ByCohort:
+    """Tensors of slices, each with one for everyone until a cohort has its own."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[str, torch.Tensor]] = {}
+
+    def get(self, piece: Slice, cohort: str) -> torch.Tensor | None:
+        of = self._of.get(piece.index, {})
+        return of.get(cohort, of.get(EVERYONE))
+
+    def put(self, piece: Slice, cohort: str, values: torch.Tensor) -> None:
+        if cohort == EVERYONE:
+            self._of[piece.index] = {}  # what is everyone's replaces what cohorts had
+        self._of.setdefault(piece.index, {})[cohort] = values
+
+    def of_all(self, piece: Slice) -> torch.Tensor | None:
+        """What all have; None where cohorts differ."""
+        of = self._of.get(piece.index, {})
+        return of.get(EVERYONE) if len(of) == 1 else None
+
+
+class Sender:
+    """The upper end, of one stream to the children of each cohort. `passes`: it sends on what comes from above."""
+
+    def __init__(self, codec: Codec, passes: bool = False) -> None:
+        self.codec = codec
+        self.passes = passes
+        self.deltas = False  # whether receivers hold something else than the exact weights
+        self.remembers = False  # whether what receivers hold is kept even if it is exact
+        self._shadows = _ByCohort()
+
+    def begin(self, aggregates: bool) -> None:
+        """Before the first update. `aggregates`: the workers own the optimizer."""
+        self.deltas = not (self.codec.lossless or aggregates)
+        if self.deltas:
+            self.codec.feedback = False  # the shadow is the residual
+
+    def pack(
+        self, piece: Slice, kind: Kind, turn: int, values: torch.Tensor, cohort: str = EVERYONE
+    ) -> torch.Tensor:
+        """The payload of an update."""
+        codec = codec_for(piece, kind, self.codec)
+        if codec is DENSE or not self.deltas:
+            if self.deltas or self.remembers:
+                self.sent(piece, kind, values.clone(), cohort)
+            return codec.encode(piece, turn, values)
+        shadow = self._shadows.get(piece, cohort)
+        assert shadow is not None  # weights come before gradients
+        payload = codec.encode(piece, turn, values - shadow)
+        self._shadows.put(piece, cohort, shadow + codec.decode(piece, payload))
+        return payload
+
+    def sent(self, piece: Slice, kind: Kind, values: torch.Tensor, cohort: str) -> None:
+        """An update gives the receivers these values, which are never changed in place."""
+        if piece.role == "weight" and sets_weights(kind, cohort):
+            self._shadows.put(piece, cohort, values)
+
+    def shadow(self, piece: Slice, cohort: str) -> torch.Tensor | None:
+        """What the receivers of a cohort hold, where that is kept. Not to be changed."""
+        return self._shadows.get(piece, cohort)
+
+    def held(self, piece: Slice, cohort: str, payload: torch.Tensor) -> torch.Tensor:
+        """What a joiner is sent as an `assign` after such an update: the slice's values."""
+        shadow = self._shadows.get(piece, cohort)
+        return payload if shadow is None else shadow.view(torch.uint8)
+
+    def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of this end, by name; the shadow is known from the anchors of the receivers."""
+        return self.codec.state(piece)
+
+    def restore(self, piece: Slice, kept: Mapping[str, torch.Tensor]) -> None:
+        """Behind an `assign`: the inverse of `kept`, and the shadow where it was not what was assigned."""
+        self.codec.restore(piece, kept)
+        if "anchor" in kept and self.deltas:
+            self._shadows.put(piece, EVERYONE, kept["anchor"].clone())
+
+
+class Receiver:
+    """The lower end."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.deltas = False
+        self._anchors = _ByCohort()
+
+    def begin(self, aggregates: bool) -> None:
+        """Before the first update; see `Sender.begin`."""
+        self.deltas = not (self.codec.lossless or aggregates)
+
+    def accepts(self, piece: Slice, kind: Kind, size: int) -> bool:
+        """Whether an update may have a payload of `size` bytes."""
+        return codec_for(piece, kind, self.codec).accepts(piece, size)
+
+    def unpack(self, piece: Slice, kind: Kind, payload: torch.Tensor, cohort: str = EVERYONE) -> torch.Tensor:
+        """The values that an update gives the slice (flat, its dtype)."""
+        codec = codec_for(piece, kind, self.codec)
+        values = codec.decode(piece, payload)
+        if not self.deltas or piece.role != "weight" or not sets_weights(kind, cohort):
+            return values
+        if codec is not DENSE:
+            anchor = self._anchors.get(piece, cohort)
+            if anchor is None:
+                raise ProtocolError(f"slice {piece.index}: a delta came before there were weights")
+            values = anchor + values
+        self._anchors.put(piece, cohort, values)
+        return values
+
+    def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of this end, by name."""
+        anchor = self._anchors.of_all(piece)
+        return {} if anchor is None else {"anchor": anchor}
+
+    def restore(self, piece: Slice, kept: Mapping[str, torch.Tensor]) -> None:
+        """Behind an `assign`: the inverse of `kept`, where the anchor was not what was assigned."""
+        if "anchor" in kept and self.deltas:
+            self._anchors.put(piece, EVERYONE, kept["anchor"].clone())

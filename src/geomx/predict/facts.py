@@ -1,0 +1,127 @@
+"""What a prediction is made of: parties, a model, and what codecs make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from geomx.config.tables import Link
+from geomx.observe.costs import Cost
+from geomx.sync.contract import Local, Pacer, Plan, Policy, Together, View, Wait, policies
+
+FIRST_STEPS, MOST_STEPS = 64, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A party. `compute_s`: of its slowest worker, for a step; `backward_s`: of it, while gradients are completed."""
+
+    name: str
+    workers: int
+    compute_s: float
+    backward_s: float
+    wan: Link
+    lan: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """What each edge's codecs cost for the whole model, which is cut into so many `slices` for them.
+
+    `passes`: local servers pass on what comes over the WAN, byte for byte.
+    """
+
+    slices: int
+    wan_up: Cost
+    wan_down: Cost
+    lan_up: Cost
+    lan_down: Cost
+    passes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`size_bytes`: of what is trained. `memory_bytes_per_s`: what a core moves in adding, reads and writes counted."""
+
+    sites: tuple[Site, ...]
+    size_bytes: int
+    memory_bytes_per_s: float
+    shards: int = 1
+    in_backward: bool = True  # gradients leave as they are completed
+    overlap: bool = False  # the next forward begins before the update is complete
+
+    def passes_s(self, passes: float) -> float:
+        """Seconds for so many passes over memory as large as the model: a read or a write each."""
+        return passes * self.size_bytes / self.memory_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """What a policy makes of time: the plans of its steps, over and over again, and who waits for whom.
+
+    `bounded`: whoever is far ahead waits, so that in the long run all are as fast as the slowest. `pacer`: makes the
+    policy anew, where it says while a round goes on how many steps that has.
+    """
+
+    plans: tuple[Plan, ...]
+    together: Together
+    bounded: bool
+    pacer: Callable[[], Pacer] | None = None
+
+    @classmethod
+    def of(cls, spec: str) -> Rhythm:
+        """That of a policy, found by asking it: its plans, and what it says to a party far ahead of another.
+
+        Raises `ConfigError` or `UnknownName` where there is no such policy.
+        """
+        policy: Policy = policies.make(spec)
+        far_ahead = View(MOST_STEPS, 0, "gradient", "one", {"one/0"}, {"one/0"}, {"other": 0})
+        bounded = policy.together != "run" and isinstance(policy.gathered(far_ahead, 0.0), Wait)
+        plans = _period(policy.step)
+        paced = isinstance(policy, Pacer) and isinstance(plans[0], Local) and plans[0].average == "told"
+        return cls(plans, policy.together, bounded, partial(policies.make, spec) if paced else None)
+
+    @property
+    def steps(self) -> int:
+        """Of the period; of what is paced, 1."""
+        return len(self.plans)
+
+    @property
+    def exchanges(self) -> int:
+        """In which steps of the period something crosses the WAN."""
+        return sum(map(crosses_wan, self.plans)) or 1
+
+    def cohorts(self, site: Site) -> int:
+        """How many of a party push over the WAN, each by itself."""
+        return site.workers if self.together == "worker" else 1
+
+
+def _period(step: Callable[[int], Plan]) -> tuple[Plan, ...]:
+    """The plans that repeat, and in which something crosses the WAN: the shortest such period."""
+    count = FIRST_STEPS
+    while count <= MOST_STEPS:
+        plans = [step(number) for number in range(count)]
+        length = _shortest_period(plans)
+        if 2 * length <= count and any(map(crosses_wan, plans[:length])):
+            return tuple(plans[:length])
+        count *= 4
+    return tuple(plans)
+
+
+def _shortest_period(plans: list[Plan]) -> int:
+    """The least p with plans[i] = plans[i + p] throughout, by the prefix function of Knuth, Morris and Pratt."""
+    borders = [0] * len(plans)
+    for end in range(1, len(plans)):
+        border = borders[end - 1]
+        while border and plans[end] != plans[border]:
+            border = borders[border - 1]
+        borders[end] = border + (plans[end] == plans[border])
+    return len(plans) - borders[-1]
+
+
+def crosses_wan(plan: Plan) -> bool:
+    """Whether a step takes part in an exchange with the global servers."""
+    if isinstance(plan, Local):
+        return plan.average in ("run", "told")
+    return getattr(plan, "push", True) or getattr(plan, "fetch", True)

@@ -1,0 +1,217 @@
+"""From facts, a rhythm and codecs to seconds and bytes: the steps of a policy, taken one after the other.
+
+The policy itself says what each step does; here stands when it has ended. Time is a number for each party; what an
+exchange takes stands in `exchange.py`, and all of it in `docs/plan.md`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from geomx.predict.exchange import STEPPED_PASSES, Exchanges, Streams
+from geomx.predict.facts import Codecs, Facts, Rhythm, Site, crosses_wan
+from geomx.predict.formulas import Stream, link_bytes, through
+from geomx.sync.contract import Accrued, Gradient, Local, Pacer, Plan
+
+Times = dict[str, float]  # by party: seconds
+
+LEAST_STEPS = 16  # until parties that wait for each other are in step
+PACED_ROUNDS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one algorithm with one pair of codecs. Bytes are those of a step and a party, on the WAN, on average.
+
+    `step_s`: the mean over all workers' steps. `round_s`: from one exchange over the WAN to the next, which `steps_of`
+    says how many steps each party takes. `computing`: the share of time in which workers compute. `staleness`: updates
+    of others that a gradient misses on average: with c cohorts, whatever their paces, c − 1.
+    """
+
+    step_s: float
+    round_s: float
+    step_s_of: Mapping[str, float]
+    steps_of: Mapping[str, float]
+    bytes_up: float
+    bytes_down: float
+    computing: float
+    staleness: int
+
+
+def predict(facts: Facts, rhythm: Rhythm, codecs: Codecs) -> Prediction:
+    """What a run will come to, after its first rounds."""
+    exchanges = Exchanges(facts, codecs, alone=rhythm.together == "worker")
+    steps_of = dict.fromkeys((site.name for site in facts.sites), rhythm.steps / rhythm.exchanges)
+    if rhythm.pacer is not None:
+        paces, steps_of = _paced(facts, rhythm.pacer(), exchanges)
+    elif rhythm.together == "run":
+        paces = _walked(facts, rhythm, exchanges, facts.sites)
+    else:
+        paces = {}
+        for site in facts.sites:
+            paces |= _walked(facts, rhythm, exchanges, (site,))
+        paces = _shared(facts, rhythm, exchanges, paces)
+    if rhythm.bounded:
+        paces = dict.fromkeys(paces, max(paces.values()))
+    sent = [_sent(rhythm, codecs, site, steps_of[site.name]) for site in facts.sites]
+    workers = sum(site.workers for site in facts.sites)
+    return Prediction(
+        step_s=_mean(facts.sites, paces),
+        round_s=_mean(facts.sites, {name: pace * steps_of[name] for name, pace in paces.items()}),
+        step_s_of=paces,
+        steps_of=steps_of,
+        bytes_up=fmean(up for up, _ in sent),
+        bytes_down=fmean(down for _, down in sent),
+        computing=sum(site.workers * site.compute_s / paces[site.name] for site in facts.sites) / workers,
+        staleness=0 if rhythm.together == "run" else sum(map(rhythm.cohorts, facts.sites)) - 1,
+    )
+
+
+def _mean(sites: Sequence[Site], seconds: Times) -> float:
+    """How long each would take if all workers took as long, and did as much together."""
+    return sum(site.workers for site in sites) / sum(site.workers / seconds[site.name] for site in sites)
+
+
+def _sent(rhythm: Rhythm, codecs: Codecs, site: Site, steps: float) -> tuple[float, float]:
+    """Bytes up and down a party's WAN link, in a step."""
+    up = down = 0.0
+    for plan in filter(crosses_wan, rhythm.plans):
+        part = 1.0 / plan.fragment[1] if isinstance(plan, Local) else 1.0
+        carrying = plan.push if isinstance(plan, Accrued) else True
+        messages = max(1, round(part * codecs.slices))
+        up += link_bytes(carrying * part * codecs.wan_up.sent_bytes, messages)
+        down += link_bytes(part * codecs.wan_down.sent_bytes, messages)
+    times = rhythm.cohorts(site) / rhythm.exchanges / steps
+    return times * up, times * down
+
+
+# -- time ----------------------------------------------------------------------------------------------------------
+
+
+def _walked(facts: Facts, rhythm: Rhythm, exchanges: Exchanges, sites: Sequence[Site]) -> Times:
+    """Seconds a step for parties that move in step, or for one by itself; as if others took nothing from it."""
+    walk = _Walk(facts, exchanges, sites)
+    periods = 2 + LEAST_STEPS // rhythm.steps
+    began: Times = {}
+    for period in range(periods):
+        if period == periods // 2:
+            began = dict(walk.now)
+        for number, plan in enumerate(rhythm.plans, start=period * rhythm.steps):
+            walk.step(number, plan)
+    steps = (periods - periods // 2) * rhythm.steps
+    return {name: (walk.now[name] - began[name]) / steps for name in walk.now}
+
+
+class _Walk:
+    """Parties that move in step. `now`: when each has ended its last step."""
+
+    def __init__(self, facts: Facts, exchanges: Exchanges, sites: Sequence[Site]) -> None:
+        self._facts = facts
+        self._exchanges = exchanges
+        self._sites = sites
+        self.now: Times = dict.fromkeys((site.name for site in sites), 0.0)
+        self._weights = {site.name: Stream(0.0, 0.0) for site in sites}  # as they come to the next forward
+        self._due: deque[tuple[int, Streams]] = deque()  # behind which step answers are taken in
+
+    def step(self, number: int, plan: Plan) -> None:
+        if isinstance(plan, Gradient):
+            self._gradient()
+            return
+        for site in self._sites:
+            self.now[site.name] += site.compute_s + self._facts.passes_s(STEPPED_PASSES)
+        if isinstance(plan, Local):
+            self._local(number, plan)
+        elif plan.push or plan.fetch:
+            self._accrued(plan)
+
+    def _gradient(self) -> None:
+        """Forward, as weights come; backward, in which gradients leave; and the exchange."""
+        facts, slices, gradients = self._facts, self._exchanges.slices, {}
+        for site in self._sites:
+            forward = through(self._weights[site.name], site.compute_s - site.backward_s, slices).last
+            leaving = through(Stream(forward, forward), site.backward_s, slices)
+            gradients[site.name] = leaving if facts.in_backward else Stream(leaving.last, leaving.last)
+        answers = self._exchanges.run(self._sites, gradients)
+        self.now = {name: answer.last for name, answer in answers.items()}
+        self._weights = {name: Stream(end, end) for name, end in self.now.items()}
+        if facts.overlap:
+            # What the next forward needs first is complete last in backward, and overtakes the rest from there on.
+            ends = {name: Stream(leaving.last, leaving.last) for name, leaving in gradients.items()}
+            soonest = self._exchanges.run(self._sites, ends)
+            for name, answer in answers.items():
+                first = min(max(answer.first, soonest[name].first), answer.last)
+                self._weights[name] = Stream(first, answer.last)
+
+    def _local(self, number: int, plan: Local) -> None:
+        if plan.average == "party":
+            for site in self._sites:
+                if site.workers > 1:
+                    self.now[site.name] = self._exchanges.party(site, self._leaving()[site.name]).last
+        elif plan.average == "run":
+            answers = self._exchanges.run(self._sites, self._leaving(), part=1.0 / plan.fragment[1])
+            self._due.append((number + plan.overlap, answers))
+        while self._due and self._due[0][0] <= number:
+            self._wait_for(self._due.popleft()[1])
+
+    def _accrued(self, plan: Accrued) -> None:
+        while self._due:  # one push of a slice at a time
+            self._wait_for(self._due.popleft()[1])
+        answers = self._exchanges.run(self._sites, self._leaving(), carrying=plan.push)
+        if plan.fetch:
+            self._wait_for(answers)
+        else:
+            self._due.append((0, answers))
+
+    def _leaving(self) -> Streams:
+        return {name: Stream(now, now) for name, now in self.now.items()}
+
+    def _wait_for(self, answers: Streams) -> None:
+        for name, answer in answers.items():
+            self.now[name] = max(self.now[name], answer.last)
+
+
+def _paced(facts: Facts, pacer: Pacer, exchanges: Exchanges) -> tuple[Times, Times]:
+    """Seconds a step, and steps a round, where a policy says while a round goes on how many steps each may take.
+
+    It is asked as a shard asks it; one worker stands for those of its party, and news takes no time.
+    """
+    passes_s, sites = facts.passes_s(STEPPED_PASSES), {site.name: site for site in facts.sites}
+    now, began = dict.fromkeys(sites, 0.0), dict.fromkeys(sites, 0.0)
+    told: dict[str, int] = {}
+    taken: Counter[str] = Counter()
+    for turn in range(PACED_ROUNDS):
+        if turn == PACED_ROUNDS // 2:
+            began, taken = dict(now), Counter()
+        allowed = dict.fromkeys(sites, 1) | told
+        ends = [(now[name] + site.compute_s + passes_s, name, 1) for name, site in sites.items()]
+        heapq.heapify(ends)
+        while ends:
+            end, name, steps = heapq.heappop(ends)
+            seconds = sites[name].compute_s + passes_s
+            allowed |= pacer.stepped(name, turn, steps, seconds, end)
+            taken[name] += 1
+            now[name] = end
+            if steps < allowed[name]:
+                heapq.heappush(ends, (end + seconds, name, steps + 1))
+        leaving = {name: Stream(end, end) for name, end in now.items()}
+        come = exchanges.up(facts.sites, leaving)
+        for name, stream in sorted(come.items(), key=lambda item: item[1].last):
+            pacer.contributed([name], turn, stream.last)
+        told = pacer.closed(turn, max(stream.last for stream in come.values()))
+        now = {name: answer.last for name, answer in exchanges.run(facts.sites, leaving).items()}
+    rounds = PACED_ROUNDS - PACED_ROUNDS // 2
+    paces = {name: (now[name] - began[name]) / taken[name] for name in sites}
+    return paces, {name: taken[name] / rounds for name in sites}
+
+
+def _shared(facts: Facts, rhythm: Rhythm, exchanges: Exchanges, paces: Times) -> Times:
+    """Parties that do not wait for each other still share the global servers: no more than all of their time."""
+    pushes_a_s = (
+        sum(rhythm.cohorts(site) / paces[site.name] for site in facts.sites) * rhythm.exchanges / rhythm.steps
+    )
+    busy = pushes_a_s * exchanges.root_s(1)
+    return {name: pace * max(1.0, busy) for name, pace in paces.items()}

@@ -1,0 +1,156 @@
+"""The rounds of a server: which are open, for whom they wait, and when the policy closes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from itertools import product
+from typing import Any
+
+from geomx.errors import Disagreement, ProtocolError
+from geomx.layout import Slice
+from geomx.rounds.membership import EVERYONE, Members
+from geomx.rounds.round import Round, Rounds
+from geomx.sync.contract import Policy, View, Wait, cohort_of
+from geomx.wire.messages import Push
+
+MOST_TURNS = 1 << 62
+
+
+class Gathering:
+    """Of all slices and cohorts of one server. `close`: takes each round that the policy has closed."""
+
+    def __init__(self, policy: Policy, members: Members, close: Callable[[Slice, Round], None]) -> None:
+        self._policy = policy
+        self._members = members
+        self._close = close
+        self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.together) for leaf in members.order))
+        self._pieces: dict[int, Slice] = {}
+        self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
+        self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
+
+    def begin(self, pieces: Iterable[Slice]) -> None:
+        """These slices are gathered here."""
+        self._pieces = {piece.index: piece for piece in pieces}
+
+    def check(self, push: Push) -> None:
+        """Raise ProtocolError where a push cannot be of its cohort.
+
+        Steps are of the policy's cohorts, means inside a party of the party; all else is everybody's.
+        """
+        if not push.origins.keys() <= self._members.of(push.cohort):
+            raise ProtocolError(
+                f"a push of {', '.join(push.origins)} for the cohort {push.cohort!r}, to which not all belong"
+            )
+        fits = push.cohort == EVERYONE or push.kind == "mean" or push.cohort in self._cohorts
+        if push.kind == "assign":
+            fits = push.cohort == EVERYONE
+        elif push.kind == "gradient":
+            fits = push.cohort in self._cohorts
+        if not fits or push.turn >= MOST_TURNS:
+            raise ProtocolError(
+                f"a push of kind {push.kind} for the cohort {push.cohort!r} in turn {push.turn}"
+            )
+
+    def add(self, piece: Slice, push: Push, payload: Any, now: float) -> None:
+        """Count a contribution, and ask the policy."""
+        rounds = self._rounds.setdefault((piece.index, push.cohort), Rounds())
+        round_ = rounds.add(push, payload, self._members.first(push.origins), now)
+        if self._policy.in_step:
+            rounds.check_one_open()
+        if push.cohort == EVERYONE and self._policy.together != "run":
+            self.calling(push.origins.keys(), push.turn, now)
+        if round_ is not None:
+            self._decide(piece, round_, now)
+
+    def calling(self, members: Set[str], turn: int, now: float) -> None:
+        """These have come to a call of the whole run. They make no step before all have: no bound waits for them."""
+        behind = [cohort for cohort, call in self._calls.items() if call < turn]
+        come = [cohort for cohort in behind if self._members.of(cohort) <= members]
+        if come:
+            self._calls |= dict.fromkeys(come, turn)
+            for piece in self._pieces.values():
+                self._look_again(piece, now)
+
+    def answered(self, piece: Slice, now: float) -> None:
+        """A slice has gone down, for which complete rounds of other cohorts may have waited."""
+        if not self._policy.in_step:
+            self._look_again(piece, now)
+
+    def left(self, now: float) -> None:
+        """Members have left, for whom open rounds may have waited."""
+        for (index, _), rounds in list(self._rounds.items()):
+            for round_ in list(rounds.open.values()):
+                self._decide(self._pieces[index], round_, now)
+
+    def closed(self, index: int, cohort: str) -> int:
+        """The last turn of a slice in a cohort, or -1."""
+        rounds = self._rounds.get((index, cohort))
+        return -1 if rounds is None else rounds.closed
+
+    def turns(self, belongs: Callable[[str], bool]) -> dict[str, int]:
+        """How many turns have closed of each cohort of which `belongs` says so."""
+        turns: dict[str, int] = {}
+        for (_, cohort), rounds in self._rounds.items():
+            if belongs(cohort):
+                turns[cohort] = max(turns.get(cohort, 0), rounds.closed + 1)
+        return turns
+
+    def check_calls(self) -> None:
+        """Raise `Disagreement` where some wait in a call of the whole run for others, who wait in a step for them."""
+        # By cohort and turn: its call, who is in it, and who is not.
+        turns: dict[tuple[str, int], tuple[str, set[str], set[str]]] = {}
+        for (_, cohort), rounds in self._rounds.items():
+            for round_ in rounds.open.values():
+                operation = round_.contributions[0][1].operation
+                _, come, missing = turns.setdefault((cohort, round_.turn), (operation, set(), set()))
+                come.update(round_.origins)
+                missing.update(self._members.expected(round_.turn, cohort) - round_.origins.keys())
+        calls = [turn for (cohort, _), turn in turns.items() if cohort == EVERYONE]
+        steps = [(cohort, *turn) for (cohort, _), turn in turns.items() if cohort != EVERYONE]
+        for (call, callers, others), (cohort, step, steppers, missing) in product(calls, steps):
+            if callers & missing and steppers & others:
+                here, there = ", ".join(sorted(callers & missing)), ", ".join(sorted(steppers & others))
+                raise Disagreement(
+                    f"{here} in {call} wait for the whole run, {there} in {step} for all of {cohort}; "
+                    f"every worker must make the same calls in the same order"
+                )
+
+    def missing(self, cohort: str, turn: int) -> list[str]:
+        """For whom a turn waits: members in the order of the run, then the cohorts for which the policy does."""
+        whom = {
+            name
+            for (_, other), rounds in self._rounds.items()
+            if other == cohort and turn in rounds.open
+            for name in rounds.open[turn].waits_for
+        }
+        order = self._members.order
+        return sorted(whom, key=lambda name: (order.get(name, len(order)), name))
+
+    def _decide(self, piece: Slice, round_: Round, now: float) -> None:
+        members = self._members.expected(round_.turn, round_.cohort)
+        progress = {} if self._policy.in_step else self._progress(piece.index, round_.cohort)
+        view = View(
+            round_.turn, piece.index, round_.kind, round_.cohort, round_.origins.keys(), members, progress
+        )
+        plan = self._policy.gathered(view, now)
+        if isinstance(plan, Wait):
+            round_.waits_for = plan.whom
+            return
+        self._close(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
+
+    def _progress(self, index: int, cohort: str) -> dict[str, int]:
+        """The last closed turn of every other cohort that has not left, and waits in no call for others."""
+        there = [other for other in self._cohorts if not self._members.has_left(self._members.of(other))]
+        answered = min((self._calls[other] for other in there), default=-1)
+        return {
+            other: self.closed(index, other)
+            for other in there
+            if other != cohort and self._calls[other] <= answered
+        }
+
+    def _look_again(self, piece: Slice, now: float) -> None:
+        for cohort in self._cohorts:
+            rounds = self._rounds.get((piece.index, cohort))
+            for round_ in list(rounds.open.values()) if rounds else ():
+                if self._members.expected(round_.turn, cohort) <= round_.origins.keys():
+                    self._decide(piece, round_, now)

@@ -1,0 +1,131 @@
+"""The rounds of one slice in one cohort: which contributions are in, from whom, and what has closed.
+
+Rules
+1. At most one contribution for each (round, slice, origin), whatever the incarnation. What was counted is
+   dropped when it comes again; contributions that overlap only in part are refused.
+2. Everybody in a round says the same kind of adding, and the same hyper-parameters or none.
+3. A round that has closed stays closed: what comes late is dropped.
+4. At most `OPEN_ROUNDS` rounds are open at a time, so that memory is bounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from geomx.errors import Disagreement, ProtocolError
+from geomx.wire.messages import Kind, Push
+from geomx.wire.presence import union
+
+OPEN_ROUNDS = 4
+
+
+class Round:
+    """One open round of one slice."""
+
+    __slots__ = ("cohort", "contributions", "kind", "opened", "origins", "turn", "waits_for")
+
+    def __init__(self, turn: int, cohort: str, kind: Kind, now: float) -> None:
+        self.turn = turn
+        self.cohort = cohort
+        self.kind = kind
+        self.opened = now
+        self.waits_for: tuple[str, ...] = ()  # what the policy has said last
+        self.origins: dict[str, int] = {}
+        self.contributions: list[tuple[int, Push, Any]] = []  # (place of the lowest origin, push, payload)
+
+    def in_order(self) -> list[tuple[Push, Any]]:
+        """The contributions in the order in which they are added, whatever the order they came in."""
+        return [(push, payload) for _, push, payload in sorted(self.contributions, key=lambda c: c[0])]
+
+    @property
+    def weight(self) -> float:
+        return sum(push.weight for push, _ in self.in_order())
+
+    @property
+    def step(self) -> int:
+        return max(push.step for _, push, _ in self.contributions)
+
+    @property
+    def ended(self) -> bool:
+        return all(push.ended for _, push, _ in self.contributions)
+
+    @property
+    def hyper(self) -> bytes:
+        """The digest that the contributions agree on; empty where none has an opinion."""
+        return next((push.hyper for _, push, _ in self.contributions if push.hyper), b"")
+
+    @property
+    def present(self) -> bytes | None:
+        """Which parts have a value in at least one contribution."""
+        first, *others = (push.present for _, push, _ in self.contributions)
+        for other in others:
+            first = union(first, other)
+        return first
+
+
+class Rounds:
+    """All rounds of one slice in one cohort, at one server."""
+
+    __slots__ = ("closed", "open")
+
+    def __init__(self) -> None:
+        self.closed = -1
+        self.open: dict[int, Round] = {}
+
+    def add(self, push: Push, payload: Any, place: int, now: float) -> Round | None:
+        """Take a contribution in; None where it was counted before, or came too late."""
+        if push.turn <= self.closed:
+            return None
+        current = self.open.get(push.turn)
+        if current is None:
+            if len(self.open) >= OPEN_ROUNDS:
+                raise ProtocolError(
+                    f"slice {push.slice}: {OPEN_ROUNDS} rounds are open, turn {push.turn} would be another"
+                )
+            current = self.open[push.turn] = Round(push.turn, push.cohort, push.kind, now)
+        known = current.origins.keys() & push.origins.keys()
+        if known:
+            if len(known) == len(push.origins):
+                return None
+            raise ProtocolError(
+                f"slice {push.slice}, turn {push.turn}: {', '.join(sorted(known))} is counted already, in other company"
+            )
+        self._agree(current, push)
+        current.origins.update(push.origins)
+        current.contributions.append((place, push, payload))
+        return current
+
+    def check_one_open(self) -> None:
+        """Raise `Disagreement` where rounds are open beside each other, and nobody may be ahead of the others."""
+        if len(self.open) > 1:
+            turns = [f"turn {turn} ({', '.join(self.open[turn].origins)})" for turn in sorted(self.open)]
+            raise Disagreement(
+                f"{' and '.join(turns)} are open at the same time; "
+                f"every worker must make the same calls in the same order"
+            )
+
+    def close(self, turn: int) -> Round:
+        """Take a round out; nothing can be added to it any more."""
+        self.closed = max(self.closed, turn)
+        return self.open.pop(turn)
+
+    @staticmethod
+    def _agree(current: Round, push: Push) -> None:
+        if push.kind != current.kind:
+            raise Disagreement(
+                f"turn {push.turn}: {_names(push)} calls {push.operation}, others "
+                f"{current.contributions[0][1].operation}; "
+                f"every worker must make the same calls in the same order"
+            )
+        ours = current.hyper
+        if ours and push.hyper and push.hyper != ours:
+            other = next(p for _, p, _ in current.contributions if p.hyper)
+            raise Disagreement(
+                f"turn {push.turn}: {_names(push)} and {_names(other)} have different hyper-parameters (learning rate, "
+                f"weight decay, ...); a schedule must see the same values on every worker, so average "
+                f"a metric before it decides"
+            )
+
+
+def _names(push: Push) -> str:
+    return ", ".join(push.origins)

@@ -1,0 +1,44 @@
+"""How many steps workers may take in a round: the first shard asks the policy, where that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from geomx.rounds.membership import EVERYONE
+from geomx.sync.contract import Pacer
+from geomx.wire.messages import Allowance, Push, Stepped, Update
+
+
+class Pace:
+    """One server's part in it. `pacer`: the policy, on the first shard; None elsewhere. `tell`: a worker of it."""
+
+    def __init__(self, pacer: Pacer | None, tell: Callable[[Allowance], None]) -> None:
+        self._pacer = pacer
+        self._tell = tell
+
+    def stepped(self, message: Stepped, now: float) -> bool:
+        """A worker has taken a step; whether that was for this server to know."""
+        if self._pacer is None:
+            return False
+        worker, turn = message.worker, message.turn
+        self._allow(turn, self._pacer.stepped(worker, turn, message.steps, message.seconds, now))
+        return True
+
+    def contributed(self, push: Push, now: float) -> None:
+        """Something of a round has come."""
+        if self._pacer is not None and push.kind == "gradient":
+            self._pacer.contributed(push.origins, push.turn, now)
+
+    def closed(self, update: Update, now: float) -> None:
+        """A slice has been answered; in a turn of steps or of another call, behind which steps go on."""
+        if self._pacer is not None and update.cohort == EVERYONE:
+            self._allow(update.turn + 1, self._pacer.closed(update.turn, now))
+
+    def left(self, workers: Iterable[str]) -> None:
+        """These workers take no part in rounds to come."""
+        if self._pacer is not None:
+            self._pacer.left(workers)
+
+    def _allow(self, turn: int, allowed: dict[str, int]) -> None:
+        for worker, steps in allowed.items():
+            self._tell(Allowance(worker, turn, steps))

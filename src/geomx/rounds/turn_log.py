@@ -1,0 +1,94 @@
+"""What a server knows and tells of turns: which call each is, how long it takes, and on whom it waits.
+
+Turns are kept by cohort and number, from the first contribution until all trained slices are answered, or until a later
+turn of the cohort is: a step may be of some slices alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from geomx.errors import Disagreement
+from geomx.layout import Role
+from geomx.wire.messages import Push, Update
+
+
+@dataclass(slots=True)
+class _Turn:
+    operation: str
+    by: str
+    opened: float
+    answered: int = 0  # slices, of gradients alone
+    last_answer: float = 0.0
+    weight: float = 0.0
+    staleness: int = 0
+    reported: float = 0.0
+
+
+class TurnLog:
+    """See the module's text. `note(name, level, **fields)`: where it is told."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+        self._turns: dict[tuple[str, int], _Turn] = {}
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def opened(self, push: Push, now: float) -> None:
+        """Every worker makes the same calls in the same order; say so instead of waiting for ever.
+
+        Raises `Disagreement`.
+        """
+        turn = self._turns.get((push.cohort, push.turn))
+        if turn is None:
+            self._turns[push.cohort, push.turn] = _Turn(push.operation, ", ".join(push.origins), now)
+        elif turn.operation != push.operation:
+            raise Disagreement(
+                f"{turn.by} called {turn.operation} where {', '.join(push.origins)} called {push.operation} "
+                f"(turn {push.turn}): every worker must make the same calls in the same order"
+            )
+
+    def answered(self, role: Role, update: Update, staleness: int, trained: int, now: float) -> None:
+        """A slice has been answered. `trained`: how many take part in a step."""
+        turn = self._turns.get((update.cohort, update.turn))
+        if update.kind == "gradient" and turn is None:
+            return
+        for key in [key for key in self._turns if key[0] == update.cohort and key[1] < update.turn]:
+            self._over(key)
+        if update.kind != "gradient" or turn is None:
+            return
+        turn.answered += 1
+        turn.last_answer = now
+        turn.staleness = max(turn.staleness, staleness)
+        if role == "weight":  # a ledger's weight counts contributions
+            turn.weight = update.weight
+        if turn.answered == trained:
+            self._over((update.cohort, update.turn))
+
+    def tick(self, now: float, stall_s: float, missing: Callable[[str, int], list[str]]) -> None:
+        """Say on whom we wait, at most once in `stall_s` for each turn."""
+        for (cohort, number), turn in self._turns.items():
+            if now - max(turn.opened, turn.reported) >= stall_s:
+                turn.reported = now
+                whom = missing(cohort, number)
+                if whom:
+                    seconds = now - turn.opened
+                    self._note("waiting", "warning", turn=number, whom=", ".join(whom), seconds=seconds)
+
+    def _over(self, key: tuple[str, int]) -> None:
+        turn = self._turns.pop(key)
+        if not turn.answered:
+            return
+        fields: dict[str, Any] = {
+            "turn": key[1],
+            "kind": "gradient",
+            "operation": turn.operation,
+            "seconds": turn.last_answer - turn.opened,
+            "weight": turn.weight,
+            "cohort": key[0],
+            "staleness": turn.staleness,
+        }
+        self._note("round", **fields)

@@ -1,0 +1,38 @@
+"""From the description of a run to the links of a simulated one: as `wiring` is to the real driver."""
+
+from __future__ import annotations
+
+from geomx.channels.emulation.shaping import PACKET_BYTES, SEGMENT_BYTES
+from geomx.config import Link, Run
+from geomx.errors import ConfigError, Fault
+from geomx.simulate.network import Network
+from geomx.simulate.simulator import Simulator
+
+
+def emulate(run: Run, simulator: Simulator) -> None:
+    """Give a simulated run the links that it describes, and what becomes of them. Raises `ConfigError`.
+
+    Each edge has a link of its own. Where there are several shards, each has an equal share of its party's, both ways.
+    """
+    for party in run.servers:
+        if run.lan.link is not None:
+            for worker in run.workers_of(party):
+                simulator.link(worker, party, _network(run, run.lan.link))
+        link = run.link_of(party)
+        if link is None:
+            continue
+        shards = run.run.shards
+        for shard in run.shard_names:
+            simulator.link(party, shard, _network(run, link.shared(shards)))
+            for change in run.link_changes_of(party):
+                network = _network(run, change.link.shared(shards), change.cut)
+                simulator.change(party, shard, change.at_s, network, change.fields)
+
+
+def _network(run: Run, link: Link, cut: bool = False) -> Network:
+    """A description counts the headers that the simulator does not have."""
+    if link.loss:
+        fault = Fault("link.loss", f"{link.loss:g}", "0", "the simulator loses whole messages, not packets")
+        raise ConfigError(f"run {run.run.name}", [fault])
+    rate_mbps = link.rate_mbps * SEGMENT_BYTES / PACKET_BYTES
+    return Network(rate_mbps, link.delay_ms, link.jitter_ms, cut=cut)

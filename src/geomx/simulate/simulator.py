@@ -1,0 +1,423 @@
+"""The simulated driver: a virtual clock, a seeded network, and the same nodes as in the real one.
+
+Theory of operation. Everything that will happen stands in one heap, ordered by time and then by the order in which it
+was planned; the seed decides every random draw. So a run is a function of its seed, and replays bit for bit. Time
+passes only here: a link takes size / rate and a delay, a node's jobs take the bytes that they touch /
+`memory_bytes_per_s`, one after the other, and a program sleeps as long as it says.
+
+A connection behaves like TCP unless its `Network` loses, doubles or swaps messages; then sessions must resend
+(`Patience.resend_s`). `cut` makes a link fall silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP
+does. A link that has changed sends its next chunk as it is by then; one whose `Network` is cut sends none, and what has
+left already arrives. Programs (training loops) run in threads of their own, but one at a time and only while the clock
+stands still.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from geomx.errors import GeomxError
+from geomx.node.contract import (
+    Began,
+    Called,
+    Closed,
+    Dial,
+    Effect,
+    Event,
+    Fired,
+    Hangup,
+    Job,
+    JobDone,
+    Node,
+    Note,
+    Notify,
+    Opened,
+    Received,
+    Started,
+    Stop,
+    Timer,
+    Write,
+)
+from geomx.simulate.network import Connection, Link, Network
+from geomx.simulate.programs import Program
+from geomx.wire.messages import Message
+
+HEADER_BYTES = 96  # what a message's frame and head take, about
+CHUNK_BYTES = 64 << 10
+_GOODBYE = Message()  # the end of a connection, as it crosses a link
+
+
+@dataclass(slots=True)
+class _Host:
+    """A node, and what the simulator keeps for it."""
+
+    node: Node
+    connections: dict[int, Connection] = field(default_factory=dict)
+    timers: dict[str, int] = field(default_factory=dict)
+    listener: Callable[[Any], None] | None = None
+    program: Program | None = None
+    starts_at: float = 0.0
+    paused_until: float = 0.0
+    busy_until: float = 0.0  # its processor works on jobs, one after the other
+    stopped: bool = False
+    error: GeomxError | None = None
+
+
+class Simulator:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        network: Network | None = None,
+        memory_bytes_per_s: float = 5e9,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self.now = 0.0
+        self.random = random.Random(seed)
+        self.notes: list[tuple[float, str, Note]] = []
+        self._network = network or Network()
+        self._memory_bytes_per_s = memory_bytes_per_s
+        self._chunk_bytes = (
+            chunk_bytes  # how finely messages overtake each other, and how many events they take
+        )
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._numbers = itertools.count(1)
+        self._hosts: dict[str, _Host] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._networks: dict[tuple[str, str], Network] = {}
+        self._changes: dict[tuple[str, str], list[tuple[float, Network, Mapping[str, Any]]]] = defaultdict(
+            list
+        )
+        self.events = 0
+
+    # -- setting up -------------------------------------------------------------------------------------------
+
+    def add(self, node: Node, at: float = 0.0) -> None:
+        """Start a node at a time of the clock; one that crashed is replaced under the same name."""
+        host = self._hosts[node.name] = _Host(node, starts_at=max(at, self.now))
+        self._plan(at - self.now, lambda: self._deliver(host, Started()))
+
+    def link(self, one: str, other: str, network: Network) -> None:
+        """Let both directions between two nodes behave so from now on."""
+        for ends in ((one, other), (other, one)):
+            self._networks[ends] = network
+            if ends in self._links:
+                self._adopt(self._links[ends], network)
+
+    def change(
+        self, one: str, other: str, at_s: float, network: Network, told: Mapping[str, Any] | None = None
+    ) -> None:
+        """Let both directions between two nodes behave so from `at_s` seconds after training began at the sender on.
+
+        `told`: what is noted of it.
+        """
+        for ends in ((one, other), (other, one)):
+            self._changes[ends].append((at_s, network, told or {}))
+
+    def listen(self, name: str, listener: Callable[[Any], None]) -> None:
+        """Give what a node hands its local program (`Notify`) to a callback."""
+        self._hosts[name].listener = listener
+
+    def call(self, name: str, method: str, *arguments: Any) -> None:
+        """Call a node's method as its local program would."""
+        self._deliver(self._hosts[name], Called(method, arguments))
+
+    def program(self, name: str, function: Callable[[Program], None]) -> Program:
+        """Run a training loop against a node; `function` gets its `Port`."""
+        host = self._hosts[name]
+        program = Program(
+            name,
+            function,
+            lambda method, arguments: self._plan(0.0, lambda: self._deliver(host, Called(method, arguments))),
+            lambda: self.now,
+            lambda note: self.notes.append((self.now, name, note)),
+        )
+        host.program, host.listener = program, program.give
+        self._plan(host.starts_at - self.now, lambda: self._advance(host))
+        return program
+
+    # -- faults ----------------------------------------------------------------------------------------------
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Do something at a time of the clock: cut, crash, pause, add."""
+        self._plan(time - self.now, action)
+
+    def cut(self, one: str, other: str, duration_s: float, reset: bool = False) -> None:
+        """Nothing passes between two nodes for a while; `reset`: their connections break at once as well."""
+        for ends in ((one, other), (other, one)):
+            self._link(*ends).silent_until = self.now + duration_s
+        if reset:
+            for connection in list(self._hosts[one].connections.values()):
+                if other in connection.ends:
+                    self._break(connection, "connection reset")
+
+    def crash(self, name: str, silent: bool = False) -> None:
+        """End a node at once; `silent`: its peers see no connection close (a power cut)."""
+        host = self._hosts[name]
+        host.stopped = True
+        if host.program is not None:
+            host.program.abandon()
+        for connection in list(host.connections.values()):
+            if silent:
+                connection.alive = False
+            else:
+                self._break(connection, "connection reset")
+
+    def pause(self, name: str, duration_s: float) -> None:
+        """Stop a node as SIGSTOP does: its connections stand, it neither hears nor speaks."""
+        self._hosts[name].paused_until = self.now + duration_s
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    def run(self, until: float = float("inf"), while_: Callable[[], bool] = lambda: True) -> None:
+        """Let time pass until every node has stopped, `until` is reached, or `while_()` is false."""
+        try:
+            while self._heap and while_():
+                if self._heap[0][0] > until:
+                    self.now = until
+                    return
+                self.now, _, action = heapq.heappop(self._heap)
+                action()
+        finally:
+            if not self._heap or not while_():
+                for host in self._hosts.values():
+                    if host.program is not None:
+                        host.program.abandon()
+
+    def error_of(self, name: str) -> GeomxError | None:
+        """What ended a node, if something did."""
+        return self._hosts[name].error
+
+    def has_stopped(self, name: str) -> bool:
+        return self._hosts[name].stopped
+
+    def noted(self, name: str) -> list[tuple[float, str, dict[str, Any]]]:
+        """Every note of that name: (time, node, fields)."""
+        return [(time, node, note.fields) for time, node, note in self.notes if note.name == name]
+
+    def sent_bytes(self, one: str, other: str) -> int:
+        """What has left `one` for `other`, heads included."""
+        return self._link(one, other).sent_bytes
+
+    # -- events and effects ------------------------------------------------------------------------------------
+
+    def _plan(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + max(delay, 0.0), next(self._order), action))
+
+    def _deliver(self, host: _Host, event: Event) -> None:
+        if host.stopped:
+            return
+        if host.paused_until > self.now:
+            self._plan(host.paused_until - self.now, lambda: self._deliver(host, event))
+            return
+        self.events += 1
+        self._carry_out(host, host.node.handle(event, self.now))
+        if host.program is not None:
+            self._advance(host)
+
+    def _carry_out(self, host: _Host, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Write():
+                    self._write(host, effect)
+                case Job():
+                    self._start(host, effect)
+                case Notify():
+                    if host.listener is not None:
+                        host.listener(effect.item)
+                case Timer():
+                    self._set_timer(host, effect)
+                case Note():
+                    self.notes.append((self.now, host.node.name, effect))
+                case Dial():
+                    self._dial(host, effect.peer)
+                case Hangup():
+                    self._hang_up(host, effect.conn)
+                case Began():
+                    self._begin(host.node.name)
+                case Stop():
+                    host.stopped, host.error = True, effect.error
+                    if host.program is not None:
+                        host.program.stopped(effect.error)
+
+    def _start(self, host: _Host, job: Job) -> None:
+        if not job.cost_bytes:
+            self._finish(host, job)
+            return
+        start = max(self.now, host.busy_until)
+        host.busy_until = start + job.cost_bytes / self._memory_bytes_per_s
+        self._plan(host.busy_until - self.now, lambda: self._finish(host, job))
+
+    def _finish(self, host: _Host, job: Job) -> None:
+        try:
+            done = JobDone(job, job.function())
+        except GeomxError as error:
+            done = JobDone(job, None, error)
+        self._deliver(host, done)
+
+    def _set_timer(self, host: _Host, timer: Timer) -> None:
+        number = host.timers[timer.key] = next(self._order)
+
+        def fire() -> None:
+            if host.timers.get(timer.key) == number:
+                self._deliver(host, Fired(timer.key))
+
+        self._plan(timer.delay_s, fire)
+
+    def _advance(self, host: _Host) -> None:
+        """Let a host's program run until it waits again."""
+        assert host.program is not None
+        delay = host.program.advance()
+        if delay is not None:
+            self._plan(delay, lambda: self._advance(host))
+
+    def _begin(self, source: str) -> None:
+        """Second 0 of what happens to the links on which a node sends."""
+        for (sender, target), changes in self._changes.items():
+            for at_s, network, told in changes if sender == source else ():
+                self._plan(at_s, functools.partial(self._change, source, target, network, told))
+
+    def _change(self, source: str, target: str, network: Network, told: Mapping[str, Any]) -> None:
+        self._adopt(self._link(source, target), network)
+        self.notes.append((self.now, source, Note("link", dict(told))))
+
+    # -- the network -------------------------------------------------------------------------------------------
+
+    def _link(self, source: str, target: str) -> Link:
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = Link(self._networks.get((source, target), self._network))
+        return link
+
+    def _adopt(self, link: Link, network: Network) -> None:
+        link.network = network
+        if not link.busy:
+            self._transmit(link)
+
+    def _dial(self, host: _Host, peer: str) -> None:
+        link = self._link(host.node.name, peer)
+        round_trip_s = 2e-3 * link.network.delay_ms
+        self._plan(max(round_trip_s, 1e-6), lambda: self._connect(host, peer))
+
+    def _connect(self, host: _Host, peer: str) -> None:
+        target = self._hosts.get(peer)
+        absent = target is None or target.stopped or target.starts_at > self.now
+        link = self._link(host.node.name, peer)
+        if target is None or absent or link.network.cut or link.silent_until > self.now:
+            self._deliver(host, Closed(0, peer, "unreachable"))
+            return
+        mine, theirs = next(self._numbers), next(self._numbers)
+        connection = Connection({host.node.name: (peer, theirs), peer: (host.node.name, mine)})
+        host.connections[mine] = target.connections[theirs] = connection
+        self._deliver(target, Opened(theirs))
+        self._deliver(host, Opened(mine, peer))
+
+    def _write(self, host: _Host, write: Write) -> None:
+        connection = host.connections.get(write.conn)
+        if connection is None or not connection.alive:
+            return
+        target, number = connection.ends[host.node.name]
+        link = self._link(host.node.name, target)
+        size = HEADER_BYTES + (0 if write.payload is None else write.payload.nbytes)
+        link.sent_bytes += size
+        if not (link.network.rate_mbps or link.network.cut or link.busy):
+            self._propagate(link, connection, target, number, write)
+            return
+        heapq.heappush(
+            link.queue, (write.priority, next(self._order), [size, connection, target, number, write])
+        )
+        if not link.busy:
+            self._transmit(link)
+
+    def _transmit(self, link: Link) -> None:
+        """Send one chunk of the most urgent message; what is more urgent may overtake behind it."""
+        link.busy = bool(link.queue) and not link.network.cut
+        if not link.busy:
+            return
+        item = link.queue[0][2]
+        chunk = min(item[0], self._chunk_bytes)
+        item[0] -= chunk
+        key = link.queue[0]
+
+        def sent() -> None:
+            if not item[0]:
+                link.queue.remove(key)
+                heapq.heapify(link.queue)
+                _, connection, target, number, write = item
+                self._propagate(link, connection, target, number, write)
+            self._transmit(link)
+
+        rate_mbps = link.network.rate_mbps
+        self._plan(chunk * 8e-6 / rate_mbps if rate_mbps else 0.0, sent)
+
+    def _propagate(self, link: Link, connection: Connection, target: str, number: int, write: Write) -> None:
+        network = link.network
+        copies = 1
+        if write.message is _GOODBYE:
+            pass
+        elif network.loss and self.random.random() < network.loss:
+            copies = 0
+        elif network.duplicate and self.random.random() < network.duplicate:
+            copies = 2
+        for _ in range(copies):
+            delay = 1e-3 * max(0.0, network.delay_ms + self.random.uniform(-1, 1) * network.jitter_ms)
+            arrival = max(self.now, link.silent_until) + delay
+            if network.reorder and self.random.random() < network.reorder:
+                arrival += self.random.uniform(0.0, 0.05)
+            else:
+                arrival = link.last_delivery = max(arrival, link.last_delivery)
+            self._plan(arrival - self.now, lambda: self._arrive(connection, target, number, write))
+
+    def _arrive(self, connection: Connection, target: str, number: int, write: Write) -> None:
+        host = self._hosts[target]
+        if not connection.alive or host.connections.get(number) is not connection:
+            return
+        if write.message is _GOODBYE:
+            self._part(host, number, connection)
+            return
+        try:
+            host.node.admit(number, write.message)
+        except GeomxError as error:
+            lossy = self._network.reorder or self._network.loss
+            if not lossy:  # a stream in order never brings a message too early
+                self._break(connection, str(error))
+            return
+        self._deliver(host, Received(number, write.number, write.message, _own(write.payload)))
+
+    def _hang_up(self, host: _Host, number: int) -> None:
+        """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""
+        self._write(host, Write(number, 0, _GOODBYE))
+        host.connections.pop(number, None)
+
+    def _part(self, host: _Host, number: int, connection: Connection) -> None:
+        del host.connections[number]
+        self._deliver(host, Closed(number, self._dialled(host, connection), "closed by the other side"))
+
+    def _break(self, connection: Connection, reason: str) -> None:
+        """Close both ends at once; what was under way is lost."""
+        connection.alive = False
+        for name in connection.ends:
+            host = self._hosts[name]
+            for number in [n for n, other in host.connections.items() if other is connection]:
+                del host.connections[number]
+                closed = Closed(number, self._dialled(host, connection), reason)
+                self._plan(0.0, functools.partial(self._deliver, host, closed))
+
+    def _dialled(self, host: _Host, connection: Connection) -> str:
+        """The other end's name, for whoever dialled (the first of the two ends)."""
+        first = next(iter(connection.ends))
+        return connection.ends[first][0] if host.node.name == first else ""
+
+
+def _own(payload: Any) -> Any:
+    """A receiver owns what it got: the sender may need its own copy for a resend."""
+    return payload if payload is None or payload.is_meta else payload.clone()

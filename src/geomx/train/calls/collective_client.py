@@ -1,0 +1,212 @@
+"""A worker's side of the collective calls: contributions go out, arrivals come in.
+
+Turns number the collective calls of a cohort; see `geomx.wire.messages`. A slice is *outstanding* from its
+contribution until the update of that turn has arrived. Everything here runs on the training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal
+
+import torch
+
+from geomx.errors import Unsupported
+from geomx.layout import Layout
+from geomx.node.contract import Port
+from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
+from geomx.optim.contract import SliceState
+from geomx.rounds.membership import EVERYONE
+from geomx.wire.messages import Hyperparameters, Kind, Of, Value
+
+Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
+
+
+class Exchange:
+    """See the module's text. `receive`, which its owner sets, is given every arrival that is accounted for."""
+
+    def __init__(self, port: Port, name: str) -> None:
+        self.port = port
+        self.name = name
+        self.turns: dict[str, int] = {EVERYONE: 0}  # by cohort: the turn that comes next
+        self.next_step = 0  # of the policy, when this worker attached
+        self.goes_on = (
+            False  # it has joined a run that had made calls behind attach, and has made none itself
+        )
+        self.outstanding: dict[
+            int, tuple[str, int]
+        ] = {}  # slice -> the cohort and turn whose update it waits for
+        self.receive: Callable[[Arrived], None] = lambda _: None
+        self._have: dict[tuple[int, str], int] = {}  # slice, cohort -> the last turn whose update has arrived
+        self._ready: Ready | None = None
+        self._states: dict[int, SliceState] = {}
+        self._allowed: dict[int, int] = {}  # by turn: how many steps may be taken in it
+        self._left = self._closed = False
+        port.listen(self._hear)
+
+    @property
+    def turn(self) -> int:
+        """The turn of the whole run that comes next."""
+        return self.turns[EVERYONE]
+
+    def attach(self, layout: Layout, settings: dict[str, Value], cohort: str) -> bool:
+        """Tell the run the model, and wait until it has taken it. True: first values are still to be given.
+
+        Else it was running: the current values of every slice have come, and the next turns are set. `cohort`: the one
+        in which this worker takes its steps.
+        """
+        self.turns.setdefault(cohort, 0)
+        self._call("attach", layout, settings)
+        self.port.wait(
+            lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model"
+        )
+        assert self._ready is not None
+        turns = self._ready.by_slice
+        known = {index for index, (own, everyones) in turns.items() if max(own, everyones) >= 0}
+        self.port.wait(
+            lambda: known <= {index for index, name in self._have if name in (cohort, EVERYONE)},
+            lambda: f"{self.name} waits for the weights of a run that has begun",
+        )
+        if not turns or any(everyones < 0 for _, everyones in turns.values()):
+            return True  # whoever was here before may have given some of them
+        self._go_on(self._ready.turns)
+        self.goes_on = self.turn > 1 or self.next_step > 0
+        return False
+
+    def _go_on(self, closed: dict[str, tuple[int, int, int]]) -> None:
+        """Where a run stands that this worker joins: in the last step of which something has closed.
+
+        The worker that was here before may have contributed to it in part. What has closed is not pushed again, so the
+        step is taken once more; unless a call that is no step has come behind it, before which all of it was closed.
+        """
+        last = max(step for _, step, _ in closed.values())
+        self.next_step = last + 1
+        for name, (count, step, turn) in closed.items():
+            again = step == last >= 0 and turn == count - 1
+            self.turns[name] = count - again
+            if again:
+                self.next_step = last
+
+    def contribute(
+        self,
+        index: int,
+        kind: Kind,
+        operation: str,
+        weight: float,
+        packed: Packed,
+        *,
+        cohort: str = EVERYONE,
+        step: int = -1,
+        hyper: Hyperparameters | None = None,
+        ended: bool = False,
+        state: SliceState | None = None,
+    ) -> None:
+        """Push one slice in the cohort's current turn, unless the run has closed that round already."""
+        turn = self.turns.setdefault(cohort, 0)
+        if self._have.get((index, cohort), -1) >= turn:
+            return
+        values, present = packed
+        self.outstanding[index] = cohort, turn
+        self._call(
+            "contribute",
+            Contribution(
+                turn, index, kind, operation, weight, values, present, hyper, ended, cohort, step, state
+            ),
+        )
+
+    def skip_to(self, turn: int) -> None:
+        """Go on with a later turn of the whole run; every worker must, with the same."""
+        self.turns[EVERYONE] = max(self.turn, turn)
+
+    def next_turn(self, cohort: str = EVERYONE) -> None:
+        """Everything of this turn has been contributed."""
+        self.turns[cohort] += 1
+        self.goes_on = False
+
+    def wait(self, slices: Collection[int] | None = None) -> None:
+        """Return when none of `slices` is outstanding; None: none at all, but for those of a turn still open."""
+        self._check_open()
+        if slices is None:
+            slices = [
+                index for index, (cohort, turn) in self.outstanding.items() if turn < self.turns[cohort]
+            ]
+        waited = set(slices)
+        if not waited.isdisjoint(self.outstanding):
+            self.port.wait(lambda: waited.isdisjoint(self.outstanding), lambda: self._whom(waited))
+
+    def fetch(self, slices: Iterable[int], of: Of | Literal["worker"]) -> dict[int, SliceState]:
+        """What belongs in a checkpoint of these slices, as it is now; `of`: see `Fetch`, or this worker's own."""
+        self._states = {}
+        wanted = set(slices)
+        for index in sorted(wanted):
+            self._call("fetch", index, of)
+        self.port.wait(
+            lambda: wanted <= self._states.keys(),
+            lambda: f"{self.name} waits for the state of {len(wanted - self._states.keys())} slices ({of})",
+        )
+        states, self._states = self._states, {}
+        return states
+
+    def stepped(self, steps: int, seconds: float, wait: bool) -> int:
+        """Tell that a step has been taken, the `steps`-th of this turn; returns how many may be taken in it.
+
+        `wait`: for the answer; else as far as is known, 0 where nothing is.
+        """
+        turn = self.turn
+        self._allowed = {
+            of: count for of, count in self._allowed.items() if of > turn or (of == turn and not wait)
+        }
+        self._call("stepped", turn, steps, seconds)
+        if wait:
+            self.port.wait(
+                lambda: turn in self._allowed,
+                lambda: f"{self.name} waits to hear how many steps it may take in turn {turn}",
+            )
+        self.port.poll()
+        return self._allowed.get(turn, 0)
+
+    def leave(self) -> None:
+        """Take no part in turns to come; returns when the run knows.
+
+        What a backward() without a step() has pushed is answered before: it cannot be taken back.
+        """
+        self.wait(tuple(self.outstanding))
+        self._call("leave", {cohort: turn - 1 for cohort, turn in self.turns.items()})
+        self._closed = True
+        self.port.wait(lambda: self._left, lambda: f"{self.name} waits for the run to let it go")
+
+    def fail(self, reason: str) -> None:
+        """Tell the run that this worker's script has raised."""
+        if not self._closed:
+            self._closed = True
+            self.port.call("fail", reason)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unsupported("this run is closed: make every call before run.close()")
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        self._check_open()
+        self.port.call(method, *arguments)
+
+    def _hear(self, item: Any) -> None:
+        if isinstance(item, Arrived):
+            key = item.slice, item.cohort
+            self._have[key] = max(item.turn, self._have.get(key, -1))
+            cohort, turn = self.outstanding.get(item.slice, (item.cohort, item.turn + 1))
+            if cohort == item.cohort and turn <= item.turn:
+                del self.outstanding[item.slice]
+            self.receive(item)
+        elif isinstance(item, Allowed):
+            self._allowed[item.turn] = item.steps
+        elif isinstance(item, Fetched):
+            self._states[item.slice] = item.state
+        elif isinstance(item, Ready):
+            self._ready = item
+        elif isinstance(item, Left):
+            self._left = True
+
+    def _whom(self, waited: set[int]) -> str:
+        left = [turn for index, (_, turn) in self.outstanding.items() if index in waited]
+        turn = min(left, default=self.turn)
+        return f"{self.name} waits for the others in turn {turn}: {len(left)} of {len(waited)} slices are to come"

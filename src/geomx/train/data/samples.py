@@ -1,0 +1,79 @@
+"""How much this worker's contribution counts.
+
+    mean = Σ_i w_i x_i / Σ_i w_i
+
+`samples`: w is what `run.shard` counted since the last turn that pushed, so that a mean over workers equals the mean
+over the concatenated batches. `equal`: 1. `dataset_size`: the party's number, divided among its workers.
+`run.weight(n)` overrides each of them, for one turn.
+"""
+
+from __future__ import annotations
+
+import math
+
+from geomx.errors import ConfigError, Fault, Unsupported, WeightUnknown
+from geomx.optim.hyper import as_plain
+from geomx.train.settings import Settings
+
+
+class Samples:
+    """Counts samples, and turns them into weights.
+
+    `total`: the sum of all weights so far; `seen`: the number of samples behind them.
+    """
+
+    def __init__(self, settings: Settings, members: int, party_members: int) -> None:
+        self._policy = settings.weight
+        self._alone = members == 1
+        self.share = 1.0  # the weight of a step where samples do not count
+        if settings.weight == "dataset_size":
+            if settings.dataset_size is None:
+                allowed = "the number of samples in this party's data set"
+                raise ConfigError(
+                    "the run", [Fault("party.dataset_size", "nothing", allowed, "sync.weight needs it")]
+                )
+            self.share = settings.dataset_size / party_members
+        self._counted = 0
+        self._given: float | None = None
+        self.total = 0.0
+        self.seen = 0
+
+    def count(self, samples: int) -> None:
+        """A batch was handed to the training loop."""
+        self._counted += samples
+
+    @property
+    def given(self) -> float:
+        """What `run.weight` has said of the next turn; 0 where it has said nothing."""
+        return self._given or 0.0
+
+    def give(self, weight: float) -> None:
+        """The weight of the next turn that pushes; raises `Unsupported` for what is no weight."""
+        number = as_plain(weight)
+        if not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
+            raise Unsupported(f"run.weight({weight!r}): a weight is a finite number, 0 or more")
+        self._given = float(number)
+
+    def take(self) -> float:
+        """The weight of the turn that pushes now; counting starts anew. Raises `WeightUnknown`."""
+        weight = self._weight()
+        self.seen += self._counted or int(self._given or 0)
+        self._counted, self._given = 0, None
+        self.total += weight
+        return weight
+
+    def _weight(self) -> float:
+        if self._given is not None:
+            return self._given
+        if self._policy != "samples":
+            return self.share
+        if self._counted:
+            return float(self._counted)
+        if self._alone:
+            return 1.0
+        raise WeightUnknown(
+            "no samples were counted for this step: iterate over run.shard(loader), call run.weight(n) before "
+            'backward(), or set sync.weight = "equal"; batches that were drawn under no_grad() or after model.eval() '
+            "count as evaluation, unless run.shard(loader, train=True) says otherwise; a backward() that is for no "
+            "step() belongs in `with run.accumulate():`"
+        )

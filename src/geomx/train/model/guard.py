@@ -1,0 +1,67 @@
+"""What may not change behind a run's back, because the change would be lost without a word.
+
+The parameter groups, and what was frozen: every node has the layout that they had at `attach`. The weights, where the
+global servers hold them: their next update overwrites whatever was written here. PyTorch counts the changes of a
+tensor (`_version`); a change through `.data` escapes that count, and so this guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from geomx.errors import Unsupported
+from geomx.layout import Slice
+from geomx.train.model.model_slices import Carried
+
+
+class Guard:
+    """`groups` returns the optimizer's parameter groups as they are now; `on_server`: weights change there alone."""
+
+    def __init__(self, carried: Carried, groups: Callable[[], list[dict[str, Any]]], on_server: bool) -> None:
+        self._carried = carried
+        self._groups = groups
+        self._on_server = on_server
+        self._at_attach = self._grouped()
+        optimized = {parameter for group in self._at_attach for parameter in group}
+        self._frozen = [
+            number
+            for number, parameter in enumerate(carried.parameters)
+            if number not in carried.trained and id(parameter) in optimized
+        ]
+        self._versions: dict[int, int] = {}  # parameter -> its `_version` after our last write
+
+    def written(self, piece: Slice) -> None:
+        """An update has been written into the parameters of this slice."""
+        for part in piece.parts:
+            if part.tensor in self._carried.trained and part.tensor not in self._carried.hidden:
+                self._versions[part.tensor] = self._carried.trained[part.tensor]._version
+
+    def check(self) -> None:
+        """Raise `Unsupported` for what has changed; every weight is current."""
+        if self._grouped() != self._at_attach:
+            raise Unsupported(
+                "the optimizer's parameter groups have other parameters than at attach(), and every node has the "
+                "layout of then; attach with everything that will ever be trained, and freeze it until it is wanted"
+            )
+        for number in self._frozen:
+            if self._carried.parameters[number].requires_grad:
+                raise Unsupported(
+                    f"{self._carried.name(number)} was frozen at attach() and requires a gradient now; attach the "
+                    "model with everything that will ever be trained requiring gradients, and freeze it afterwards"
+                )
+        if self._on_server:
+            self._check_weights()
+
+    def _check_weights(self) -> None:
+        for number, version in self._versions.items():
+            if self._carried.trained[number]._version != version:
+                raise Unsupported(
+                    f"{self._carried.name(number)} was changed outside optimizer.step(); the global servers hold the "
+                    "weights, and their next update would undo it. Change weights before attach(), or by run.load(); "
+                    "to try other weights, use copy.deepcopy(model); where every worker makes the same change in "
+                    'every step, set optimizer.place = "workers"'
+                )
+
+    def _grouped(self) -> list[list[int]]:
+        return [[id(parameter) for parameter in group["params"]] for group in self._groups()]

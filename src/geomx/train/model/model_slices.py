@@ -1,0 +1,222 @@
+"""Between a model's tensors and the slices of a layout.
+
+Order: the parameters as `model.named_parameters()` gives them (tied ones count once, under their first name), then
+the buffers, then the ledger. A parameter is trained (`weight`) if it requires a gradient and the optimizer has it; all
+others are `frozen`. Slices address *logical* elements, so a tensor in channels_last has the same slices as any other,
+and so has one of which this process holds a part (see `shards`): what is gathered and scattered is that part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from geomx.errors import Unsupported
+from geomx.layout import SLICES_WANTED, Layout, Part, Role, Slice, Tensor, automatic_slice_elements
+from geomx.train.model.fsdp import held, is_cut
+from geomx.wire import presence
+
+LEDGER = "geomx.ledger"
+AVERAGED = ("float32", "float64")
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without what `torch.compile` puts before it."""
+    return name.replace("_orig_mod.", "")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Carried:
+    """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none.
+
+    `slice_elements`: 0 cuts the model into about so many `slices`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: list[dict[str, Any]],
+        members: int,
+        size_lower_bound: int,
+        slice_elements: int,
+        slices: int = SLICES_WANTED,
+    ) -> None:
+        self._model = model
+        self._inventory = _inventory(model)
+        group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        self.parameters: list[nn.Parameter] = []
+        self.hidden: dict[int, torch.Tensor] = {}  # the values of parameters that are `Pending`
+        self._buffer_names: dict[int, str] = {}
+        tensors: list[Tensor] = []
+        for name, parameter in model.named_parameters():
+            trained = parameter.requires_grad and id(parameter) in group_of
+            group = group_of[id(parameter)] if trained else 0
+            tensors.append(_described(plain_name(name), parameter, "weight" if trained else "frozen", group))
+            self.parameters.append(parameter)
+        for name, buffer in model.named_buffers():
+            self._buffer_names[len(tensors)] = name
+            tensors.append(_described(plain_name(name), _real(buffer), "buffer"))
+        if members:
+            tensors.append(Tensor(LEDGER, (members,), "int64", role="ledger"))
+        largest = slice_elements or automatic_slice_elements(tuple(tensors), slices)
+        self.layout = Layout(tuple(tensors), size_lower_bound, largest)
+        self.slices_of: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(tensors)), ())
+        for piece in self.layout.slices:
+            for part in piece.parts:
+                self.slices_of[part.tensor] += (piece.index,)
+        self.trained = {n: p for n, p in enumerate(self.parameters) if tensors[n].role == "weight"}
+        self.is_cut = any(is_cut(parameter) for parameter in self.parameters)
+
+    @property
+    def trained_elements(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.numel() for parameter in self.trained.values())
+
+    def slices(self, *roles: Role) -> list[Slice]:
+        """The slices of these roles, in order."""
+        return [piece for piece in self.layout.slices if piece.role in roles]
+
+    def floating_buffers(self) -> list[Slice]:
+        """The slices of buffers that have a mean."""
+        return [piece for piece in self.slices("buffer") if piece.dtype in AVERAGED]
+
+    def name(self, number: int) -> str:
+        return self.layout.tensors[number].name
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """The live tensor with this number (a complex buffer as a real one with another dimension)."""
+        if number in self.hidden:
+            return self.hidden[number]
+        if number < len(self.parameters):
+            return self.parameters[number]
+        return _real(self._model.get_buffer(self._buffer_names[number]))
+
+    def is_persistent(self, number: int) -> bool:
+        """Whether a buffer belongs in a checkpoint."""
+        path, _, name = self._buffer_names[number].rpartition(".")
+        return name not in self._model.get_submodule(path)._non_persistent_buffers_set
+
+    def check_same(self) -> None:
+        """Raise `Unsupported` where the model has other tensors than at `attach`."""
+        changed = sorted({name for name, *_ in self._inventory ^ _inventory(self._model)})
+        if changed:
+            raise Unsupported(
+                f"added, removed, replaced, or of another shape or dtype than at attach(): {', '.join(changed)}; "
+                "change a model before it is attached"
+            )
+
+    def trained_sha256(
+        self, whole: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: tensor
+    ) -> str | None:
+        """64 hex digits that are equal exactly when the trained parameters are, by name and bit for bit.
+
+        `whole` gives a parameter as it is over all processes, or None where this one does not get to see it: then there
+        are no digits.
+        """
+        digest, sees_all = hashlib.sha256(), True
+        for name, parameter in sorted((self.name(number), p) for number, p in self.trained.items()):
+            values = whole(parameter)
+            if values is None:
+                sees_all = False
+                continue
+            digest.update(name.encode())
+            flat = values.detach().reshape(-1).cpu()
+            digest.update(flat.view(torch.uint8).numpy().data)
+        return digest.hexdigest() if sees_all else None
+
+    def gather(
+        self,
+        piece: Slice,
+        source: Callable[[int], torch.Tensor | None],
+        weight: float = 1.0,
+        device: torch.device | None = None,
+    ) -> tuple[torch.Tensor | None, bytes | None]:
+        """weight * (what `source` has for each part), as one new flat tensor, and which parts are present.
+
+        Of a tensor that is cut, what this process does not hold is zeros. `device`: None for the CPU.
+        """
+        found = [_cut_out(source(part.tensor), part) for part in piece.parts]
+        present = presence.pack([each is not None for each in found])
+        if all(each is None for each in found):
+            return None, present
+        values = torch.empty(piece.elements, dtype=getattr(torch, piece.dtype), device=device)
+        with torch.no_grad():
+            for part, each in zip(piece.parts, found, strict=True):
+                target = values[part.offset : part.offset + part.elements]
+                flat, start = (None, 0) if each is None else each
+                if flat is None or flat.numel() < part.elements:
+                    target.zero_()
+                if flat is None:
+                    continue
+                target = target[start : start + flat.numel()]
+                if weight == 1.0:
+                    target.copy_(flat)
+                elif flat.device == target.device:
+                    torch.mul(flat, weight, out=target)
+                else:
+                    target.copy_(flat * weight)
+        return values, present
+
+    def scatter(self, piece: Slice, values: torch.Tensor) -> None:
+        """Give the live tensors of a slice its `values` (flat)."""
+        for part in piece.parts:
+            write_flat(self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements])
+
+
+def overlap(tensor: torch.Tensor, part: Part) -> tuple[int, int]:
+    """Which logical elements [start, stop) of a part this process holds."""
+    local, before = held(tensor)
+    start = max(part.start, before)
+    return start, max(start, min(part.stop, before + local.numel()))
+
+
+def write_flat(tensor: torch.Tensor, part: Part, values: torch.Tensor) -> None:
+    """Write elements [part.start, part.stop) of a tensor, in logical order, in place; of a cut one those held here."""
+    local, before = held(tensor)
+    start, stop = overlap(tensor, part)
+    if start == stop:
+        return
+    values = values[start - part.start : stop - part.start]
+    with torch.no_grad():
+        dense = local.is_contiguous()
+        flat = local.view(-1) if dense else local.reshape(-1)
+        flat[start - before : stop - before].copy_(values)
+        if not dense:
+            local.copy_(flat.view(local.shape))
+
+
+def _cut_out(tensor: torch.Tensor | None, part: Part) -> tuple[torch.Tensor, int] | None:
+    """What is here of a part (flat), and where in the part it begins; None where nothing is."""
+    if tensor is None:
+        return None
+    local, before = held(tensor.detach())
+    start, stop = overlap(tensor, part)
+    return (local.reshape(-1)[start - before : stop - before], start - part.start) if start < stop else None
+
+
+def absent(piece: Slice) -> bytes:
+    """The bitmap that says: no part of this slice has a value."""
+    bitmap = presence.pack([False] * len(piece.parts))
+    assert bitmap is not None
+    return bitmap
+
+
+def _inventory(model: nn.Module) -> set[tuple[Any, ...]]:
+    """A model's tensors: name, which one (parameters alone), shape and dtype."""
+    parameters = {(plain_name(n), id(p), p.shape, p.dtype) for n, p in model.named_parameters()}
+    return parameters | {(plain_name(n), 0, b.shape, b.dtype) for n, b in model.named_buffers()}
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _described(name: str, tensor: torch.Tensor, role: Role, group: int = 0) -> Tensor:
+    return Tensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), group, role)

@@ -1,0 +1,155 @@
+"""Where the optimizer runs, and what a worker does with the answer to its gradients.
+
+On the global servers: the answer is the new weights. On the workers: it is the mean gradient, which goes into `.grad`
+(None where no worker had one), is clipped, and is handed to the user's own optimizer. Of a parameter that is cut, a
+worker keeps its own part of the mean, once the whole has been measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from geomx.layout import Part, Slice
+from geomx.node.port import Arrived
+from geomx.optim.hyper import Rule, as_plain
+from geomx.train.model.model_slices import Carried, overlap, write_flat
+from geomx.wire import presence
+from geomx.wire.messages import Hyperparameters
+
+OWN_KEYS = ("params", "param_names")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """The mean of one slice. `square`: the sum of its squares; `parts`: what is here of each (None: nobody had one)."""
+
+    square: float
+    parts: list[tuple[Part, torch.Tensor | None]]
+
+
+class OptimizerPlace(Protocol):
+    """What differs between the two places."""
+
+    on_server: bool
+
+    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
+        """What a parameter group says, as it travels."""
+
+    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+        """The same for a worker that has come to the end of its data; None: no opinion."""
+
+    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+        """The answer to one slice."""
+
+    def finish(self, idle: bool) -> None:
+        """Every answer of the turn has come. `idle`: this worker had no gradients of its own."""
+
+
+class OnServer:
+    """The global servers run `rule`."""
+
+    on_server = True
+
+    def __init__(self, carried: Carried, rule: str) -> None:
+        self._carried = carried
+        self._rule = Rule(rule)
+
+    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
+        return self._rule.send(group)
+
+    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+        return None
+
+    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+        if arrived.values is not None:
+            self._carried.scatter(piece, arrived.values)
+
+    def finish(self, idle: bool) -> None:
+        pass
+
+
+class OnWorkers:
+    """Each worker runs the user's `optimizer` on the mean; equal states and equal means keep the replicas equal."""
+
+    on_server = False
+
+    def __init__(self, carried: Carried, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
+        self._carried = carried
+        self._optimizer = optimizer
+        self._clip_norm = clip_norm
+        self._means: dict[int, _Mean] = {}
+
+    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
+        """What can be compared of a group, whatever optimizer it is for: workers that differ get a typed error."""
+        comparable: Hyperparameters = {}
+        for key, value in group.items():
+            if key not in OWN_KEYS and _is_plain(plain := as_plain(value)):
+                comparable[key] = plain
+        return comparable
+
+    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+        """Its own optimizer steps in an idle turn, too, so its hyper-parameters must fit those of the others."""
+        return self.hyper(group)
+
+    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+        square, values = 0.0, arrived.values
+        if self._clip_norm is not None and values is not None:
+            square = float(values.to(torch.float64).square().sum())
+        present = presence.unpack(arrived.present, len(piece.parts))
+        parts: list[tuple[Part, torch.Tensor | None]] = []
+        for part, is_present in zip(piece.parts, present, strict=True):
+            if is_present and values is not None:
+                parts.append(self._own(part, values[part.offset : part.offset + part.elements]))
+            else:
+                parts.append((part, None))
+        self._means[piece.index] = _Mean(square, parts)
+
+    def _own(self, part: Part, values: torch.Tensor) -> tuple[Part, torch.Tensor]:
+        """What this worker holds of a part: a copy of its own where that is not all."""
+        start, stop = overlap(self._carried.trained[part.tensor], part)
+        if (start, stop) == (part.start, part.stop):
+            return part, values
+        return Part(part.tensor, start, stop, 0), values[start - part.start : stop - part.start].clone()
+
+    def finish(self, idle: bool) -> None:
+        trained = self._carried.trained.values()
+        own = [parameter.grad for parameter in trained]
+        if idle:  # what was accumulated for a later step stays this worker's
+            for parameter in trained:
+                parameter.grad = None
+        self._write_means(self._scale())
+        self._optimizer.step()
+        if idle:
+            for parameter, gradient in zip(trained, own, strict=True):
+                parameter.grad = gradient
+
+    def _scale(self) -> float:
+        """What `clip_norm` makes of the means: as on the global servers, squares in float64, added in slice order."""
+        if self._clip_norm is None:
+            return 1.0
+        square = 0.0
+        for _, mean in sorted(self._means.items()):
+            square += mean.square
+        return min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
+
+    def _write_means(self, scale: float) -> None:
+        for _, mean in sorted(self._means.items()):
+            for part, values in mean.parts:
+                parameter = self._carried.trained[part.tensor]
+                if values is None:
+                    parameter.grad = None
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                write_flat(parameter.grad, part, values * scale if scale < 1.0 else values)
+        self._means = {}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(each, int | float) for each in value)
+    return isinstance(value, str | int | float | bool | None)

@@ -1,0 +1,67 @@
+"""Optimizer state between torch's form (a dict for each parameter) and slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from geomx.layout import Part
+from geomx.node.slices.slice_state import optimizers
+from geomx.optim import state as slice_state
+from geomx.optim.contract import SliceState
+from geomx.train.model.fsdp import is_cut
+from geomx.train.model.model_slices import Carried, write_flat
+
+_NUMBERS = (
+    "step",
+    "mu_product",
+    "eta",
+    "mu",
+)  # of torch.optim's elementwise rules; all else is an element's own
+
+
+def assemble(
+    carried: Carried, states: Mapping[int, SliceState]
+) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    """The state of whole parameters from that of their slices; parameters without state are left out."""
+    whole: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    for index, state in states.items():
+        piece = carried.layout.slices[index]
+        own = SliceState(optimizers(state.planes), state.scalars)
+        for part, values in zip(piece.parts, slice_state.unpack(piece, own), strict=True):
+            parameter = carried.trained[part.tensor]
+            for key, value in values.items():
+                kept = whole.setdefault(parameter, {})
+                if value.dim() == 0:
+                    kept[key] = value
+                else:
+                    write_flat(kept.setdefault(key, _empty(parameter)), part, value)
+    return whole
+
+
+def _empty(parameter: torch.Tensor) -> torch.Tensor:
+    """Room for a value of each element; on the CPU where no process holds them all."""
+    if is_cut(parameter):
+        return torch.empty(parameter.shape, dtype=parameter.dtype)
+    return torch.empty_like(parameter)
+
+
+def divide(carried: Carried, whole: Mapping[torch.Tensor, Mapping[str, Any]]) -> dict[int, SliceState]:
+    """The inverse: slice -> its state, on the CPU."""
+    return {
+        piece.index: slice_state.pack(
+            piece, [_cut(whole.get(carried.trained[part.tensor], {}), part) for part in piece.parts]
+        )
+        for piece in carried.slices("weight")
+    }
+
+
+def _cut(state: Mapping[str, Any], part: Part) -> dict[str, torch.Tensor | float | None]:
+    return {
+        key: value.detach().reshape(-1)[part.start : part.stop].cpu()
+        if isinstance(value, torch.Tensor) and key not in _NUMBERS
+        else value
+        for key, value in state.items()
+    }

@@ -1,0 +1,141 @@
+"""The optimizer that `attach` gives back: torch's interface, whichever place the update is computed in.
+
+It shares the parameter groups (the very dicts) with the user's optimizer, so that every scheduler, made before or
+after `attach`, changes what is sent. While the optimizer runs on the global servers, its state lives there:
+`state_dict` fetches it, `load_state_dict` sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from geomx.errors import Unsupported
+from geomx.train.calls.broadcast import Sharing
+from geomx.train.model import optimizer_state
+from geomx.train.model.model_slices import Carried
+from geomx.train.steps.contract import Turns
+
+_STATE_HOOKS = (
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+class RunOptimizer(torch.optim.Optimizer):
+    """`inner`: the user's optimizer. `on_server`: whether the global servers run it, or this worker does."""
+
+    _step_supports_amp_scaling = (
+        True  # GradScaler hands its scale over instead of editing gradients; we refuse it
+    )
+
+    def __init__(
+        self, inner: torch.optim.Optimizer, on_server: bool, carried: Carried, turns: Turns, sharing: Sharing
+    ) -> None:
+        shared = _STATE_HOOKS + _STEP_HOOKS if on_server else _STATE_HOOKS
+        self.__setstate__(
+            {
+                "defaults": inner.defaults,
+                "state": inner.state,
+                "param_groups": inner.param_groups,
+                **{name: getattr(inner, name) for name in shared},
+            }
+        )
+        self._inner = inner
+        self._on_server = on_server
+        self._turns = turns
+        self._carried = carried
+        self._sharing = sharing
+
+    @property
+    def on_server(self) -> bool:
+        """Whether the global servers run it."""
+        return self._on_server
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One turn with every worker. Raises the typed errors that `docs/training-loop.md` lists."""
+        if hasattr(self, "found_inf"):
+            raise Unsupported(
+                "torch.amp.GradScaler decides on each worker by itself whether to step, and workers must step "
+                "together; use torch.autocast(..., dtype=torch.bfloat16), which needs no scaler"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._turns.before_step()
+        self._turns.step()
+        self._inner._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before attach looks at
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: every node has the layout by now."""
+        raise Unsupported(
+            "add_param_group() after attach(): every node knows the model's layout by now; add the group before "
+            "attach() with lr=0, or freeze its parameters afterwards until they are wanted"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """In torch's own format, to be loaded by this optimizer or a plain one. No other worker takes part.
+
+        Raises `Unsupported` between a backward() that has pushed and `step()`.
+        """
+        self._check_whole("state_dict()")
+        if not self._on_server:
+            return self._inner.state_dict()
+        self._inner.state.update(self.current_state())
+        try:
+            return self._inner.state_dict()
+        finally:
+            self._inner.state.clear()
+
+    def current_state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
+        """Each parameter's state, fetched from the global servers if it lives there."""
+        if not self._on_server:
+            return self._inner.state
+        self._turns.between("optimizer.state_dict()")
+        return optimizer_state.assemble(self._carried, self._sharing.fetch(self._carried.slices("weight")))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Every worker must call it with the same dict; on global servers the first worker's is what counts."""
+        self._check_whole("load_state_dict()")
+        self._turns.between("load_state_dict()")
+        states = self.adopt(state_dict)
+        if states is not None:
+            self._sharing.assign("load_state_dict()", self._carried.slices("weight"), states)
+
+    def adopt(self, state_dict: dict[str, Any]) -> dict[int, Any] | None:
+        """Take over hyper-parameters, and the state here; returns the state that belongs to the servers."""
+        self._inner.load_state_dict(state_dict)
+        self.param_groups = self._inner.param_groups
+        states = self.take_state() if self._on_server else None
+        self.state = self._inner.state
+        return states
+
+    def _check_whole(self, method: str) -> None:
+        if self._on_server and self._carried.is_cut:
+            raise Unsupported(
+                f"optimizer.{method} of a model of fully_shard would be of whole parameters; use run.save() and "
+                "run.load()"
+            )
+
+    def take_state(self) -> dict[int, Any]:
+        """The state that the user's optimizer holds here, slice by slice; it is the servers' from now on."""
+        states = optimizer_state.divide(self._carried, self._inner.state)
+        self._inner.state.clear()
+        return states
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise Unsupported(
+            "an attached optimizer cannot be copied or pickled: most of it is on other machines; keep its "
+            "state_dict(), which a plain optimizer loads"
+        )
+
+    def __repr__(self) -> str:
+        where = "the global servers" if self._on_server else "this worker"
+        return f"{self._inner!r} on {where}"

@@ -1,0 +1,193 @@
+"""What can be carried, and what is refused, each with what would work instead."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from geomx.errors import Unsupported
+from geomx.layout import ITEM_BYTES, Tensor
+from geomx.optim.contract import ELEMENTWISE
+from geomx.train.model.fsdp import check_cut, held, is_cut
+from geomx.train.model.model_slices import dtype_name, plain_name
+from geomx.train.settings import Place
+
+TRAINED = (torch.float32, torch.float64)
+_SERVED = {getattr(torch.optim, name): name for name in ELEMENTWISE}
+
+
+def served_rule(optimizer: torch.optim.Optimizer, place: Place) -> str | None:
+    """The rule that the global servers run for this optimizer; None: it runs on the workers.
+
+    Raises `Unsupported` for an optimizer that can run in neither place, or not where the run wants it.
+    """
+    kind = type(optimizer)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if issubclass(kind, torch.optim.LBFGS):
+        raise Unsupported(
+            f"{name} evaluates the model several times in one step, and each would be a round over the WAN; "
+            "use SGD, Adam or another optimizer that needs one gradient a step"
+        )
+    if issubclass(kind, torch.optim.SparseAdam):
+        raise Unsupported(f"{name} needs sparse gradients, which are not carried; use torch.optim.Adam")
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            raise Unsupported("differentiable=True cannot reach through a run; leave it False")
+    rule = _SERVED.get(kind)
+    if place == "server" and rule is None:
+        raise Unsupported(
+            f'{name} cannot run on the global servers (optimizer.place = "server"): they hold slices, so an update '
+            f"must treat each element alone, and they know {', '.join(ELEMENTWISE)} of torch.optim, not "
+            'subclasses of them; set optimizer.place = "auto" or "workers"'
+        )
+    if rule is not None and place != "workers" and any(g.get("capturable") for g in optimizer.param_groups):
+        raise Unsupported(
+            f'{name} with capturable=True: leave it False, or set optimizer.place = "workers"; CUDA graphs have no '
+            "meaning on a global server"
+        )
+    return None if place == "workers" else rule
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module within `DistributedDataParallel`, compiled or not; any other model is itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
+
+
+def check_model(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int) -> None:
+    """Raise `Unsupported` for tensors that cannot be carried, naming the first.
+
+    `ranks`: how many workers reduce among themselves; 0: the party's local server adds.
+    """
+    _check_wrappers(model, ranks)
+    _check_groups(model, optimizer)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    model = unwrapped(model)
+    cut = any(is_cut(parameter) for parameter in model.parameters())
+    for full_name, parameter in model.named_parameters():
+        name = plain_name(full_name)
+        if is_cut(parameter):
+            _check_collective(f"{name} is a DTensor", ranks)
+            check_cut(name, parameter, ranks)
+        elif cut and id(parameter) in trained:
+            raise Unsupported(
+                f"{name} is trained and not cut by fully_shard, as others are: nobody would reduce its gradient; call "
+                "fully_shard on the root module, too, or freeze it"
+            )
+        _check_tensor(name, held(parameter)[0], id(parameter) in trained)
+    for name, buffer in model.named_buffers():
+        _check_tensor(plain_name(name), torch.view_as_real(buffer) if buffer.is_complex() else buffer, False)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            _check_embedding(plain_name(name) or "the embedding", module)
+    _check_memory(model)
+    if not trained:
+        raise Unsupported("nothing is trained: no parameter of the optimizer requires a gradient")
+
+
+def check_gradient(tensor: Tensor, gradient: torch.Tensor) -> None:
+    """Raise `Unsupported` for a gradient that is sparse, or of a parameter that is not as it was at `attach`."""
+    if gradient.layout is not torch.strided:
+        raise Unsupported(
+            f"the gradient of {tensor.name} is {gradient.layout}: only dense gradients are carried"
+        )
+    dtype, shape = dtype_name(gradient.dtype), tuple(gradient.shape)
+    if (dtype, shape) != (tensor.dtype, tensor.shape):
+        raise Unsupported(
+            f"{tensor.name} was {tensor.dtype} {tensor.shape} at attach(), and its gradient is {dtype} {shape}; change "
+            "a model before attach(), and compute in half precision with torch.autocast(..., dtype=torch.bfloat16)"
+        )
+
+
+def _check_wrappers(model: nn.Module, ranks: int) -> None:
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind == "FullyShardedDataParallel":
+            raise Unsupported(
+                f"{plain_name(name) or 'the model'} is a {kind} (FSDP1), whose flat parameters are not carried; use "
+                "torch.distributed.fsdp.fully_shard"
+            )
+        if isinstance(module, DistributedDataParallel):
+            _check_collective(f"{plain_name(name) or 'the model'} is a {kind}", ranks)
+            if unwrapped(model) is model:
+                raise Unsupported(
+                    f"{plain_name(name)} is a {kind} inside another module; wrap the whole model"
+                )
+            if module.process_group.size() != ranks:
+                raise Unsupported(
+                    f"a {kind} over {module.process_group.size()} of the party's {ranks} workers; take all of them"
+                )
+
+
+def _check_collective(what: str, ranks: int) -> None:
+    if not ranks:
+        raise Unsupported(
+            f"{what}, which reduces gradients among the workers of a party by itself; tell geomx so, with "
+            'party.inside = "collective" in the run\'s description'
+        )
+
+
+def _check_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    known = {id(p) for p in model.parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in known:
+                raise Unsupported(
+                    f"parameter {place} of the optimizer's group {number} is not in the model; if it belongs to a "
+                    "second model, attach both as one: torch.nn.ModuleDict({'first': ..., 'second': ...})"
+                )
+
+
+def _check_embedding(name: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
+    if module.sparse:
+        raise Unsupported(f"{name} has sparse=True: sparse gradients are not carried; set it False")
+    if module.max_norm is not None:
+        raise Unsupported(
+            f"{name} has max_norm: its forward changes weights, and each worker would change others; leave it None, "
+            "and normalize what the embedding returns"
+        )
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Raise `Unsupported` for parameters that share memory without being one: each would overwrite the other."""
+    spans = sorted(
+        (str(p.device), p.data_ptr(), p.data_ptr() + _extent(p) * p.element_size(), plain_name(name))
+        for name, p in ((name, held(parameter)[0]) for name, parameter in model.named_parameters())
+        if p.numel()
+    )
+    for (device, _, stop, name), (other_device, start, _, other) in pairwise(spans):
+        if device == other_device and start < stop:
+            raise Unsupported(
+                f"{name} and {other} share memory, but are not one parameter; tie them by giving both modules the same "
+                "torch.nn.Parameter, or clone one"
+            )
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements of memory lie between a tensor's first and its last, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
+    if torch.nn.parameter.is_lazy(tensor):
+        raise Unsupported(f"{name} has no shape yet: run one forward of the lazy modules before attach()")
+    if tensor.is_meta:
+        raise Unsupported(f"{name} is on the meta device: materialize the model before attach()")
+    if is_cut(tensor) or tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"{name} is a {type(tensor).__name__} ({tensor.layout}); only dense tensors are carried"
+        )
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise Unsupported(
+            f"{name} is expanded: several of its elements are one in memory; clone() it before attach()"
+        )
+    if trained and tensor.dtype not in TRAINED:
+        raise Unsupported(
+            f"{name} is trained in {dtype_name(tensor.dtype)}; keep the parameters in float32 (or float64) and compute "
+            "in half precision with torch.autocast(..., dtype=torch.bfloat16)"
+        )
+    if dtype_name(tensor.dtype) not in ITEM_BYTES:
+        raise Unsupported(f"{name} has dtype {dtype_name(tensor.dtype)}; carried are {', '.join(ITEM_BYTES)}")

@@ -1,0 +1,341 @@
+"""What `geomx.join()` returns: a run, as its training loop sees it.
+
+    run = geomx.join()
+    model, optimizer = run.attach(model, optimizer)
+    for x, y in run.shard(loader):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+
+Alone (`members` of length 1) everything goes the same way: the global server is then in the same process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from torch import nn
+
+from geomx.errors import GeomxError, Unsupported
+from geomx.node.contract import Port
+from geomx.optim.hyper import as_plain
+from geomx.train.attach import Attached, Place, attach
+from geomx.train.calls.collective_client import Exchange
+from geomx.train.checkpoint import save_load as saving
+from geomx.train.data.loader import Share, ShareSampler, place_of, split
+from geomx.train.data.samples import Samples
+from geomx.train.party.process_group import is_of_collective
+from geomx.train.settings import Overlap, PushAt, Settings
+from geomx.train.steps.timeline import Timeline
+
+Model = TypeVar("Model", bound=nn.Module)
+_logger = logging.getLogger("geomx")
+
+
+class LiveRun:
+    """One worker's place in a run, made by `geomx.join()`.
+
+    Every worker makes the same collective calls (`attach`, `step()`, `save`, `load`, ...) in the same order, from one
+    thread at a time. Every method may raise `RunFailed` or `NodeLost`, which name the node that ended the run, and
+    `Unsupported` once the run is closed.
+
+    `name`: this worker, "A/0". `workers`: the names of all, in order; the first one's weights are the ones that all
+    begin with.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        *,
+        name: str,
+        members: Sequence[str],
+        party_members: Sequence[str],
+        settings: Settings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`members`: the run's workers, `party_members`: those of this party. `clock`: seconds, for the trace."""
+        self.name = name
+        self.workers = tuple(members)
+        self._party_members = tuple(party_members)
+        self._settings = settings or Settings()
+        self._samples = Samples(self._settings, len(self.workers), len(self._party_members))
+        self._exchange = Exchange(port, name)
+        self._timeline = Timeline(port, clock)
+        self._began = 0.0
+        self._attached: Attached | None = None
+        self._epochs = _Epochs(self._samples)
+        self._shares: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._closed = False
+
+    # -- where we are -----------------------------------------------------------------------------------------
+
+    @property
+    def party(self) -> str:
+        """The party's name."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The parties of the run, in order."""
+        return tuple(dict.fromkeys(member.rpartition("/")[0] for member in self.workers))
+
+    @property
+    def rank(self) -> int:
+        """This worker's place within its party."""
+        return self._party_members.index(self.name)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the worker whose weights all begin with, and which writes checkpoints."""
+        return self.name == self.workers[0]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this worker has left the run, in order or with an error of its own."""
+        return self._closed
+
+    @property
+    def turn(self) -> int:
+        """How many collective calls (attach, rounds, saves, ...) those who move in step with this worker have made."""
+        return self._attached.turns.turn if self._attached else self._exchange.turn
+
+    @property
+    def epoch(self) -> int:
+        """How many passes over `shard` have trained, those before the checkpoint that was loaded included."""
+        return self._epochs.epoch
+
+    @property
+    def ledger(self) -> torch.Tensor | None:
+        """With `run.ledger`: for each worker, in how many steps it was counted (int64); else None."""
+        return self._attached.turns.ledger if self._attached else None
+
+    # -- training ---------------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None = None,
+        push_at: PushAt | None = None,
+        overlap: Overlap | None = None,
+    ) -> tuple[Model, torch.optim.Optimizer]:
+        """Join the run with a model: returns it as it is, and an optimizer whose `step()` all workers take together.
+
+        `optimizer`: over parameters of `model`; it runs on the global servers if its update is elementwise, else here.
+        `clip_norm`: a bound above 0 for the L2 norm of the whole mean gradient; None: no bound. `push_at`: "backward"
+        (gradients leave as they are completed, and may not be edited) or "step" (they may). `overlap`: "none" or
+        "forward" (`step()` returns early, and the next forward waits for each weight as it comes to it). None: as the
+        run's description says. Returns when this worker has the first worker's weights and buffers.
+
+        In a party whose workers reduce among themselves, `model` may be wrapped in `DistributedDataParallel`, or cut by
+        `torch.distributed.fsdp.fully_shard`; gradients leave in `step()`, whatever `push_at` says.
+
+        Raises `Unsupported` for what cannot be carried, `Refused` when the workers' models or optimizers differ.
+        """
+        if self._attached is not None:
+            raise Unsupported(
+                "a run carries one model; attach several as one: torch.nn.ModuleDict({'first': ..., 'second': ...}), "
+                "with one optimizer whose groups have the parameters of each"
+            )
+        settings = dataclasses.replace(
+            self._settings,
+            push_at=push_at or self._settings.push_at,
+            overlap=overlap or self._settings.overlap,
+        )
+        place = Place(
+            self._exchange, self.workers, self._party_members, self._samples, settings, self._timeline
+        )
+        self._attached = self._epochs.attached = attach(place, model, optimizer, clip_norm)
+        carried = self._attached.carried
+        self._exchange.port.note(
+            "attached", parameters=carried.trained_elements, slices=len(carried.layout.slices)
+        )
+        self._began = self._timeline.now()
+        return model, self._attached.optimizer
+
+    def shard(
+        self, loader: Iterable[Any], over: Literal["party", "run"] = "party", train: bool | None = None
+    ) -> Share:
+        """This worker's share of a loader: of its party's data, or of one data set that the whole run shares.
+
+        `loader`: a DataLoader, or another iterable of batches; the first dimension of the first tensor in a batch is
+        its number of samples, which is counted. The end of a pass waits for the other workers. A pass under
+        `torch.no_grad()` or after `model.eval()` is an evaluation: it counts nothing, and waits for nobody; `train`
+        says otherwise. Raises `Unsupported` for what is no loader.
+        """
+        workers = self._party_members if over == "party" else self.workers
+        place = place_of(self.name, workers, over)
+        batches, sampler = self._split(loader, over, place, len(workers))
+        return Share(batches, sampler, place=place, places=len(workers), epochs=self._epochs, train=train)
+
+    def weight(self, weight: float) -> None:
+        """How much this worker counts in the next step, in samples, in place of those counted; not below 0.
+
+        Call it before backward(), where gradients begin to leave.
+        """
+        self._samples.give(weight)
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Within it, backward() adds to the gradients and nothing is pushed: for all micro-batches but the last."""
+        return self._joined("accumulate").turns.accumulate()
+
+    def log(self, **values: Any) -> None:
+        """Show numbers (loss=..., accuracy=...), one each, in the live view and the report.
+
+        Where there is neither, the logger `geomx` has them at level INFO.
+        """
+        plain = {key: as_plain(value) for key, value in values.items()}
+        for key, value in plain.items():
+            if not isinstance(value, str | int | float | bool | None):
+                raise Unsupported(
+                    f"run.log({key}=...) takes a number or text; found a {type(value).__name__}"
+                )
+        self._exchange.port.note("log", turn=self.turn, **plain)
+        told = (
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in plain.items()
+        )
+        _logger.info("turn %d: %s", self.turn, ", ".join(told))
+
+    def wait(self) -> None:
+        """Return when every weight is current; with `overlap="none"` it always is."""
+        self._exchange.wait()
+
+    # -- checkpoints ------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], everywhere: bool = False) -> None:
+        """Write weights, buffers (floating ones as the mean over all samples) and optimizer to one safetensors file.
+
+        Every worker must call it, between steps. The first worker writes; with `everywhere`, the first of each party
+        does, and `path` is on its own machine. The file appears whole or not at all. Raises `CheckpointError` where it
+        cannot be written.
+        """
+        helps = everywhere or self.party == self.parties[0]
+        task = saving.Task(Path(path), self.name, self.is_first, self.rank == 0, everywhere, helps)
+        saving.save(self._joined("save"), task, saving.Position(self._epochs.epoch, self._samples.total))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint: weights, buffers, optimizer, and the count of epochs that orders the data.
+
+        Every worker must call it, after `attach` and between steps, and have the same file. Raises `CheckpointError`
+        for a file that is missing, damaged, or of another model, with every name that does not fit.
+        """
+        self._epochs.epoch = saving.load(self._joined("load"), Path(path), self.name)
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the run: the others go on without this worker. The model and its weights stay usable."""
+        if self._closed:
+            return
+        self.wait()
+        self._closed = True
+        if self._attached is not None:
+            self._attached.unhook()
+            self._note_end(self._attached)
+        self._exchange.leave()
+        if self._attached is not None:
+            self._attached.inside.close()
+
+    def outcome(self, error: BaseException) -> GeomxError | None:
+        """What ended the run, where an error may only follow from it: of PyTorch's own collective calls in a party."""
+        collective = self._settings.collective
+        if collective is None or not is_of_collective(error):
+            return None
+        return self._exchange.port.outcome(collective.loss_s)
+
+    def fail(self, reason: str) -> None:
+        """End the run for everybody: this worker cannot go on."""
+        self._closed = True
+        with contextlib.suppress(GeomxError):  # the run may have ended already, which is why we are here
+            self._exchange.fail(reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        told = self.outcome(error)
+        self.fail(f"{type(error).__name__}: {error}")
+        if told is not None:
+            raise told from error
+
+    # -- helpers ------------------------------------------------------------------------------------------------
+
+    def _note_end(self, attached: Attached) -> None:
+        self._exchange.port.note(
+            "finished",
+            steps=attached.turns.steps,
+            samples=self._samples.seen,
+            train_s=self._timeline.now() - self._began,
+            parameters=attached.carried.trained_elements,
+            parameters_sha256=attached.inside.trained_sha256(),
+            ledger=None if self.ledger is None else self.ledger.tolist(),
+            contributions=attached.turns.contributions,
+            cohort=attached.turns.cohort,
+        )
+
+    def _joined(self, method: str) -> Attached:
+        if self._attached is None:
+            raise Unsupported(f"run.{method}() before run.attach(model, optimizer)")
+        return self._attached
+
+    def _split(
+        self, loader: Iterable[Any], over: str, place: int, places: int
+    ) -> tuple[Iterable[Any], ShareSampler | None]:
+        """One rebuilt loader for each loader, so that persistent worker processes persist."""
+        known = self._shares.get(loader, {}) if isinstance(loader, torch.utils.data.DataLoader) else {}
+        if over in known:
+            return known[over]
+        batches, sampler = split(loader, place, places, self._settings.seed)
+        if sampler is not None:
+            self._shares.setdefault(loader, {})[over] = batches, sampler
+        return batches, sampler
+
+
+class _Epochs:
+    """How far the shares have been read; `epoch` counts the passes that trained."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self.attached: Attached | None = None
+        self.epoch = 0
+
+    @property
+    def even(self) -> bool:
+        return self.attached is not None and self.attached.inside.in_lockstep
+
+    def begin(self, train: bool | None) -> tuple[int, bool]:
+        attached, epoch = self.attached, self.epoch
+        if train is None:
+            train = torch.is_grad_enabled() and (attached is None or attached.model.training)
+        if train and attached is not None:
+            attached.turns.ended = attached.turns.all_ended = False
+        return epoch, train
+
+    def batch(self, samples: int | None, last: bool) -> None:
+        self._samples.count(samples or 0)
+        if self.attached is not None:
+            self.attached.turns.ended = last
+
+    def end(self) -> None:
+        self.epoch += 1
+        if self.attached is not None:
+            self.attached.turns.end_epoch()

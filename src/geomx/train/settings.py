@@ -1,0 +1,56 @@
+"""What a training loop is told by the run's description."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED
+from geomx.sync.contract import Policy
+from geomx.sync.fsa import FSA
+from geomx.train.steps.delay import Delay
+
+WeightPolicy = Literal["samples", "equal", "dataset_size"]
+Place = Literal["auto", "server", "workers"]
+Overlap = Literal["none", "forward"]
+PushAt = Literal["backward", "step"]
+Buffers = Literal["own", "average"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The party's workers reduce among themselves.
+
+    `start_s`: how long they wait for each other at first. `loss_s`: within so many seconds the run knows of a worker
+    that is lost. `codec_up`: what travels to their local server.
+    """
+
+    start_s: float
+    loss_s: float
+    codec_up: str = "dense"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Defaults are those of a run's description; `attach` may override `push_at` and `overlap`.
+
+    `dataset_size`: samples in this party's data set. `slice_elements`: 0 cuts the model into about so many
+    `slices`. `codec_momentum`: the codec that has momentum, if one has. `collective`: None where the party's local
+    server adds.
+    """
+
+    weight: WeightPolicy = "samples"
+    dataset_size: int | None = None
+    place: Place = "auto"
+    overlap: Overlap = "none"
+    push_at: PushAt = "backward"
+    slice_elements: int = 0
+    slices: int = SLICES_WANTED
+    size_lower_bound: int = SIZE_LOWER_BOUND
+    codec_momentum: str = ""
+    collective: Collective | None = None
+    delay: Delay | None = None
+    seed: int = 0
+    ledger: bool = False
+    buffers: Buffers = "own"
+    policy: Policy = field(default_factory=FSA)

@@ -1,0 +1,126 @@
+"""Steps whose gradients add up before they leave, while the worker's own weights follow them: see `sync/downpour.py`.
+
+accrue    g_sum ← g_sum + g;   w ← w − lr · g
+push      g_sum goes up, as the gradient of one round;   g_sum ← 0
+fetch     w ← the answer to the last push; where there was none, a push of nothing asks for it
+"""
+
+from __future__ import annotations
+
+import torch
+
+from geomx.errors import Unsupported
+from geomx.layout import Slice
+from geomx.node.port import Arrived
+from geomx.rounds.membership import EVERYONE
+from geomx.sync.contract import Accrued, cohort_of
+from geomx.train.model.model_slices import absent
+from geomx.train.model.optimizer_placement import OnServer
+from geomx.train.model.support import check_gradient
+from geomx.train.steps.contract import STEP, Helpers, Turns
+
+
+class AccruedTurns(Turns):
+    """See the module's text. `place`: the rule that the global servers run."""
+
+    def __init__(self, helpers: Helpers, place: OnServer) -> None:
+        super().__init__(helpers)
+        self._place = place
+        self._cohort = cohort_of(self._exchange.name, self._settings.policy.together)
+        self._sums: dict[int, torch.Tensor] = {}  # by parameter
+        self._fresh: dict[int, Arrived] = {}  # by slice: the last answer
+
+    @property
+    def cohort(self) -> str:
+        return self._cohort
+
+    def hook(self) -> None:
+        super().hook()
+        self._take_in()  # of a run that had begun
+
+    def step(self) -> None:
+        self._check_accumulation()
+        with self._timeline.step(self.turn):
+            self._guard.check()
+            self._accrue()
+            plan = self._settings.policy.step(self._planned)
+            self._planned += 1
+            if not isinstance(plan, Accrued):
+                name = type(self._settings.policy).__name__
+                raise Unsupported(f"the sync policy {name} accrues gradients, and plans {plan}")
+            self.steps += 1
+            self._follow(plan)
+
+    def end_epoch(self) -> None:
+        self.between("the end of run.shard(loader)")
+        self._timeline.rest()
+        self._follow(Accrued(push=bool(self._sums), fetch=True))
+        self.all_ended = True
+
+    def _idle(self) -> None:
+        """Nobody waits for this worker."""
+
+    def _accrue(self) -> None:
+        seen = self._samples.seen
+        self._samples.take()
+        signs = {True: 1.0, False: -1.0}
+        rates = {
+            id(p): signs[bool(group.get("maximize"))] * float(group["lr"])
+            for group in self._groups()
+            for p in group["params"]
+        }
+        with torch.no_grad():
+            for number, parameter in self._carried.trained.items():
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                check_gradient(self._carried.layout.tensors[number], gradient)
+                if number in self._sums:
+                    self._sums[number].add_(gradient)
+                else:
+                    self._sums[number] = gradient.detach().clone()
+                parameter.add_(gradient, alpha=rates[id(parameter)])
+        self._note_step(self._samples.seen - seen)
+
+    def _follow(self, plan: Accrued) -> None:
+        if plan.push or plan.fetch:
+            self._exchange.wait()  # one push of a slice at a time
+            self._push(plan.push)
+        if plan.fetch:
+            self._exchange.wait()
+            self._take_in()
+
+    def _take_in(self) -> None:
+        for index, arrived in self._fresh.items():
+            self._place.arrived(self._carried.layout.slices[index], arrived)
+        self._fresh = {}
+
+    def _push(self, sums: bool) -> None:
+        groups = self._groups()
+        for piece in self._trained:
+            packed = self._carried.gather(piece, self._sums.get) if sums else (None, absent(piece))
+            self._exchange.contribute(
+                piece.index,
+                "gradient",
+                STEP,
+                1.0,
+                packed,
+                cohort=self._cohort,
+                step=self._planned - 1,
+                hyper=self._place.hyper(groups[piece.group]),
+            )
+        if sums:
+            self._sums = {}
+            self._count_in_ledger(False)
+        self._exchange.next_turn(self._cohort)
+
+    def _receive(self, arrived: Arrived) -> None:
+        super()._receive(arrived)
+        is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
+        if is_everyones and arrived.values is not None:  # other weights: what was summed up is of old ones
+            self._sums = {}
+            self._fresh.pop(arrived.slice, None)
+
+    def _arrived(self, piece: Slice, arrived: Arrived) -> None:
+        if arrived.values is not None:
+            self._fresh[piece.index] = arrived

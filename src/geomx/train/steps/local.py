@@ -1,0 +1,226 @@
+"""Local steps: the worker's own optimizer takes them, and weights are averaged when the policy says so.
+
+    nobody    nothing leaves
+    party     w ← Σ n_j w_j / Σ n_j over the workers j of the party; the local server answers by itself
+    run       Δ = w_start − w goes up as a gradient; the optimizer at the root makes of its mean what all go on from
+    told      as `run` where a policy at the root says so while a round goes on, else as `nobody`
+
+w_start: the weights that all had behind the last `run`. n_j: how much worker j counts, over the steps since the last
+mean of the same reach (in samples, or else as `sync.weight` says). Optimizers' states stay with their workers. A worker
+whose data has ended goes on without steps until the run has averaged behind everybody's last.
+
+With `settings.buffers` "average", floating buffers (BatchNorm's means and variances) are averaged whenever weights are.
+
+A `run` may be of a fragment of the model, and its answer may be taken in some steps later. What has come by then waits
+in `_fresh`, so that it is taken in behind the same step on every worker, however fast its network is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from geomx.errors import Unsupported
+from geomx.layout import Slice
+from geomx.node.port import Arrived
+from geomx.rounds.membership import EVERYONE
+from geomx.sync.contract import Local, cohort_of
+from geomx.train.calls.collective_client import Packed
+from geomx.train.model.model_slices import absent
+from geomx.train.steps.contract import STEP, Helpers, Turns
+
+
+class LocalTurns(Turns):
+    """See the module's text. `optimizer`: the user's; `alike`: its party's workers always have the same weights."""
+
+    local = True
+
+    def __init__(self, helpers: Helpers, optimizer: torch.optim.Optimizer, alike: bool) -> None:
+        super().__init__(helpers)
+        self._optimizer = optimizer
+        self._alike = alike
+        self._party = cohort_of(self._exchange.name, "party")
+        self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
+        self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
+        self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
+        self._counted, self._given = 0.0, 0.0  # n of all steps so far; what of it `run.weight` has said
+        self._counted_at: dict[Any, tuple[float, float]] = {}  # by what was averaged: both at its last mean
+        self._last_run = Local("run")
+        self._is_step = True
+        averages = self._settings.buffers == "average"
+        self._buffers = self._carried.floating_buffers() if averages else []
+        self._averaging: set[int] = set()  # buffers whose mean over the run is under way
+        self._stepped, self._steps_of_turn = 0.0, 0
+
+    @property
+    def cohort(self) -> str:
+        return EVERYONE
+
+    def hook(self) -> None:
+        super().hook()
+        self._stepped = self._timeline.now()
+        for index, arrived in self._fresh.items():  # closed while this worker joined a run that had begun
+            if arrived.values is not None:
+                self._starts[index] = arrived.values
+                self._carried.scatter(self._carried.layout.slices[index], arrived.values)
+        self._fresh = {}
+
+    def step(self) -> None:
+        self._check_accumulation()
+        with self._timeline.step(self.turn):
+            self._guard.check()
+            self._optimizer.step()
+            self._count()
+            self.steps += 1
+            self._follow(self._as_told(self._next_plan()))
+            self._stepped = self._timeline.now()
+
+    def end_epoch(self) -> None:
+        super().end_epoch()
+        last, (_, parts) = self._last_run, self._last_run.fragment
+        if parts > 1 or last.overlap:
+            self._take_in_all()
+            self._is_step = False  # the policy knows nothing of these
+            for part in range(parts):
+                self._average_run(replace(last, fragment=(part, parts), overlap=0, merge=0.0))
+            self._take_in_all()
+            self._is_step = True
+
+    def _idle(self) -> None:
+        plan = self._next_plan()
+        while plan.average == "nobody" and not self._is_due():
+            plan = self._next_plan()
+        self._follow(replace(plan, average="run") if plan.average == "told" else plan)
+
+    def _as_told(self, plan: Local) -> Local:
+        """What a plan means now where it leaves that to whoever sets the pace."""
+        if plan.average != "told":
+            return plan
+        self._steps_of_turn += 1
+        taken_s = self._timeline.now() - self._stepped
+        allowed = self._exchange.stepped(self._steps_of_turn, taken_s, plan.wait)
+        ends = self._steps_of_turn >= max(allowed, plan.least)
+        return replace(plan, average="run" if ends else "nobody")
+
+    def _next_plan(self) -> Local:
+        plan = self._settings.policy.step(self._planned)
+        self._planned += 1
+        if not isinstance(plan, Local):
+            name = type(self._settings.policy).__name__
+            raise Unsupported(f"the sync policy {name} has local steps, and plans {plan}")
+        return plan
+
+    def _count(self) -> None:
+        seen = self._samples.seen
+        self._given += self._samples.given
+        self._counted += self._samples.take()
+        self._note_step(self._samples.seen - seen)
+
+    def _weight(self, of: Any) -> float:
+        """How much this worker counts in a mean: by all its steps since the last mean of this kind."""
+        counted_at, given_at = self._counted_at.get(of, (0.0, 0.0))
+        counted, given = self._counted - counted_at, self._given - given_at
+        self._counted_at[of] = self._counted, self._given
+        if self._settings.weight == "samples" or not counted:
+            return counted
+        return given or self._samples.share
+
+    # -- means ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, plan: Local) -> None:
+        if plan.average == "party" and not self._alike:
+            self._contribute(self._trained + self._buffers, self._party, self._weight("party"), {})
+            self._exchange.wait()
+        elif plan.average == "run":
+            self._average_run(plan)
+        while self._is_due():
+            self._take_in(self._due.popleft())
+
+    def _average_run(self, plan: Local) -> None:
+        self._last_run, self._steps_of_turn = plan, 0
+        part, parts = plan.fragment
+        buffers = self._buffers[part::parts]
+        slices = self._trained[part::parts] + buffers
+        self._averaging.update(piece.index for piece in buffers)
+        self._weight("party")  # a mean over the run is one over the party
+        weight = self._weight(plan.fragment)
+        self._contribute(slices, EVERYONE, float(weight > 0.0) if plan.equal else weight, plan.outer)
+        self._due.append((self._planned + plan.overlap, slices, plan.merge))
+
+    def _is_due(self) -> bool:
+        return bool(self._due) and self._due[0][0] <= self._planned
+
+    def _take_in_all(self) -> None:
+        while self._due:
+            self._take_in(self._due.popleft())
+
+    def _take_in(self, due: tuple[int, list[Slice], float]) -> None:
+        """Go on from what the run has made of these slices, or from a mixture."""
+        _, slices, merge = due
+        self._exchange.wait([piece.index for piece in slices])
+        for piece in slices:
+            arrived = self._fresh.pop(piece.index, None)
+            if arrived is None:  # it had closed before this worker came, and its weights came then
+                continue
+            self.all_ended = arrived.ended
+            if arrived.values is not None:
+                self._starts[piece.index] = arrived.values
+            elif piece.role == "buffer":  # nobody has trained
+                continue
+            values = self._starts[piece.index]
+            if merge:
+                own, _ = self._carried.gather(piece, self._carried.tensor)
+                assert own is not None  # weights are always there
+                values = own.mul_(merge).add_(values, alpha=1.0 - merge)
+            self._carried.scatter(piece, values)
+            self._guard.written(piece)
+
+    def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
+        for piece in slices:
+            self._exchange.contribute(
+                piece.index,
+                "gradient" if cohort == EVERYONE and piece.role == "weight" else "mean",
+                STEP,
+                weight,
+                self._share(piece, weight, cohort),
+                cohort=cohort,
+                step=self._planned - 1 if self._is_step else -1,
+                hyper=outer or None,
+                ended=self.ended,
+            )
+        if cohort == EVERYONE:
+            self._count_in_ledger(self.ended)
+        self._exchange.next_turn(cohort)
+
+    def _share(self, piece: Slice, weight: float, cohort: str) -> Packed:
+        """Σ n · x: of the weights, or of how far they have moved."""
+        if not weight:
+            return None, absent(piece)
+        values, present = self._carried.gather(piece, self._carried.tensor)
+        assert values is not None  # weights are always there
+        moved = cohort == EVERYONE and piece.role == "weight"
+        return (self._starts[piece.index] - values if moved else values).mul_(weight), present
+
+    def _arrived(self, piece: Slice, arrived: Arrived) -> None:
+        if arrived.cohort == EVERYONE:
+            self._fresh[piece.index] = arrived
+        elif arrived.values is not None:
+            self._carried.scatter(piece, arrived.values)
+
+    def _receive(self, arrived: Arrived) -> None:
+        piece = self._carried.layout.slices[arrived.slice]
+        if piece.role == "buffer" and arrived.cohort == EVERYONE and piece.index in self._averaging:
+            self._averaging.remove(piece.index)
+            self._fresh[piece.index] = arrived
+            return
+        super()._receive(arrived)
+        is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
+        if is_everyones and piece.role == "weight" and arrived.values is not None:
+            self._starts[piece.index] = arrived.values  # all have these weights now
+            self._counted, self._given, self._counted_at = 0.0, 0.0, {}
+            self._due.clear()
+            self._averaging.clear()
+            self._fresh.pop(piece.index, None)

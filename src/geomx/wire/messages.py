@@ -1,0 +1,246 @@
+"""Every message that travels between two nodes.
+
+A message is a small header (msgpack, at most 64 KiB) and, for those with a `size`, that many raw payload bytes
+behind it. Rules:
+
+- `turn` numbers the collective calls of a cohort, the workers that move in step (see `membership`): each of them
+  makes the same calls in the same order, and the n-th of them is turn n on every node. A slice's rounds are the turns
+  in which it took part.
+- `kind` says what adding means: `gradient` (the weighted sum, then the optimizer), `mean` (the weighted mean, nothing
+  is optimized), `assign` (the value of the lowest origin replaces).
+- A contribution carries Σ w·x and w. Leaves multiply, inner nodes add, the root divides.
+- `origins` maps each worker whose contribution is inside to its incarnation.
+- `present` tells which parts of the slice (tensors, see `Slice.parts`) have a value at all: None means every one,
+  else a bitmap, part 0 in the lowest bit of the first byte. A push without any has no payload.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+Kind = Literal["gradient", "mean", "assign"]
+Value = str | int | float | bool | None
+Of = Literal["optimizer", "weights", "root", "exact", "parent"]
+Hyperparameters = dict[str, Value | list[float]]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The root of all messages."""
+
+
+class Hello(Message, frozen=True, array_like=True, tag=True):
+    """First message of whoever dials. The same node and incarnation resume their session.
+
+    `received`: every message numbered up to this one has arrived (0: none yet).
+    """
+
+    version: int
+    run: str
+    node: str
+    incarnation: int
+    manifest: dict[str, Value]
+    received: int
+
+
+class Welcome(Message, frozen=True, array_like=True, tag=True):
+    """The answer to `Hello` from whoever listens; only now does the dialler believe in the connection."""
+
+    node: str
+    incarnation: int
+    received: int
+
+
+class Difference(msgspec.Struct, frozen=True, array_like=True):
+    """One field in which two manifests differ."""
+
+    field: str
+    yours: str
+    ours: str
+
+
+class Refuse(Message, frozen=True, array_like=True, tag=True):
+    """The other answer to `Hello` or `Attach`; the connection closes behind it."""
+
+    code: Literal["version", "run", "identity", "fenced", "manifest", "ended"]
+    reason: str
+    differences: tuple[Difference, ...] = ()
+
+
+class Attach(Message, frozen=True, array_like=True, tag=True):
+    """A node's model and optimizer. Payload: the `Layout`, msgpack.
+
+    `settings` are compared field by field with those of the nodes that attached before.
+    """
+
+    fingerprint: str
+    settings: dict[str, Value]
+    size: int
+
+
+class Attached(Message, frozen=True, array_like=True, tag=True):
+    """The answer to `Attach`. Payload: for each slice two int64, the last closed turn of its cohort and of everybody.
+
+    -1 where none has. `turns`: of every cohort to which it belongs, how many have closed, the policy's last step of
+    which a round has closed, and that round's turn. Without payload the run is fresh. Otherwise the current values
+    follow as `Update`s.
+    """
+
+    turns: dict[str, tuple[int, int, int]] = {}
+    size: int = 0
+
+
+class Hyper(Message, frozen=True, array_like=True, tag=True):
+    """The hyper-parameters of one parameter group, sent before the first push that names their digest."""
+
+    digest: bytes
+    values: Hyperparameters
+
+
+class Push(Message, frozen=True, array_like=True, tag=True):
+    """A contribution to one slice in one turn, on its way up."""
+
+    turn: int
+    slice: int
+    kind: Kind
+    operation: str  # the call of the user's script, for the message when workers disagree: `step()`
+    weight: float
+    origins: dict[str, int]
+    present: bytes | None
+    hyper: bytes  # digest of the group's hyper-parameters; empty: no opinion
+    ended: bool  # every origin inside has come to the end of its epoch's data
+    cohort: str = ""
+    step: int = -1  # in the policy's count: where whoever joins has to go on; -1: of a call that is no step
+    planes: tuple[
+        str, ...
+    ] = ()  # `assign` alone: what lies behind the weights; see node/slices/slice_state.py
+    scalars: tuple[tuple[str, tuple[float, ...]], ...] = ()  # `assign` alone: see optim/contract.py
+    size: int = 0
+
+
+class Update(Message, frozen=True, array_like=True, tag=True):
+    """The answer to a slice's pushes, on its way down to their cohort. `weight`: their sum, 0: nobody contributed.
+
+    Without payload nothing changed.
+    """
+
+    turn: int
+    slice: int
+    kind: Kind
+    weight: float
+    present: bytes | None
+    ended: bool
+    cohort: str = ""
+    size: int = 0
+
+
+class Stepped(Message, frozen=True, array_like=True, tag=True):
+    """To the first shard: a worker has taken its `steps`-th step towards round `turn`, which took so many seconds."""
+
+    worker: str
+    turn: int
+    steps: int
+    seconds: float
+
+
+class Calling(Message, frozen=True, array_like=True, tag=True):
+    """To every shard: all workers below the sender have come to call `turn` of the whole run, and step no further."""
+
+    turn: int
+
+
+class Allowance(Message, frozen=True, array_like=True, tag=True):
+    """From the first shard: how many steps a worker may take before it contributes to round `turn`."""
+
+    worker: str
+    turn: int
+    steps: int
+
+
+class Norms(Message, frozen=True, array_like=True, tag=True):
+    """Between shards: the square sum of the mean gradient, slice by slice, for `clip_norm`."""
+
+    turn: int
+    squares: dict[int, float]
+
+
+class Scale(Message, frozen=True, array_like=True, tag=True):
+    """From the first shard to the others: the square sum over all slices."""
+
+    turn: int
+    square: float
+
+
+class Fetch(Message, frozen=True, array_like=True, tag=True):
+    """Asks for what belongs in a checkpoint: a slice's optimizer state, or what the edges of a server hold back.
+
+    `of`: the optimizer at the root; the same with its weights, where parties have others; the root's edges; the same
+    with the exact weights, since nobody below has them; or the edges of whoever is asked.
+    """
+
+    token: int
+    slice: int
+    of: Of = "optimizer"
+
+
+class State(Message, frozen=True, array_like=True, tag=True):
+    """The answer to `Fetch`. Payload: the planes in this order, each of the slice's elements.
+
+    See `geomx.node.slices.slice_state`.
+    """
+
+    token: int
+    slice: int
+    planes: tuple[str, ...]
+    scalars: tuple[tuple[str, tuple[float, ...]], ...]
+    size: int
+
+
+class Ack(Message, frozen=True, array_like=True, tag=True):
+    """Every message numbered up to `received` has arrived: it need not be kept for a resend."""
+
+    received: int
+
+
+class Beat(Message, frozen=True, array_like=True, tag=True):
+    """The heartbeat, sent when nothing else was. Says what `Ack` says."""
+
+    received: int
+
+
+class Leave(Message, frozen=True, array_like=True, tag=True):
+    """The sender's origins take no part in turns after the last of each cohort to which they belong."""
+
+    turns: dict[str, int]
+    origins: tuple[str, ...]
+
+
+class Failure(Message, frozen=True, array_like=True, tag=True):
+    """The run cannot go on; travels over the whole tree, so that every node ends and says why."""
+
+    node: str
+    error: str  # the name of the class in geomx.errors
+    reason: str
+
+
+AnyMessage = (
+    Hello | Welcome | Refuse | Attach | Attached | Hyper | Push | Update | Stepped | Calling | Allowance
+    | Norms | Scale | Fetch | State | Ack | Beat | Leave | Failure
+)  # fmt: skip
+
+HEAD_LIMIT_BYTES = 65_535
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+encode_head = _encoder.encode
+decode_head = _decoder.decode
+
+
+def payload_size(message: Message) -> int:
+    """How many raw bytes follow the header."""
+    size = getattr(message, "size", 0)
+    return int(size)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geomx.errors import Disagreement, ProtocolError
+from geomx.rounds.round import OPEN_ROUNDS, Rounds
+from geomx.wire.messages import Push
+
+
+def push(*origins: str, turn: int = 1, weight: float = 1.0, incarnation: int = 1, **more) -> Push:
+    fields = {"kind": "gradient", "operation": "step()", "present": None, "hyper": b"", "ended": False} | more
+    return Push(turn, 0, weight=weight, origins=dict.fromkeys(origins, incarnation), **fields)
+
+
+def test_a_contribution_counts_once_whatever_its_incarnation():
+    rounds = Rounds()
+    assert rounds.add(push("A/0"), "first", 0, 0.0) is not None
+    assert rounds.add(push("A/0"), "again", 0, 0.0) is None
+    assert rounds.add(push("A/0", incarnation=2), "restarted", 0, 0.0) is None
+    round_ = rounds.add(push("A/1"), "second", 1, 0.0)
+    assert [payload for _, payload in round_.in_order()] == ["first", "second"]
+
+
+def test_what_is_counted_inside_an_aggregate_is_dropped_alone_and_refused_in_other_company():
+    rounds = Rounds()
+    rounds.add(push("A/0", "A/1"), None, 0, 0.0)
+    assert rounds.add(push("A/1"), None, 1, 0.0) is None
+    with pytest.raises(ProtocolError, match="turn 1: A/1 is counted already, in other company"):
+        rounds.add(push("A/1", "A/2"), None, 1, 0.0)
+
+
+def test_a_closed_round_stays_closed():
+    rounds = Rounds()
+    rounds.add(push("A/0", turn=3), None, 0, 0.0)
+    assert rounds.close(3).turn == 3
+    for turn in (-5, 2, 3):
+        assert rounds.add(push("A/1", turn=turn), None, 1, 0.0) is None
+    assert rounds.open == {}
+
+
+def test_few_rounds_are_open_at_a_time():
+    rounds = Rounds()
+    for turn in range(OPEN_ROUNDS):
+        rounds.add(push("A/0", turn=turn), None, 0, 0.0)
+    with pytest.raises(ProtocolError, match=f"{OPEN_ROUNDS} rounds are open, turn {1 << 60}"):
+        rounds.add(push("A/0", turn=1 << 60), None, 0, 0.0)
+
+
+def test_where_nobody_may_be_ahead_two_open_rounds_name_who_is_in_which():
+    rounds = Rounds()
+    rounds.add(push("A/0", turn=1), None, 0, 0.0)
+    rounds.check_one_open()
+    rounds.add(push("A/1", turn=1 << 60), None, 1, 0.0)
+    with pytest.raises(Disagreement, match=rf"turn 1 \(A/0\) and turn {1 << 60} \(A/1\) .* same order"):
+        rounds.check_one_open()
+
+
+@given(st.permutations(range(5)))
+def test_contributions_are_added_in_the_order_of_their_places(arrival):
+    rounds = Rounds()
+    for place in arrival:
+        round_ = rounds.add(push(f"A/{place}", weight=place), place, place, 0.0)
+    assert [payload for _, payload in round_.in_order()] == [0, 1, 2, 3, 4]
+    assert round_.weight == 10
+    assert set(round_.origins) == {f"A/{place}" for place in range(5)}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([b"", b"x", b""])))
+def test_hyper_parameters_are_those_of_whoever_has_an_opinion(order):
+    rounds = Rounds()
+    for place, hyper in enumerate(order):
+        round_ = rounds.add(push(f"A/{place}", hyper=hyper), None, place, 0.0)
+    assert round_.hyper == b"x"
+
+
+def test_different_hyper_parameters_name_both_sides():
+    rounds = Rounds()
+    rounds.add(push("A/0"), None, 0, 0.0)
+    rounds.add(push("A/1", hyper=b"x"), None, 1, 0.0)
+    with pytest.raises(Disagreement, match=r"B/0 and A/1 have different hyper-parameters .* average"):
+        rounds.add(push("B/0", hyper=b"y"), None, 2, 0.0)
+
+
+def test_different_kinds_name_both_calls():
+    rounds = Rounds()
+    rounds.add(push("A/0"), None, 0, 0.0)
+    with pytest.raises(Disagreement, match=r"A/1 calls save\(\), others step\(\)"):
+        rounds.add(push("A/1", kind="mean", operation="save()"), None, 1, 0.0)
+
+
+def test_a_part_is_present_where_anybody_has_it_and_the_end_is_everybodys():
+    rounds = Rounds()
+    rounds.add(push("A/0", present=b"\x01", ended=True), None, 0, 0.0)
+    round_ = rounds.add(push("A/1", present=b"\x04"), None, 1, 0.0)
+    assert round_.present == b"\x05"
+    assert not round_.ended

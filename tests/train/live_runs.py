@@ -1,0 +1,155 @@
+"""Training loops on real nodes and the virtual clock, and the same training in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from trees import assert_well, plan_of
+
+from geomx.errors import RunFailed
+from geomx.node.topology import Plan, make_node
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Network, Simulator
+from geomx.train import LiveRun, Settings
+
+torch.set_num_threads(1)
+
+Script = Callable[[LiveRun], Any]
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+LAN = Network(rate_mbps=1000.0, delay_ms=1.0)
+
+
+def train(
+    parties: Sequence[int],
+    script: Script,
+    settings: Settings | None = None,
+    shards: int = 1,
+    network: Network = LAN,
+    faults: Callable[[Simulator, Callable[[str], None]], None] = lambda *_: None,
+    **plan_fields: Any,
+) -> tuple[dict[str, Any], Simulator]:
+    """Run a script on every worker of a run; what it returns, by worker. Raises what the first of them raised.
+
+    `faults(simulator, restart)`: what goes wrong on the way; `restart(worker)` starts one that has crashed.
+    """
+    plan = Plan.solo() if list(parties) == [] else plan_of(list(parties), shards, **plan_fields)
+    simulator, results = Simulator(0, network), dict[str, Any]()
+
+    def main(program: Program) -> None:
+        torch.set_num_threads(1)  # holds for the thread that calls it
+        party = program.name.partition("/")[0]
+        run = LiveRun(
+            program,
+            name=program.name,
+            members=plan.workers,
+            party_members=plan.parties[party],
+            settings=settings,
+            clock=lambda: program.now,
+        )
+        with run:
+            results[program.name] = script(run)
+
+    for name in plan.nodes:
+        simulator.add(make_node(plan, name))
+    programs = {name: simulator.program(name, main) for name in plan.workers}
+
+    def restart(worker: str) -> None:
+        simulator.add(make_node(plan, worker, incarnation=2))
+        programs[worker] = simulator.program(worker, main)
+
+    faults(simulator, restart)
+    simulator.run(until=600.0)
+    errors = [program.error for program in programs.values() if program.error is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, RunFailed)):
+        raise error
+    assert_well(simulator, plan, programs)
+    return results, simulator
+
+
+def small_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """A tensor that is cut into several slices (with `slice_elements` of 512), and some that share one."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=dtype) * 0.2)
+    return model
+
+
+def batch(index: int, samples: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs [samples, 20] and targets [samples, 5] that depend on the index alone."""
+    generator = torch.Generator().manual_seed(1000 + index)
+    x = torch.randn(samples, 20, generator=generator, dtype=dtype)
+    return x, torch.randn(samples, 5, generator=generator, dtype=dtype)
+
+
+def place_of(run: LiveRun) -> int:
+    return run.workers.index(run.name)
+
+
+def samples_of(place: int) -> int:
+    """Workers have batches of different sizes."""
+    return 3 + 2 * place
+
+
+def parts_of(
+    step: int, places: int, dtype: torch.dtype = torch.float64
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Every worker's batch in a step."""
+    return [batch(100 * step + place, samples_of(place), dtype) for place in range(places)]
+
+
+def joined(step: int, places: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    """The concatenated batch of all workers in a step."""
+    xs, ys = zip(*parts_of(step, places, dtype), strict=True)
+    return torch.cat(xs), torch.cat(ys)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.003)
+
+
+def gradients(model: nn.Module, step: int, places: list[int], everyone: int) -> list[torch.Tensor]:
+    """The sample-weighted mean gradient of some workers, in plain PyTorch."""
+    parts = parts_of(step, everyone)
+    total = sum(len(parts[place][0]) for place in places)
+    means = [torch.zeros_like(p) for p in model.parameters()]
+    for place in places:
+        x, y = parts[place]
+        found = torch.autograd.grad(F.mse_loss(model(x), y), list(model.parameters()))
+        for mean, gradient in zip(means, found, strict=True):
+            mean.add_(gradient, alpha=len(x) / total)
+    return means
+
+
+def apply(model: nn.Module, optimizer: torch.optim.Optimizer, found: list[torch.Tensor]) -> None:
+    for parameter, gradient in zip(model.parameters(), found, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], rtol: float = 1e-12) -> None:
+    """Equal up to float64's rounding, relative to each tensor's largest element."""
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        error = (ours[name] - expected).abs().max().item()
+        assert error <= rtol * max(expected.abs().max().item(), 1e-30), f"{name}: {error}"
+
+
+def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        assert torch.equal(ours[name], expected), name

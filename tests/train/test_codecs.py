@@ -1,0 +1,150 @@
+"""Training through codecs: every edge, both directions, wherever the optimizer runs, with any number of shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from live_runs import batch, place_of, samples_of, small_model, train, weights
+
+from geomx.errors import NotFinite, RunFailed, Unsupported
+from geomx.node.topology import Edge
+from geomx.train import LiveRun, Settings
+
+CUT = Settings(slice_elements=512, size_lower_bound=100)
+LOSSY = [
+    "fp16", "bf16", "int8", "int4 stochastic=true", "sign", "two_bit threshold=0.05", "topk ratio=0.2",
+    "bisparse ratio=0.2", "bisparse ratio=0.2 values=int4", "mpq ratio=0.2",
+]  # fmt: skip
+
+
+def script(place: str = "auto", steps: int = 40, dtype: torch.dtype = torch.float32) -> Any:
+    def main(run: LiveRun) -> tuple[float, float, dict[str, torch.Tensor]]:
+        model = small_model(seed=place_of(run), dtype=dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = run.attach(model, optimizer)
+        x, y = batch(place_of(run), samples_of(place_of(run)), dtype)
+        losses = []
+        for _ in range(steps):
+            run.weight(len(x))
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses[0], losses[-1], weights(model)
+
+    return main
+
+
+def check(results: dict[str, Any]) -> None:
+    """It learns, and every replica has the same bits."""
+    first, *others = (weights for _, _, weights in results.values())
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
+    before, after = (sum(result[part] for result in results.values()) for part in (0, 1))
+    assert after < 0.7 * before
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("place", ["server", "workers"])
+@pytest.mark.parametrize("codec", LOSSY)
+def test_replicas_stay_equal_and_learn(codec: str, place: str, shards: int) -> None:
+    settings = Settings(slice_elements=512, size_lower_bound=100, place=place)  # type: ignore[arg-type]
+    results, _ = train([2, 1], script(place), settings, shards, wan=Edge(codec, codec))
+    check(results)
+
+
+@pytest.mark.parametrize("lan", ["bf16", "bisparse ratio=0.3"])
+@pytest.mark.parametrize("wan", ["dense", "bisparse ratio=0.2 values=int8"])
+def test_every_edge_has_its_own(lan: str, wan: str) -> None:
+    results, _ = train([2, 2], script(), CUT, wan=Edge(wan, wan), lan=Edge(lan, lan))
+    check(results)
+
+
+def test_one_shard_and_three_end_with_the_same_bits() -> None:
+    edge = Edge("bisparse ratio=0.2 values=int4", "int8")
+    one, _ = train([1, 2], script(), CUT, 1, wan=edge)
+    three, _ = train([1, 2], script(), CUT, 3, wan=edge)
+    assert all(torch.equal(one["A/0"][2][name], three["A/0"][2][name]) for name in one["A/0"][2])
+
+
+def test_lossy_training_ends_near_exact_training() -> None:
+    """Error feedback on both ends: what is lost in a round is not lost for good."""
+    exact, _ = train([1, 1], script(steps=150), CUT)
+    lossy, _ = train([1, 1], script(steps=150), CUT, wan=Edge("int4", "int4"))
+    for name, expected in exact["A/0"][2].items():
+        torch.testing.assert_close(lossy["A/0"][2][name], expected, rtol=0, atol=0.05)
+
+
+def test_fewer_bytes_cross_the_wan() -> None:
+    sent = {}
+    for codec in ("dense", "bisparse ratio=0.01"):
+        settings = Settings(size_lower_bound=100)
+        _, simulator = train([1, 1], script(steps=20), settings, wan=Edge(codec, codec))
+        sent[codec] = simulator.sent_bytes("A", "global/0"), simulator.sent_bytes("global/0", "A")
+    for dense, sparse in zip(sent["dense"], sent["bisparse ratio=0.01"], strict=True):
+        assert sparse < dense / 3  # the first weights, messages' heads and tiny tensors are dense
+
+
+def test_a_gradient_that_is_no_number_is_refused_by_name() -> None:
+    def main(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), push_at="step")
+        run.weight(1)
+        model(torch.ones(1, 20)).sum().backward()
+        model[2].bias.grad[3] = float("nan")
+        optimizer.step()
+
+    with pytest.raises(NotFinite, match=r"A/0 has NaN or Inf for 2.bias"):
+        train([1, 1], main, Settings(size_lower_bound=1), lan=Edge("fp16", "dense"))
+
+
+@pytest.mark.parametrize(("lan", "whose"), [("fp16", "A/0"), ("dense", "A")])
+def test_the_first_node_with_a_lossy_codec_refuses_it(lan: str, whose: str) -> None:
+    def main(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        run.weight(1)
+        (model(torch.ones(1, 20)).sum() * float("inf")).backward()
+        optimizer.step()
+
+    with pytest.raises((NotFinite, RunFailed), match=rf"{whose} has NaN or Inf for [02]."):
+        train([1, 1], main, lan=Edge(lan, "dense"), wan=Edge("int8", "int8"))
+
+
+def test_weights_that_overflow_are_refused_by_name() -> None:
+    def main(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=3e38))
+        run.weight(1)
+        (100 * model(torch.ones(1, 20)).sum()).backward()
+        optimizer.step()
+
+    with pytest.raises(RunFailed, match=r"global/0 has made NaN or Inf of 0.weight"):
+        train([1, 1], main, wan=Edge("dense", "int8"))
+
+
+@pytest.mark.parametrize(
+    ("make", "allowed"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), True),
+        (torch.optim.Adagrad, True),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), False),
+        (lambda p: torch.optim.RMSprop(p, momentum=0.1), False),
+        (torch.optim.AdamW, False),
+    ],
+)
+def test_momentum_does_not_count_twice(make: Any, allowed: bool) -> None:
+    def script(run: LiveRun) -> None:
+        model = small_model()
+        run.attach(model, make(model.parameters()))
+
+    settings = Settings(codec_momentum="bisparse momentum=0.9")
+    if allowed:
+        train([1, 1], script, settings)
+    else:
+        with pytest.raises(Unsupported, match="would count twice"):
+            train([1, 1], script, settings)

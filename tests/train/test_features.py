@@ -1,0 +1,277 @@
+"""What a PyTorch loop may do, it may do in a run: the same loop in plain PyTorch and on two workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from live_runs import assert_close, batch, place_of, small_model, train, weights
+from loops import STEPS, Loop, MakeOptimizer, adam, both, momentum, plain_steps
+from torch import nn
+
+from geomx.train import LiveRun, Settings
+from geomx.train.settings import Place
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is the last layer's as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        model = small_model()
+        self.first, self.last = nn.Linear(20, 20).double(), nn.Linear(20, 20, bias=False).double()
+        with torch.no_grad():
+            self.first.weight.copy_(model[0].weight[:20] + model[0].weight[20:40])
+            self.first.bias.zero_()
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).tanh())[:, :5]
+
+
+class PartlyUsed(nn.Module):
+    """A branch is used in every third step only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.branch = small_model(), small_model(seed=1)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.body(x) + (self.branch(x) if self.calls % 3 == 0 else 0)
+
+
+class Mixed(nn.Module):
+    """A part in float64 and a part in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = small_model(), nn.Linear(5, 5)
+        with torch.no_grad():
+            self.last.weight.copy_(torch.eye(5))
+            self.last.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.body(x).float()).double()
+
+
+class ChannelsLast(nn.Module):
+    """Weights that lie in memory in another order than they are counted in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 6, 2).double(), nn.Conv2d(6, 5, 2).double()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x.reshape(-1, 2, 2, 5)).relu().repeat(1, 1, 2, 1)).mean((2, 3))
+
+
+@pytest.mark.parametrize("place", ["server", "workers"])
+@pytest.mark.parametrize("make_optimizer", [momentum, adam])
+def test_several_dtypes(make_optimizer: MakeOptimizer, place: Place) -> None:
+    after = both(plain_steps, Mixed, make_optimizer, Settings(place=place), rtol=1e-4)
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32, torch.float64}
+
+
+@pytest.mark.parametrize("place", ["server", "workers"])
+@pytest.mark.parametrize("make_optimizer", [momentum, adam])
+def test_channels_last(make_optimizer: MakeOptimizer, place: Place) -> None:
+    assert not ChannelsLast().last.weight.is_contiguous()
+    both(plain_steps, ChannelsLast, make_optimizer, Settings(place=place, slice_elements=50))
+
+
+@pytest.mark.parametrize("make_optimizer", [momentum, adam])
+@pytest.mark.parametrize("options", [{}, {"push_at": "step"}, {"overlap": "forward"}])
+def test_tied_parameters(make_optimizer: MakeOptimizer, options: dict[str, str]) -> None:
+    both(plain_steps, Tied, make_optimizer, **options)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("make_optimizer", [momentum, adam])
+def test_unused_parameters_are_skipped_as_in_pytorch(
+    make_optimizer: MakeOptimizer, set_to_none: bool
+) -> None:
+    """With set_to_none=False a gradient of zeros stays, and momentum goes on; with True the parameter rests."""
+
+    def body(loop: Loop) -> None:
+        for step in range(STEPS + 2):
+            loop.optimizer.zero_grad(set_to_none)
+            loop.gradient(step)
+            loop.optimizer.step()
+
+    for place in ("auto", "workers"):
+        both(body, PartlyUsed, make_optimizer, Settings(place=place))
+
+
+def test_frozen_parameters_stay_and_come_from_the_first_worker() -> None:
+    def make() -> nn.Module:
+        model = small_model()
+        model[0].weight.requires_grad_(False)
+        return model
+
+    before = make()[0].weight
+    after = both(plain_steps, make)
+    assert torch.equal(after["0.weight"], before)
+
+
+def test_freezing_later() -> None:
+    def body(loop: Loop) -> None:
+        for step in range(STEPS):
+            loop.model.get_parameter("0.weight").requires_grad_(step % 4 < 2)
+            loop.step(step)
+
+    both(body)
+
+
+def test_a_parameter_that_the_optimizer_does_not_have() -> None:
+    both(plain_steps, make_optimizer=lambda model: torch.optim.SGD(model[2].parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("options", [{}, {"push_at": "step"}])
+def test_gradient_accumulation(options: dict[str, str]) -> None:
+    """Gradients add up, unscaled; the weight is that of all micro-batches."""
+
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        model, place = small_model(), place_of(run)
+        model, optimizer = run.attach(model, momentum(model), **options)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            micro = [batch(1000 * step + 10 * place + i, 4 + place) for i in range(3)]
+            run.weight(sum(len(x) for x, _ in micro))
+            with run.accumulate():
+                for x, y in micro[:-1]:
+                    F.mse_loss(model(x), y).backward()
+            x, y = micro[-1]
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+        return weights(model)
+
+    model = small_model()
+    optimizer = momentum(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        sums = []
+        for place in range(2):
+            loss = sum(
+                F.mse_loss(model(x), y)
+                for x, y in (batch(1000 * step + 10 * place + i, 4 + place) for i in range(3))
+            )
+            sums.append((3 * (4 + place), loss))
+        (sum(w * loss for w, loss in sums) / sum(w for w, _ in sums)).backward()
+        optimizer.step()
+    results, _ = train([1, 1], main)
+    assert_close(results["B/0"], weights(model))
+
+
+def test_a_parameter_that_only_an_accumulated_batch_used() -> None:
+    def body(loop: Loop) -> None:
+        for step in range(4):
+            loop.optimizer.zero_grad()
+            with loop.accumulate():
+                loop.model.calls = 2  # type: ignore[assignment]  # the next call uses the branch
+                loop.gradient(step)
+            loop.gradient(step)
+            loop.optimizer.step()
+
+    both(body, PartlyUsed)
+
+
+def test_named_parameters_in_the_optimizer() -> None:
+    both(plain_steps, make_optimizer=lambda model: torch.optim.Adam(model.named_parameters(), lr=0.01))
+
+
+def test_closure() -> None:
+    def body(loop: Loop) -> None:
+        for step in range(STEPS):
+
+            def closure(step: int = step) -> torch.Tensor:
+                loop.optimizer.zero_grad()
+                return loop.gradient(step)
+
+            loss = loop.optimizer.step(closure)
+            assert loss is not None
+
+    both(body)
+
+
+def test_edits_with_push_at_step() -> None:
+    def body(loop: Loop) -> None:
+        for step in range(STEPS):
+            loop.optimizer.zero_grad()
+            loop.gradient(step)
+            for parameter in loop.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(0.5)
+            loop.optimizer.step()
+
+    both(body, push_at="step")
+
+
+def test_autocast() -> None:
+    def make() -> nn.Module:
+        return small_model(dtype=torch.float32)
+
+    def body(loop: Loop) -> None:
+        for step in range(STEPS):
+            x, y = (t.float() for t in loop.batches(step))
+            loop.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                output = loop.model(x)
+            F.mse_loss(output.float(), y).backward()
+            loop.optimizer.step()
+
+    both(body, make, rtol=2e-2)  # bfloat16 has 8 bits
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.parametrize("options", [{}, {"overlap": "forward"}])
+@pytest.mark.parametrize("when", ["before", "after", "in place"])
+def test_compile(when: str, options: dict[str, str]) -> None:
+    """`aot_eager` goes through all of compilation but the code generator."""
+
+    def make() -> nn.Module:
+        model = small_model()
+        return torch.compile(model, backend="aot_eager") if when == "before" else model  # type: ignore[return-value]
+
+    def body(loop: Loop) -> None:
+        model: Any = loop.model
+        if when == "after":
+            model = torch.compile(model, backend="aot_eager")
+        elif when == "in place":
+            model.compile(backend="aot_eager")
+        for step in range(4):
+            loop.optimizer.zero_grad()
+            loop.gradient(step, model)
+            loop.optimizer.step()
+
+    both(body, make, **options)
+
+
+def test_training_goes_on_while_another_worker_makes_no_gradient() -> None:
+    """A worker whose loss used nothing of the model counts with its weight, and with zeros."""
+
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        model = small_model()
+        model, optimizer = run.attach(model, momentum(model))
+        x, y = batch(0, 4)
+        run.weight(4)
+        if run.is_first:
+            F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        return weights(model)
+
+    model = small_model()
+    x, y = batch(0, 4)
+    (F.mse_loss(model(x), y) / 2).backward()
+    momentum(model).step()
+    for place in ("auto", "workers"):
+        results, _ = train([1, 1], main, Settings(place=place))
+        assert_close(results["B/0"], weights(model))

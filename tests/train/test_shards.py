@@ -1,0 +1,186 @@
+"""Tensors of which a process holds a part: which part, and what goes to and from slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from geomx.errors import Unsupported
+from geomx.train.model.fsdp import check_cut, cut_like, held, held_of, range_of
+from geomx.train.model.model_slices import Carried, overlap
+from geomx.train.model.support import check_model, unwrapped
+
+RANKS = 2
+
+
+@pytest.fixture(params=range(RANKS))
+def mesh(request: pytest.FixtureRequest) -> Iterator[DeviceMesh]:
+    """A mesh of two, of which this process is one; the other is imagined."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 (slow)
+
+    dist.init_process_group("fake", rank=request.param, world_size=RANKS, store=FakeStore())
+    yield DeviceMesh("cpu", list(range(RANKS)))
+    dist.destroy_process_group()
+
+
+def cut(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """As fully_shard cuts it."""
+    chunks = torch.chunk(whole, RANKS)
+    rank = mesh.get_local_rank()
+    local = chunks[rank] if rank < len(chunks) else whole[:0]
+    return DTensor.from_local(
+        local.clone(), mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 65])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_ranges_are_those_of_chunks(rows: int, ranks: int) -> None:
+    whole = torch.arange(rows * 6).view(rows, 3, 2)
+    chunks = [*torch.chunk(whole, ranks), *[whole[:0]] * ranks][:ranks]
+    stops = [0]
+    for rank, chunk in enumerate(chunks):
+        start, stop = range_of(whole.shape, rank, ranks)
+        assert whole.reshape(-1)[start:stop].tolist() == chunk.reshape(-1).tolist()
+        assert start == stops[-1]
+        stops.append(stop)
+    assert stops[-1] == whole.numel()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_what_is_held_is_the_local_memory(mesh: DeviceMesh, rows: int) -> None:
+    whole = torch.arange(rows * 3, dtype=torch.float32).view(rows, 3)
+    tensor = cut(whole, mesh)
+    local, start = held(tensor)
+    assert local.data_ptr() == tensor._local_tensor.data_ptr()
+    assert local.reshape(-1).tolist() == whole.reshape(-1)[start : start + local.numel()].tolist()
+    ours, theirs = held_of(tensor, whole)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(cut_like(tensor, whole)._local_tensor, local)
+
+
+class Cut(nn.Module):
+    """5 rows, which are two slices of 10 and 5 elements; and two tensors that share one slice."""
+
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        super().__init__()
+        values = {
+            "large": torch.arange(15.0).view(5, 3),
+            "one": torch.tensor([20.0]),
+            "three": torch.arange(30.0, 33),
+        }
+        for name, whole in values.items():
+            self.register_parameter(name, nn.Parameter(whole if mesh is None else cut(whole, mesh)))
+
+
+def carried(model: nn.Module) -> Carried:
+    return Carried(model, [{"params": list(model.parameters())}], 0, size_lower_bound=10, slice_elements=10)
+
+
+def test_a_layout_is_that_of_the_whole_model(mesh: DeviceMesh) -> None:
+    assert carried(Cut(mesh)).layout.fingerprint == carried(Cut(None)).layout.fingerprint
+
+
+def test_slices_hold_what_is_here_and_zeros(mesh: DeviceMesh) -> None:
+    ours, whole = carried(Cut(mesh)), carried(Cut(None))
+    rank = mesh.get_local_rank()
+    found = []
+    for piece in ours.layout.slices:
+        full, _ = whole.gather(piece, whole.tensor, 2.0)
+        assert full is not None
+        expected, present = torch.zeros(piece.elements), []
+        for part in piece.parts:
+            start, stop = overlap(ours.tensor(part.tensor), part)
+            there = slice(part.offset + start - part.start, part.offset + stop - part.start)
+            expected[there] = full[there]
+            present.append(start < stop)
+        values, bitmap = ours.gather(piece, ours.tensor, 2.0)
+        if any(present):
+            assert values is not None
+            assert values.tolist() == expected.tolist()
+        else:
+            assert values is None
+        found.append((values is None, bitmap))
+    # of the slices [0, 10) and [10, 15) of `large` rank 0 has [0, 9); of `one`, `three` rank 1 has the last of `three`
+    assert (
+        found
+        == [[(False, None), (True, b"\0"), (False, None)], [(False, None), (False, None), (False, b"\2")]][
+            rank
+        ]
+    )
+
+
+def test_values_are_scattered_to_what_is_here(mesh: DeviceMesh) -> None:
+    model = Cut(mesh)
+    ours = carried(model)
+    for piece in ours.layout.slices:
+        ours.scatter(piece, 100.0 + torch.arange(float(piece.elements)))
+    whole = {
+        "large": 100.0 + torch.cat([torch.arange(10.0), torch.arange(5.0)]),
+        "one": torch.tensor([100.0]),
+    }
+    whole["three"] = torch.arange(101.0, 104.0)
+    for name, parameter in model.named_parameters():
+        local, start = held(parameter)
+        assert local.reshape(-1).tolist() == whole[name][start : start + local.numel()].tolist()
+
+
+def test_other_cuts_are_refused(mesh: DeviceMesh) -> None:
+    local = torch.zeros(4, 4)
+    for placement in (Shard(1), Replicate()):
+        tensor = DTensor.from_local(local, mesh, [placement], run_check=False)
+        with pytest.raises(
+            Unsupported, match=r"w is a DTensor with placements .*; carried are those that .*fully_shard"
+        ):
+            check_cut("w", tensor, RANKS)
+    even = cut(torch.zeros(4, 4), mesh)
+    check_cut("w", even, RANKS)
+    with pytest.raises(Unsupported, match="over all 3 workers"):
+        check_cut("w", even, 3)
+    uneven = DTensor.from_local(
+        torch.zeros(1 + 2 * mesh.get_local_rank(), 4),
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=(4, 4),
+        stride=(4, 1),
+    )
+    with pytest.raises(Unsupported, match="no even cut"):
+        check_cut("w", uneven, RANKS)
+
+
+def check(model: nn.Module, ranks: int) -> None:
+    check_model(model, torch.optim.SGD(model.parameters(), lr=0.1), ranks)
+
+
+@pytest.mark.usefixtures("mesh")
+def test_wrappers_are_for_parties_whose_workers_reduce_among_themselves() -> None:
+    replica = DistributedDataParallel(nn.Linear(3, 2))
+    parts = fully_shard(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)))
+    for model in (replica, parts):
+        check(model, RANKS)
+        with pytest.raises(Unsupported, match=r'party\.inside = "collective"'):
+            check(model, 0)
+    assert unwrapped(replica) is replica.module
+    with pytest.raises(Unsupported, match="over 2 of the party's 3 workers"):
+        check(replica, 3)
+    with pytest.raises(Unsupported, match="wrap the whole model"):
+        check(nn.Sequential(replica), RANKS)
+
+
+@pytest.mark.usefixtures("mesh")
+def test_other_kinds_of_fsdp_are_refused() -> None:
+    half = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+    fully_shard(half[0])
+    with pytest.raises(Unsupported, match=r"1\.weight is trained and not cut by fully_shard"):
+        check(half, RANKS)
+    with pytest.raises(Unsupported, match=r"FSDP1.*use torch\.distributed\.fsdp\.fully_shard"):
+        check(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")), RANKS)

@@ -1,0 +1,76 @@
+"""What a worker tells of each step: how long it computed, whatever it waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from live_runs import small_model, train
+
+from geomx.simulate.simulator import Network
+from geomx.sync.contract import policies
+from geomx.train import LiveRun, Settings
+from geomx.train.settings import Overlap
+
+FORWARD_S, BACKWARD_S, STEPS = 0.25, 0.5, 4
+WAN = Network(rate_mbps=1.0, delay_ms=200.0)
+
+
+class Slow(torch.autograd.Function):
+    """Passes on what it is given; the gradient comes later."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, sleep: Callable[[float], None]) -> torch.Tensor:
+        context.sleep = sleep
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        context.sleep(BACKWARD_S)
+        return gradients[0], None
+
+
+def steps_of(settings: Settings, policy: str = "fsa", epochs: int = 1) -> list[dict[str, Any]]:
+    """What A/0 noted of its steps; the second layer's gradients are complete `BACKWARD_S` before the first one's."""
+
+    def main(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        sleep = run._exchange.port.sleep  # type: ignore[attr-defined]
+        for _ in range(epochs):
+            for (x,) in run.shard([(torch.randn(8, 20),) for _ in range(STEPS)]):
+                optimizer.zero_grad()
+                sleep(FORWARD_S)
+                hidden = model[1](model[0](x))
+                model[2](Slow.apply(hidden, sleep)).square().mean().backward()
+                optimizer.step()
+            sleep(10.0)  # looks at test data
+
+    _, simulator = train([1, 1], main, settings, network=WAN, policy=policy)
+    return [fields for _, node, fields in simulator.noted("step") if node == "A/0" and fields["samples"]]
+
+
+@pytest.mark.parametrize("overlap", ["none", "forward"])
+def test_waiting_is_no_computing(overlap: Overlap) -> None:
+    first, *others = steps_of(Settings(overlap=overlap))
+    assert first["compute_s"] is None
+    assert len(others) == STEPS - 1
+    for step in others:
+        assert step["compute_s"] == pytest.approx(FORWARD_S + BACKWARD_S)
+        assert step["backward_s"] == pytest.approx(BACKWARD_S)
+
+
+def test_what_comes_between_two_passes_belongs_to_no_step() -> None:
+    told = [step["compute_s"] for step in steps_of(Settings(), epochs=2)]
+    assert [seconds is None for seconds in told] == [True, *[False] * (STEPS - 1)] * 2
+    assert max(seconds for seconds in told if seconds is not None) < 1.0
+
+
+@pytest.mark.parametrize("policy", ["hfa k1=1 k2=2", "downpour"])
+def test_steps_of_every_kind_tell(policy: str) -> None:
+    _, *others = steps_of(Settings(policy=policies.make(policy)), policy)
+    for step in others:
+        assert step["compute_s"] == pytest.approx(FORWARD_S + BACKWARD_S)
+        assert step["backward_s"] is None  # nothing leaves in backward
