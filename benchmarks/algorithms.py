@@ -34,7 +34,7 @@ import torch  # noqa: E402
 
 from benchmarks import training, virtual, workloads  # noqa: E402
 from benchmarks.unequal import TARGETS  # noqa: E402
-from geomx.node.topology import Plan  # noqa: E402
+from geomx.node.topology import Topology  # noqa: E402
 from geomx.simulate.simulator import Network, Simulator  # noqa: E402
 from geomx.sync.contract import policies  # noqa: E402
 from geomx.train import Settings  # noqa: E402
@@ -93,7 +93,9 @@ SCENARIOS = {
 def trained(name: str, scenario: str, seed: int) -> dict[str, Any]:
     """One run; its row."""
     algorithm, unequal = ALGORITHMS[name], SCENARIOS[scenario]
-    plan = Plan("algorithms", unequal.parties, policy=algorithm.policy, compensation=algorithm.compensation)
+    plan = Topology(
+        "algorithms", unequal.parties, policy=algorithm.policy, compensation=algorithm.compensation
+    )
     simulator = Simulator(seed, LAN)
     simulator.link("A", "global/0", WAN)
     simulator.link("B", "global/0", unequal.wan_of_b)

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 import torch  # noqa: E402
 
 from benchmarks import training, virtual, workloads  # noqa: E402
-from geomx.node.topology import Edge, Plan  # noqa: E402
+from geomx.node.topology import Edge, Topology  # noqa: E402
 from geomx.simulate.simulator import Network, Simulator  # noqa: E402
 from geomx.train import Settings  # noqa: E402
 
@@ -85,7 +85,7 @@ def optimizer_of(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimize
 
 def trained(name: str, recipe: Recipe, model_name: str, rounds: int, seed: int) -> dict[str, Any]:
     """One run; its row."""
-    plan = Plan("codecs", virtual.PARTIES, wan=Edge(recipe.up, recipe.down))
+    plan = Topology("codecs", virtual.PARTIES, wan=Edge(recipe.up, recipe.down))
     simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
 
     def loop(seat: virtual.Seat) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs.pack import native
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.launch.inspect_codec import slices_like, table_of
 from geomx.layout import Slice
@@ -34,19 +34,19 @@ SPECS = (
 GEOMX_BYTES = 8  # what GeoMX's Bi-Sparse sends for an entry, up; down, up to that times the parties
 
 
-def check_cuda(piece: Slice) -> None:
+def check_cuda(slice_: Slice) -> None:
     """Exit where there is no GPU, or where a codec gives other bytes on one."""
     if not torch.cuda.is_available():
         sys.exit("codecs: PyTorch finds no CUDA device here")
-    values = 1e-3 * torch.randn(piece.elements, generator=torch.Generator().manual_seed(0))
+    values = 1e-3 * torch.randn(slice_.elements, generator=torch.Generator().manual_seed(0))
     for spec in SPECS:
-        here, there = (make_codec(spec, Stream()) for _ in range(2))
+        here, there = (make_codec(spec, RngKey()) for _ in range(2))
         for turn in range(3):
-            ours = here.encode(piece, turn, values)
-            theirs = there.encode(piece, turn, values.to("cuda"))
+            ours = here.encode(slice_, turn, values)
+            theirs = there.encode(slice_, turn, values.to("cuda"))
             if not torch.equal(ours, theirs.cpu()):
                 sys.exit(f"codecs: `{spec}` gives other bytes on the GPU than on the CPU, in turn {turn}")
-            if not torch.equal(here.decode(piece, ours), there.decode(piece, theirs).cpu()):
+            if not torch.equal(here.decode(slice_, ours), there.decode(slice_, theirs).cpu()):
                 sys.exit(
                     f"codecs: `{spec}` decodes to other values on the GPU than on the CPU, in turn {turn}"
                 )

@@ -13,7 +13,7 @@ from benchmarks import training, workloads
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.node.root import Root
 from geomx.node.server import Server
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Simulator
 from geomx.train import LiveRun, Settings
@@ -41,7 +41,7 @@ class Seat:
 
 
 def train(
-    plan: Plan,
+    plan: Topology,
     simulator: Simulator,
     settings: Settings,
     model: str,
@@ -80,14 +80,14 @@ def train(
             raise program.error
 
 
-def wan_bytes(plan: Plan, simulator: Simulator) -> tuple[float, float]:
+def wan_bytes(plan: Topology, simulator: Simulator) -> tuple[float, float]:
     """What all parties have sent to the global servers, and what came back."""
     ways = [(party, shard) for party in plan.parties for shard in plan.shards]
     up = sum(simulator.sent_bytes(party, shard) for party, shard in ways)
     return up, sum(simulator.sent_bytes(shard, party) for party, shard in ways)
 
 
-def _job(plan: Plan, name: str, party: int, rank: int, model: str) -> training.Job:
+def _job(plan: Topology, name: str, party: int, rank: int, model: str) -> training.Job:
     workers = len(plan.workers) // len(plan.parties)
     return training.Job(
         name=name, party=party, rank=rank, parties=len(plan.parties), workers=workers, workload=model, parameters=0,

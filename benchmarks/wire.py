@@ -27,18 +27,18 @@ from rich.table import Table
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
 from geomx.codecs.spec import slices_wanted
-from geomx.config import Link
+from geomx.config import LinkTable
 from geomx.drive.loops import run_loop
-from geomx.drive.real import Door, Driver, Wiring
+from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.drive.threads import NodeThread
 from geomx.layout import Layout, Tensor, automatic_slice_elements
 from geomx.node.port import Contribution, Left, Ready
-from geomx.node.topology import Edge, Plan, make_node
+from geomx.node.topology import Edge, Topology, make_node
 from geomx.observe.costs import Memory, cost, memory_of
 
 MIB = 1 << 20
 PLAIN = Edge()
-LINK = Link(rate_mbps=100.0, delay_ms=20.0)
+LINK = LinkTable(rate_mbps=100.0, delay_ms=20.0)
 BLOCK = 5  # rounds that one system makes before it is another's turn
 CODECS = (
     ("fp16", "fp16"),
@@ -69,14 +69,16 @@ class Silent:
         """Nothing."""
 
 
-def plan_of(workers: int, edge: Edge) -> Plan:
-    return Plan("wire", {"W": tuple(f"W/{rank}" for rank in range(workers))}, flat=True, wan=edge, lan=edge)
+def plan_of(workers: int, edge: Edge) -> Topology:
+    return Topology(
+        "wire", {"W": tuple(f"W/{rank}" for rank in range(workers))}, flat=True, wan=edge, lan=edge
+    )
 
 
 # -- geomx -----------------------------------------------------------------------------------------------------
 
 
-def serve(port: int, workers: int, link: Link | None, edge: Edge) -> None:
+def serve(port: int, workers: int, link: LinkTable | None, edge: Edge) -> None:
     """The server's process: prints what it used, as JSON, when the run has ended."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # torch imports what it needs now
@@ -84,7 +86,11 @@ def serve(port: int, workers: int, link: Link | None, edge: Edge) -> None:
     before_kb = peak_kb()
     plan, channel = plan_of(workers, edge), channel_of(link)
     start = time.process_time()
-    run_loop(Driver(make_node(plan, "global/0"), Wiring(Door(channel, f"127.0.0.1:{port}")), Silent()).run())
+    run_loop(
+        Driver(
+            make_node(plan, "global/0"), Wiring(ListeningEdge(channel, f"127.0.0.1:{port}")), Silent()
+        ).run()
+    )
     print(json.dumps({"cpu_s": time.process_time() - start, "peak_mib": (peak_kb() - before_kb) / 1024}))
 
 
@@ -100,14 +106,14 @@ def peak_kb() -> int:
     return int(status.split("VmHWM:")[1].split()[0])
 
 
-def channel_of(link: Link | None) -> Tcp:
+def channel_of(link: LinkTable | None) -> Tcp:
     return Tcp(link, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES)
 
 
 class Pusher(NodeThread):
     """A worker of the wire's run, driven by hand."""
 
-    def __init__(self, port: int, rank: int, workers: int, link: Link | None, edge: Edge) -> None:
+    def __init__(self, port: int, rank: int, workers: int, link: LinkTable | None, edge: Edge) -> None:
         super().__init__(f"W/{rank}", Silent(), 60.0)
         self._driver = Driver(
             make_node(plan_of(workers, edge), f"W/{rank}"),
@@ -132,9 +138,9 @@ class Pusher(NodeThread):
 
     def push(self, values: list[torch.Tensor | None], kind: Any = "gradient") -> None:
         self.inbox.clear()
-        for piece, mine in zip(self.layout.slices, values, strict=True):
-            present = None if mine is not None else bytes((len(piece.parts) + 7) // 8)
-            share = Contribution(self.turn, piece.index, kind, "step()", 1.0, mine, present, SGD)
+        for slice_, mine in zip(self.layout.slices, values, strict=True):
+            present = None if mine is not None else bytes((len(slice_.parts) + 7) // 8)
+            share = Contribution(self.turn, slice_.index, kind, "step()", 1.0, mine, present, SGD)
             self.port.call("contribute", share)
         self.turn += 1
         self._until(lambda: len(self.inbox) == len(values))
@@ -156,7 +162,7 @@ class Geomx:
         size_bytes: int,
         optimizer: str,
         workers: int = 1,
-        link: Link | None = None,
+        link: LinkTable | None = None,
         edge: Edge = PLAIN,
     ) -> None:
         self.port = free_port()
@@ -168,7 +174,7 @@ class Geomx:
         )
         self.workers = [Pusher(self.port, rank, workers, link, edge) for rank in range(workers)]
         self._each(lambda worker: worker.attach(self.layout, optimizer))
-        self.gradients = [torch.randn(piece.elements) for piece in self.layout.slices]
+        self.gradients = [torch.randn(slice_.elements) for slice_ in self.layout.slices]
         self.rounds = 0
 
     def round(self) -> float:

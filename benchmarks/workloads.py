@@ -177,7 +177,7 @@ class Synthetic(nn.Module):
     def __init__(self, parameters: int, step_s: float) -> None:
         super().__init__()
         self.pieces = nn.ParameterList(torch.zeros(size) for size in synthetic_sizes(parameters))
-        self._gradients = [1e-3 * torch.randn(piece.shape) for piece in self.pieces]
+        self._gradients = [1e-3 * torch.randn(slice_.shape) for slice_ in self.pieces]
         self._step_s = step_s
 
     def forward(self) -> torch.Tensor:

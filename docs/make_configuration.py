@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from geomx.config import AGREED, AGREED_OF_A_PARTY, Link, Run
+from geomx.config import AGREED, AGREED_OF_A_PARTY, LinkTable, Run
 from geomx.config.fields import TABLES, as_table, is_listed, keys, words
 from geomx.config.problems import shown
 from geomx.config.tables import Table
@@ -78,7 +78,9 @@ def reference() -> str:
     for name, table in TABLES.items():
         title = f"[[{name}]]" if is_listed(name) else f"[{name}]"
         sections.append("\n".join(_section(f"`{title}`", name, table)))
-    sections.append("\n".join(_section("Links: `wan.link`, `lan.link`, `link` of a party", "link", Link)))
+    sections.append(
+        "\n".join(_section("Links: `wan.link`, `lan.link`, `link` of a party", "link", LinkTable))
+    )
     return "\n".join(sections)
 
 
@@ -99,7 +101,7 @@ def _agreed(table: str, key: str) -> bool:
 
 
 def _type(field: FieldInfo) -> str:
-    return "table, see Links" if as_table(field.annotation) is Link else words(field)
+    return "table, see Links" if as_table(field.annotation) is LinkTable else words(field)
 
 
 def _default(table: str, key: str, field: FieldInfo) -> str:

@@ -48,8 +48,8 @@ def weights(*counts, **options):
 def test_every_element_is_in_exactly_one_slice(layout):
     seen = Counter(
         (part.tensor, element)
-        for piece in layout.slices
-        for part in piece.parts
+        for slice_ in layout.slices
+        for part in slice_.parts
         for element in range(part.start, part.stop)
     )
     everything = {(n, element) for n, t in enumerate(layout.tensors) for element in range(t.elements)}
@@ -59,59 +59,59 @@ def test_every_element_is_in_exactly_one_slice(layout):
 
 @given(layouts())
 def test_parts_lie_in_a_slice_one_behind_the_other(layout):
-    for piece in layout.slices:
+    for slice_ in layout.slices:
         end = 0
-        for part in piece.parts:
+        for part in slice_.parts:
             assert part.offset == end
             end += part.elements
-        assert piece.elements == end > 0
-        assert piece.size_bytes == end * ITEM_BYTES[piece.dtype]
+        assert slice_.elements == end > 0
+        assert slice_.size_bytes == end * ITEM_BYTES[slice_.dtype]
 
 
 @given(layouts(), st.data())
 def test_a_part_of_a_slice_holds_its_elements(layout, data):
-    for piece in layout.slices:
-        start = data.draw(st.integers(0, piece.elements - 1))
-        stop = data.draw(st.integers(start + 1, piece.elements))
-        within = piece.within(start, stop)
-        assert elements_of(within) == elements_of(piece)[start:stop]
-        assert (within.index, within.large, within.elements) == (piece.index, piece.large, stop - start)
+    for slice_ in layout.slices:
+        start = data.draw(st.integers(0, slice_.elements - 1))
+        stop = data.draw(st.integers(start + 1, slice_.elements))
+        within = slice_.within(start, stop)
+        assert elements_of(within) == elements_of(slice_)[start:stop]
+        assert (within.index, within.large, within.elements) == (slice_.index, slice_.large, stop - start)
         assert [part.offset for part in within.parts] == [
             0,
             *itertools.accumulate(p.elements for p in within.parts),
         ][:-1]
 
 
-def elements_of(piece):
-    return [(part.tensor, element) for part in piece.parts for element in range(part.start, part.stop)]
+def elements_of(slice_):
+    return [(part.tensor, element) for part in slice_.parts for element in range(part.start, part.stop)]
 
 
 @given(layouts())
 def test_a_slice_is_of_one_kind_and_one_size_class(layout):
-    for piece in layout.slices:
-        tensors = [layout.tensors[part.tensor] for part in piece.parts]
-        assert {(t.dtype, t.group, t.role) for t in tensors} == {(piece.dtype, piece.group, piece.role)}
-        assert {t.elements >= layout.size_lower_bound for t in tensors} == {piece.large}
+    for slice_ in layout.slices:
+        tensors = [layout.tensors[part.tensor] for part in slice_.parts]
+        assert {(t.dtype, t.group, t.role) for t in tensors} == {(slice_.dtype, slice_.group, slice_.role)}
+        assert {t.elements >= layout.size_lower_bound for t in tensors} == {slice_.large}
 
 
 @given(layouts())
 def test_large_tensors_have_slices_of_their_own_and_tiny_ones_are_never_cut(layout):
     largest = layout.slice_elements or automatic_slice_elements(layout.tensors)
-    for piece in layout.slices:
-        assert piece.elements <= largest or len(piece.parts) == 1
-        if piece.large:
-            assert len(piece.parts) == 1
-            assert piece.elements <= largest
+    for slice_ in layout.slices:
+        assert slice_.elements <= largest or len(slice_.parts) == 1
+        if slice_.large:
+            assert len(slice_.parts) == 1
+            assert slice_.elements <= largest
         else:
-            assert all(part.elements == layout.tensors[part.tensor].elements for part in piece.parts)
+            assert all(part.elements == layout.tensors[part.tensor].elements for part in slice_.parts)
 
 
 @given(layouts())
 def test_slices_are_numbered_in_the_order_of_first_use(layout):
-    assert [piece.index for piece in layout.slices] == list(range(len(layout.slices)))
-    firsts = [(piece.parts[0].tensor, piece.parts[0].start) for piece in layout.slices]
+    assert [slice_.index for slice_ in layout.slices] == list(range(len(layout.slices)))
+    firsts = [(slice_.parts[0].tensor, slice_.parts[0].start) for slice_ in layout.slices]
     assert firsts == sorted(firsts)
-    assert [piece.priority for piece in layout.slices] == [tensor for tensor, _ in firsts]
+    assert [slice_.priority for slice_ in layout.slices] == [tensor for tensor, _ in firsts]
 
 
 @given(layouts(), st.integers(1, 5))
@@ -121,9 +121,9 @@ def test_shards_are_balanced_and_do_not_change_the_cuts(layout, count):
     assert layout.slices == untouched
     assert len(table) == len(layout.slices)
     loads = [0] * count
-    for piece, shard in zip(layout.slices, table, strict=True):
-        loads[shard] += piece.size_bytes
-    assert max(loads) - min(loads) <= max((piece.size_bytes for piece in layout.slices), default=0)
+    for slice_, shard in zip(layout.slices, table, strict=True):
+        loads[shard] += slice_.size_bytes
+    assert max(loads) - min(loads) <= max((slice_.size_bytes for slice_ in layout.slices), default=0)
 
 
 @given(layouts(), st.integers(1, 5))
@@ -169,35 +169,35 @@ def test_cutting_leaves_the_fingerprint_alone():
 
 @pytest.mark.parametrize(("count", "large"), [(999, False), (1000, True), (1001, True)])
 def test_size_lower_bound_is_the_smallest_large_tensor(count, large):
-    (piece,) = weights(count, size_lower_bound=1000).slices
-    assert piece.large is large
+    (slice_,) = weights(count, size_lower_bound=1000).slices
+    assert slice_.large is large
 
 
 def test_tiny_tensors_share_slices_across_large_ones():
     slices = weights(10, 2000, 10, 500, 400).slices
-    assert [[part.tensor for part in piece.parts] for piece in slices] == [[0, 2, 3, 4], [1]]
+    assert [[part.tensor for part in slice_.parts] for slice_ in slices] == [[0, 2, 3, 4], [1]]
 
 
 def test_a_full_slice_makes_room_for_the_next():
     slices = weights(600, 300, 200, 900, slice_elements=1000, size_lower_bound=1000).slices
-    assert [[part.tensor for part in piece.parts] for piece in slices] == [[0, 1], [2], [3]]
+    assert [[part.tensor for part in slice_.parts] for slice_ in slices] == [[0, 1], [2], [3]]
 
 
 def test_a_slice_has_a_bounded_number_of_parts():
     slices = weights(*[1] * (MOST_PARTS + 1)).slices
-    assert [len(piece.parts) for piece in slices] == [MOST_PARTS, 1]
+    assert [len(slice_.parts) for slice_ in slices] == [MOST_PARTS, 1]
 
 
 def test_tensors_without_elements_are_in_no_slice():
     layout = weights(0, 5, 0)
-    assert [part.tensor for piece in layout.slices for part in piece.parts] == [1]
+    assert [part.tensor for slice_ in layout.slices for part in slice_.parts] == [1]
     assert weights(0).slices == ()
     assert weights().shards(2) == ()
 
 
 def test_a_scalar_has_one_element():
-    (piece,) = Layout((Tensor("scale", (), "float32"),)).slices
-    assert piece.elements == 1
+    (slice_,) = Layout((Tensor("scale", (), "float32"),)).slices
+    assert slice_.elements == 1
 
 
 def test_two_thousand_million_elements_are_cheap_to_lay_out():

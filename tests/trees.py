@@ -11,7 +11,7 @@ import torch
 
 from geomx.layout import Layout, Tensor
 from geomx.node.port import Arrived, Contribution, Left, Ready
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.presence import pack
@@ -27,14 +27,14 @@ SGD = {
 }
 
 
-def plan_of(parties: list[int], shards: int = 1, patience: Patience | None = None, **more: Any) -> Plan:
+def plan_of(parties: list[int], shards: int = 1, patience: Patience | None = None, **more: Any) -> Topology:
     """`parties`: how many workers each has; they are called A, B, C, ..., Z, P26, ..."""
     letters = [chr(65 + p) if p < 26 else f"P{p}" for p in range(len(parties))]
     names = {
         letter: tuple(f"{letter}/{rank}" for rank in range(n))
         for letter, n in zip(letters, parties, strict=True)
     }
-    plan = Plan("test", names, tuple(f"global/{shard}" for shard in range(shards)), **more)
+    plan = Topology("test", names, tuple(f"global/{shard}" for shard in range(shards)), **more)
     return plan if patience is None else plan.with_patience(patience)
 
 
@@ -84,8 +84,8 @@ class Loop:
         )
         for turn in range(self.rounds + 1):
             inbox.clear()
-            for piece in self.layout.slices:
-                program.call("contribute", self.contribution(piece.index, turn, place, weights))
+            for slice_ in self.layout.slices:
+                program.call("contribute", self.contribution(slice_.index, turn, place, weights))
             program.wait(lambda: self.complete(inbox), lambda: "the updates")
             program.sleep(self.compute_s * (1 + place / 10))
         program.call("leave", {"": self.rounds})
@@ -97,30 +97,30 @@ class Loop:
     def contribution(
         self, index: int, turn: int, place: int, weights: dict[int, torch.Tensor]
     ) -> Contribution:
-        piece = self.layout.slices[index]
-        dtype = getattr(torch, piece.dtype)
+        slice_ = self.layout.slices[index]
+        dtype = getattr(torch, slice_.dtype)
         if turn == 0:
             if place:
                 return Contribution(
-                    turn, index, "assign", "attach()", 0.0, None, pack([False] * len(piece.parts))
+                    turn, index, "assign", "attach()", 0.0, None, pack([False] * len(slice_.parts))
                 )
-            start = torch.zeros(piece.elements, dtype=dtype)
-            if piece.role == "weight":
-                start += torch.linspace(-1, 1, piece.elements, dtype=dtype)
+            start = torch.zeros(slice_.elements, dtype=dtype)
+            if slice_.role == "weight":
+                start += torch.linspace(-1, 1, slice_.elements, dtype=dtype)
             return Contribution(turn, index, "assign", "attach()", 0.0, start)
-        if piece.role == "ledger":
-            mine = torch.zeros(piece.elements, dtype=dtype)
+        if slice_.role == "ledger":
+            mine = torch.zeros(slice_.elements, dtype=dtype)
             mine[place] = 1
             return Contribution(turn, index, "gradient", "step()", 1.0, mine)
         samples = 3.0 + place
         gradient = samples * (
-            weights[index] - torch.sin(torch.arange(piece.elements, dtype=dtype) * (place + 1))
+            weights[index] - torch.sin(torch.arange(slice_.elements, dtype=dtype) * (place + 1))
         )
         return Contribution(turn, index, "gradient", "step()", samples, gradient, None, self.hyper)
 
 
 def run_tree(
-    plan: Plan,
+    plan: Topology,
     loop: Loop,
     network: Network | None = None,
     seed: int = 0,
@@ -149,7 +149,7 @@ def bad_network(chance: random.Random) -> Network:
     )
 
 
-def disturb(simulator: Simulator, chance: random.Random, plan: Plan, within_s: float = 2.0) -> None:
+def disturb(simulator: Simulator, chance: random.Random, plan: Topology, within_s: float = 2.0) -> None:
     """Cuts, resets and stops at random times, on random edges."""
     edges = [(w, w[0]) for w in plan.workers] + [(p, s) for p in plan.parties for s in plan.shards]
     for _ in range(chance.randrange(4)):
@@ -163,7 +163,7 @@ def disturb(simulator: Simulator, chance: random.Random, plan: Plan, within_s: f
         simulator.at(at_s, lambda: simulator.pause(name, chance.uniform(0.1, 4.0)))
 
 
-def assert_well(simulator: Simulator, plan: Plan, programs: dict[str, Program]) -> None:
+def assert_well(simulator: Simulator, plan: Topology, programs: dict[str, Program]) -> None:
     """Every node has ended well, and every loop came to its end."""
     for name, program in programs.items():
         assert program.error is None, f"{name}: {program.error!r}"

@@ -173,10 +173,10 @@ def _load(arguments: argparse.Namespace) -> Run:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from geomx.launch.local_run import Wishes, run_here  # noqa: PLC0415 (other commands do without rich)
+    from geomx.launch.local_run import RunOptions, run_here  # noqa: PLC0415 (other commands do without rich)
 
     run = _load(arguments)
-    run_here(run, Wishes(arguments.report, arguments.trace, arguments.keep, arguments.plain))
+    run_here(run, RunOptions(arguments.report, arguments.trace, arguments.keep, arguments.plain))
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -207,7 +207,7 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
 
 
 def _worker(arguments: argparse.Namespace) -> None:
-    from geomx.launch.environment import Place, environment_of, read_place  # noqa: PLC0415 (only needed here)
+    from geomx.launch.environment import ProcessPlace, environment_of, read_place  # noqa: PLC0415 (only needed here)
 
     run, overrides, rank = _load(arguments), tuple(arguments.overrides), arguments.rank
     workers = run.workers_of(arguments.party)
@@ -219,7 +219,7 @@ def _worker(arguments: argparse.Namespace) -> None:
     if not arguments.command:
         raise _wrong("the worker's command", "nothing", "`-- COMMAND ...`, such as `-- python train.py`")
     now = read_place()
-    place = Place(Path(arguments.run), overrides, arguments.party, rank, now.records, now.trace)
+    place = ProcessPlace(Path(arguments.run), overrides, arguments.party, rank, now.records, now.trace)
     try:
         os.execvpe(arguments.command[0], arguments.command, environment_of(place))
     except OSError as error:
@@ -229,13 +229,13 @@ def _worker(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     if arguments.parameters is not None and arguments.parameters < 1:
         raise _wrong("--parameters", str(arguments.parameters), "1 or more")
-    from geomx.launch.plan import Wishes, plan  # noqa: PLC0415
+    from geomx.launch.plan import PlanOptions, plan  # noqa: PLC0415
     from geomx.launch.plan_facts import Sources  # noqa: PLC0415 (it imports torch)
 
     sources = Sources(
         arguments.measure, arguments.report, arguments.model, arguments.parameters, arguments.step_ms
     )
-    plan(_load(arguments), Wishes(sources, arguments.algorithm, arguments.codec, arguments.json))
+    plan(_load(arguments), PlanOptions(sources, arguments.algorithm, arguments.codec, arguments.json))
 
 
 def _report(arguments: argparse.Namespace) -> None:

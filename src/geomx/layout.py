@@ -179,10 +179,10 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         """
         loads = [(0, shard) for shard in range(count)]
         table = [0] * len(self.slices)
-        for piece in sorted(self.slices, key=lambda s: (-s.size_bytes, s.index)):
+        for slice_ in sorted(self.slices, key=lambda s: (-s.size_bytes, s.index)):
             load, shard = heapq.heappop(loads)
-            table[piece.index] = shard
-            heapq.heappush(loads, (load + piece.size_bytes, shard))
+            table[slice_.index] = shard
+            heapq.heappush(loads, (load + slice_.size_bytes, shard))
         return tuple(table)
 
     def _slice(self, index: int, parts: tuple[Part, ...]) -> Slice:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.channels.emulation.shaping import SEGMENT_BYTES, Link, Shaper, Uplink
+from geomx.channels.emulation.shaping import SEGMENT_BYTES, EmulatedLink, PlainLink, Shaper
 
 CHUNK = 65_536
 MBIT_100 = 8e-8 * 1500 / 1448  # seconds for one byte of a stream at 100 Mbit/s on the wire
 
 
 def test_the_rate_is_exact_however_late_the_sender_wakes():
-    shaper, now = Shaper(Link(rate_mbps=100)), 10.0
+    shaper, now = Shaper(PlainLink(rate_mbps=100)), 10.0
     for number in range(600):
         at = shaper.transmit(CHUNK, ready_at=10.0)
         now = shaper.free_at + 0.001 * (number % 3)  # the timer fired up to 2 ms late
@@ -22,20 +22,20 @@ def test_the_rate_is_exact_however_late_the_sender_wakes():
 
 
 def test_an_idle_link_saves_nothing_up():
-    shaper = Shaper(Link(rate_mbps=100))
+    shaper = Shaper(PlainLink(rate_mbps=100))
     shaper.transmit(CHUNK, ready_at=0.0)
     assert shaper.transmit(CHUNK, ready_at=5.0) == pytest.approx(5.0 + CHUNK * MBIT_100)
 
 
 def test_the_delay_is_added_once_and_chunks_follow_each_other():
-    shaper = Shaper(Link(rate_mbps=100, delay_ms=20))
+    shaper = Shaper(PlainLink(rate_mbps=100, delay_ms=20))
     times = [shaper.transmit(CHUNK, ready_at=1.0) for _ in range(3)]
     assert times == pytest.approx([1.02 + n * CHUNK * MBIT_100 for n in (1, 2, 3)])
 
 
 @pytest.mark.parametrize("rate", [None, 0])
 def test_without_a_rate_only_the_delay_counts(rate):
-    shaper = Shaper(Link(rate_mbps=rate, delay_ms=20))
+    shaper = Shaper(PlainLink(rate_mbps=rate, delay_ms=20))
     assert [shaper.transmit(1 << 30, ready_at=1.0) for _ in range(2)] == [1.02, 1.02]
 
 
@@ -46,7 +46,7 @@ def test_without_a_rate_only_the_delay_counts(rate):
     seed=st.integers(0, 9),
 )
 def test_a_stream_is_never_reordered_nor_early(jitter_ms, loss, chunks, seed):
-    shaper = Shaper(Link(100, 20, jitter_ms, loss), seed)
+    shaper = Shaper(PlainLink(100, 20, jitter_ms, loss), seed)
     ready_at, after = 0.0, -math.inf
     for size, pause in chunks:
         ready_at += pause
@@ -59,7 +59,7 @@ def test_a_stream_is_never_reordered_nor_early(jitter_ms, loss, chunks, seed):
 
 
 def test_jitter_strays_to_both_sides_within_its_bounds():
-    shaper = Shaper(Link(delay_ms=20, jitter_ms=5))
+    shaper = Shaper(PlainLink(delay_ms=20, jitter_ms=5))
     travels = [shaper.transmit(1, ready_at=0.0) for _ in range(500)]
     assert min(travels) == pytest.approx(0.015, abs=3e-4)
     assert max(travels) == pytest.approx(0.025, abs=3e-4)
@@ -67,7 +67,7 @@ def test_jitter_strays_to_both_sides_within_its_bounds():
 
 @pytest.mark.parametrize("loss", [0.01, 0.2])
 def test_lost_segments_occupy_the_link_again(loss):
-    shaper, segments = Shaper(Link(rate_mbps=100, loss=loss), seed=1), 45
+    shaper, segments = Shaper(PlainLink(rate_mbps=100, loss=loss), seed=1), 45
     for _ in range(2000):
         shaper.transmit(segments * SEGMENT_BYTES, ready_at=0.0)
     sent = shaper.free_at / (SEGMENT_BYTES * MBIT_100)
@@ -75,7 +75,7 @@ def test_lost_segments_occupy_the_link_again(loss):
 
 
 def test_a_loss_holds_its_stream_up_by_a_round_trip_and_no_other():
-    shaper = Shaper(Link(delay_ms=20, loss=0.5), seed=2)
+    shaper = Shaper(PlainLink(delay_ms=20, loss=0.5), seed=2)
     times = [shaper.transmit(SEGMENT_BYTES, ready_at=0.0) for _ in range(200)]
     assert {round(at / 0.020) % 2 for at in times} == {1}  # the delay, and whole round trips
     assert min(times) == pytest.approx(0.020)
@@ -86,7 +86,7 @@ def test_a_loss_holds_its_stream_up_by_a_round_trip_and_no_other():
 
 
 def test_the_same_seed_gives_the_same_times():
-    link = Link(100, 20, 5, 0.05)
+    link = PlainLink(100, 20, 5, 0.05)
     series = []
     for seed in (1, 1, 2):
         shaper = Shaper(link, seed)
@@ -124,7 +124,7 @@ def streams(*given: Stream) -> list[tuple[str, int]]:
     return record
 
 
-def drive(uplink: Uplink, now: float, late_s: float = 0.0) -> float:
+def drive(uplink: EmulatedLink, now: float, late_s: float = 0.0) -> float:
     """Run until nothing is due, each time a little late; returns the last time."""
     while (due := uplink.run(now)) is not None:
         now = max(now, due) + late_s
@@ -132,7 +132,7 @@ def drive(uplink: Uplink, now: float, late_s: float = 0.0) -> float:
 
 
 def test_streams_take_turns():
-    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    uplink = EmulatedLink(Shaper(PlainLink(rate_mbps=100)))
     a, b = Stream("a", [1000] * 3), Stream("b", [1000] * 3)
     taken = streams(a, b)
     uplink.want(a, 0.0)
@@ -143,7 +143,7 @@ def test_streams_take_turns():
 
 
 def test_the_most_urgent_goes_first_even_in_the_middle():
-    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    uplink = EmulatedLink(Shaper(PlainLink(rate_mbps=100)))
     a, b = Stream("a", [1000] * 3, priority=5), Stream("b", [1000] * 2, priority=1)
     taken = streams(a, b)
     uplink.want(a, 0.0)
@@ -154,7 +154,7 @@ def test_the_most_urgent_goes_first_even_in_the_middle():
 
 
 def test_nothing_leaves_before_the_link_is_free():
-    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    uplink = EmulatedLink(Shaper(PlainLink(rate_mbps=100)))
     stream = Stream("a", [CHUNK] * 2)
     taken = streams(stream)
     uplink.want(stream, 0.0)
@@ -165,7 +165,7 @@ def test_nothing_leaves_before_the_link_is_free():
 
 
 def test_late_wakes_cost_no_rate():
-    uplink = Uplink(Shaper(Link(rate_mbps=100, delay_ms=20)))
+    uplink = EmulatedLink(Shaper(PlainLink(rate_mbps=100, delay_ms=20)))
     stream = Stream("a", [CHUNK] * 610)  # 40 MB
     uplink.want(stream, 0.0)
     end = drive(uplink, 0.0, late_s=0.0015)
@@ -175,8 +175,8 @@ def test_late_wakes_cost_no_rate():
 
 def test_chunks_put_one_by_one_behind_a_late_wake_keep_the_rate():
     """The link falls idle between chunks only in the eyes of a timer; in virtual time it never does."""
-    shaper = Shaper(Link(rate_mbps=100))
-    uplink, stream, now = Uplink(shaper), Stream("a", []), 0.0
+    shaper = Shaper(PlainLink(rate_mbps=100))
+    uplink, stream, now = EmulatedLink(shaper), Stream("a", []), 0.0
     for _ in range(100):
         stream.sizes.append(CHUNK)
         uplink.want(stream, now)
@@ -186,7 +186,7 @@ def test_chunks_put_one_by_one_behind_a_late_wake_keep_the_rate():
 
 
 def test_one_that_may_not_send_loses_its_turn_and_gets_it_back():
-    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    uplink = EmulatedLink(Shaper(PlainLink(rate_mbps=100)))
     a, b = Stream("a", [1000] * 2), Stream("b", [1000] * 2)
     taken = streams(a, b)
     uplink.want(a, 0.0)
@@ -201,7 +201,7 @@ def test_one_that_may_not_send_loses_its_turn_and_gets_it_back():
 
 
 def test_a_forgotten_stream_is_delivered_no_more_and_others_are():
-    uplink = Uplink(Shaper(Link(rate_mbps=100, delay_ms=20)))
+    uplink = EmulatedLink(Shaper(PlainLink(rate_mbps=100, delay_ms=20)))
     a, b = Stream("a", [1000] * 3), Stream("b", [1000] * 3)
     for stream in (a, b):
         streams(stream)
@@ -214,7 +214,7 @@ def test_a_forgotten_stream_is_delivered_no_more_and_others_are():
 
 
 def test_a_loss_on_one_stream_lets_the_others_pass():
-    uplink = Uplink(Shaper(Link(delay_ms=20, loss=0.5), seed=2))
+    uplink = EmulatedLink(Shaper(PlainLink(delay_ms=20, loss=0.5), seed=2))
     order = []
     pair = [Stream(name, [SEGMENT_BYTES] * 20) for name in "ab"]
     for stream in pair:
@@ -228,25 +228,25 @@ def test_a_loss_on_one_stream_lets_the_others_pass():
 
 
 def test_what_has_not_left_at_a_change_goes_at_the_new_rate():
-    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    uplink = EmulatedLink(Shaper(PlainLink(rate_mbps=100)))
     stream = Stream("a", [CHUNK] * 30)
     uplink.want(stream, 0.0)
     now, chunk_s = 0.0, CHUNK * MBIT_100
     while len(stream.sizes) > 20:
         now = uplink.run(now)
     uplink.change(
-        Link(rate_mbps=10), False, now - chunk_s / 2
+        PlainLink(rate_mbps=10), False, now - chunk_s / 2
     )  # the tenth is just leaving, and keeps its rate
     assert drive(uplink, now) == pytest.approx((10 + 20 * 10) * chunk_s)
     assert len(stream.delivered) == 30
 
 
 def test_a_change_of_delay_holds_for_what_leaves_later_and_reorders_nothing():
-    uplink = Uplink(Shaper(Link(delay_ms=50)))
+    uplink = EmulatedLink(Shaper(PlainLink(delay_ms=50)))
     stream = Stream("a", [1])
     uplink.want(stream, 0.0)
     assert uplink.run(0.0) == pytest.approx(0.050)
-    uplink.change(Link(delay_ms=10), False, 0.01)
+    uplink.change(PlainLink(delay_ms=10), False, 0.01)
     stream.sizes.append(2)
     uplink.want(stream, 0.01)
     assert uplink.run(0.01) == pytest.approx(0.050)
@@ -258,8 +258,8 @@ def test_a_change_of_delay_holds_for_what_leaves_later_and_reorders_nothing():
 
 
 def test_nothing_passes_a_cut_and_all_of_it_arrives_once_in_order_when_it_heals():
-    link = Link(rate_mbps=100, delay_ms=20)
-    uplink = Uplink(Shaper(link))
+    link = PlainLink(rate_mbps=100, delay_ms=20)
+    uplink = EmulatedLink(Shaper(link))
     a, b = Stream("a", [CHUNK, 10, CHUNK]), Stream("b", [20], priority=9)
     uplink.want(a, 0.0)
     due = uplink.run(0.0)
@@ -277,8 +277,8 @@ def test_nothing_passes_a_cut_and_all_of_it_arrives_once_in_order_when_it_heals(
 
 
 def test_a_stream_that_ends_within_a_cut_is_forgotten():
-    link = Link(rate_mbps=100, delay_ms=20)
-    uplink, stream = Uplink(Shaper(link)), Stream("a", [CHUNK] * 2)
+    link = PlainLink(rate_mbps=100, delay_ms=20)
+    uplink, stream = EmulatedLink(Shaper(link)), Stream("a", [CHUNK] * 2)
     uplink.want(stream, 0.0)
     uplink.run(0.0)
     uplink.change(link, True, 0.001)
@@ -289,7 +289,7 @@ def test_a_stream_that_ends_within_a_cut_is_forgotten():
 
 
 def test_nothing_to_do_means_no_wake():
-    uplink = Uplink(Shaper(Link(rate_mbps=100)))
+    uplink = EmulatedLink(Shaper(PlainLink(rate_mbps=100)))
     assert uplink.run(1.0) is None
     uplink.want(Stream("a", []), 1.0)
     assert uplink.run(1.0) is None

@@ -6,7 +6,7 @@ import torch
 
 from geomx.codecs.by_size import BySize
 from geomx.codecs.contract import Codec
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
 from geomx.layout import Layout, Slice, Tensor
 
@@ -20,7 +20,7 @@ DTYPES = ["float32", "float64"]
 
 
 def made(spec: str, origin: str = "A") -> Codec:
-    return make_codec(spec, Stream(7, origin))
+    return make_codec(spec, RngKey(7, origin))
 
 
 def of_large(codec: Codec) -> Codec:
@@ -28,7 +28,7 @@ def of_large(codec: Codec) -> Codec:
     return codec.large if isinstance(codec, BySize) else codec
 
 
-def piece_of(elements: int, dtype: str = "float32", size_lower_bound: int = 1) -> Slice:
+def slice_of(elements: int, dtype: str = "float32", size_lower_bound: int = 1) -> Slice:
     return Layout((Tensor("t", (elements,), dtype),), size_lower_bound, slice_elements=1 << 19).slices[0]
 
 
@@ -39,5 +39,5 @@ def drawn(elements: int, dtype: str = "float32", seed: int = 0, scale: float = 1
     )
 
 
-def residual(codec: Codec, piece: Slice) -> torch.Tensor:
-    return codec.state(piece)["residual"]
+def residual(codec: Codec, slice_: Slice) -> torch.Tensor:
+    return codec.state(slice_)["residual"]

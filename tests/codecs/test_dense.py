@@ -11,53 +11,53 @@ from geomx.layout import ITEM_BYTES, Layout, Tensor
 codec = Dense()
 
 
-def piece_of(count, dtype):
-    (piece,) = Layout((Tensor("t", (count,), dtype),), slice_elements=1 << 20).slices
-    return piece
+def slice_of(count, dtype):
+    (slice_,) = Layout((Tensor("t", (count,), dtype),), slice_elements=1 << 20).slices
+    return slice_
 
 
 @given(st.sampled_from([dtype for dtype in ITEM_BYTES if dtype != "bool"]), st.data())
 def test_decode_undoes_encode_bit_for_bit(dtype, data):
-    piece = piece_of(data.draw(st.integers(1, 100)), dtype)
-    content = data.draw(st.binary(min_size=piece.size_bytes, max_size=piece.size_bytes))
+    slice_ = slice_of(data.draw(st.integers(1, 100)), dtype)
+    content = data.draw(st.binary(min_size=slice_.size_bytes, max_size=slice_.size_bytes))
     bits = torch.tensor(list(content), dtype=torch.uint8)
     values = bits.clone().view(getattr(torch, dtype))
-    payload = codec.encode(piece, 0, values)
+    payload = codec.encode(slice_, 0, values)
     assert torch.equal(payload, bits)
-    decoded = codec.decode(piece, payload)
+    decoded = codec.decode(slice_, payload)
     assert decoded.dtype == values.dtype
     assert torch.equal(decoded.view(torch.uint8), bits)
 
 
 def test_nothing_is_copied():
-    piece = piece_of(3, "float32")
+    slice_ = slice_of(3, "float32")
     values = torch.ones(3)
-    payload = codec.encode(piece, 0, values)
-    assert payload.data_ptr() == codec.decode(piece, payload).data_ptr() == values.data_ptr()
-    assert codec.cost_bytes(piece) == 0
+    payload = codec.encode(slice_, 0, values)
+    assert payload.data_ptr() == codec.decode(slice_, payload).data_ptr() == values.data_ptr()
+    assert codec.cost_bytes(slice_) == 0
 
 
 @given(st.integers(1, 100), st.integers(0, 1000))
 def test_only_payloads_of_the_slices_size_are_possible(count, size):
-    assert codec.accepts(piece_of(count, "float64"), size) == (size == 8 * count)
+    assert codec.accepts(slice_of(count, "float64"), size) == (size == 8 * count)
 
 
 @pytest.mark.parametrize("size", [0, 11, 13, 16])
 def test_payloads_of_another_size_are_refused(size):
     with pytest.raises(ProtocolError, match=f"slice 0: {size} bytes of dense values; expected 12"):
-        codec.decode(piece_of(3, "float32"), torch.zeros(size, dtype=torch.uint8))
+        codec.decode(slice_of(3, "float32"), torch.zeros(size, dtype=torch.uint8))
 
 
 def test_bytes_are_little_endian():
-    payload = codec.encode(piece_of(1, "int32"), 0, torch.tensor([0x01020304], dtype=torch.int32))
+    payload = codec.encode(slice_of(1, "int32"), 0, torch.tensor([0x01020304], dtype=torch.int32))
     assert payload.tolist() == [4, 3, 2, 1]
 
 
 def test_shapes_alone_can_be_carried():
-    piece = piece_of(3, "float32")
-    payload = codec.encode(piece, 0, torch.empty(3, device="meta"))
+    slice_ = slice_of(3, "float32")
+    payload = codec.encode(slice_, 0, torch.empty(3, device="meta"))
     assert payload.shape == (12,)
-    assert codec.decode(piece, payload).shape == (3,)
+    assert codec.decode(slice_, payload).shape == (3,)
 
 
 def test_it_is_registered():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geomx.codecs.pack.noise import Stream, key_of, uniform
+from geomx.codecs.pack.noise import RngKey, key_of, uniform
 from geomx.codecs.spec import make_codec
 from geomx.layout import Layout, Tensor
 
@@ -31,8 +31,8 @@ DRAWN = [6540257, 281660, 15112256]
 
 @pytest.mark.parametrize("spec", GOLDEN)
 def test_forms_are_what_they_were(spec: str) -> None:
-    piece = Layout((Tensor("t", (8,), "float32"),), size_lower_bound=1).slices[0]
-    payload = make_codec(spec, Stream(1, "A")).encode(piece, 3, torch.tensor(VALUES))
+    slice_ = Layout((Tensor("t", (8,), "float32"),), size_lower_bound=1).slices[0]
+    payload = make_codec(spec, RngKey(1, "A")).encode(slice_, 3, torch.tensor(VALUES))
     assert bytes(payload.tolist()).hex() == GOLDEN[spec]
 
 

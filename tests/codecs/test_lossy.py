@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from codec_cases import DTYPES, SIZES, SPECS, drawn, made, of_large, piece_of, residual
+from codec_cases import DTYPES, SIZES, SPECS, drawn, made, of_large, residual, slice_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geomx.codecs.contract import BLOCK, Codec, codecs
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.sparse import Sparse
 from geomx.codecs.spec import make_codec
 from geomx.errors import ConfigError, NotFinite, ProtocolError, UnknownName
@@ -30,48 +30,48 @@ def test_every_codec_but_dense_is_tried() -> None:
 @pytest.mark.parametrize("elements", SIZES)
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_is_sent_and_what_is_kept_are_what_was_given(spec: str, elements: int, dtype: str) -> None:
-    codec, piece = made(spec), piece_of(elements, dtype)
+    codec, slice_ = made(spec), slice_of(elements, dtype)
     given_so_far = torch.zeros(elements, dtype=torch.float64)
     arrived = torch.zeros(elements, dtype=torch.float64)
     for turn in range(3):
         values = drawn(elements, dtype, turn)
         before = values.clone()
-        payload = codec.encode(piece, turn, values)
+        payload = codec.encode(slice_, turn, values)
         assert torch.equal(values, before)
         assert payload.dtype == torch.uint8
-        assert codec.accepts(piece, payload.numel())
-        decoded = codec.decode(piece, payload)
+        assert codec.accepts(slice_, payload.numel())
+        decoded = codec.decode(slice_, payload)
         assert decoded.dtype == values.dtype
         given_so_far += values.to(torch.float64)
         arrived += decoded.to(torch.float64)
     rounding = 1e-6 if dtype == "float32" else 1e-15
-    torch.testing.assert_close(arrived + residual(codec, piece), given_so_far, rtol=rounding, atol=rounding)
+    torch.testing.assert_close(arrived + residual(codec, slice_), given_so_far, rtol=rounding, atol=rounding)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_nothing_is_lost_for_good(spec: str) -> None:
     """Over 100 rounds, what was applied plus what is held back is what was pushed."""
-    codec, piece = made(spec), piece_of(3000, "float64")
+    codec, slice_ = made(spec), slice_of(3000, "float64")
     pushed, applied = torch.zeros(3000, dtype=torch.float64), torch.zeros(3000, dtype=torch.float64)
     for turn in range(100):
         values = drawn(3000, "float64", turn)
-        applied += codec.decode(piece, codec.encode(piece, turn, values))
+        applied += codec.decode(slice_, codec.encode(slice_, turn, values))
         pushed += values
-    torch.testing.assert_close(applied + residual(codec, piece), pushed, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(applied + residual(codec, slice_), pushed, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_two_machines_encode_the_same_bytes(spec: str) -> None:
-    one, other, piece = made(spec), made(spec), piece_of(3000)
+    one, other, slice_ = made(spec), made(spec), slice_of(3000)
     for turn in range(3):
         values = drawn(3000, seed=turn)
-        assert torch.equal(one.encode(piece, turn, values), other.encode(piece, turn, values.clone()))
+        assert torch.equal(one.encode(slice_, turn, values), other.encode(slice_, turn, values.clone()))
 
 
 def test_chance_differs_between_origins_turns_and_slices() -> None:
-    piece, values = piece_of(3000), drawn(3000)
+    slice_, values = slice_of(3000), drawn(3000)
     forms = {
-        bytes(made("int4 stochastic=true", origin).encode(piece, turn, values).tolist())
+        bytes(made("int4 stochastic=true", origin).encode(slice_, turn, values).tolist())
         for origin in ("A", "B")
         for turn in (0, 1)
     }
@@ -79,12 +79,12 @@ def test_chance_differs_between_origins_turns_and_slices() -> None:
 
 
 def test_stochastic_rounding_is_right_on_average() -> None:
-    codec, piece = made("int4 stochastic=true"), piece_of(64)
+    codec, slice_ = made("int4 stochastic=true"), slice_of(64)
     codec.feedback = False
     values = drawn(64)
-    mean = torch.stack([codec.decode(piece, codec.encode(piece, turn, values)) for turn in range(2000)]).mean(
-        0
-    )
+    mean = torch.stack(
+        [codec.decode(slice_, codec.encode(slice_, turn, values)) for turn in range(2000)]
+    ).mean(0)
     step = float(values.abs().max()) / 7
     assert float((mean - values).abs().max()) < 5 * step / 2000**0.5
 
@@ -92,149 +92,151 @@ def test_stochastic_rounding_is_right_on_average() -> None:
 @pytest.mark.parametrize("elements", [1, 64, 3000])
 @pytest.mark.parametrize("spec", SPECS)
 def test_zeros_stay_zeros(spec: str, elements: int) -> None:
-    codec, piece = made(spec), piece_of(elements)
-    decoded = codec.decode(piece, codec.encode(piece, 0, torch.zeros(elements)))
+    codec, slice_ = made(spec), slice_of(elements)
+    decoded = codec.decode(slice_, codec.encode(slice_, 0, torch.zeros(elements)))
     assert not decoded.any() if spec.rsplit(maxsplit=1)[-1] != "values=int2" else decoded.abs().max() == 0
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("value", [3.4e38, -3.4e38, 1e-45, 1e30])
 def test_extreme_numbers_stay_finite(spec: str, value: float) -> None:
-    codec, piece = made(spec), piece_of(200)
+    codec, slice_ = made(spec), slice_of(200)
     values = drawn(200)
     values[17] = value
-    decoded = codec.decode(piece, codec.encode(piece, 0, values))
+    decoded = codec.decode(slice_, codec.encode(slice_, 0, values))
     assert torch.isfinite(decoded).all()
-    assert torch.isfinite(residual(codec, piece)).all()
+    assert torch.isfinite(residual(codec, slice_)).all()
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(("elements", "place"), [(200, 3), (20_003, 3), (20_003, 20_002)])
 def test_numbers_that_are_none_are_refused(spec: str, value: float, elements: int, place: int) -> None:
-    codec, piece = made(spec), piece_of(elements)
-    codec.encode(piece, 0, drawn(elements))
+    codec, slice_ = made(spec), slice_of(elements)
+    codec.encode(slice_, 0, drawn(elements))
     values = drawn(elements)
     values[place] = value
     with pytest.raises(NotFinite, match="slice 0 holds NaN or Inf"):
-        codec.encode(piece, 1, values)
+        codec.encode(slice_, 1, values)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_numbers_that_are_none_are_refused_in_tiny_slices_as_well(spec: str) -> None:
-    codec, piece = made(spec), piece_of(3, size_lower_bound=4)
+    codec, slice_ = made(spec), slice_of(3, size_lower_bound=4)
     with pytest.raises(NotFinite, match="slice 0 holds NaN or Inf"):
-        codec.encode(piece, 0, torch.tensor([1.0, float("nan"), 2.0]))
+        codec.encode(slice_, 0, torch.tensor([1.0, float("nan"), 2.0]))
 
 
 def test_a_residual_that_overflows_is_not_sent() -> None:
-    codec, piece = made("topk ratio=0.1 values=fp16"), piece_of(1000)
+    codec, slice_ = made("topk ratio=0.1 values=fp16"), slice_of(1000)
     for turn in range(2):
         with pytest.raises(NotFinite) if turn else nullcontext():
-            codec.encode(piece, turn, torch.full((1000,), 2e38))
+            codec.encode(slice_, turn, torch.full((1000,), 2e38))
 
 
 @pytest.mark.parametrize("spec", ["fp16", "mpq"])
 def test_without_feedback_tiny_slices_keep_nothing_either(spec: str) -> None:
-    codec, piece = made(spec), piece_of(3, size_lower_bound=4)
+    codec, slice_ = made(spec), slice_of(3, size_lower_bound=4)
     codec.feedback = False
-    first, second = (codec.encode(piece, turn, drawn(3)) for turn in range(2))
+    first, second = (codec.encode(slice_, turn, drawn(3)) for turn in range(2))
     assert torch.equal(first, second)
-    assert codec.state(piece) == {}
+    assert codec.state(slice_) == {}
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_checkpoint_goes_on_to_the_same_bits(spec: str) -> None:
-    piece = piece_of(3000)
+    slice_ = slice_of(3000)
     one, other = made(spec), made(spec)
     for turn in range(3):
-        one.encode(piece, turn, drawn(3000, seed=turn))
-    other.restore(piece, {name: tensor.clone() for name, tensor in one.state(piece).items()})
+        one.encode(slice_, turn, drawn(3000, seed=turn))
+    other.restore(slice_, {name: tensor.clone() for name, tensor in one.state(slice_).items()})
     for turn in range(3, 6):
         values = drawn(3000, seed=turn)
-        assert torch.equal(one.encode(piece, turn, values), other.encode(piece, turn, values))
-    assert all(torch.equal(tensor, other.state(piece)[name]) for name, tensor in one.state(piece).items())
+        assert torch.equal(one.encode(slice_, turn, values), other.encode(slice_, turn, values))
+    assert all(torch.equal(tensor, other.state(slice_)[name]) for name, tensor in one.state(slice_).items())
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_was_not_applied_goes_with_the_next(spec: str) -> None:
-    codec, piece, values = made(spec), piece_of(3000, "float64"), drawn(3000, "float64")
-    codec.settle(piece, codec.cut(piece, codec.encode(piece, 0, values), BLOCK))
-    torch.testing.assert_close(residual(codec, piece), values, rtol=1e-12, atol=1e-14)
+    codec, slice_, values = made(spec), slice_of(3000, "float64"), drawn(3000, "float64")
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), BLOCK))
+    torch.testing.assert_close(residual(codec, slice_), values, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("numbers", [BLOCK, 4 * BLOCK])
 @pytest.mark.parametrize("elements", [1, 1024, 1025, 70_000])
 @pytest.mark.parametrize("spec", ["dense", *SPECS])
 def test_blocks_decode_on_their_own(spec: str, elements: int, numbers: int) -> None:
-    codec, piece = make_codec(spec, Stream()), piece_of(elements)
+    codec, slice_ = make_codec(spec, RngKey()), slice_of(elements)
     for turn in range(2):
-        payload = codec.encode(piece, turn, drawn(elements, seed=turn))
-        blocks = codec.cut(piece, payload, numbers)
+        payload = codec.encode(slice_, turn, drawn(elements, seed=turn))
+        blocks = codec.cut(slice_, payload, numbers)
         assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
         assert blocks[-1].stop == elements
         parts = []
         for start, stop, part in blocks:
-            within = piece.within(start, stop)
+            within = slice_.within(start, stop)
             assert codec.accepts(within, part.numel())
             parts.append(codec.decode(within, part.clone()))
-        assert torch.equal(torch.cat(parts).view(torch.int32), codec.decode(piece, payload).view(torch.int32))
-        assert len(blocks) == (-(-sent(spec, codec, piece, payload) // numbers) or 1)
+        assert torch.equal(
+            torch.cat(parts).view(torch.int32), codec.decode(slice_, payload).view(torch.int32)
+        )
+        assert len(blocks) == (-(-sent(spec, codec, slice_, payload) // numbers) or 1)
 
 
-def sent(spec: str, codec: Codec, piece: Slice, payload: torch.Tensor) -> int:
+def sent(spec: str, codec: Codec, slice_: Slice, payload: torch.Tensor) -> int:
     """How many numbers a payload holds."""
     large = of_large(codec)
-    return large.read(piece.elements, payload)[0].numel() if isinstance(large, Sparse) else piece.elements
+    return large.read(slice_.elements, payload)[0].numel() if isinstance(large, Sparse) else slice_.elements
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_lost_blocks_go_with_the_next(spec: str) -> None:
-    codec, piece = made(spec), piece_of(70_000, "float64")
+    codec, slice_ = made(spec), slice_of(70_000, "float64")
     pushed, applied = torch.zeros(70_000, dtype=torch.float64), torch.zeros(70_000, dtype=torch.float64)
     for turn in range(6):
         values = drawn(70_000, "float64", turn)
-        blocks = codec.cut(piece, codec.encode(piece, turn, values), BLOCK)
-        codec.settle(piece, [block for place, block in enumerate(blocks) if (place + turn) % 3 == 0])
+        blocks = codec.cut(slice_, codec.encode(slice_, turn, values), BLOCK)
+        codec.settle(slice_, [block for place, block in enumerate(blocks) if (place + turn) % 3 == 0])
         for place, (start, stop, payload) in enumerate(blocks):
             if (place + turn) % 3:
-                applied[start:stop] += codec.decode(piece.within(start, stop), payload)
+                applied[start:stop] += codec.decode(slice_.within(start, stop), payload)
         pushed += values
-    torch.testing.assert_close(applied + residual(codec, piece), pushed, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(applied + residual(codec, slice_), pushed, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", ["dense", "int4", "bisparse", "mpq"])
 def test_slices_of_tiny_tensors_have_blocks_too(spec: str) -> None:
-    codec, piece = make_codec(spec, Stream()), piece_of(5000, size_lower_bound=5001)
-    payload = codec.encode(piece, 0, drawn(5000))
+    codec, slice_ = make_codec(spec, RngKey()), slice_of(5000, size_lower_bound=5001)
+    payload = codec.encode(slice_, 0, drawn(5000))
     parts = [
-        codec.decode(piece.within(start, stop), part)
-        for start, stop, part in codec.cut(piece, payload, BLOCK)
+        codec.decode(slice_.within(start, stop), part)
+        for start, stop, part in codec.cut(slice_, payload, BLOCK)
     ]
     assert len(parts) == 5
-    assert torch.equal(torch.cat(parts), codec.decode(piece, payload))
+    assert torch.equal(torch.cat(parts), codec.decode(slice_, payload))
 
 
 @pytest.mark.parametrize("spec", ["dense", "int4", "topk"])
 @pytest.mark.parametrize("numbers", [0, 1000, -1024])
 def test_blocks_are_of_whole_scales(spec: str, numbers: int) -> None:
-    codec, piece = make_codec(spec, Stream()), piece_of(5000)
+    codec, slice_ = make_codec(spec, RngKey()), slice_of(5000)
     with pytest.raises(ValueError, match="possible are multiples of 1024"):
-        codec.cut(piece, codec.encode(piece, 0, drawn(5000)), numbers)
+        codec.cut(slice_, codec.encode(slice_, 0, drawn(5000)), numbers)
 
 
 @pytest.mark.parametrize("spec", ["int8", "int4", "sign", "two_bit", "topk", "bisparse"])
 def test_slices_of_tiny_tensors_go_dense(spec: str) -> None:
-    codec, tiny, values = made(spec), piece_of(999, size_lower_bound=1000), drawn(999)
+    codec, tiny, values = made(spec), slice_of(999, size_lower_bound=1000), drawn(999)
     assert torch.equal(codec.decode(tiny, codec.encode(tiny, 0, values)), values)
     assert codec.accepts(tiny, 4 * 999)
     assert not codec.accepts(tiny, 999)
-    large = piece_of(1000, size_lower_bound=1000)
+    large = slice_of(1000, size_lower_bound=1000)
     assert codec.encode(large, 0, drawn(1000)).numel() < 4000
 
 
 def test_mpq_sends_tiny_tensors_in_half_precision() -> None:
-    codec, tiny, values = made("mpq"), piece_of(999, size_lower_bound=1000), drawn(999)
+    codec, tiny, values = made("mpq"), slice_of(999, size_lower_bound=1000), drawn(999)
     assert codec.encode(tiny, 0, values).numel() == 2 + 2 * 999
     torch.testing.assert_close(
         codec.decode(tiny, codec.encode(tiny, 1, values)), values, rtol=2e-3, atol=1e-5
@@ -243,10 +245,10 @@ def test_mpq_sends_tiny_tensors_in_half_precision() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_models_in_half_precision_keep_their_residuals_in_float32(dtype: str) -> None:
-    codec, piece = made("bisparse ratio=0.1"), piece_of(3000, dtype)
-    decoded = codec.decode(piece, codec.encode(piece, 0, drawn(3000, dtype)))
+    codec, slice_ = made("bisparse ratio=0.1"), slice_of(3000, dtype)
+    decoded = codec.decode(slice_, codec.encode(slice_, 0, drawn(3000, dtype)))
     assert decoded.dtype == getattr(torch, dtype)
-    assert residual(codec, piece).dtype == torch.float32
+    assert residual(codec, slice_).dtype == torch.float32
 
 
 # -- what comes from outside ----------------------------------------------------------------------------------
@@ -257,13 +259,13 @@ def test_models_in_half_precision_keep_their_residuals_in_float32(dtype: str) ->
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_damaged_payload_is_refused_or_gives_finite_numbers(spec: str, data: Any) -> None:
     elements = data.draw(st.sampled_from([1, 64, 200]))
-    codec, piece = made(spec), piece_of(elements)
-    payload = codec.encode(piece, 0, drawn(elements)).clone()
+    codec, slice_ = made(spec), slice_of(elements)
+    payload = codec.encode(slice_, 0, drawn(elements)).clone()
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, payload.numel() - 1))] = data.draw(st.integers(0, 255))
     payload = payload[: data.draw(st.integers(0, payload.numel()))]
     try:
-        decoded = codec.decode(piece, payload)
+        decoded = codec.decode(slice_, payload)
     except ProtocolError:
         return
     assert decoded.numel() == elements
@@ -274,13 +276,13 @@ def test_a_damaged_payload_is_refused_or_gives_finite_numbers(spec: str, data: A
 @given(st.binary(max_size=300))
 @pytest.mark.parametrize("spec", SPECS)
 def test_garbage_is_refused_or_gives_finite_numbers(spec: str, garbage: bytes) -> None:
-    codec, piece = made(spec), piece_of(64)
+    codec, slice_ = made(spec), slice_of(64)
     payload = torch.tensor(list(garbage), dtype=torch.uint8)
     try:
-        decoded = codec.decode(piece, payload)
+        decoded = codec.decode(slice_, payload)
     except ProtocolError:
         return
-    assert codec.accepts(piece, len(garbage))
+    assert codec.accepts(slice_, len(garbage))
     assert torch.isfinite(decoded).all()
 
 
@@ -305,10 +307,10 @@ def test_garbage_is_refused_or_gives_finite_numbers(spec: str, garbage: bytes) -
 )
 def test_a_wrong_parameter_is_named(spec: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_codec(spec, Stream())
+        make_codec(spec, RngKey())
     assert words in str(caught.value)
 
 
 def test_an_unknown_codec_is_named() -> None:
     with pytest.raises(UnknownName, match="bisprase"):
-        make_codec("bisprase", Stream())
+        make_codec("bisprase", RngKey())

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from codec_cases import SIZES, SPECS, made, piece_of
+from codec_cases import SIZES, SPECS, made, slice_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,19 +23,19 @@ needs_kernels = pytest.mark.skipif(not native.available(), reason="built without
 
 def both(codec: str, rounds: list[torch.Tensor]) -> None:
     """Encode the same in both ways; payloads, residuals and what receivers read must be the same bits."""
-    piece = piece_of(rounds[0].numel())
+    slice_ = slice_of(rounds[0].numel())
     ours, plain = made(codec), made(codec)
     for turn, values in enumerate(rounds):
-        payload = ours.encode(piece, turn, values, 1.0)
+        payload = ours.encode(slice_, turn, values, 1.0)
         with native.switched_off():
-            expected = plain.encode(piece, turn, values, 1.0)
-            read = plain.decode(piece, expected)
+            expected = plain.encode(slice_, turn, values, 1.0)
+            read = plain.decode(slice_, expected)
         assert torch.equal(payload, expected)
-        kept, expected_to_be_kept = ours.state(piece), plain.state(piece)
+        kept, expected_to_be_kept = ours.state(slice_), plain.state(slice_)
         assert kept.keys() == expected_to_be_kept.keys()
         for name, held in kept.items():
             same_bits(held, expected_to_be_kept[name])
-        same_bits(ours.decode(piece, payload), read)
+        same_bits(ours.decode(slice_, payload), read)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -93,8 +93,8 @@ def test_the_same_elements_are_the_largest(values: list[float], data: st.DataObj
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(SPECS), st.integers(1, 300), st.data())
 def test_the_same_payloads_are_refused(spec: str, elements: int, data: st.DataObject) -> None:
-    codec, piece = made(spec), piece_of(elements)
-    payload = codec.encode(piece, 1, numbers(elements, "normal", 1), 1.0)
+    codec, slice_ = made(spec), slice_of(elements)
+    payload = codec.encode(slice_, 1, numbers(elements, "normal", 1), 1.0)
     place = data.draw(st.integers(0, payload.numel() - 1))
     payload[place] ^= data.draw(st.integers(1, 255))
     read = outcome(codec, elements, payload)
@@ -107,7 +107,7 @@ def test_the_same_payloads_are_refused(spec: str, elements: int, data: st.DataOb
 
 def outcome(codec: Codec, elements: int, payload: torch.Tensor) -> torch.Tensor | None:
     try:
-        return codec.decode(piece_of(elements), payload)
+        return codec.decode(slice_of(elements), payload)
     except ProtocolError:
         return None
 

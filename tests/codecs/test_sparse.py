@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from geomx.codecs.bisparse import BiSparse
 from geomx.codecs.pack.bits import pack, pack_bits, packed_bytes, unpack
 from geomx.codecs.pack.indices import BITMAP, choose, pack_indices, size_bytes, unpack_indices
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.topk import TopK, largest
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice, Tensor
@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("inner_loops")
 
 
-def piece_of(elements: int) -> Slice:
+def slice_of(elements: int) -> Slice:
     return Layout((Tensor("t", (elements,), "float32"),), slice_elements=1 << 19).slices[0]
 
 
@@ -103,8 +103,8 @@ def test_the_largest_are_the_largest_and_never_zeros(numbers: list[int], data: s
 
 
 def test_top_k_sends_exactly_so_many() -> None:
-    codec, piece, values = TopK(Stream(), ratio=0.01), piece_of(100_000), drawn(100_000)
-    decoded = codec.decode(piece, codec.encode(piece, 0, values))
+    codec, slice_, values = TopK(RngKey(), ratio=0.01), slice_of(100_000), drawn(100_000)
+    decoded = codec.decode(slice_, codec.encode(slice_, 0, values))
     sent = decoded.nonzero().view(-1)
     assert sent.numel() == 1000
     assert torch.equal(decoded[sent], values[sent])
@@ -112,10 +112,10 @@ def test_top_k_sends_exactly_so_many() -> None:
 
 
 def test_the_sampled_threshold_sends_about_so_many() -> None:
-    codec, piece = BiSparse(Stream(), ratio=0.01), piece_of(300_000)
+    codec, slice_ = BiSparse(RngKey(), ratio=0.01), slice_of(300_000)
     for turn in range(5):
-        payload = codec.encode(piece, turn, drawn(300_000, turn))
-        assert 2000 <= int((codec.decode(piece, payload) != 0).sum()) <= 4500
+        payload = codec.encode(slice_, turn, drawn(300_000, turn))
+        assert 2000 <= int((codec.decode(slice_, payload) != 0).sum()) <= 4500
 
 
 def test_a_misleading_sample_does_no_harm() -> None:
@@ -123,14 +123,14 @@ def test_a_misleading_sample_does_no_harm() -> None:
     for stride_value in (0.0, 5.0):
         values = torch.zeros(300_000) + 1e-3 * drawn(300_000)
         values[::100] = stride_value
-        codec, piece = BiSparse(Stream(), ratio=0.01), piece_of(300_000)
-        sent = int((codec.decode(piece, codec.encode(piece, 0, values)) != 0).sum())
+        codec, slice_ = BiSparse(RngKey(), ratio=0.01), slice_of(300_000)
+        sent = int((codec.decode(slice_, codec.encode(slice_, 0, values)) != 0).sum())
         assert 2000 <= sent <= 4500
 
 
 def test_bi_sparse_follows_the_paper() -> None:
     """u ← m·u + x, v ← v + u, the largest of v are sent, u and v are zeroed there."""
-    codec, piece = BiSparse(Stream(), ratio=0.1, momentum=0.9, values="float32"), piece_of(1000)
+    codec, slice_ = BiSparse(RngKey(), ratio=0.1, momentum=0.9, values="float32"), slice_of(1000)
     u, v = torch.zeros(1000), torch.zeros(1000)
     for turn in range(20):
         x = drawn(1000, turn)
@@ -140,20 +140,20 @@ def test_bi_sparse_follows_the_paper() -> None:
         top = v.abs().topk(100).indices
         expected[top] = v[top]
         v[top] = u[top] = 0
-        decoded = codec.decode(piece, codec.encode(piece, turn, x))
+        decoded = codec.decode(slice_, codec.encode(slice_, turn, x))
         assert torch.equal(decoded != 0, expected != 0)
         torch.testing.assert_close(decoded, expected)
 
 
 def test_the_ratio_falls_in_the_warm_up() -> None:
-    codec = BiSparse(Stream(), ratio=0.001, warmup_rounds=4)
+    codec = BiSparse(RngKey(), ratio=0.001, warmup_rounds=4)
     assert [round(codec.ratio_in(turn), 4) for turn in (0, 2, 4, 100)] == [0.25, 0.0158, 0.001, 0.001]
 
 
 def test_the_mean_gradient_is_clipped() -> None:
-    codec, piece = BiSparse(Stream(), ratio=1.0, values="float32", clip=1.0), piece_of(1000)
+    codec, slice_ = BiSparse(RngKey(), ratio=1.0, values="float32", clip=1.0), slice_of(1000)
     values = drawn(1000)
-    decoded = codec.decode(piece, codec.encode(piece, 0, 8 * values, weight=8.0))
+    decoded = codec.decode(slice_, codec.encode(slice_, 0, 8 * values, weight=8.0))
     torch.testing.assert_close(decoded, 8 * values / values.norm())
 
 
@@ -161,6 +161,6 @@ def test_a_form_that_is_larger_than_a_bitmap_is_refused() -> None:
     """No encoder takes it, and no server has room for it."""
     one_element = bytearray([1, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 1, 0, 0, 128, 63])  # its index in two bytes
     with pytest.raises(ProtocolError, match="16 bytes for 1 elements"):
-        BiSparse(Stream(), values="float32").expand(
-            piece_of(1), torch.frombuffer(one_element, dtype=torch.uint8)
+        BiSparse(RngKey(), values="float32").expand(
+            slice_of(1), torch.frombuffer(one_element, dtype=torch.uint8)
         )

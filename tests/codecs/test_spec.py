@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from geomx.codecs.pack import values
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, ratio_of, slices_wanted
 from geomx.errors import ConfigError
 
@@ -41,4 +41,4 @@ def test_defaults_of_a_script_have_no_part_in_it(spec: str) -> None:
 
 def test_what_is_no_codec_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a subclass of geomx\.codecs\.base\.Codec"):
-        make_codec("contextlib:nullcontext", Stream())
+        make_codec("contextlib:nullcontext", RngKey())

@@ -10,7 +10,7 @@ from config_runs import TWO_PARTIES, faults_of, places_of, two_parties
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.config import Link, Run
+from geomx.config import LinkTable, Run
 from geomx.config.document import read_toml
 from geomx.config.fields import TABLES, keys
 from geomx.config.overrides import literal
@@ -167,9 +167,9 @@ def test_overrides_change_what_is_validated():
         "run.arguments[1]=a=b # c",
     )
     assert run.run.seed == 2
-    assert run.wan.link == Link(rate_mbps=20.0)
+    assert run.wan.link == LinkTable(rate_mbps=20.0)
     assert [party.workers for party in run.parties] == [3, 4]
-    assert run.link_of("B") == Link(delay_ms=5.0)
+    assert run.link_of("B") == LinkTable(delay_ms=5.0)
     assert (run.worker.overlap, run.run.name) == ("forward", "quoted")
     assert run.run.arguments == ("--lr", "a=b # c")
 

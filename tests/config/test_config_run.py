@@ -19,8 +19,8 @@ from geomx.config import (
     CODECS,
     COMPENSATIONS,
     POLICIES,
-    Link,
-    Party,
+    LinkTable,
+    PartyTable,
     Run,
     describe,
 )
@@ -109,7 +109,7 @@ def test_every_key_can_be_given():
     run = Run.parse(text, "/runs/all.toml")
     assert run.run.script == Path("/runs/train.py")
     assert (run.tls.certificate, run.tls.key) == (Path("/runs/node.pem"), Path("/keys/node.key"))
-    assert run.wan.link == Link(rate_mbps=100.0, delay_ms=20.0, jitter_ms=2.5, loss=0.01)
+    assert run.wan.link == LinkTable(rate_mbps=100.0, delay_ms=20.0, jitter_ms=2.5, loss=0.01)
     assert run.parties[0].dataset_size == 1000
     written = run.as_dict()
     written |= {name: written[name][0] for name in ("party", "event")}
@@ -126,7 +126,7 @@ def test_a_run_cannot_be_changed():
 
 def test_a_run_made_in_python_must_hold_together_too():
     with pytest.raises(ConfigError, match=r"party\[1\]\.name"):
-        Run(run={"name": "r"}, party=[Party(name="A", workers=1), Party(name="A", workers=2)])
+        Run(run={"name": "r"}, party=[PartyTable(name="A", workers=1), PartyTable(name="A", workers=2)])
 
 
 def test_names_are_those_of_the_registries():
@@ -161,8 +161,8 @@ def test_an_unknown_party_is_answered_with_the_nearest_name():
 
 def test_a_party_has_its_own_link_or_that_of_the_wan():
     run = two_parties("wan.link.rate_mbps=100", "party.B.link.delay_ms=5")
-    assert run.link_of("A") == Link(rate_mbps=100.0)
-    assert run.link_of("B") == Link(delay_ms=5.0)
+    assert run.link_of("A") == LinkTable(rate_mbps=100.0)
+    assert run.link_of("B") == LinkTable(delay_ms=5.0)
     assert two_parties().link_of("A") is None
 
 
@@ -224,7 +224,7 @@ def test_settings_are_changed_as_on_the_command_line():
         ["sync.policy=hfa k1=2 k2=3", "wan.codec_up=int8", "party.B.link={}", "party[0].workers=7"]
     )
     assert (other.sync.policy, other.wan.codec_up, other.party("A").workers) == ("hfa k1=2 k2=3", "int8", 7)
-    assert other.link_of("B") == Link()
+    assert other.link_of("B") == LinkTable()
     assert (run.sync.policy, run.run, other.run) == ("fsa", run.run, run.run)
     with pytest.raises(ConfigError, match=r"run\.shards"):
         run.changed(["run.shards=0"])
@@ -314,9 +314,9 @@ def test_other_values_are_known_for_every_key():
 
 @pytest.mark.parametrize("key", OTHER_VALUES)
 def test_the_manifest_differs_exactly_where_nodes_must_agree(key):
-    together = TOGETHER.get(key, [])
-    before = two_parties(*together)
-    after = two_parties(*together, f"{key}={OTHER_VALUES[key]}")
+    sync_group = TOGETHER.get(key, [])
+    before = two_parties(*sync_group)
+    after = two_parties(*sync_group, f"{key}={OTHER_VALUES[key]}")
     agreed = {*AGREED, *(f"party.A.{name}" for name in (*AGREED_OF_A_PARTY, "name"))}
     assert before != after
     assert (before.manifest() != after.manifest()) == (key in agreed)
@@ -372,7 +372,7 @@ def test_the_tree_is_drawn():
 
 
 def test_every_key_has_a_description():
-    fields = [field for table in (*TABLES.values(), Link) for field in keys(table).values()]
+    fields = [field for table in (*TABLES.values(), LinkTable) for field in keys(table).values()]
     assert all(field.description or as_table(field.annotation) for field in fields)
 
 

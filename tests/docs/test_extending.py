@@ -16,10 +16,10 @@ from torch import nn
 from trees import Loop, assert_well, layout_of, plan_of, run_tree
 
 from geomx.codecs.contract import codecs
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.layout import Layout, Tensor
 from geomx.node.port import Arrived
-from geomx.node.topology import Edge, Plan, make_node
+from geomx.node.topology import Edge, Topology, make_node
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
 from geomx.sync.contract import policies
@@ -73,7 +73,7 @@ def assert_equal(ours: Weights, theirs: Weights) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
 
 
-def run_live(plan: Plan, script: Script, settings: Settings) -> dict[str, Weights]:
+def run_live(plan: Topology, script: Script, settings: Settings) -> dict[str, Weights]:
     """Train on the virtual clock; what the script returned, by worker."""
     network = Network(rate_mbps=1000.0, delay_ms=1.0)
     simulator, results = Simulator(0, network), dict[str, Weights]()
@@ -143,10 +143,10 @@ def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
 
 
 def test_the_codec_refuses_other_sizes() -> None:
-    codec = load("half").Half(Stream())
-    piece = layout_of(2).slices[0]
-    assert codec.accepts(piece, 2 * piece.elements)
-    assert not codec.accepts(piece, 2 * piece.elements + 1)
+    codec = load("half").Half(RngKey())
+    slice_ = layout_of(2).slices[0]
+    assert codec.accepts(slice_, 2 * slice_.elements)
+    assert not codec.accepts(slice_, 2 * slice_.elements + 1)
 
 
 def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> None:

@@ -13,10 +13,10 @@ from trees import plan_of
 from wires import LOOPS, Witness, run_on
 
 from geomx.channels.contract import Channel
-from geomx.channels.emulation.shaping import Link
+from geomx.channels.emulation.shaping import PlainLink
 from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import contexts
-from geomx.drive.real import Door, Driver, Wiring
+from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.errors import ConfigError, GeomxError, ProtocolError
 from geomx.node.peers.handshake import LEAST_STRANGERS
 from geomx.node.topology import make_node
@@ -52,7 +52,7 @@ class Records:
 async def serving(channel: Channel) -> AsyncIterator[tuple[str, Records, asyncio.Task[None]]]:
     """The global server at a free port: its address, what it records, and its run."""
     records = Records()
-    driver = Driver(make_node(PLAN, "global/0"), Wiring(Door(channel, "127.0.0.1:0")), records)
+    driver = Driver(make_node(PLAN, "global/0"), Wiring(ListeningEdge(channel, "127.0.0.1:0")), records)
     task = asyncio.get_running_loop().create_task(driver.run())
     (listening,) = await records.until("listening")
     try:
@@ -89,7 +89,7 @@ def test_many_strangers_at_once_do_not_keep_a_member_out(loop_name):
     run_on(loop_name, main)
 
 
-@pytest.mark.parametrize("link", [None, Link(rate_mbps=100, delay_ms=150)])
+@pytest.mark.parametrize("link", [None, PlainLink(rate_mbps=100, delay_ms=150)])
 def test_what_a_node_fails_with_reaches_its_peers_before_its_loop_may_end(loop_name, link):
     async def main():
         async with serving(Tcp(link)) as (address, _, task):
@@ -148,7 +148,7 @@ def test_who_has_no_certificate_is_recorded_with_the_reason(loop_name, tmp_path)
 def test_a_door_that_is_taken_says_which(loop_name):
     async def main():
         async with serving(Tcp()) as (address, _, _):
-            second = Driver(make_node(PLAN, "global/0"), Wiring(Door(Tcp(), address)), Records())
+            second = Driver(make_node(PLAN, "global/0"), Wiring(ListeningEdge(Tcp(), address)), Records())
             with pytest.raises(
                 ConfigError, match=f"address: found {address}; allowed: an address of this machine"
             ):

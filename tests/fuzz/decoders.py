@@ -21,36 +21,36 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "codecs"))
 
 with atheris.instrument_imports(include=["geomx"]):
     import torch
-    from codec_cases import SPECS, drawn, made, piece_of
+    from codec_cases import SPECS, drawn, made, slice_of
 
     from geomx.errors import ProtocolError
 
 torch.set_num_threads(1)
 SIZES = (1, 63, 64, 200, 1025)
 CODECS = [made(spec) for spec in SPECS]
-PIECES = [piece_of(size) for size in SIZES]
+SLICES = [slice_of(size) for size in SIZES]
 
 
 def decode(data: bytes) -> None:
     """One input; raises where a promise is broken."""
     if len(data) < 3:
         return
-    codec, piece = CODECS[data[0] % len(CODECS)], PIECES[data[1] % len(PIECES)]
+    codec, slice_ = CODECS[data[0] % len(CODECS)], SLICES[data[1] % len(SLICES)]
     payload = torch.frombuffer(bytearray(data[2:]), dtype=torch.uint8)
-    accepted = codec.accepts(piece, payload.numel())
+    accepted = codec.accepts(slice_, payload.numel())
     try:
-        values = codec.decode(piece, payload)
+        values = codec.decode(slice_, payload)
     except ProtocolError:
         return
     assert accepted, "it decodes what it does not accept"
-    assert values.numel() == piece.elements
+    assert values.numel() == slice_.elements
     assert bool(torch.isfinite(values).all())
 
 
 def begin(folder: Path) -> None:
     """Payloads of every codec and size."""
-    for a, (b, piece) in itertools.product(range(len(SPECS)), enumerate(PIECES)):
-        payload = made(SPECS[a]).encode(piece, 1, drawn(piece.elements), 1.0)
+    for a, (b, slice_) in itertools.product(range(len(SPECS)), enumerate(SLICES)):
+        payload = made(SPECS[a]).encode(slice_, 1, drawn(slice_.elements), 1.0)
         (folder / f"{a}-{b}").write_bytes(bytes([a, b]) + bytes(payload.tolist()))
 
 

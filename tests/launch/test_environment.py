@@ -10,8 +10,8 @@ import pytest
 from geomx.errors import ConfigError
 from geomx.launch.environment import (
     THREADS,
-    Job,
-    Place,
+    ProcessPlace,
+    TorchrunJob,
     environment_of,
     import_beside,
     job_environment,
@@ -34,11 +34,11 @@ def become(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None
 
 
 def test_without_a_launcher_there_is_no_place() -> None:
-    assert read_place() == Place()
+    assert read_place() == ProcessPlace()
 
 
 def test_a_place_comes_back_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    place = Place(
+    place = ProcessPlace(
         tmp_path / "run.json", ("run.seed=3", 'run.name="a b"'), "A", 0, tmp_path / "A.0.jsonl", trace=True
     )
     become(monkeypatch, environment_of(place))
@@ -46,9 +46,11 @@ def test_a_place_comes_back_from_the_environment(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_child_does_not_inherit_its_parents_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    become(monkeypatch, environment_of(Place(Path("run.json"), ("a=1",), "A", 1, Path("r"), trace=True)))
+    become(
+        monkeypatch, environment_of(ProcessPlace(Path("run.json"), ("a=1",), "A", 1, Path("r"), trace=True))
+    )
     become(monkeypatch, {"KEPT": "yes"})
-    environment = environment_of(Place(party="B"))
+    environment = environment_of(ProcessPlace(party="B"))
     assert {k: v for k, v in environment.items() if k.startswith("GEOMX_") and v} == {"GEOMX_PARTY": "B"}
     assert environment["KEPT"] == "yes"
 
@@ -58,7 +60,7 @@ def test_a_job_comes_back_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(name, raising=False)
     assert read_job() is None
     become(monkeypatch, job_environment(1, 3, 7000))
-    assert read_job() == Job(1, 3)
+    assert read_job() == TorchrunJob(1, 3)
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(ConfigError, match="WORLD_SIZE"):
         read_job()
@@ -75,10 +77,10 @@ def test_threads_share_the_cores_unless_the_user_has_set_them(monkeypatch: pytes
     cores = len(os.sched_getaffinity(0))
     assert threads_each(1) == cores
     assert threads_each(10 * cores) == 1
-    assert environment_of(Place(), 3)["OMP_NUM_THREADS"] == "3"
+    assert environment_of(ProcessPlace(), 3)["OMP_NUM_THREADS"] == "3"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert threads_each(1) is None
-    assert environment_of(Place(), None)["OMP_NUM_THREADS"] == "7"
+    assert environment_of(ProcessPlace(), None)["OMP_NUM_THREADS"] == "7"
 
 
 def test_what_lies_beside_a_description_can_be_imported_here_and_in_children(
@@ -89,6 +91,6 @@ def test_what_lies_beside_a_description_can_be_imported_here_and_in_children(
     (tmp_path / "beside_a_run.py").write_text("answer = 42")
     import_beside(tmp_path / "run.toml")
     assert importlib.import_module("beside_a_run").answer == 42
-    assert environment_of(Place())["PYTHONPATH"].split(os.pathsep) == ["elsewhere", str(tmp_path)]
+    assert environment_of(ProcessPlace())["PYTHONPATH"].split(os.pathsep) == ["elsewhere", str(tmp_path)]
     import_beside(tmp_path / "run.toml")
     assert os.environ["PYTHONPATH"].count(str(tmp_path)) == 1

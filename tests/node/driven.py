@@ -26,7 +26,7 @@ from geomx.node.contract import (
     Write,
 )
 from geomx.node.slices.payloads import pack_layout
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 from geomx.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
@@ -69,7 +69,7 @@ def push(origin: str, turn: int = 1, index: int = 0, incarnation: int = 1, **mor
 class Driven:
     """A node and its peers, each of which numbers what it sends. Jobs are done at once."""
 
-    def __init__(self, name: str, plan: Plan = PLAN) -> None:
+    def __init__(self, name: str, plan: Topology = PLAN) -> None:
         self.node: Any = make_node(plan, name)
         self.now = 0.0
         self.effects: list[Effect] = []
@@ -172,8 +172,8 @@ def global_server(settings: dict[str, Any] | None = None) -> Driven:
     for conn, node in enumerate(("A", "B"), 1):
         attach(node, server, conn, settings)
         server.say(conn, Hyper(b"sgd", dict(SGD)))
-    for piece in LAYOUT.slices:
-        assigned = {"turn": 0, "index": piece.index, "kind": "assign", "operation": "attach()", "hyper": b""}
+    for slice_ in LAYOUT.slices:
+        assigned = {"turn": 0, "index": slice_.index, "kind": "assign", "operation": "attach()", "hyper": b""}
         server.say(1, push("A/0", **assigned, origins={"A/0": 1, "A/1": 1}))
         server.say(2, push("B/0", **assigned))
     return server

@@ -94,7 +94,7 @@ def test_a_round_far_ahead_is_told_as_a_disagreement_and_not_waited_for():
 
 def test_where_members_may_be_ahead_the_open_rounds_are_bounded():
     server = local_server()
-    server.node._policy.in_step = False
+    server.node._policy.lockstep = False
     for turn in range(1, OPEN_ROUNDS + 2):
         server.say(1, push("A/0", turn=turn))
     assert isinstance(server.error, ProtocolError)

@@ -15,7 +15,7 @@ from trees import SGD, plan_of
 from geomx.errors import GeomxError, Unsupported
 from geomx.layout import Layout, Tensor
 from geomx.node.port import Arrived, Contribution, Fetched, Left, Ready
-from geomx.node.topology import Edge, Plan, make_node
+from geomx.node.topology import Edge, Topology, make_node
 from geomx.optim.contract import SliceState
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
@@ -31,7 +31,7 @@ LAYOUT = Layout(
         Tensor("running", (5,), "float32", role="buffer"),
     )
 )
-W, V, B, RUNNING = (piece.index for piece in LAYOUT.slices)
+W, V, B, RUNNING = (slice_.index for slice_ in LAYOUT.slices)
 WEIGHTS = (W, V, B)
 
 
@@ -54,13 +54,13 @@ class Member:
     def assign(self, state: dict[int, SliceState] | None = None, values: float = 1.0) -> dict[int, Arrived]:
         """The first member's weights are everybody's."""
         given = []
-        for piece in LAYOUT.slices:
+        for slice_ in LAYOUT.slices:
             call = Contribution(
-                self.turn, piece.index, "assign", "load()", 0.0, None, pack([False] * len(piece.parts))
+                self.turn, slice_.index, "assign", "load()", 0.0, None, pack([False] * len(slice_.parts))
             )
             if not self.place:
-                held = (state or {}).get(piece.index)
-                call = replace(call, values=torch.full((piece.elements,), values), present=None, state=held)
+                held = (state or {}).get(slice_.index)
+                call = replace(call, values=torch.full((slice_.elements,), values), present=None, state=held)
             given.append(call)
         return self._exchange(given)
 
@@ -107,7 +107,7 @@ class Member:
 
 
 def run(
-    plan: Plan, script: Callable[[Member], Any], settings: dict[str, Any] | None = None
+    plan: Topology, script: Callable[[Member], Any], settings: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Every worker runs `script`; returns what each came to."""
     simulator, results = Simulator(0, WAN), dict[str, Any]()
@@ -323,7 +323,7 @@ def test_a_worker_cannot_rejoin_where_the_weights_live_on_the_workers():
 
 
 def test_every_node_has_its_place_in_the_plan():
-    plan, solo = plan_of([2, 1], shards=2), Plan.solo()
+    plan, solo = plan_of([2, 1], shards=2), Topology.solo()
     assert plan.nodes == ("global/0", "global/1", "A", "B", "A/0", "A/1", "B/0")
     assert plan.parents("B/0") == ("B",)
     assert solo.nodes == ("global/0", "solo/0")

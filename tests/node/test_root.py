@@ -23,7 +23,7 @@ from geomx.wire.messages import (
     Update,
 )
 
-LEDGER = next(piece.index for piece in LAYOUT.slices if piece.role == "ledger")
+LEDGER = next(slice_.index for slice_ in LAYOUT.slices if slice_.role == "ledger")
 
 
 def step(server: Driven, turn: int = 1, index: int = 0, **more: Any) -> None:
@@ -61,7 +61,7 @@ def test_hyper_parameters_in_use_outlast_thousands_of_others(monkeypatch):
         if number % 5 == 0:
             server.say(1, Hyper(b"sgd", {"lr": 0.5}))
         server.say(1, Hyper(number.to_bytes(2, "big"), {"lr": 1 / (number + 1)}))
-        assert len(server.node.upside._hypers) <= 10
+        assert len(server.node.sink._hypers) <= 10
     step(server)
     assert len(answers(server)) == 1
 

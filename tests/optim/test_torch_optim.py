@@ -59,13 +59,13 @@ def cut_models(draw):
     return sizes, dtype, slices
 
 
-def gather(piece, tensors):
-    return torch.cat([tensors[part.tensor][part.start : part.stop] for part in piece.parts])
+def gather(slice_, tensors):
+    return torch.cat([tensors[part.tensor][part.start : part.stop] for part in slice_.parts])
 
 
-def assert_same_bits(flat, piece, wholes):
-    expected = gather(piece, [whole.detach() for whole in wholes])
-    bits = (DTYPES | HALVES)[piece.dtype]
+def assert_same_bits(flat, slice_, wholes):
+    expected = gather(slice_, [whole.detach() for whole in wholes])
+    bits = (DTYPES | HALVES)[slice_.dtype]
     assert torch.equal(flat.view(bits), expected.view(bits))
 
 
@@ -74,11 +74,11 @@ def check_against_torch(name, hyper, model, data):
     sizes, dtype, slices = model
     make = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     wholes = [torch.randn(size, generator=make, dtype=getattr(torch, dtype)) for size in sizes]
-    flats = [gather(piece, wholes) for piece in slices]
+    flats = [gather(slice_, wholes) for slice_ in slices]
     reference = getattr(torch.optim, name)(wholes, foreach=False, **hyper)
     root = TorchOptimizer(name)
-    for piece, flat in zip(slices, flats, strict=True):
-        root.adopt(piece, flat)
+    for slice_, flat in zip(slices, flats, strict=True):
+        root.adopt(slice_, flat)
     restart = data.draw(st.integers(0, 5))
     for step in range(5):
         if step == restart:
@@ -90,19 +90,19 @@ def check_against_torch(name, hyper, model, data):
         for whole, gradient, present in zip(wholes, gradients, has_gradient, strict=True):
             whole.grad = gradient.clone() if present else None
         reference.step()
-        for piece in slices:
-            present = presence.pack([has_gradient[part.tensor] for part in piece.parts])
-            root.apply(piece.index, gather(piece, gradients), present, sent)
-    for piece, flat in zip(slices, flats, strict=True):
-        assert_same_bits(flat, piece, wholes)
+        for slice_ in slices:
+            present = presence.pack([has_gradient[part.tensor] for part in slice_.parts])
+            root.apply(slice_.index, gather(slice_, gradients), present, sent)
+    for slice_, flat in zip(slices, flats, strict=True):
+        assert_same_bits(flat, slice_, wholes)
 
 
 def moved(root, name, slices, flats):
     """Another optimizer, with the state of the first."""
     other = TorchOptimizer(name)
-    for piece, flat in zip(slices, flats, strict=True):
-        other.adopt(piece, flat)
-        other.restore(piece.index, root.export(piece.index))
+    for slice_, flat in zip(slices, flats, strict=True):
+        other.adopt(slice_, flat)
+        other.restore(slice_.index, root.export(slice_.index))
     return other
 
 
@@ -131,18 +131,18 @@ def test_half_precision_has_the_same_bits_where_cuts_are_aligned(name, dtype):
     layout = Layout((Tensor("w", (300,), dtype),), size_lower_bound=1, slice_elements=64)
     make = torch.Generator().manual_seed(0)
     whole = torch.randn(300, generator=make).to(getattr(torch, dtype))
-    flats = [gather(piece, [whole]) for piece in layout.slices]
+    flats = [gather(slice_, [whole]) for slice_ in layout.slices]
     hyper = {"lr": 0.01} | ({"momentum": 0.9} if name in ("SGD", "RMSprop") else {})
     reference, root = getattr(torch.optim, name)([whole], foreach=False, **hyper), TorchOptimizer(name)
-    for piece, flat in zip(layout.slices, flats, strict=True):
-        root.adopt(piece, flat)
+    for slice_, flat in zip(layout.slices, flats, strict=True):
+        root.adopt(slice_, flat)
     for _ in range(5):
         whole.grad = torch.randn(300, generator=make).to(whole.dtype)
-        for piece in layout.slices:
-            root.apply(piece.index, gather(piece, [whole.grad]), None, hyper)
+        for slice_ in layout.slices:
+            root.apply(slice_.index, gather(slice_, [whole.grad]), None, hyper)
         reference.step()
-    for piece, flat in zip(layout.slices, flats, strict=True):
-        assert_same_bits(flat, piece, [whole])
+    for slice_, flat in zip(layout.slices, flats, strict=True):
+        assert_same_bits(flat, slice_, [whole])
 
 
 def small_slice():

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "torch"))
 from live_runs import train
 
 from geomx.channels.emulation.shaping import PACKET_BYTES, SEGMENT_BYTES
-from geomx.config.tables import Link
+from geomx.config.tables import LinkTable
 from geomx.layout import Slice
 from geomx.node.topology import Edge
 from geomx.observe.costs import Cost
@@ -23,7 +23,7 @@ from geomx.predict.steps import Prediction, predict
 from geomx.simulate.simulator import Network, Simulator
 from geomx.sync.contract import policies
 from geomx.train import LiveRun, Settings
-from geomx.train.model.model_slices import Carried
+from geomx.train.model.model_slices import ModelSlices
 
 MEMORY_BYTES_PER_S = 5e9  # of the simulator
 HEADERS = PACKET_BYTES / SEGMENT_BYTES  # which the simulator's links do not charge
@@ -49,7 +49,7 @@ def model() -> nn.Module:
 
 def slices() -> list[Slice]:
     made = model()
-    return Carried(made, [{"params": list(made.parameters())}], 0, 100, 1 << 12).slices("weight")
+    return ModelSlices(made, [{"params": list(made.parameters())}], 0, 100, 1 << 12).slices("weight")
 
 
 @functools.cache
@@ -96,7 +96,7 @@ def _model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def costed(spec: str, pieces: list[Slice]) -> Cost:
     """As the simulator charges: by the memory that jobs touch."""
-    dense = sum(piece.size_bytes for piece in pieces)
+    dense = sum(slice_.size_bytes for slice_ in pieces)
     if spec == "dense":
         return Cost(spec, dense, dense, 0.0, 0.0, 0.0, lossless=True)
     seconds = 8 * dense / MEMORY_BYTES_PER_S
@@ -108,7 +108,7 @@ def predicted(policy: str, scenario: str, codec: str = "dense") -> Prediction:
     sites = tuple(
         Site(
             name, 2, computes[name], 0.0,
-            Link(rate_mbps=network.rate_mbps * HEADERS, delay_ms=network.delay_ms), Link(),
+            LinkTable(rate_mbps=network.rate_mbps * HEADERS, delay_ms=network.delay_ms), LinkTable(),
         )
         for name, network in links.items()
     )  # fmt: skip

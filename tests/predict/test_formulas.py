@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from geomx.config.tables import Link
+from geomx.config.tables import LinkTable
 from geomx.errors import ConfigError
 from geomx.observe.costs import Cost
 from geomx.predict.facts import Codecs, Facts, Rhythm, Site
-from geomx.predict.formulas import Stream, link_bytes, link_s, through, together, travel_s
+from geomx.predict.formulas import PassTimes, link_bytes, link_s, through, together, travel_s
 from geomx.predict.steps import Prediction, predict
 
 POLICIES = (
@@ -22,7 +22,7 @@ POLICIES = (
 
 seconds = st.floats(0.0, 10.0)
 links = st.builds(
-    Link,
+    LinkTable,
     rate_mbps=st.floats(1.0, 1000.0),
     delay_ms=st.floats(0.0, 300.0),
     jitter_ms=st.floats(0.0, 20.0),
@@ -35,7 +35,7 @@ policies = st.sampled_from(POLICIES)
 def sites(draw: st.DrawFn, name: str = "A") -> Site:
     compute_s = draw(st.floats(1e-3, 5.0))
     backward_s = draw(st.floats(0.0, 1.0)) * compute_s
-    return Site(name, draw(st.integers(1, 4)), compute_s, backward_s, draw(links), Link())
+    return Site(name, draw(st.integers(1, 4)), compute_s, backward_s, draw(links), LinkTable())
 
 
 @st.composite
@@ -68,7 +68,7 @@ def predicted(facts: Facts, policy: str, codecs: Codecs | None = None) -> Predic
 def test_a_pipeline_takes_its_longest_stage_and_a_slice_of_each_other(
     stages: list[float], slices: int
 ) -> None:
-    stream = Stream(0.0, 0.0)
+    stream = PassTimes(0.0, 0.0)
     for stage_s in stages:
         stream = through(stream, stage_s, slices)
     longest = (1 - 1 / slices) * max(stages)
@@ -81,7 +81,7 @@ def test_streams_are_those_of_slices_one_by_one(gaps: list[float], stages: list[
     """Slices that come at equal distances pass as if each were followed by itself."""
     slices, gap = len(gaps), gaps[0]
     ends = [number * gap for number in range(slices)]
-    stream = Stream(ends[0], ends[-1])
+    stream = PassTimes(ends[0], ends[-1])
     for stage_s in stages:
         free = 0.0
         for number, ready in enumerate(ends):
@@ -92,14 +92,14 @@ def test_streams_are_those_of_slices_one_by_one(gaps: list[float], stages: list[
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=4))
 def test_nobody_is_there_before_the_last(pairs: list[tuple[float, float]]) -> None:
-    streams = [Stream(min(pair), max(pair)) for pair in pairs]
+    streams = [PassTimes(min(pair), max(pair)) for pair in pairs]
     both = together(streams)
     assert all(both.first >= stream.first and both.last >= stream.last for stream in streams)
 
 
 @given(links, st.integers(1, 10**7))
 def test_the_last_byte_is_under_way_for_the_delay_and_at_most_a_round_trip_more(
-    link: Link, size: int
+    link: LinkTable, size: int
 ) -> None:
     least = 1e-3 * (link.delay_ms + link.jitter_ms)
     assert least <= travel_s(size, link) + 1e-12
@@ -174,7 +174,7 @@ def test_a_forward_that_overlaps_is_never_slower(facts: Facts) -> None:
 
 # -- the closed forms of the document -------------------------------------------------------------------------
 
-SITE = Site("A", 2, 0.3, 0.0, Link(rate_mbps=100.0, delay_ms=20.0), Link())
+SITE = Site("A", 2, 0.3, 0.0, LinkTable(rate_mbps=100.0, delay_ms=20.0), LinkTable())
 
 
 def exchange_s(facts: Facts, part: float = 1.0, slices: int = 16, sharing: int = 1) -> float:

@@ -10,7 +10,7 @@ from trees import Loop, assert_well, layout_of
 
 from geomx.config import Run
 from geomx.errors import ConfigError, NodeLost, RunFailed
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 from geomx.simulate.links import emulate
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Simulator
@@ -33,9 +33,9 @@ CUT = '[[event]]\nat_s = 2\nfor_s = 4\nparty = "B"\ncut = true\n'
 
 def trained(
     text: str, rounds: int = 100, shards: int = 1
-) -> tuple[Simulator, Plan, dict[str, Program], Loop]:
+) -> tuple[Simulator, Topology, dict[str, Program], Loop]:
     run = Run.parse(text, "run.toml", [f"run.shards={shards}"])
-    plan, simulator = Plan.of(run), Simulator()
+    plan, simulator = Topology.of(run), Simulator()
     emulate(run, simulator)
     for name in plan.nodes:
         simulator.add(make_node(plan, name))

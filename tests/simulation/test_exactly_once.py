@@ -46,7 +46,7 @@ def test_bits_survive_a_bad_network(chunk: int, expected: dict[int, dict[int, to
             for worker in plan.workers:
                 for index, weights in expected[shards].items():
                     assert torch.equal(loop.weights[worker][index], weights), (worker, index)
-            ledger = next(piece.index for piece in loop.layout.slices if piece.role == "ledger")
+            ledger = next(slice_.index for slice_ in loop.layout.slices if slice_.role == "ledger")
             assert loop.weights["B/1"][ledger].tolist() == [ROUNDS] * 4
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, {network}: {error}") from error

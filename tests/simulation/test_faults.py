@@ -12,7 +12,7 @@ from trees import SGD, Loop, assert_well, layout_of, plan_of, run_tree
 from geomx.errors import Disagreement, Fenced, NodeLost, Refused, RunFailed, WaitTimeout
 from geomx.node.peers.peer import Limits
 from geomx.node.port import Contribution, Ready
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.session import Patience
@@ -20,7 +20,7 @@ from geomx.wire.session import Patience
 WAN = Network(100.0, 20.0)
 
 
-def loop_of(plan: Plan, rounds: int = 30, **more: Any) -> Loop:
+def loop_of(plan: Topology, rounds: int = 30, **more: Any) -> Loop:
     return Loop(layout_of(len(plan.workers)), plan.workers, rounds, **more)
 
 
@@ -180,9 +180,9 @@ def rejoin(program: Program, loop: Loop, joined: list[int]) -> None:
     joined.append(min(turns))
     place = loop.members.index(program.name)
     for turn in range(min(turns) + 1, loop.rounds + 1):
-        for piece in loop.layout.slices:
-            if have[piece.index] < turn:
-                program.call("contribute", loop.contribution(piece.index, turn, place, weights))
+        for slice_ in loop.layout.slices:
+            if have[slice_.index] < turn:
+                program.call("contribute", loop.contribution(slice_.index, turn, place, weights))
         program.wait(lambda t=turn: min(have.values()) >= t, lambda: "the updates")  # type: ignore[misc]
     program.call("leave", {"": loop.rounds})
 
@@ -247,5 +247,5 @@ def test_members_that_leave_early_do_not_hold_up_the_others() -> None:
     loop = Short(layout_of(3), plan.workers, 6)
     simulator, programs = run_tree(plan, loop, WAN)
     assert_well(simulator, plan, programs)
-    ledger = next(piece.index for piece in loop.layout.slices if piece.role == "ledger")
+    ledger = next(slice_.index for slice_ in loop.layout.slices if slice_.role == "ledger")
     assert loop.weights["A/0"][ledger].tolist() == [6, 2, 6]

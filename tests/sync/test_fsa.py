@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.sync.contract import Apply, Gradient, View, Wait, policies
+from geomx.sync.contract import Apply, GradientStep, RoundView, Wait, policies
 from geomx.sync.fsa import FSA
 
 names = st.frozensets(st.sampled_from(["A/0", "A/1", "B/0", "B/1", "C/0"]))
@@ -9,12 +9,12 @@ names = st.frozensets(st.sampled_from(["A/0", "A/1", "B/0", "B/1", "C/0"]))
 
 @given(st.integers(0, 1000))
 def test_every_step_pushes_every_slice(turn):
-    assert FSA().step(turn) == Gradient()
+    assert FSA().step(turn) == GradientStep()
 
 
 @given(origins=names, members=names, now=st.floats(0, 1e9))
 def test_a_round_waits_for_exactly_the_members_that_are_missing(origins, members, now):
-    plan = FSA().gathered(View(3, 0, "gradient", "", origins, members, {}), now)
+    plan = FSA().gathered(RoundView(3, 0, "gradient", "", origins, members, {}), now)
     if members <= origins:
         assert plan == Apply()
     else:

@@ -11,7 +11,7 @@ from torch import nn
 from trees import assert_well, plan_of
 
 from geomx.errors import RunFailed
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
 from geomx.train import LiveRun, Settings
@@ -36,7 +36,7 @@ def train(
 
     `faults(simulator, restart)`: what goes wrong on the way; `restart(worker)` starts one that has crashed.
     """
-    plan = Plan.solo() if list(parties) == [] else plan_of(list(parties), shards, **plan_fields)
+    plan = Topology.solo() if list(parties) == [] else plan_of(list(parties), shards, **plan_fields)
     simulator, results = Simulator(0, network), dict[str, Any]()
 
     def main(program: Program) -> None:

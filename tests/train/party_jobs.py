@@ -93,9 +93,9 @@ def start(
     `script(run, options)` is a function of a module that a process can import.
     """
     ways = dict(ways or {})
-    inside = tuple(f"party.{party}.inside=server" for party, way in ways.items() if way == "server")
+    intra_party = tuple(f"party.{party}.inside=server" for party, way in ways.items() if way == "server")
     job, ends = Job(), list[Connection]()
-    run = with_free_ports(Run.parse(TOML, "jobs.toml", (*inside, *overrides)), job.ports)
+    run = with_free_ports(Run.parse(TOML, "jobs.toml", (*intra_party, *overrides)), job.ports)
     for name in (*run.shard_names, *run.servers):
         job.processes[name] = context.Process(target=_serve, args=(run, name), daemon=True)
     for party in run.parties:
@@ -104,7 +104,7 @@ def start(
             job.pipes[name], theirs = context.Pipe(duplex=False)
             ends.append(theirs)
             there = {"GEOMX_PARTY": party.name, **(environment or {})}
-            if party.inside == "collective":
+            if party.intra_party == "collective":
                 there = job_environment(rank, party.workers, port) | there
             else:
                 there["GEOMX_RANK"] = str(rank)
@@ -208,7 +208,7 @@ def epoch(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer, batc
 def sha256(run: LiveRun) -> str | None:
     """Of the weights as the run will report them."""
     assert run._attached is not None
-    return run._attached.inside.trained_sha256()
+    return run._attached.intra_party.trained_sha256()
 
 
 def train(run: LiveRun, options: dict[str, Any]) -> tuple[str | None, list[int]]:

@@ -51,7 +51,7 @@ def script(make: Make, steps: int = STEPS, pause_s: Callable[[LiveRun, int], flo
             optimizer.zero_grad()
             F.mse_loss(model(x), y).backward()
             if pause_s is not None:
-                run._exchange.port.sleep(pause_s(run, step))  # type: ignore[attr-defined]  # of the virtual clock
+                run._client.port.sleep(pause_s(run, step))  # type: ignore[attr-defined]  # of the virtual clock
             optimizer.step()
         return weights(model)
 
@@ -64,7 +64,7 @@ def uneven(run: LiveRun, step: int) -> float:
     return 0.02 * (1 + 2.5 * party) * (1 + 0.3 * ((7 * step + 3 * party) % 5))
 
 
-def in_step(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+def lockstep(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     for step in range(steps):
         x, y = parts_of(step, len(run.workers))[place_of(run)]
         run.weight(len(x))

@@ -35,7 +35,7 @@ from geomx.simulate.simulator import Network, Simulator
 from geomx.sync.contract import policies
 from geomx.sync.esync import ESync
 from geomx.train import LiveRun, Settings
-from geomx.train.calls.collective_client import Exchange
+from geomx.train.calls.collective_client import CollectiveClient
 
 if TYPE_CHECKING:
     from geomx.node.contract import Port
@@ -74,7 +74,7 @@ def script(make: Make, step_s: Callable[[str, int], float]) -> Any:
             run.weight(len(x))
             optimizer.zero_grad()
             F.mse_loss(model(x), y).backward()
-            run._exchange.port.sleep(step_s(run.name, len(turns)))  # type: ignore[attr-defined]  # of the virtual clock
+            run._client.port.sleep(step_s(run.name, len(turns)))  # type: ignore[attr-defined]  # of the virtual clock
             turns.append(run.turn)
             optimizer.step()
         return Trained(weights(model), turns)
@@ -137,10 +137,10 @@ class TwoAnswers:
 
 
 def test_an_answer_is_not_lost_to_the_next_one() -> None:
-    exchange = Exchange(cast("Port", TwoAnswers()), "A/0")
-    assert exchange.stepped(1, 0.1, wait=True) == 3
-    exchange.next_turn()
-    assert exchange.stepped(1, 0.1, wait=True) == 3
+    client = CollectiveClient(cast("Port", TwoAnswers()), "A/0")
+    assert client.stepped(1, 0.1, wait=True) == 3
+    client.next_turn()
+    assert client.stepped(1, 0.1, wait=True) == 3
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
@@ -235,7 +235,7 @@ def test_the_end_of_the_data_is_everybody_s() -> None:
             for x, y in run.shard(batches, over="run"):
                 optimizer.zero_grad()
                 F.mse_loss(model(x), y).backward()
-                run._exchange.port.sleep(STEP_S[run.name])  # type: ignore[attr-defined]
+                run._client.port.sleep(STEP_S[run.name])  # type: ignore[attr-defined]
                 optimizer.step()
         return run._attached.turns.steps, weights(model)  # type: ignore[union-attr]
 
@@ -318,7 +318,7 @@ def test_a_save_costs_nobody_the_steps_of_the_round_behind_it(tmp_path: Path) ->
         while run.turn <= ROUNDS + 1:
             x, y = parts_of(len(turns), len(run.workers))[place_of(run)]
             F.mse_loss(model(x), y).backward()
-            run._exchange.port.sleep(STEP_S[run.name])  # type: ignore[attr-defined]  # of the virtual clock
+            run._client.port.sleep(STEP_S[run.name])  # type: ignore[attr-defined]  # of the virtual clock
             turns.append(run.turn)
             optimizer.step()
             if turns[-1] < ROUNDS // 2 <= run.turn:

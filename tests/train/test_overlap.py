@@ -235,13 +235,13 @@ def test_pushes_leave_during_backward() -> None:
         x, y = parts_of(0, 2)[place_of(run)]
         run.weight(len(x))
         seen: list[str] = []
-        call = run._exchange.port.call
+        call = run._client.port.call
 
         def spy(method: str, *arguments: Any) -> None:
             seen.append(method)
             call(method, *arguments)
 
-        run._exchange.port.call = spy  # type: ignore[method-assign]
+        run._client.port.call = spy  # type: ignore[method-assign]
         model[0].weight.register_hook(lambda gradient: seen.append("gradient of the first layer"))
         F.mse_loss(model(x), y).backward()
         seen.append("end of backward")

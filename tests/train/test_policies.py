@@ -154,11 +154,11 @@ def streaming_reference(
     optimizers = [adam(model) for model in models]
     shares = [samples_of(place) for place in range(everyone)]
 
-    def part(model: nn.Module, piece: list[tuple[int, int, int]]) -> torch.Tensor:
+    def part(model: nn.Module, slice_: list[tuple[int, int, int]]) -> torch.Tensor:
         flat = [p.detach().reshape(-1) for p in model.parameters()]
-        return torch.cat([flat[number][first:last] for number, first, last in piece])
+        return torch.cat([flat[number][first:last] for number, first, last in slice_])
 
-    anchors = [part(start, piece) for piece in cut]
+    anchors = [part(start, slice_) for slice_ in cut]
     outers = [Nesterov(0.7, 0.9) for _ in cut]
     under_way: list[tuple[int, int, torch.Tensor]] = []
     for step in range(STEPS):
@@ -194,8 +194,8 @@ def test_streaming_diloco_is_the_paper_s(fragments: int, overlap: int) -> None:
         assert run._attached is not None
         cuts.append(
             [
-                [(part.tensor, part.start, part.stop) for part in piece.parts]
-                for piece in run._attached.carried.slices("weight")
+                [(part.tensor, part.start, part.stop) for part in slice_.parts]
+                for slice_ in run._attached.model_slices.slices("weight")
             ]
         )
         return values
@@ -245,8 +245,8 @@ def test_the_last_outer_step_of_an_epoch_weighs_what_was_trained_since_the_parts
             optimizer.step()
             seen[run.name] = weights(model)
         assert run._attached is not None
-        pieces = run._attached.carried.slices("weight")
-        cuts.append([[(part.tensor, part.start, part.stop) for part in piece.parts] for piece in pieces])
+        pieces = run._attached.model_slices.slices("weight")
+        cuts.append([[(part.tensor, part.start, part.stop) for part in slice_.parts] for slice_ in pieces])
         return weights(model)
 
     policy = DiLoCo(every=4, fragments=2, lr=1.0, momentum=0.0)
@@ -336,7 +336,7 @@ def test_batch_norm_s_statistics_are_averaged_where_asked(spec: str) -> None:
             optimizer.zero_grad()
             F.mse_loss(model(x), y).backward()
             before[run.name] = model[1].running_mean.clone()
-            run._exchange.port.sleep(0.1)  # type: ignore[attr-defined]  # of the virtual clock: all are alike to ESync
+            run._client.port.sleep(0.1)  # type: ignore[attr-defined]  # of the virtual clock: all are alike to ESync
             optimizer.step()
         return before[run.name], weights(model)
 

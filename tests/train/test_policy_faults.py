@@ -22,7 +22,7 @@ from live_runs import (
     train,
     weights,
 )
-from policy_runs import ALGORITHMS, in_step, script, settings, uneven
+from policy_runs import ALGORITHMS, lockstep, script, settings, uneven
 from torch import nn
 from trees import bad_network, disturb, plan_of
 
@@ -31,7 +31,7 @@ from geomx.node.root import Root
 from geomx.node.server import Server
 from geomx.node.topology import Edge, make_node
 from geomx.simulate.simulator import Network, Simulator
-from geomx.sync.contract import Pacer, policies
+from geomx.sync.contract import StepController, policies
 from geomx.sync.fsa import FSA
 from geomx.sync.mixed import MixedSync
 from geomx.train import LiveRun
@@ -79,7 +79,7 @@ def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: i
     )
     assert counted(simulator, shards) == [contributions[name] for name in ("A/0", "A/1", "B/0")]
     assert min(contributions.values()) > 0
-    if policy.together == "run" and not isinstance(policy, Pacer):
+    if policy.sync_group == "run" and not isinstance(policy, StepController):
         calm, _ = run_once()
         assert_equal(results["B/0"], calm["B/0"])
 
@@ -142,7 +142,7 @@ def test_a_worker_that_is_started_again_has_the_weights_of_the_run(spec: str, tm
             for x, y in run.shard(batches, over="run"):
                 optimizer.zero_grad()
                 F.mse_loss(model(x), y).backward()
-                run._exchange.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
+                run._client.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
                 optimizer.step()
         run.save(later if path.exists() else path)
 
@@ -238,7 +238,7 @@ def test_a_party_that_vanishes_for_ten_seconds_comes_back(spec: str) -> None:
     policy = policies.make(spec)
     shaken, simulator = train([2, 1], script(sgd, 25, uneven), settings(policy), policy=spec, faults=cut)
     assert any(fields["peer"] == "global/0" for _, node, fields in simulator.noted("resumed") if node == "B")
-    if policy.together == "run":
+    if policy.sync_group == "run":
         assert_equal(shaken["B/0"], calm["B/0"])
 
 
@@ -254,9 +254,9 @@ def test_a_bound_does_not_hold_up_calls_of_the_whole_run(staleness: int, shards:
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
         model = nn.Sequential(small_model(), nn.BatchNorm1d(5).double())  # whose buffers save() averages
         model, optimizer = run.attach(model, sgd(model))
-        in_step(run, model, optimizer, 3 if run.party == "A" else 8)
+        lockstep(run, model, optimizer, 3 if run.party == "A" else 8)
         run.save(tmp_path / "c.safetensors")
-        in_step(run, model, optimizer, 9)
+        lockstep(run, model, optimizer, 9)
         optimizer.load_state_dict(optimizer.state_dict())
         return {name: value for name, value in weights(model).items() if name.startswith("0")}
 
@@ -280,8 +280,8 @@ def test_nor_where_a_worker_in_the_call_is_started_again(shards: int, tmp_path: 
         model = nn.Sequential(small_model(), nn.BatchNorm1d(5).double())
         model, optimizer = run.attach(model, sgd(model))
         for _ in range(12 if run.party == "B" else 2):
-            run._exchange.port.sleep(0.3 if run.party == "B" else 0.01)  # type: ignore[attr-defined]  # virtual
-            in_step(run, model, optimizer, 1)
+            run._client.port.sleep(0.3 if run.party == "B" else 0.01)  # type: ignore[attr-defined]  # virtual
+            lockstep(run, model, optimizer, 1)
         run.save(tmp_path / "c.safetensors")
 
     def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
@@ -299,7 +299,7 @@ def test_call_after_call_is_not_held_up_where_messages_are_lost(tmp_path: Path) 
         model = nn.Sequential(small_model(), nn.BatchNorm1d(5).double())
         model, optimizer = run.attach(model, sgd(model))
         for call in range(6):
-            in_step(run, model, optimizer, 1 + (run.parties.index(run.party) + call) % 3)
+            lockstep(run, model, optimizer, 1 + (run.parties.index(run.party) + call) % 3)
             run.save(tmp_path / "c.safetensors")
             run.save(tmp_path / "d.safetensors")
 
@@ -313,7 +313,7 @@ def test_workers_in_different_calls_are_told_so(spec: str, cohort: str, tmp_path
     def main(run: LiveRun) -> None:
         model = nn.Sequential(small_model(), nn.BatchNorm1d(5).double())
         model, optimizer = run.attach(model, sgd(model))
-        in_step(run, model, optimizer, 2 if run.is_first else 3)
+        lockstep(run, model, optimizer, 2 if run.is_first else 3)
         run.save(tmp_path / "c.safetensors")
 
     said = rf"A/0 in save\(\) wait for the whole run, A/1 in step\(\) for all of {cohort}"
@@ -329,9 +329,9 @@ def test_a_checkpoint_has_the_weights_that_belong_to_the_optimizer_s_state(spec:
     def main(run: LiveRun) -> None:
         model = small_model()
         model, optimizer = run.attach(model, adam(model))
-        in_step(run, model, optimizer, 3 if run.is_first else 8)
+        lockstep(run, model, optimizer, 3 if run.is_first else 8)
         if run.is_first:
-            run._exchange.port.sleep(10.0)  # type: ignore[attr-defined]  # of the virtual clock: all have stepped
+            run._client.port.sleep(10.0)  # type: ignore[attr-defined]  # of the virtual clock: all have stepped
         run.save(path)
         seen[run.name] = weights(model)
         if run.is_first:
@@ -387,7 +387,7 @@ def test_second_0_of_events_is_the_end_of_attach_with_every_policy(spec: str) ->
     def main(run: LiveRun) -> float:
         model = small_model()
         run.attach(model, sgd(model))
-        return run._exchange.port.now  # type: ignore[attr-defined]  # of the virtual clock
+        return run._client.port.now  # type: ignore[attr-defined]  # of the virtual clock
 
     ends, simulator = train(
         [2, 1],

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from geomx.errors import Unsupported
 from geomx.train.model.fsdp import check_cut, cut_like, held, held_of, range_of
-from geomx.train.model.model_slices import Carried, overlap
+from geomx.train.model.model_slices import ModelSlices, overlap
 from geomx.train.model.support import check_model, unwrapped
 
 RANKS = 2
@@ -81,28 +81,30 @@ class Cut(nn.Module):
             self.register_parameter(name, nn.Parameter(whole if mesh is None else cut(whole, mesh)))
 
 
-def carried(model: nn.Module) -> Carried:
-    return Carried(model, [{"params": list(model.parameters())}], 0, size_lower_bound=10, slice_elements=10)
+def model_slices(model: nn.Module) -> ModelSlices:
+    return ModelSlices(
+        model, [{"params": list(model.parameters())}], 0, size_lower_bound=10, slice_elements=10
+    )
 
 
 def test_a_layout_is_that_of_the_whole_model(mesh: DeviceMesh) -> None:
-    assert carried(Cut(mesh)).layout.fingerprint == carried(Cut(None)).layout.fingerprint
+    assert model_slices(Cut(mesh)).layout.fingerprint == model_slices(Cut(None)).layout.fingerprint
 
 
 def test_slices_hold_what_is_here_and_zeros(mesh: DeviceMesh) -> None:
-    ours, whole = carried(Cut(mesh)), carried(Cut(None))
+    ours, whole = model_slices(Cut(mesh)), model_slices(Cut(None))
     rank = mesh.get_local_rank()
     found = []
-    for piece in ours.layout.slices:
-        full, _ = whole.gather(piece, whole.tensor, 2.0)
+    for slice_ in ours.layout.slices:
+        full, _ = whole.gather(slice_, whole.tensor, 2.0)
         assert full is not None
-        expected, present = torch.zeros(piece.elements), []
-        for part in piece.parts:
+        expected, present = torch.zeros(slice_.elements), []
+        for part in slice_.parts:
             start, stop = overlap(ours.tensor(part.tensor), part)
             there = slice(part.offset + start - part.start, part.offset + stop - part.start)
             expected[there] = full[there]
             present.append(start < stop)
-        values, bitmap = ours.gather(piece, ours.tensor, 2.0)
+        values, bitmap = ours.gather(slice_, ours.tensor, 2.0)
         if any(present):
             assert values is not None
             assert values.tolist() == expected.tolist()
@@ -120,9 +122,9 @@ def test_slices_hold_what_is_here_and_zeros(mesh: DeviceMesh) -> None:
 
 def test_values_are_scattered_to_what_is_here(mesh: DeviceMesh) -> None:
     model = Cut(mesh)
-    ours = carried(model)
-    for piece in ours.layout.slices:
-        ours.scatter(piece, 100.0 + torch.arange(float(piece.elements)))
+    ours = model_slices(model)
+    for slice_ in ours.layout.slices:
+        ours.scatter(slice_, 100.0 + torch.arange(float(slice_.elements)))
     whole = {
         "large": 100.0 + torch.cat([torch.arange(10.0), torch.arange(5.0)]),
         "one": torch.tensor([100.0]),

@@ -38,7 +38,7 @@ def steps_of(settings: Settings, policy: str = "fsa", epochs: int = 1) -> list[d
     def main(run: LiveRun) -> None:
         model = small_model(dtype=torch.float32)
         model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        sleep = run._exchange.port.sleep  # type: ignore[attr-defined]
+        sleep = run._client.port.sleep  # type: ignore[attr-defined]
         for _ in range(epochs):
             for (x,) in run.shard([(torch.randn(8, 20),) for _ in range(STEPS)]):
                 optimizer.zero_grad()

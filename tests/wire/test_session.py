@@ -79,11 +79,11 @@ def test_acknowledgements_are_owed_by_count_by_bytes_and_for_what_comes_again():
     assert not theirs.owes_ack()
     theirs.accept(ACK_EVERY_MESSAGES, BYE)
     assert theirs.owes_ack()
-    assert theirs.told(3.0) == ACK_EVERY_MESSAGES
+    assert theirs.ack_watermark(3.0) == ACK_EVERY_MESSAGES
     assert not theirs.owes_ack()
     theirs.accept(ACK_EVERY_MESSAGES + 1, Attach("f", {}, ACK_EVERY_BYTES))
     assert theirs.owes_ack()
-    theirs.told(4.0)
+    theirs.ack_watermark(4.0)
     theirs.accept(1, BYE)
     assert theirs.owes_ack()
 
@@ -116,7 +116,7 @@ def test_after_any_cuts_everything_has_been_delivered_once_with_the_same_content
                 assert number not in delivered
                 delivered[number] = message
             if theirs.owes_ack() and chance.random() < 0.5:
-                ours.acknowledged(theirs.told(0.0))
+                ours.acknowledged(theirs.ack_watermark(0.0))
 
     messages = [Leave({"": turn}, ()) for turn in range(50)]
     places = sorted(chance.sample(range(50), cuts))
@@ -124,10 +124,12 @@ def test_after_any_cuts_everything_has_been_delivered_once_with_the_same_content
         wire.append((ours.enqueue(message, None, 0, 0.0), message))
         carry(chance.randrange(3))
         if place in places:
-            wire[:] = [(n, kept.message) for n, kept in ours.opened(place + 1, theirs.told(0.0), 0.0)]
+            wire[:] = [
+                (n, kept.message) for n, kept in ours.opened(place + 1, theirs.ack_watermark(0.0), 0.0)
+            ]
     carry(1000)
     assert [delivered[number] for number in sorted(delivered)] == messages
-    ours.acknowledged(theirs.told(0.0))
+    ours.acknowledged(theirs.ack_watermark(0.0))
     assert ours.unacknowledged == {}
 
 
@@ -162,5 +164,5 @@ def test_a_heartbeat_is_wanted_when_nothing_was_said_on_a_connection():
     ours.opened(1, 0, 100.0)
     assert not ours.wants_beat(100.7)
     assert ours.wants_beat(101.0)
-    ours.told(101.0)
+    ours.ack_watermark(101.0)
     assert not ours.wants_beat(101.5)

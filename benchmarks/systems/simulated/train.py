@@ -17,7 +17,7 @@ from benchmarks import training
 from geomx.layout import Layout, Tensor
 from geomx.node.contract import Effect, Event, Job
 from geomx.node.port import Arrived, Contribution, Ready
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.presence import pack
 
@@ -79,15 +79,15 @@ class Loop:
     def _push(self) -> None:
         slices = self._run.layout.slices
         self._missing = len(slices)
-        for piece in slices:
-            weights = torch.empty(piece.elements, device="meta")
+        for slice_ in slices:
+            weights = torch.empty(slice_.elements, device="meta")
             if self._turn:
-                mine = Contribution(self._turn, piece.index, "gradient", "step()", 1.0, weights, None, SGD)
+                mine = Contribution(self._turn, slice_.index, "gradient", "step()", 1.0, weights, None, SGD)
             elif self._place:
-                absent = pack([False] * len(piece.parts))
-                mine = Contribution(0, piece.index, "assign", "attach()", 0.0, None, absent)
+                absent = pack([False] * len(slice_.parts))
+                mine = Contribution(0, slice_.index, "assign", "attach()", 0.0, None, absent)
             else:
-                mine = Contribution(0, piece.index, "assign", "attach()", 0.0, weights)
+                mine = Contribution(0, slice_.index, "assign", "attach()", 0.0, weights)
             self._run.simulator.call(self._name, "contribute", mine)
 
 
@@ -96,7 +96,9 @@ class Run:
 
     def __init__(self, job: training.Job, parties: tuple[str, ...]) -> None:
         self.job = job
-        plan = Plan("bench", {party: tuple(f"{party}/{r}" for r in range(job.workers)) for party in parties})
+        plan = Topology(
+            "bench", {party: tuple(f"{party}/{r}" for r in range(job.workers)) for party in parties}
+        )
         sizes = training.synthetic_sizes(job.parameters)
         self.layout = Layout(
             tuple(Tensor(f"{place}", (size,), "float32") for place, size in enumerate(sizes))

@@ -7,7 +7,7 @@ is told.
 
 Out: chunks are taken from the lanes only while the transport holds nothing back, in one batch for each turn of
 the loop, so that reading gets its turns and what is more urgent can still overtake. A shaped connection leaves that
-to its `Pacer`. In: the parser says where the kernel shall put the next bytes, mostly the payload itself.
+to its `LinkPacer`. In: the parser says where the kernel shall put the next bytes, mostly the payload itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any, cast
 import torch
 
 from geomx.channels.bbr import Bbr
-from geomx.channels.contract import Receiver
-from geomx.channels.emulation.pacing import Pacer
+from geomx.channels.contract import ConnectionHandler
+from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.tls import reason_of
 from geomx.errors import ProtocolError
 from geomx.wire.frames import Parser
@@ -49,7 +49,7 @@ next_ident = count(1).__next__
 _discarded = memoryview(bytearray(64 << 10))  # where bytes go that nobody reads
 
 
-class _State(Enum):
+class _ConnectionState(Enum):
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
@@ -64,9 +64,9 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        receiver: Receiver,
+        receiver: ConnectionHandler,
         chunk_bytes: int,
-        pacer: Pacer | None,
+        pacer: LinkPacer | None,
         connected: Callable[[TcpConnection, Any], None],
     ) -> None:
         self.ident = next_ident()
@@ -79,7 +79,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._lanes = Lanes(chunk_bytes)
         self._parser = Parser(lambda message: receiver.admit(self, message), allocate)
         self._pacer = pacer
-        self._state = _State.OPEN
+        self._state = _ConnectionState.OPEN
         self._paused = False  # the transport holds bytes back
         self._pump_due = False
         self._flying = 0  # chunks that the pacer has taken and not delivered
@@ -96,12 +96,12 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         """Undo `hold`."""
-        if self._state is not _State.CLOSED:
+        if self._state is not _ConnectionState.CLOSED:
             self._transport.resume_reading()
 
     def write(self, number: int, message: Message, payload: Any, priority: int) -> None:
         """Queue a message; see `Connection.write`. On a connection that has ended it is dropped."""
-        if self._state is _State.OPEN:
+        if self._state is _ConnectionState.OPEN:
             self._lanes.put(number, message, None if payload is None else view_of(payload), priority)
             if self._lanes.waiting(0) > MOST_CONTROLS:
                 self._loop.call_soon(self._fail, "it does not read what it is sent")
@@ -110,9 +110,9 @@ class TcpConnection(asyncio.BufferedProtocol):
     def close(self, reason: str) -> None:
         """See `Connection.close`. Takes at most 2 s and one delay of the link."""
         del reason  # it stands in the message that was written before
-        if self._state is not _State.OPEN:
+        if self._state is not _ConnectionState.OPEN:
             return
-        self._state = _State.CLOSING
+        self._state = _ConnectionState.CLOSING
         self._lanes.clear(keep=0)
         delay_s = self._pacer.delay_s if self._pacer else 0.0
         self._deadline = self._loop.call_later(CLOSE_LIMIT_S + delay_s, self._transport.abort)
@@ -123,7 +123,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         """See `Connection.gone`."""
         await self._gone.wait()
 
-    def pace(self, pacer: Pacer) -> None:
+    def pace(self, pacer: LinkPacer) -> None:
         """From now on, write as this pacer says; for a connection that has none yet."""
         assert self._pacer is None, "what the old pacer still holds would be overtaken"
         self._pacer = pacer
@@ -147,7 +147,7 @@ class TcpConnection(asyncio.BufferedProtocol):
     def _pump(self) -> None:
         """Write one batch, and come again if the transport took all of it."""
         self._pump_due = False
-        if self._paused or self._pacer is not None or self._state is _State.CLOSED:
+        if self._paused or self._pacer is not None or self._state is _ConnectionState.CLOSED:
             return
         batch: list[bytes | memoryview] = []
         size = 0
@@ -173,7 +173,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def _shut_if_flushed(self) -> None:
         """While closing, with nothing left to write: say so to the peer."""
-        if self._state is not _State.CLOSING or self._lanes.queued_bytes or self._flying:
+        if self._state is not _ConnectionState.CLOSING or self._lanes.queued_bytes or self._flying:
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -221,20 +221,20 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes shall go."""
-        return self._parser.buffer() if self._state is _State.OPEN else _discarded
+        return self._parser.buffer() if self._state is _ConnectionState.OPEN else _discarded
 
     def buffer_updated(self, nbytes: int) -> None:
         """They are there."""
         is_first = self.bytes_received == 0
         self.bytes_received += nbytes
-        if self._state is not _State.OPEN:
+        if self._state is not _ConnectionState.OPEN:
             return
         try:
             if is_first:
                 _check_plain(self._parser.buffer()[:nbytes])
             for number, message, payload in self._parser.advance(nbytes):
                 self._receiver.received(self, number, message, payload)
-                if self._state is not _State.OPEN:
+                if self._state is not _ConnectionState.OPEN:
                     return
         except ProtocolError as error:
             self._fail(str(error))
@@ -254,14 +254,14 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def _fail(self, reason: str) -> None:
         """The end that we did not choose."""
-        state, self._state = self._state, _State.CLOSED
-        if state is _State.CLOSED:
+        state, self._state = self._state, _ConnectionState.CLOSED
+        if state is _ConnectionState.CLOSED:
             return
         self._lanes.clear()
         if self._pacer is not None:
             self._pacer.forget(self)
         self._transport.abort()
-        if state is _State.OPEN:
+        if state is _ConnectionState.OPEN:
             self._receiver.closed(self, reason)
 
 

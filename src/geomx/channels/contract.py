@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from geomx.wire.messages import Message
 
 
-class Receiver(Protocol):
+class ConnectionHandler(Protocol):
     """Who is told what happens on a connection."""
 
     def admit(self, connection: Connection, message: Message) -> None:
@@ -59,10 +59,10 @@ class Listener(Protocol):
 class Channel(Protocol):
     """One way to cross an edge."""
 
-    async def dial(self, address: str, receiver: Receiver) -> Connection:
+    async def dial(self, address: str, receiver: ConnectionHandler) -> Connection:
         """Connect to `host:port`; raises OSError or TimeoutError."""
 
     async def listen(
-        self, address: str, receiver: Receiver, accepted: Callable[[Connection], None]
+        self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
     ) -> Listener:
         """Accept connections at `host:port` (port 0: any free one)."""

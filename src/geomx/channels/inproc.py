@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from geomx.channels.connection import next_ident
-from geomx.channels.contract import Connection, Receiver
+from geomx.channels.contract import Connection, ConnectionHandler
 from geomx.errors import ProtocolError
 from geomx.wire.messages import Message, payload_size
 
@@ -23,7 +23,7 @@ from geomx.wire.messages import Message, payload_size
 class InProcConnection:
     """One end; keeps the contract of `geomx.channels.contract.Connection`."""
 
-    def __init__(self, receiver: Receiver, peer_address: str) -> None:
+    def __init__(self, receiver: ConnectionHandler, peer_address: str) -> None:
         self.ident = next_ident()
         self.peer_address = peer_address
         self.bytes_sent = 0
@@ -105,9 +105,9 @@ class InProc:
     """The channel inside one process. Addresses are `host:port` as elsewhere, known to this object alone."""
 
     def __init__(self) -> None:
-        self._doors: dict[str, tuple[Receiver, Callable[[Connection], None]]] = {}
+        self._doors: dict[str, tuple[ConnectionHandler, Callable[[Connection], None]]] = {}
 
-    async def dial(self, address: str, receiver: Receiver) -> InProcConnection:
+    async def dial(self, address: str, receiver: ConnectionHandler) -> InProcConnection:
         """Connect to a listener of the same channel; raises ConnectionRefusedError where there is none."""
         door = self._doors.get(address)
         if door is None:
@@ -120,7 +120,7 @@ class InProc:
         return ours
 
     async def listen(
-        self, address: str, receiver: Receiver, accepted: Callable[[Connection], None]
+        self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
     ) -> InProcListener:
         """Accept connections at `host:port` (port 0: any free one); raises OSError where it is taken."""
         host, _, port = address.rpartition(":")

@@ -22,9 +22,9 @@ from typing import Any
 from geomx.channels import bbr
 from geomx.channels import congestion as congestion_control
 from geomx.channels.connection import TcpConnection, format_address
-from geomx.channels.contract import Connection, Receiver
-from geomx.channels.emulation.pacing import Pacer
-from geomx.channels.emulation.shaping import LinkLike, Shaper, Uplink
+from geomx.channels.contract import Connection, ConnectionHandler
+from geomx.channels.emulation.pacing import LinkPacer
+from geomx.channels.emulation.shaping import EmulatedLink, LinkSpec, Shaper
 from geomx.channels.tls import Contexts, report_to
 from geomx.errors import ConfigError, Fault
 
@@ -57,7 +57,7 @@ class Tcp:
 
     def __init__(
         self,
-        link: LinkLike | None = None,
+        link: LinkSpec | None = None,
         *,
         chunk_bytes: int | None = None,
         congestion: str = congestion_control.SYSTEM,
@@ -74,7 +74,7 @@ class Tcp:
         self._seeds = count(seed)
         self.uplink = self._new_pacer()
 
-    async def dial(self, address: str, receiver: Receiver) -> TcpConnection:
+    async def dial(self, address: str, receiver: ConnectionHandler) -> TcpConnection:
         """Connect to `host:port`; raises OSError or TimeoutError, within 10 s; at once while the link is cut.
 
         Of a name with several addresses one is tried after the other, each for its share of the time: one that never
@@ -97,7 +97,7 @@ class Tcp:
         return connection
 
     async def listen(
-        self, address: str, receiver: Receiver, accepted: Callable[[Connection], None]
+        self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
     ) -> TcpListener:
         """Accept connections at `host:port` (port 0: any free one); with TLS, after the handshake."""
         host, port = split_address(address)
@@ -115,11 +115,11 @@ class Tcp:
         )
         return TcpListener(server)
 
-    def downlink(self, link: LinkLike) -> Pacer:
+    def downlink(self, link: LinkSpec) -> LinkPacer:
         """A shaped link for `shape`: that of one peer, however often it dials."""
-        return Pacer(Uplink(Shaper(link, next(self._seeds))))
+        return LinkPacer(EmulatedLink(Shaper(link, next(self._seeds))))
 
-    def shape(self, connection: Connection, downlink: Pacer) -> None:
+    def shape(self, connection: Connection, downlink: LinkPacer) -> None:
         """Shape what is written on an accepted connection from now on: it is known only now who has come."""
         if isinstance(connection, TcpConnection):
             connection.pace(downlink)
@@ -129,11 +129,11 @@ class Tcp:
         if isinstance(connection, TcpConnection) and mbps:
             congestion_control.pace(connection.socket, mbps)
 
-    def _new_pacer(self) -> Pacer | None:
+    def _new_pacer(self) -> LinkPacer | None:
         return None if self._link is None else self.downlink(self._link)
 
     def _connection(
-        self, receiver: Receiver, pacer: Pacer | None, stands: Callable[[TcpConnection], None]
+        self, receiver: ConnectionHandler, pacer: LinkPacer | None, stands: Callable[[TcpConnection], None]
     ) -> TcpConnection:
         def connected(connection: TcpConnection, sock: Any) -> None:
             self._set_options(sock)

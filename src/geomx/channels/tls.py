@@ -44,7 +44,7 @@ def contexts(certificate: Path | str, key: Path | str, authority: Path | str) ->
 def report_to(context: ssl.SSLContext, refused: Callable[[str], None]) -> None:
     """Call `refused(reason)` whenever a handshake with this context fails; event loops themselves keep silent."""
 
-    class Handshake(ssl.SSLObject):
+    class _ReportingSSLObject(ssl.SSLObject):
         def do_handshake(self) -> None:
             try:
                 super().do_handshake()
@@ -54,7 +54,7 @@ def report_to(context: ssl.SSLContext, refused: Callable[[str], None]) -> None:
                 refused(reason_of(error))
                 raise
 
-    context.sslobject_class = Handshake
+    context.sslobject_class = _ReportingSSLObject
 
 
 def reason_of(error: ssl.SSLError) -> str:

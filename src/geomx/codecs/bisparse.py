@@ -22,7 +22,7 @@ import torch
 
 from geomx.codecs.contract import Codec
 from geomx.codecs.pack.native import Added
-from geomx.codecs.pack.noise import Stream, below
+from geomx.codecs.pack.noise import RngKey, below
 from geomx.codecs.sparse import Sparse
 from geomx.codecs.topk import Found, Sample, add_and_find, find, largest, sampled
 from geomx.errors import ConfigError, Fault
@@ -38,7 +38,7 @@ class BiSparse(Sparse):
 
     def __init__(
         self,
-        stream: Stream,
+        stream: RngKey,
         *,
         ratio: float = 0.01,
         momentum: float = 0.0,
@@ -62,51 +62,51 @@ class BiSparse(Sparse):
         self.memory["velocity"] = self._velocities
 
     @staticmethod
-    def for_tiny(stream: Stream) -> Codec | None:
+    def for_tiny(stream: RngKey) -> Codec | None:
         """What slices of tiny tensors go through; None: dense."""
         return None
 
-    def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
+    def prepared(self, slice_: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
         if self._clip:
             norm = float(torch.linalg.vector_norm(values.to(torch.float64)))
             if norm > self._clip * weight:
                 values = values * (self._clip * weight / norm)
-        velocity = self._velocity(piece, values)
+        velocity = self._velocity(slice_, values)
         return values if velocity is None else velocity.mul_(self.momentum).add_(values)
 
-    def _velocity(self, piece: Slice, like: torch.Tensor) -> torch.Tensor | None:
+    def _velocity(self, slice_: Slice, like: torch.Tensor) -> torch.Tensor | None:
         """u; None without momentum."""
         if not self.momentum:
             return None
-        velocity = self._velocities.get(piece.index)
+        velocity = self._velocities.get(slice_.index)
         if velocity is None:
-            velocity = self._velocities[piece.index] = torch.zeros_like(self.residual(piece, like))
+            velocity = self._velocities[slice_.index] = torch.zeros_like(self.residual(slice_, like))
         return velocity
 
     def absorb(
-        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+        self, slice_: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
     ) -> torch.Tensor:
-        wanted = self._wanted(piece, turn)
-        sample = self._sample_for(piece, turn, wanted)
-        added = Added(values, self._velocity(piece, values), self.momentum)
-        found = add_and_find(piece, left, added, sample) if sample and not self._clip else None
+        wanted = self._wanted(slice_, turn)
+        sample = self._sample_for(slice_, turn, wanted)
+        added = Added(values, self._velocity(slice_, values), self.momentum)
+        found = add_and_find(slice_, left, added, sample) if sample and not self._clip else None
         if found is None:
-            return super().absorb(piece, turn, left, values, weight)
-        return self._sent(piece, _near(left, found, wanted), left)
+            return super().absorb(slice_, turn, left, values, weight)
+        return self._sent(slice_, _near(left, found, wanted), left)
 
-    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
-        wanted = self._wanted(piece, turn)
-        sample = self._sample_for(piece, turn, wanted)
+    def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+        wanted = self._wanted(slice_, turn)
+        sample = self._sample_for(slice_, turn, wanted)
         found = _near(left, find(left, sample), wanted) if sample else largest(left, wanted)
-        return self._sent(piece, found, left)
+        return self._sent(slice_, found, left)
 
-    def _sent(self, piece: Slice, indices: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+    def _sent(self, slice_: Slice, indices: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
         if self.momentum:
-            self._velocities[piece.index][indices] = 0
+            self._velocities[slice_.index][indices] = 0
         return self.write(indices, left)
 
-    def _wanted(self, piece: Slice, turn: int) -> int:
-        return max(1, round(self.ratio_in(turn) * piece.elements))
+    def _wanted(self, slice_: Slice, turn: int) -> int:
+        return max(1, round(self.ratio_in(turn) * slice_.elements))
 
     def ratio_in(self, turn: int) -> float:
         """The fraction that round `turn` sends."""
@@ -115,13 +115,13 @@ class BiSparse(Sparse):
         done = turn / self._warmup_rounds
         return max(self.ratio, float(FIRST_RATIO ** (1 - done) * self.ratio**done))
 
-    def _sample_for(self, piece: Slice, turn: int, wanted: int) -> Sample | None:
+    def _sample_for(self, slice_: Slice, turn: int, wanted: int) -> Sample | None:
         """What estimates the threshold; None for a slice that is too small for that."""
-        stride = int(piece.elements / max(LEAST_SAMPLE, SAMPLE * piece.elements))
+        stride = int(slice_.elements / max(LEAST_SAMPLE, SAMPLE * slice_.elements))
         if stride < 2:
             return None
-        start = below(self.stream.key(turn, piece), stride)
-        return sampled(piece.elements, wanted, start, stride, 1, 2 * TOLERANCE * wanted)
+        start = below(self.stream.key(turn, slice_), stride)
+        return sampled(slice_.elements, wanted, start, stride, 1, 2 * TOLERANCE * wanted)
 
 
 def _near(left: torch.Tensor, found: Found, wanted: int) -> torch.Tensor:

@@ -23,8 +23,8 @@ class BySize(Codec):
         self.large, self.tiny = large, tiny
         self.ratio, self.momentum = large.ratio, large.momentum
 
-    def _of(self, piece: Slice) -> Codec:
-        return self.large if piece.large else self.tiny
+    def _of(self, slice_: Slice) -> Codec:
+        return self.large if slice_.large else self.tiny
 
     @property
     def feedback(self) -> bool:
@@ -35,29 +35,29 @@ class BySize(Codec):
         self.large.feedback = given
         self.tiny.feedback = given and not self.tiny.lossless
 
-    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
-        codec = self._of(piece)
+    def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        codec = self._of(slice_)
         if codec.lossless:  # NaN is refused wherever it is
-            check_finite(piece, peak(values))
-        return codec.encode(piece, turn, values, weight)
+            check_finite(slice_, peak(values))
+        return codec.encode(slice_, turn, values, weight)
 
-    def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
-        return self._of(piece).decode(piece, payload)
+    def decode(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        return self._of(slice_).decode(slice_, payload)
 
-    def accepts(self, piece: Slice, size: int) -> bool:
-        return self._of(piece).accepts(piece, size)
+    def accepts(self, slice_: Slice, size: int) -> bool:
+        return self._of(slice_).accepts(slice_, size)
 
-    def cut(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        return self._of(piece).cut(piece, payload, numbers)
+    def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        return self._of(slice_).cut(slice_, payload, numbers)
 
-    def cost_bytes(self, piece: Slice) -> int:
-        return self.large.cost_bytes(piece)
+    def cost_bytes(self, slice_: Slice) -> int:
+        return self.large.cost_bytes(slice_)
 
-    def settle(self, piece: Slice, lost: Iterable[Block]) -> None:
-        self._of(piece).settle(piece, lost)
+    def settle(self, slice_: Slice, lost: Iterable[Block]) -> None:
+        self._of(slice_).settle(slice_, lost)
 
-    def state(self, piece: Slice) -> dict[str, torch.Tensor]:
-        return self._of(piece).state(piece)
+    def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
+        return self._of(slice_).state(slice_)
 
-    def restore(self, piece: Slice, state: Mapping[str, torch.Tensor]) -> None:
-        self._of(piece).restore(piece, state)
+    def restore(self, slice_: Slice, state: Mapping[str, torch.Tensor]) -> None:
+        self._of(slice_).restore(slice_, state)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.values import peak
 from geomx.errors import NotFinite
 from geomx.layout import Slice
@@ -34,7 +34,7 @@ BLOCK = 1024  # numbers; at its multiples every form has whole scales and whole 
 
 
 class Block(NamedTuple):
-    """What a payload carries of elements [start, stop): a payload of `piece.within(start, stop)`."""
+    """What a payload carries of elements [start, stop): a payload of `slice_.within(start, stop)`."""
 
     start: int
     stop: int
@@ -50,7 +50,7 @@ class Codec(ABC):
     momentum: float = 0.0  # of the values, before they meet what is held back
 
     @abstractmethod
-    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+    def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         """`values`: flat, of the slice's dtype and elements, Σ w·x of a total `weight`.
 
         Returns flat uint8; may share memory with `values`. Raises NotFinite where a lossy codec is given NaN or Inf:
@@ -58,34 +58,34 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+    def decode(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
         """The inverse: flat, of the slice's dtype. Raises `ProtocolError` on anything malformed."""
 
     @abstractmethod
-    def accepts(self, piece: Slice, size: int) -> bool:
+    def accepts(self, slice_: Slice, size: int) -> bool:
         """Whether a payload of `size` bytes is possible for this slice; asked before memory is taken."""
 
-    def cut(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+    def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
         """An encoding of this slice as blocks of at most `numbers` numbers that are sent, a multiple of `BLOCK`.
 
         Blocks follow each other without gaps from the slice's first element to its last. Decoded, all of them together
         are what `decode` makes of the whole, bit for bit. A codec that does not answer sends all in one block.
         """
-        return [Block(0, piece.elements, payload)]
+        return [Block(0, slice_.elements, payload)]
 
     @abstractmethod
-    def cost_bytes(self, piece: Slice) -> int:
+    def cost_bytes(self, slice_: Slice) -> int:
         """The memory that one encode or decode touches; 0: it only looks at the same memory anew."""
 
-    def settle(self, piece: Slice, lost: Iterable[Block]) -> None:
+    def settle(self, slice_: Slice, lost: Iterable[Block]) -> None:
         """Blocks were not applied: what they carried goes with the next encoding. Without feedback it is lost."""
         return
 
-    def state(self, piece: Slice) -> dict[str, torch.Tensor]:
+    def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of a slice, by name: tensors of the slice's elements, as they lie in memory."""
         return {}
 
-    def restore(self, piece: Slice, state: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, slice_: Slice, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `state`; without a name in it, that part begins anew."""
         return
 
@@ -98,7 +98,7 @@ class Lossy(Codec):
 
     lossless = False
 
-    def __init__(self, stream: Stream, tiny: Codec | None) -> None:
+    def __init__(self, stream: RngKey, tiny: Codec | None) -> None:
         self.stream = stream
         self.tiny = tiny
         self.feedback = True
@@ -109,78 +109,78 @@ class Lossy(Codec):
     # -- for a codec to answer ------------------------------------------------------------------------------
 
     @abstractmethod
-    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+    def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         """The payload of `left`; leaves in `left`, in place, what the payload does not carry."""
 
     def absorb(
-        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+        self, slice_: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
     ) -> torch.Tensor:
         """`compress` of left + values; for codecs to answer that do both in one pass over memory. Raises NotFinite."""
-        check_finite(piece, peak(values))
-        left.add_(self.prepared(piece, values, weight))
-        return self.compress(piece, turn, left, weight)
+        check_finite(slice_, peak(values))
+        left.add_(self.prepared(slice_, values, weight))
+        return self.compress(slice_, turn, left, weight)
 
     @abstractmethod
-    def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+    def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
         """What a payload carries (flat). Raises ProtocolError where `compress` cannot have written it."""
 
     @abstractmethod
     def possible(self, elements: int, size: int) -> bool:
         """Whether so many elements can have a payload of `size` bytes."""
 
-    def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+    def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
         """As `cut`. A codec that does not answer sends all of a slice in one block."""
-        return [Block(0, piece.elements, payload)]
+        return [Block(0, slice_.elements, payload)]
 
-    def prepared(self, piece: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
+    def prepared(self, slice_: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
         """What becomes of values before they meet the residual."""
         return values
 
     # -- the contract ---------------------------------------------------------------------------------------
 
-    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+    def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         if not self.feedback:
-            check_finite(piece, peak(values))
-            ready = self.prepared(piece, values, weight)
-            return self.compress(piece, turn, ready.to(working(values.dtype), copy=True), weight)
-        return self.absorb(piece, turn, self.residual(piece, values), values, weight)
+            check_finite(slice_, peak(values))
+            ready = self.prepared(slice_, values, weight)
+            return self.compress(slice_, turn, ready.to(working(values.dtype), copy=True), weight)
+        return self.absorb(slice_, turn, self.residual(slice_, values), values, weight)
 
-    def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
-        return self.expand(piece, payload).to(getattr(torch, piece.dtype))
+    def decode(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        return self.expand(slice_, payload).to(getattr(torch, slice_.dtype))
 
-    def accepts(self, piece: Slice, size: int) -> bool:
-        return self.possible(piece.elements, size)
+    def accepts(self, slice_: Slice, size: int) -> bool:
+        return self.possible(slice_.elements, size)
 
-    def cut(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        return self.blocks(piece, payload, whole_blocks(numbers))
+    def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        return self.blocks(slice_, payload, whole_blocks(numbers))
 
-    def cost_bytes(self, piece: Slice) -> int:
-        return 8 * piece.size_bytes
+    def cost_bytes(self, slice_: Slice) -> int:
+        return 8 * slice_.size_bytes
 
     # -- residuals ------------------------------------------------------------------------------------------
 
-    def residual(self, piece: Slice, like: torch.Tensor) -> torch.Tensor:
+    def residual(self, slice_: Slice, like: torch.Tensor) -> torch.Tensor:
         """What is held back of a slice: flat, float32 or float64."""
-        held = self._residuals.get(piece.index)
+        held = self._residuals.get(slice_.index)
         if held is None:
-            held = torch.zeros(piece.elements, dtype=working(like.dtype), device=like.device)
-            self._residuals[piece.index] = held
+            held = torch.zeros(slice_.elements, dtype=working(like.dtype), device=like.device)
+            self._residuals[slice_.index] = held
         return held
 
-    def settle(self, piece: Slice, lost: Iterable[Block]) -> None:
+    def settle(self, slice_: Slice, lost: Iterable[Block]) -> None:
         if self.feedback:
             for start, stop, payload in lost:
-                carried = self.expand(piece.within(start, stop), payload)
-                self.residual(piece, carried)[start:stop].add_(carried)
+                carried = self.expand(slice_.within(start, stop), payload)
+                self.residual(slice_, carried)[start:stop].add_(carried)
 
-    def state(self, piece: Slice) -> dict[str, torch.Tensor]:
-        return {name: held[piece.index] for name, held in self.memory.items() if piece.index in held}
+    def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
+        return {name: held[slice_.index] for name, held in self.memory.items() if slice_.index in held}
 
-    def restore(self, piece: Slice, state: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, slice_: Slice, state: Mapping[str, torch.Tensor]) -> None:
         for name, held in self.memory.items():
-            held.pop(piece.index, None)
+            held.pop(slice_.index, None)
             if name in state:
-                held[piece.index] = state[name].clone()
+                held[slice_.index] = state[name].clone()
 
 
 def whole_blocks(numbers: int) -> int:
@@ -200,10 +200,10 @@ def working(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def check_finite(piece: Slice, largest: float) -> None:
+def check_finite(slice_: Slice, largest: float) -> None:
     """Raise NotFinite where the largest |value| of a slice is NaN or Inf."""
     if not math.isfinite(largest):
-        raise NotFinite(f"slice {piece.index} holds NaN or Inf")
+        raise NotFinite(f"slice {slice_.index} holds NaN or Inf")
 
 
 codecs: Registry[type[Codec]] = Registry(

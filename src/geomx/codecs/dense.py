@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from geomx.codecs.contract import Block, Codec, tiles, whole_blocks
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.errors import ProtocolError
 from geomx.layout import ITEM_BYTES, Slice
 
@@ -16,26 +16,26 @@ class Dense(Codec):
     lossless = True
     feedback = False
 
-    def __init__(self, stream: Stream | None = None) -> None:
+    def __init__(self, stream: RngKey | None = None) -> None:
         pass
 
-    def encode(self, piece: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+    def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         return values.view(torch.uint8)
 
-    def decode(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
-        if not self.accepts(piece, payload.numel()):
+    def decode(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if not self.accepts(slice_, payload.numel()):
             raise ProtocolError(
-                f"slice {piece.index}: {payload.numel()} bytes of dense values; expected {piece.size_bytes}"
+                f"slice {slice_.index}: {payload.numel()} bytes of dense values; expected {slice_.size_bytes}"
             )
-        return payload.view(getattr(torch, piece.dtype))
+        return payload.view(getattr(torch, slice_.dtype))
 
-    def accepts(self, piece: Slice, size: int) -> bool:
-        return size == piece.size_bytes
+    def accepts(self, slice_: Slice, size: int) -> bool:
+        return size == slice_.size_bytes
 
-    def cut(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        each = ITEM_BYTES[piece.dtype]
-        ranges = tiles(piece.elements, whole_blocks(numbers))
+    def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        each = ITEM_BYTES[slice_.dtype]
+        ranges = tiles(slice_.elements, whole_blocks(numbers))
         return [Block(start, stop, payload[start * each : stop * each]) for start, stop in ranges]
 
-    def cost_bytes(self, piece: Slice) -> int:
+    def cost_bytes(self, slice_: Slice) -> int:
         return 0

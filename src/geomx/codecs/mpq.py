@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from geomx.codecs.bisparse import BiSparse
 from geomx.codecs.contract import Codec
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.whole import FP16
 
 
@@ -15,5 +15,5 @@ class MPQ(BiSparse):
     """Bi-Sparse for large tensors, FP16 for tiny ones."""
 
     @staticmethod
-    def for_tiny(stream: Stream) -> Codec:
+    def for_tiny(stream: RngKey) -> Codec:
         return FP16(stream)

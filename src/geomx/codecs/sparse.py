@@ -18,7 +18,7 @@ from geomx.codecs.contract import Block, Codec, Lossy, tiles, working
 from geomx.codecs.dense import Dense
 from geomx.codecs.pack import native
 from geomx.codecs.pack.indices import choose, pack_indices, size_bytes, unpack_indices
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.values import FORMS, Form
 from geomx.errors import ConfigError, Fault, ProtocolError
 from geomx.layout import Slice
@@ -53,7 +53,7 @@ class Sparse(Lossy):
 
     ratio: float
 
-    def __init__(self, stream: Stream, ratio: float, values: str, tiny: Codec | None = None) -> None:
+    def __init__(self, stream: RngKey, ratio: float, values: str, tiny: Codec | None = None) -> None:
         super().__init__(stream, tiny or Dense())
         faults = []
         if not 0.0 < ratio <= 1.0:
@@ -93,20 +93,20 @@ class Sparse(Lossy):
             raise ProtocolError(f"a sparse payload of {payload.numel()} bytes for {count} elements")
         return unpack_indices(payload[HEAD.size : start], count, elements, rice, unary), payload[start:]
 
-    def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
-        indices, packed = self.read(piece.elements, payload)
-        dtype = working(getattr(torch, piece.dtype))
+    def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        indices, packed = self.read(slice_.elements, payload)
+        dtype = working(getattr(torch, slice_.dtype))
         if not indices.numel():
-            return torch.zeros(piece.elements, dtype=dtype, device=payload.device)
-        return spread(indices, self._form.unpack(packed, indices.numel(), dtype), piece.elements)
+            return torch.zeros(slice_.elements, dtype=dtype, device=payload.device)
+        return spread(indices, self._form.unpack(packed, indices.numel(), dtype), slice_.elements)
 
-    def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+    def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
         """So many entries each. A block ends where the next one's first entry lies."""
-        indices, packed = self.read(piece.elements, payload)
+        indices, packed = self.read(slice_.elements, payload)
         runs = tiles(indices.numel(), numbers)
         if len(runs) < 2:
-            return [Block(0, piece.elements, payload)]
-        bounds = [0, *(int(indices[first]) for first, _ in runs[1:]), piece.elements]
+            return [Block(0, slice_.elements, payload)]
+        bounds = [0, *(int(indices[first]) for first, _ in runs[1:]), slice_.elements]
         found = []
         for (first, last), start, stop in zip(runs, bounds, bounds[1:], strict=False):
             values = self._form.part(packed, indices.numel(), first, last)

@@ -6,14 +6,14 @@ import torch
 
 from geomx.codecs.by_size import BySize
 from geomx.codecs.contract import Codec, Lossy, codecs
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.errors import ConfigError, Fault
 from geomx.layout import SLICES_WANTED, Layout, Tensor
 
 SAMPLE_ELEMENTS = 1 << 14
 
 
-def make_codec(spec: str, stream: Stream) -> Codec:
+def make_codec(spec: str, stream: RngKey) -> Codec:
     """The codec of a spec. Raises `ConfigError` with every fault, `UnknownName`."""
     made = codecs.make(spec, stream)
     if not isinstance(made, Codec):
@@ -26,12 +26,12 @@ def make_codec(spec: str, stream: Stream) -> Codec:
 
 def ratio_of(spec: str) -> float:
     """How many times less than dense a codec sends of normally distributed values."""
-    (piece,) = Layout((Tensor("sample", (SAMPLE_ELEMENTS,), "float32"),), 1, SAMPLE_ELEMENTS).slices
+    (slice_,) = Layout((Tensor("sample", (SAMPLE_ELEMENTS,), "float32"),), 1, SAMPLE_ELEMENTS).slices
     with torch.device("cpu"):  # a script may have set defaults of its own
         generator = torch.Generator().manual_seed(0)
         values = torch.randn(SAMPLE_ELEMENTS, generator=generator, dtype=torch.float32)
         dense_bytes = values.nbytes
-        return dense_bytes / make_codec(spec, Stream()).encode(piece, 1, values).nbytes
+        return dense_bytes / make_codec(spec, RngKey()).encode(slice_, 1, values).nbytes
 
 
 def slices_wanted(*specs: str) -> int:

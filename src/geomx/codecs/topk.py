@@ -12,7 +12,7 @@ import torch
 from geomx.codecs.contract import check_finite
 from geomx.codecs.pack import native
 from geomx.codecs.pack.native import Added
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.sparse import Sparse, gathered
 from geomx.layout import Slice
 
@@ -23,20 +23,20 @@ SAMPLE, LEAST_RANK, MARGIN = 8192, 8, 1.5  # of the estimate that narrows the se
 class TopK(Sparse):
     """See the module's text."""
 
-    def __init__(self, stream: Stream, *, ratio: float = 0.01, values: str = "float32") -> None:
+    def __init__(self, stream: RngKey, *, ratio: float = 0.01, values: str = "float32") -> None:
         super().__init__(stream, ratio, values)
 
-    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+    def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         return self.write(largest(left, self._wanted(left)), left)
 
     def absorb(
-        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+        self, slice_: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
     ) -> torch.Tensor:
         wanted = self._wanted(left)
         sample = _sample_for(left, wanted)
-        found = add_and_find(piece, left, Added(values), sample) if sample else None
+        found = add_and_find(slice_, left, Added(values), sample) if sample else None
         if found is None:
-            return super().absorb(piece, turn, left, values, weight)
+            return super().absorb(slice_, turn, left, values, weight)
         return self.write(_largest_of(left, found, wanted), left)
 
     def _wanted(self, left: torch.Tensor) -> int:
@@ -71,7 +71,7 @@ def find(x: torch.Tensor, sample: Sample) -> Found:
     return Found(at_least(x, bound, sample.likely), bound)
 
 
-def add_and_find(piece: Slice, left: torch.Tensor, added: Added, sample: Sample) -> Found | None:
+def add_and_find(slice_: Slice, left: torch.Tensor, added: Added, sample: Sample) -> Found | None:
     """Add and then `find`, in one pass over memory. None where there is no kernel for it: nothing is done.
 
     Raises NotFinite.
@@ -81,7 +81,7 @@ def add_and_find(piece: Slice, left: torch.Tensor, added: Added, sample: Sample)
         return None
     bound = kth_largest(some, sample.rank)
     indices, most = native.add_at_least(left, added, bound, sample.likely)
-    check_finite(piece, most)
+    check_finite(slice_, most)
     return Found(at_least(left, bound, left.numel()) if indices is None else indices, bound)
 
 

@@ -14,7 +14,7 @@ from geomx.codecs.contract import Block, Lossy, check_finite, tiles, working
 from geomx.codecs.dense import Dense
 from geomx.codecs.pack import native
 from geomx.codecs.pack.bits import pack, packed_bytes, unpack
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.values import aligned
 from geomx.errors import ConfigError, Fault, ProtocolError
 from geomx.layout import Slice
@@ -26,26 +26,26 @@ ZERO, UP, DOWN = 0, 1, 2
 class TwoBit(Lossy):
     """See the module's text."""
 
-    def __init__(self, stream: Stream, *, threshold: float = 0.5) -> None:
+    def __init__(self, stream: RngKey, *, threshold: float = 0.5) -> None:
         super().__init__(stream, Dense())
         if not 0.0 < threshold < float("inf"):
             raise ConfigError("codec two_bit", [Fault("threshold", f"{threshold}", "a number above 0")])
         self._threshold = threshold
 
-    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+    def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         step = self._step(left, weight)
         taken = native.take_two_bits(left, float(step), None)
         codes = self._take(left, float(step)) if taken is None else taken.payload
         return torch.cat((step.view(torch.uint8), codes))
 
     def absorb(
-        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+        self, slice_: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
     ) -> torch.Tensor:
         step = self._step(left, weight)
         taken = native.take_two_bits(left, float(step), values)
         if taken is None:
-            return super().absorb(piece, turn, left, values, weight)
-        check_finite(piece, taken.largest)
+            return super().absorb(slice_, turn, left, values, weight)
+        check_finite(slice_, taken.largest)
         return torch.cat((step.view(torch.uint8), taken.payload))
 
     def _step(self, left: torch.Tensor, weight: float) -> torch.Tensor:
@@ -56,30 +56,30 @@ class TwoBit(Lossy):
         left.sub_(up.to(left.dtype).sub_(down.to(left.dtype)), alpha=size)
         return pack(up.to(torch.uint8) | (down.to(torch.uint8) << 1), WIDTH)
 
-    def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
-        if not self.possible(piece.elements, payload.numel()):
-            raise ProtocolError(f"slice {piece.index}: {payload.numel()} bytes are no 2-bit values")
+    def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if not self.possible(slice_.elements, payload.numel()):
+            raise ProtocolError(f"slice {slice_.index}: {payload.numel()} bytes are no 2-bit values")
         step = float(aligned(payload[:STEP_BYTES], torch.float32))
         if not 0.0 < step < float("inf"):
-            raise ProtocolError(f"slice {piece.index}: a threshold of {step}")
-        dtype = working(getattr(torch, piece.dtype))
+            raise ProtocolError(f"slice {slice_.index}: a threshold of {step}")
+        dtype = working(getattr(torch, slice_.dtype))
         if dtype == torch.float32:
-            given = native.give_two_bits(payload[STEP_BYTES:], piece.elements, step)
+            given = native.give_two_bits(payload[STEP_BYTES:], slice_.elements, step)
             if given is not None:
                 return given
-        codes = unpack(payload[STEP_BYTES:], piece.elements, WIDTH)
+        codes = unpack(payload[STEP_BYTES:], slice_.elements, WIDTH)
         if int(codes.max()) > DOWN:
-            raise ProtocolError(f"slice {piece.index}: a code that no encoder writes")
+            raise ProtocolError(f"slice {slice_.index}: a code that no encoder writes")
         steps = torch.tensor([0.0, step, -step], dtype=dtype, device=codes.device)
         return steps[codes.to(torch.int64)]
 
     def possible(self, elements: int, size: int) -> bool:
         return size == STEP_BYTES + packed_bytes(elements, WIDTH)
 
-    def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+    def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
         step, codes = payload[:STEP_BYTES], payload[STEP_BYTES:]
 
         def part(start: int, stop: int) -> torch.Tensor:
             return torch.cat((step, codes[packed_bytes(start, WIDTH) : packed_bytes(stop, WIDTH)]))
 
-        return [Block(start, stop, part(start, stop)) for start, stop in tiles(piece.elements, numbers)]
+        return [Block(start, stop, part(start, stop)) for start, stop in tiles(slice_.elements, numbers)]

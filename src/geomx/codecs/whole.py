@@ -16,7 +16,7 @@ import torch
 
 from geomx.codecs.contract import Block, Codec, Lossy, check_finite, tiles, working
 from geomx.codecs.dense import Dense
-from geomx.codecs.pack.noise import Stream, uniform
+from geomx.codecs.pack.noise import RngKey, uniform
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
@@ -28,37 +28,37 @@ class Whole(Lossy):
     form: str
     tiny_too = False
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: RngKey) -> None:
         tiny: Codec | None = None if self.tiny_too else Dense()
         super().__init__(stream, tiny)
         self._form = FORMS[self.form]()
 
-    def compress(self, piece: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
-        return self._form.take(left, self.noise(piece, turn, left))
+    def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+        return self._form.take(left, self.noise(slice_, turn, left))
 
-    def noise(self, piece: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
+    def noise(self, slice_: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
         """Uniform in [0, 1), where rounding is to be stochastic."""
         return None
 
     def absorb(
-        self, piece: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
+        self, slice_: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
     ) -> torch.Tensor:
-        taken = self._form.taken(left, self.noise(piece, turn, left), values)
+        taken = self._form.taken(left, self.noise(slice_, turn, left), values)
         if taken is None:
-            return super().absorb(piece, turn, left, values, weight)
-        check_finite(piece, taken.largest)
+            return super().absorb(slice_, turn, left, values, weight)
+        check_finite(slice_, taken.largest)
         return taken.payload
 
-    def expand(self, piece: Slice, payload: torch.Tensor) -> torch.Tensor:
-        if not self.possible(piece.elements, payload.numel()):
-            raise ProtocolError(f"slice {piece.index}: {payload.numel()} bytes are no {self.form}")
-        return self._form.unpack(payload, piece.elements, working(getattr(torch, piece.dtype)))
+    def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if not self.possible(slice_.elements, payload.numel()):
+            raise ProtocolError(f"slice {slice_.index}: {payload.numel()} bytes are no {self.form}")
+        return self._form.unpack(payload, slice_.elements, working(getattr(torch, slice_.dtype)))
 
     def possible(self, elements: int, size: int) -> bool:
         return size == self._form.size_bytes(elements)
 
-    def blocks(self, piece: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        count, part = piece.elements, self._form.part
+    def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+        count, part = slice_.elements, self._form.part
         return [
             Block(start, stop, part(payload, count, start, stop)) for start, stop in tiles(count, numbers)
         ]
@@ -76,26 +76,26 @@ class BF16(Whole):
     form, tiny_too = "bf16", True
 
 
-class Steps(Whole):
+class Quantized(Whole):
     """Steps of a block's largest, to the nearest one or by chance."""
 
-    def __init__(self, stream: Stream, *, stochastic: bool = False) -> None:
+    def __init__(self, stream: RngKey, *, stochastic: bool = False) -> None:
         super().__init__(stream)
         self._stochastic = stochastic
 
-    def noise(self, piece: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
+    def noise(self, slice_: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
         if not self._stochastic:
             return None
-        return uniform(self.stream.key(turn, piece), left.numel(), left.device)
+        return uniform(self.stream.key(turn, slice_), left.numel(), left.device)
 
 
-class Int8(Steps):
+class Int8(Quantized):
     """A byte an element."""
 
     form = "int8"
 
 
-class Int4(Steps):
+class Int4(Quantized):
     """Half a byte an element."""
 
     form = "int4"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from geomx.config.run import Run
-from geomx.config.tables import Edge, Link, Party
+from geomx.config.tables import EdgeTable, LinkTable, PartyTable
 
 WORKERS_DRAWN = 4
 
@@ -40,7 +40,7 @@ def _changes(run: Run) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _workers(run: Run, party: Party) -> list[str]:
+def _workers(run: Run, party: PartyTable) -> list[str]:
     names, edge = party.worker_names, _edge(run.lan, run.lan.link)
     if party.inside == "collective":
         edge += "; added up by torch.distributed"
@@ -53,7 +53,7 @@ def _server(run: Run, node: str) -> str:
     return f"{node}  {run.addresses[node] or 'a free port'}"
 
 
-def _edge(edge: Edge, link: Link | None) -> str:
+def _edge(edge: EdgeTable, link: LinkTable | None) -> str:
     """`up dense, down dense; 100 Mbit/s, 20 ± 2 ms one way, loss 1 %`."""
     down = "as over the WAN" if edge.codec_down == "wan" else edge.codec_down
     codecs = f"up {edge.codec_up}, down {down}"

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
 from geomx.config.tables import Description, Table
-from geomx.config.value_types import Form
+from geomx.config.value_types import TextForm
 
 _PLAIN = {str: "text", bool: "true or false", int: "integer", float: "number", Path: "path of a file"}
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -30,7 +30,7 @@ def words(field: FieldInfo) -> str:
 
 def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     for item in metadata:
-        if isinstance(item, Form):
+        if isinstance(item, TextForm):
             return item.words
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Annotated, Union, types.UnionType):  # `X | None` allows what X does: TOML has no None
@@ -38,7 +38,7 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Literal:
         return ", ".join(f'"{name}"' for name in inner)
     if table := as_table(annotation):
-        several = f"one `[[{table.__name__.lower()}]]` table or more"
+        several = f"one `[[{table.__name__.removesuffix('Table').lower()}]]` table or more"
         return several if origin is tuple else f"table of {', '.join(f'`{key}`' for key in keys(table))}"
     if origin is tuple:
         return f"list of {_words(inner[0])}"
@@ -71,7 +71,7 @@ def _names(field: FieldInfo) -> tuple[str, ...]:
     """The names that are probably meant where the field has a wrong one."""
     if get_origin(field.annotation) is Literal:
         return get_args(field.annotation)
-    return next((item.names for item in field.metadata if isinstance(item, Form)), ())
+    return next((item.names for item in field.metadata if isinstance(item, TextForm)), ())
 
 
 def _table_of(path: KeyPath) -> type[Table]:

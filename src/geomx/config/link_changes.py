@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from geomx.config.tables import Event, Link
+from geomx.config.tables import EventTable, LinkTable
 
-KEYS = (*Link.model_fields, "cut")  # what an event may change
+KEYS = (*LinkTable.model_fields, "cut")  # what an event may change
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LinkChange:
     """How a party's link is from `at_s` seconds after the beginning of training on. `cut`: nothing passes."""
 
     at_s: float
     party: str
-    link: Link
+    link: LinkTable
     cut: bool
 
     @property
@@ -37,7 +37,7 @@ class Change:
         return told | self.link.model_dump()
 
 
-def changes_of(link: Link, events: Sequence[Event]) -> Iterator[Change]:
+def changes_of(link: LinkTable, events: Sequence[EventTable]) -> Iterator[LinkChange]:
     """Every change of a party's link, in order. `events`: of this party, in the order of the file."""
     last, was_cut = link, False
     for moment in sorted({event.at_s for event in events} | set(map(_until_s, events)) - {inf}):
@@ -47,9 +47,9 @@ def changes_of(link: Link, events: Sequence[Event]) -> Iterator[Change]:
         cut = covered.pop("cut", False)
         now = link.model_copy(update=covered)
         if (now, cut) != (last, was_cut):
-            yield Change(moment, events[0].party, now, cut)
+            yield LinkChange(moment, events[0].party, now, cut)
         last, was_cut = now, cut
 
 
-def _until_s(event: Event) -> float:
+def _until_s(event: EventTable) -> float:
     return inf if event.for_s is None else event.at_s + event.for_s

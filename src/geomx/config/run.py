@@ -11,11 +11,11 @@ from pydantic import ValidationError, model_validator
 
 from geomx.config.document import Document, read_json, read_toml
 from geomx.config.fields import field_problems
-from geomx.config.link_changes import Change, changes_of
+from geomx.config.link_changes import LinkChange, changes_of
 from geomx.config.overrides import apply_overrides
 from geomx.config.problems import nearest
 from geomx.config.rules import broken_rules
-from geomx.config.tables import Description, Link, Party
+from geomx.config.tables import Description, LinkTable, PartyTable
 from geomx.errors import ConfigError, Fault
 
 # The keys on which all nodes of a run must agree; `docs/configuration.md` marks them.
@@ -125,18 +125,18 @@ class Run(Description):
         """A party's workers, by rank."""
         return self.party(party).worker_names
 
-    def party(self, name: str) -> Party:
+    def party(self, name: str) -> PartyTable:
         """The party of that name; raises `ConfigError`."""
         for party in self.parties:
             if party.name == name:
                 return party
         raise self._no_such("party", name, self.servers)
 
-    def link_of(self, party: str) -> Link | None:
+    def link_of(self, party: str) -> LinkTable | None:
         """The imitated link between a party and the global servers; None: the network as it is."""
         return self.party(party).link or self.wan.link
 
-    def link_changes_of(self, party: str) -> tuple[Change, ...]:
+    def link_changes_of(self, party: str) -> tuple[LinkChange, ...]:
         """What becomes of that link while the run goes on."""
         link, events = self.link_of(party), [event for event in self.events if event.party == party]
         return () if link is None else tuple(changes_of(link, events))

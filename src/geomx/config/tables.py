@@ -31,7 +31,7 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Link(Table):
+class LinkTable(Table):
     """A link as geomx imitates it, in user space and in both directions."""
 
     rate_mbps: float = Field(
@@ -49,12 +49,12 @@ class Link(Table):
         loss = f", loss {100 * self.loss:g} %" if self.loss else ""
         return f"{rate}, {self.delay_ms:g}{jitter} ms one way{loss}"
 
-    def shared(self, shares: int) -> Link:
+    def shared(self, shares: int) -> LinkTable:
         """What each of so many has of it."""
         return self.model_copy(update={"rate_mbps": self.rate_mbps / shares})
 
 
-class Delay(Table):
+class DelayTable(Table):
     """Workers that are slower than they are: each computes for `factor` times as long."""
 
     factor: float = Field(1.0, ge=1, description="Times as long as the computation takes by itself.")
@@ -76,7 +76,7 @@ class RunTable(Table):
     )
 
 
-class Sync(Table):
+class SyncTable(Table):
     """When nodes answer."""
 
     policy: PolicyName = Field(
@@ -94,7 +94,7 @@ class Sync(Table):
     )
 
 
-class Optimizer(Table):
+class OptimizerTable(Table):
     """What an aggregate does to the weights."""
 
     place: Literal["auto", "server", "workers"] = Field(
@@ -109,7 +109,7 @@ class Optimizer(Table):
     )
 
 
-class Worker(Table):
+class WorkerTable(Table):
     """How a worker trains."""
 
     overlap: Literal["none", "forward"] = Field(
@@ -145,7 +145,7 @@ class LayoutTable(Table):
     )
 
 
-class Global(Table):
+class GlobalTable(Table):
     """The global servers."""
 
     addresses: tuple[Address, ...] = Field(
@@ -158,7 +158,7 @@ class Global(Table):
     )
 
 
-class Party(Table):
+class PartyTable(Table):
     """A data center or organisation: a local server and its workers. One table for each."""
 
     name: PartyName = Field(description="The party's name, which is its local server's name as well.")
@@ -169,9 +169,11 @@ class Party(Table):
     listen: AddressOrNone = Field(
         "", description="Where the local server listens, if not at the address that workers dial."
     )
-    link: Link | None = Field(None, description="Its link to the global servers, in place of `wan.link`.")
+    link: LinkTable | None = Field(
+        None, description="Its link to the global servers, in place of `wan.link`."
+    )
     pace_mbps: float | None = Field(None, ge=0, description="In place of `wan.pace_mbps`, both ways.")
-    worker_delay: Delay | None = Field(
+    worker_delay: DelayTable | None = Field(
         None, description="Makes its workers slower than they are, to try what that does to a run."
     )
     inside: Literal["server", "collective"] = Field(
@@ -189,7 +191,7 @@ class Party(Table):
         return tuple(f"{self.name}/{rank}" for rank in range(self.workers))
 
 
-class Event(Table):
+class EventTable(Table):
     """A party's emulated link changes while the run goes on.
 
     While several events last, the later one wins, key by key; when one is over, what it covered shows again.
@@ -212,7 +214,7 @@ class Event(Table):
     )
 
 
-class Edge(Table):
+class EdgeTable(Table):
     """What the edges of one tier have in common."""
 
     codec_up: CodecName = Field(
@@ -228,10 +230,10 @@ class Edge(Table):
     timeout_s: Seconds = Field(
         description="A node that is silent or away for this long is lost. At least 3 × `heartbeat_s`."
     )
-    link: Link | None = Field(None, description="The link to imitate. Left out: the network as it is.")
+    link: LinkTable | None = Field(None, description="The link to imitate. Left out: the network as it is.")
 
 
-class Wan(Edge):
+class WanTable(EdgeTable):
     """The edges between local servers and global servers."""
 
     pace_mbps: float = Field(
@@ -240,19 +242,19 @@ class Wan(Edge):
         description="Mbit/s of payload at which a party's bytes leave at most, up and down (Linux); 0: as TCP finds. "
         "97 % of the link's rate leaves its queue empty: the fastest with `cubic`, where nothing is lost.",
     )
-    timeout_s: Seconds = Field(15.0, description=Edge.model_fields["timeout_s"].description)
+    timeout_s: Seconds = Field(15.0, description=EdgeTable.model_fields["timeout_s"].description)
 
 
-class Lan(Edge):
+class LanTable(EdgeTable):
     """The edges between workers and their local server."""
 
     codec_down: LanCodecName = Field(
         "wan", description="What updates travel as. `wan`: as they came over the WAN, byte for byte."
     )
-    timeout_s: Seconds = Field(5.0, description=Edge.model_fields["timeout_s"].description)
+    timeout_s: Seconds = Field(5.0, description=EdgeTable.model_fields["timeout_s"].description)
 
 
-class Limits(Table):
+class LimitsTable(Table):
     """How long a node waits."""
 
     start_s: Seconds = Field(300.0, description="For the others to join, before it ends with an error.")
@@ -260,7 +262,7 @@ class Limits(Table):
     stop_s: Seconds = Field(10.0, description="For an orderly end, before it is ended.")
 
 
-class Tls(Table):
+class TlsTable(Table):
     """TLS 1.3 with mutual certificates on every edge: all three files, or none."""
 
     certificate: File | None = Field(None, description="This node's certificate chain (PEM).")
@@ -270,7 +272,7 @@ class Tls(Table):
     )
 
 
-def _at_least_one(parties: tuple[Party, ...]) -> tuple[Party, ...]:
+def _at_least_one(parties: tuple[PartyTable, ...]) -> tuple[PartyTable, ...]:
     if not parties:
         raise ValueError("a run has at least one party")
     return parties
@@ -280,14 +282,16 @@ class Description(Table):
     """All tables of a run; each is valid by itself."""
 
     run: RunTable
-    sync: Sync = Field(default_factory=Sync)
-    optimizer: Optimizer = Field(default_factory=Optimizer)
-    worker: Worker = Field(default_factory=Worker)
+    sync: SyncTable = Field(default_factory=SyncTable)
+    optimizer: OptimizerTable = Field(default_factory=OptimizerTable)
+    worker: WorkerTable = Field(default_factory=WorkerTable)
     layout: LayoutTable = Field(default_factory=LayoutTable)
-    global_: Global = Field(default_factory=Global, alias="global")
-    parties: Annotated[tuple[Party, ...], AfterValidator(_at_least_one)] = Field(alias="party", strict=False)
-    wan: Wan = Field(default_factory=Wan)
-    lan: Lan = Field(default_factory=Lan)
-    limits: Limits = Field(default_factory=Limits)
-    tls: Tls = Field(default_factory=Tls)
-    events: tuple[Event, ...] = Field((), alias="event", strict=False)
+    global_: GlobalTable = Field(default_factory=GlobalTable, alias="global")
+    parties: Annotated[tuple[PartyTable, ...], AfterValidator(_at_least_one)] = Field(
+        alias="party", strict=False
+    )
+    wan: WanTable = Field(default_factory=WanTable)
+    lan: LanTable = Field(default_factory=LanTable)
+    limits: LimitsTable = Field(default_factory=LimitsTable)
+    tls: TlsTable = Field(default_factory=TlsTable)
+    events: tuple[EventTable, ...] = Field((), alias="event", strict=False)

@@ -22,7 +22,7 @@ _CLASS = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TextForm:
     """What a text must look like. `names`: the texts that are most likely meant where it does not."""
 
     words: str
@@ -39,11 +39,11 @@ class Form:
         return text
 
 
-def _choice(names: tuple[str, ...], more: str, more_words: str, may_be_empty: bool = False) -> Form:
+def _choice(names: tuple[str, ...], more: str, more_words: str, may_be_empty: bool = False) -> TextForm:
     quoted = ", ".join(f'"{name}"' for name in names)
     words = f'{quoted}, or your own as "module:Class"{more_words}'
     pattern = f"({'|'.join(names)}|{_CLASS}){more}"
-    return Form(words, f"({pattern})?" if may_be_empty else pattern, names)
+    return TextForm(words, f"({pattern})?" if may_be_empty else pattern, names)
 
 
 def _absolute(value: Any, info: ValidationInfo) -> Any:
@@ -53,12 +53,12 @@ def _absolute(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-RunName = Annotated[str, Form("letters, digits, `_`, `.` and `-`", r"[A-Za-z0-9_.-]+")]
+RunName = Annotated[str, TextForm("letters, digits, `_`, `.` and `-`", r"[A-Za-z0-9_.-]+")]
 PartyName = Annotated[
-    str, Form("letters, digits, `_` and `-`, but not `global`", r"(?!global$)[A-Za-z0-9_-]+")
+    str, TextForm("letters, digits, `_` and `-`, but not `global`", r"(?!global$)[A-Za-z0-9_-]+")
 ]
-Address = Annotated[str, Form('"host:port"', f"{_HOST}:{_PORT}")]
-AddressOrNone = Annotated[str, Form('"host:port", or ""', f"({_HOST}:{_PORT})?")]
+Address = Annotated[str, TextForm('"host:port"', f"{_HOST}:{_PORT}")]
+AddressOrNone = Annotated[str, TextForm('"host:port", or ""', f"({_HOST}:{_PORT})?")]
 PolicyName = Annotated[str, _choice(POLICIES, _SETTINGS, ", with parameters as `staleness=4` behind it")]
 CompensationName = Annotated[
     str, _choice(COMPENSATIONS, _SETTINGS, ", with parameters as `strength=0.04` behind it, or nothing", True)

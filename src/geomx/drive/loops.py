@@ -11,9 +11,9 @@ import torch
 
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
-from geomx.drive.real import Driver, Recorder
+from geomx.drive.real import Driver, RecordSink
 from geomx.drive.wiring import wire
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 from geomx.optim.contract import optimizers
 
 try:
@@ -30,7 +30,7 @@ def run_loop(coroutine: Coroutine[Any, Any, None]) -> None:
         runner.run(coroutine)
 
 
-def serve(run: Run, name: str, recorder: Recorder) -> None:
+def serve(run: Run, name: str, recorder: RecordSink) -> None:
     """Run a server's node until the run has ended; raises `GeomxError`."""
     reuse_freed_blocks()
     torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
@@ -38,5 +38,5 @@ def serve(run: Run, name: str, recorder: Recorder) -> None:
         optimizers.find("SGD")(
             "SGD"
         )  # torch imports for seconds at the first one: now, not between two heartbeats
-    node = make_node(Plan.of(run), name, incarnation=time.time_ns())
+    node = make_node(Topology.of(run), name, incarnation=time.time_ns())
     run_loop(Driver(node, wire(run, name), recorder).run())

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from geomx.channels.contract import Channel, Connection, Listener
-from geomx.config import Change
+from geomx.config import LinkChange
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.node.contract import (
     Began,
@@ -48,7 +48,7 @@ INLINE_BYTES = (
 USAGE_EVERY_S = 0.5
 
 
-class Recorder(Protocol):
+class RecordSink(Protocol):
     """Who keeps what nodes tell; see `geomx.observe`."""
 
     def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
@@ -56,7 +56,7 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ListeningEdge:
     """Where a node listens. `shape(connection, peer)` is called once it is known who has come."""
 
     channel: Channel
@@ -71,9 +71,9 @@ class Wiring:
     Each change has a function that makes it.
     """
 
-    door: Door | None = None
+    listening: ListeningEdge | None = None
     peers: Mapping[str, tuple[Channel, str]] = field(default_factory=dict)
-    changes: Sequence[tuple[Change, Callable[[], None]]] = ()
+    changes: Sequence[tuple[LinkChange, Callable[[], None]]] = ()
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Driver:
         self,
         node: Node,
         wiring: Wiring,
-        recorder: Recorder,
+        recorder: RecordSink,
         notify: Callable[[Any], None] = lambda item: None,
         threads: int = 1,
     ) -> None:
@@ -117,7 +117,7 @@ class Driver:
         self._ended = self._loop.create_future()
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix=f"{self.node.name} job")
         try:
-            await self._open_door()
+            await self._listen()
             self.deliver(Started())
             self._use()
             await self._ended
@@ -132,7 +132,7 @@ class Driver:
             except Exception as error:  # a fault of ours: end loudly rather than wait for ever
                 self._end(error)
 
-    # -- what a connection tells (geomx.channels.contract.Receiver) ---------------------------------------------------
+    # -- what a connection tells (geomx.channels.contract.ConnectionHandler) ------------------------------
 
     def admit(self, connection: Connection, message: Message) -> None:
         self.node.admit(connection.ident, message)
@@ -174,8 +174,8 @@ class Driver:
                 self._hang_up(effect.conn, effect.reason)
             case Identified():
                 self._peer_of[effect.conn] = effect.peer
-                if self._wiring.door is not None and effect.conn in self._connections:
-                    self._wiring.door.shape(self._connections[effect.conn], effect.peer)
+                if self._wiring.listening is not None and effect.conn in self._connections:
+                    self._wiring.listening.shape(self._connections[effect.conn], effect.peer)
             case Began():
                 self._begin()
             case Stop():
@@ -187,7 +187,7 @@ class Driver:
             timer = self._loop.call_later(change.at_s, self._change, change, make)
             self._timers[f"change {number}"] = timer
 
-    def _change(self, change: Change, make: Callable[[], None]) -> None:
+    def _change(self, change: LinkChange, make: Callable[[], None]) -> None:
         make()
         level = "info" if change.party == self.node.name else "debug"  # one of its two ends tells people
         self._recorder.record("link", level, **change.fields)
@@ -223,14 +223,16 @@ class Driver:
 
     # -- connections -------------------------------------------------------------------------------------------
 
-    async def _open_door(self) -> None:
-        door = self._wiring.door
-        if door is None:
+    async def _listen(self) -> None:
+        listening = self._wiring.listening
+        if listening is None:
             return
         try:
-            self._listener = await door.channel.listen(door.address, self, self._accepted)
+            self._listener = await listening.channel.listen(listening.address, self, self._accepted)
         except OSError as error:
-            fault = Fault("address", door.address, "an address of this machine with a free port", str(error))
+            fault = Fault(
+                "address", listening.address, "an address of this machine with a free port", str(error)
+            )
             raise ConfigError(self.node.name, [fault]) from error
         self._recorder.record("listening", "info", address=self._listener.address)
 

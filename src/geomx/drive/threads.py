@@ -17,17 +17,17 @@ from geomx.channels.inproc import InProc
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
 from geomx.drive.loops import run_loop
-from geomx.drive.real import Door, Driver, Recorder, Wiring
+from geomx.drive.real import Driver, ListeningEdge, RecordSink, Wiring
 from geomx.drive.wiring import wire
 from geomx.errors import GeomxError, RunFailed
 from geomx.node.contract import Called
-from geomx.node.topology import Plan, make_node
+from geomx.node.topology import Topology, make_node
 
 
 class ThreadPort:
     """`geomx.node.contract.Port` between two threads."""
 
-    def __init__(self, name: str, recorder: Recorder, stall_s: float) -> None:
+    def __init__(self, name: str, recorder: RecordSink, stall_s: float) -> None:
         self._name = name
         self._recorder = recorder
         self._stall_s = stall_s
@@ -112,7 +112,7 @@ class ThreadPort:
 class NodeThread(ABC):
     """A thread with an event loop, on which the nodes of `drivers()` run."""
 
-    def __init__(self, name: str, recorder: Recorder, stall_s: float) -> None:
+    def __init__(self, name: str, recorder: RecordSink, stall_s: float) -> None:
         self.port = ThreadPort(name, recorder, stall_s)
         self._recorder = recorder
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,29 +160,29 @@ class NodeThread(ABC):
 class WorkerThread(NodeThread):
     """A worker of a run, by name (`A/0`)."""
 
-    def __init__(self, run: Run, name: str, recorder: Recorder) -> None:
+    def __init__(self, run: Run, name: str, recorder: RecordSink) -> None:
         super().__init__(name, recorder, run.limits.stall_s)
         self._run_description = run
         self._name = name
 
     def drivers(self) -> list[Driver]:
         run = self._run_description
-        node = make_node(Plan.of(run), self._name, incarnation=time.time_ns())
+        node = make_node(Topology.of(run), self._name, incarnation=time.time_ns())
         return [Driver(node, wire(run, self._name), self._recorder, self.port.give)]
 
 
 class SoloThread(NodeThread):
     """A run of one: a worker and its root in this process, joined by a channel that copies nothing over sockets."""
 
-    def __init__(self, recorder: Recorder, stall_s: float = 30.0) -> None:
-        super().__init__(Plan.solo().workers[0], recorder, stall_s)
+    def __init__(self, recorder: RecordSink, stall_s: float = 30.0) -> None:
+        super().__init__(Topology.solo().workers[0], recorder, stall_s)
 
     def drivers(self) -> list[Driver]:
-        plan, channel = Plan.solo(), InProc()
+        plan, channel = Topology.solo(), InProc()
         (root,), (worker,) = plan.shards, plan.workers
         address = "solo:1"
         return [
-            Driver(make_node(plan, root), Wiring(Door(channel, address)), self._recorder),
+            Driver(make_node(plan, root), Wiring(ListeningEdge(channel, address)), self._recorder),
             Driver(
                 make_node(plan, worker),
                 Wiring(peers={root: (channel, address)}),

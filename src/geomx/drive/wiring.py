@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from geomx.channels.contract import Connection
-from geomx.channels.emulation.pacing import Pacer
+from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
 from geomx.channels.tls import Contexts, contexts
-from geomx.config import Change, Edge, Link, Run
-from geomx.drive.real import Door, Wiring
+from geomx.config import EdgeTable, LinkChange, LinkTable, Run
+from geomx.drive.real import ListeningEdge, Wiring
 
 
 def wire(run: Run, name: str) -> Wiring:
@@ -43,7 +43,7 @@ def _wire_shard(run: Run, name: str) -> Wiring:
         for party, downlink in downlinks.items()
         for change in _changes(run, party, downlink, run.run.shards)
     ]
-    return Wiring(Door(channel, run.listen_address_of(name), shape), peers, changes)
+    return Wiring(ListeningEdge(channel, run.listen_address_of(name), shape), peers, changes)
 
 
 def _wire_local_server(run: Run, name: str) -> Wiring:
@@ -52,10 +52,12 @@ def _wire_local_server(run: Run, name: str) -> Wiring:
     wan = _tcp(run, run.wan, run.link_of(name), WAN_CHUNK_BYTES, run.pace_mbps_of(name))
     peers = {shard: (wan, run.address_of(shard)) for shard in run.shard_names}
     changes = [] if wan.uplink is None else _changes(run, name, wan.uplink, 1)
-    return Wiring(Door(lan, run.listen_address_of(name)), peers, changes)
+    return Wiring(ListeningEdge(lan, run.listen_address_of(name)), peers, changes)
 
 
-def _changes(run: Run, party: str, pacer: Pacer, shares: int) -> list[tuple[Change, Callable[[], None]]]:
+def _changes(
+    run: Run, party: str, pacer: LinkPacer, shares: int
+) -> list[tuple[LinkChange, Callable[[], None]]]:
     """What becomes of a party's link, one way, and how it is done to the pacer."""
     return [
         (change, partial(pacer.change, change.link.shared(shares), change.cut))
@@ -63,7 +65,7 @@ def _changes(run: Run, party: str, pacer: Pacer, shares: int) -> list[tuple[Chan
     ]
 
 
-def _tcp(run: Run, edge: Edge, link: Link | None, chunk_bytes: int, pace_mbps: float = 0.0) -> Tcp:
+def _tcp(run: Run, edge: EdgeTable, link: LinkTable | None, chunk_bytes: int, pace_mbps: float = 0.0) -> Tcp:
     return Tcp(
         link,
         chunk_bytes=chunk_bytes,

@@ -28,7 +28,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlace:
     """A process's place in a run, as far as its environment tells."""
 
     run: Path | None = None
@@ -40,17 +40,17 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TorchrunJob:
     """A process's place in a job of torchrun."""
 
     rank: int
     size: int
 
 
-def read_job() -> Job | None:
+def read_job() -> TorchrunJob | None:
     """The job that this process is part of; None: it is none's. Raises `ConfigError`."""
     rank, size = _number(JOB_RANK), _number(JOB_SIZE)
-    return None if rank is None or size is None else Job(rank, size)
+    return None if rank is None or size is None else TorchrunJob(rank, size)
 
 
 def job_environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -65,10 +65,10 @@ def job_environment(rank: int, size: int, port: int) -> dict[str, str]:
     return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
 
 
-def read_place() -> Place:
+def read_place() -> ProcessPlace:
     """This process's place. Raises `ConfigError` where a variable makes no sense."""
     run, records = os.environ.get(RUN), os.environ.get(RECORDS)
-    return Place(
+    return ProcessPlace(
         run=Path(run) if run else None,
         overrides=tuple(shlex.split(os.environ.get(SET, ""))),
         party=os.environ.get(PARTY) or None,
@@ -87,7 +87,7 @@ def _number(name: str) -> int | None:
     return int(text)
 
 
-def environment_of(place: Place, threads: int | None = None) -> dict[str, str]:
+def environment_of(place: ProcessPlace, threads: int | None = None) -> dict[str, str]:
     """This process's environment, changed for a process at `place`.
 
     `threads`: of its arithmetic; None: as they are set.

@@ -18,7 +18,7 @@ from geomx.codecs.spec import slices_wanted
 from geomx.errors import ConfigError, Fault
 from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Layout, Slice, Tensor, automatic_slice_elements
 from geomx.observe.costs import Cost, cost, memory_of
-from geomx.train.model.model_slices import Carried
+from geomx.train.model.model_slices import ModelSlices
 
 
 def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
@@ -32,7 +32,7 @@ def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
         wanted = slices_wanted(spec)
         slices = slices_like(parameters, wanted) if made is None else slices_of(made, slices=wanted)
         rows.append(cost(spec, slices, memory))
-        parameters = sum(piece.elements for piece in slices)
+        parameters = sum(slice_.elements for slice_ in slices)
     kernels = "compiled kernels" if native.available() else "torch operations alone"
     title = f"{parameters:,} parameters, {kernels}, one core\nmemory: {memory}"
     Console().print(table_of(title, rows))
@@ -68,7 +68,7 @@ def slices_of(
 ) -> list[Slice]:
     """Those of the tensors that a model trains."""
     group = {"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}
-    return Carried(model, [group], 0, size_lower_bound, slice_elements, slices).slices("weight")
+    return ModelSlices(model, [group], 0, size_lower_bound, slice_elements, slices).slices("weight")
 
 
 def model_of(model: str) -> torch.nn.Module:

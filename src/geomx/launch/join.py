@@ -14,7 +14,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.drive.threads import SoloThread, WorkerThread
@@ -28,7 +28,7 @@ from geomx.errors import (
     RunFailed,
     WaitTimeout,
 )
-from geomx.launch.environment import JOB_RANK, JOB_SIZE, Job, Place, read_job, read_place
+from geomx.launch.environment import JOB_RANK, JOB_SIZE, ProcessPlace, TorchrunJob, read_job, read_place
 from geomx.observe.records import Recorder
 from geomx.sync.contract import policies
 from geomx.train.run import LiveRun
@@ -57,7 +57,7 @@ def join(run: str | Path | Run | None = None, party: str | None = None, rank: in
     return _start_worker(description, place, party or place.party, place.rank if rank is None else rank)
 
 
-def _description(run: str | Path | Run | None, place: Place) -> Run | None:
+def _description(run: str | Path | Run | None, place: ProcessPlace) -> Run | None:
     if isinstance(run, Run):
         return run
     if run is not None:
@@ -65,7 +65,7 @@ def _description(run: str | Path | Run | None, place: Place) -> Run | None:
     return None if place.run is None else Run.load(place.run, place.overrides)
 
 
-def _start_solo(place: Place, party: str | None, rank: int | None) -> LiveRun:
+def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> LiveRun:
     given = {"party": party, "rank": rank}
     faults = [Fault(k, repr(v), "only together with `run`") for k, v in given.items() if v is not None]
     if faults:
@@ -77,7 +77,7 @@ def _start_solo(place: Place, party: str | None, rank: int | None) -> LiveRun:
     return run
 
 
-def _start_worker(description: Run, place: Place, party: str | None, rank: int | None) -> LiveRun:
+def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank: int | None) -> LiveRun:
     members = () if party is None else description.workers_of(party)
     if party is not None and description.party(party).inside == "collective":
         rank = _rank_in_job(party, members, rank)
@@ -111,7 +111,7 @@ def _start_worker(description: Run, place: Place, party: str | None, rank: int |
 def _rank_in_job(party: str, members: Sequence[str], rank: int | None) -> int:
     """This worker's rank in the job that its party is; raises `ConfigError` where that is another one."""
     here = dist.is_available() and dist.is_initialized()
-    job = Job(dist.get_rank(), dist.get_world_size()) if here else read_job()
+    job = TorchrunJob(dist.get_rank(), dist.get_world_size()) if here else read_job()
     inside = f'{party} has {len(members)} workers and inside = "collective"'
     if job is None:
         hint = f"{inside}: start them as one job, by torchrun or `geomx run`"
@@ -154,7 +154,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
 def _with_momentum(run: Run) -> str:
     """The codec on the way up that has momentum; "" where none has."""
     for spec in (run.wan.codec_up, run.lan.codec_up):
-        if make_codec(spec, Stream()).momentum:
+        if make_codec(spec, RngKey()).momentum:
             return spec
     return ""
 

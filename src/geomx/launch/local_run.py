@@ -16,10 +16,10 @@ from rich.console import Console
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault, RunFailed
 from geomx.launch.child import Command
-from geomx.launch.environment import Place, environment_of, job_environment, threads_each
+from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
 from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome, Supervisor
-from geomx.observe.live import View, view_of
+from geomx.observe.live import RunView, view_of
 from geomx.observe.records import Record, RecordFiles
 from geomx.observe.report import closing_table, make_report, write_report
 from geomx.observe.trace import write_trace
@@ -28,7 +28,7 @@ SHOW_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RunOptions:
     """What the user wants of a run besides the run. `keep`: the run's folder, with its records."""
 
     report: Path | None = None
@@ -37,30 +37,30 @@ class Wishes:
     plain: bool = False
 
 
-def run_here(run: Run, wishes: Wishes) -> None:
+def run_here(run: Run, options: RunOptions) -> None:
     """Run every node of `run` on this machine, to the end.
 
     Raises `RunFailed`, which names the node that failed first and says why, KeyboardInterrupt after Ctrl-C, and
     `ConfigError` where no script is named.
     """
     _check_script(run)
-    make_folders_of(wishes.report, wishes.trace)
+    make_folders_of(options.report, options.trace)
     console = Console()
-    with _folder(run, wishes.keep, console) as folder, Ports() as ports:
+    with _folder(run, options.keep, console) as folder, Ports() as ports:
         run = _settled(run, folder, ports)
         records = RecordFiles(folder / "records")
         started = time.monotonic()
-        with view_of(run, console, wishes.plain) as view:
+        with view_of(run, console, options.plain) as view:
             supervisor = Supervisor(view.line, _Tick(view, records), run.limits.stop_s)
-            outcome = supervisor.run(commands(run, folder, ports, trace=wishes.trace is not None))
+            outcome = supervisor.run(commands(run, folder, ports, trace=options.trace is not None))
         wall_s = time.monotonic() - started
         kept = RecordFiles(folder / "records").new()
-        if wishes.trace is not None:
-            write_trace(kept, wishes.trace)
+        if options.trace is not None:
+            write_trace(kept, options.trace)
         _check_ended_well(outcome, kept)
         report = make_report(run, kept, wall_s)
-        if wishes.report is not None:
-            write_report(report, wishes.report)
+        if options.report is not None:
+            write_report(report, options.report)
         console.print(closing_table(report))
 
 
@@ -104,7 +104,7 @@ def _check_ended_well(outcome: Outcome, records: Sequence[Record]) -> None:
 class _Tick:
     """Shows the records that have come, a few times a second."""
 
-    def __init__(self, view: View, records: RecordFiles) -> None:
+    def __init__(self, view: RunView, records: RecordFiles) -> None:
         self._view, self._records = view, records
         self._shown = 0.0
 
@@ -121,7 +121,7 @@ def commands(run: Run, folder: Path, ports: Ports, *, trace: bool) -> Iterator[C
     records = RecordFiles(folder / "records")
     processes = len(run.shard_names) + len(run.servers) + len(run.workers)
     each = threads_each(processes)
-    place = Place(trace=trace)
+    place = ProcessPlace(trace=trace)
     geomx = (sys.executable, "-m", "geomx")
 
     def server(name: str, *role: str) -> Command:

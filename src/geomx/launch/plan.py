@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geomx.channels.memory import reuse_freed_blocks
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault, GeomxError
@@ -40,7 +40,7 @@ Pair = tuple[str, str]  # codecs up and down
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PlanOptions:
     """What to compare; nothing given: `ALGORITHMS` and `CODECS`, beside what the description has. `json`: a file."""
 
     sources: Sources
@@ -60,26 +60,26 @@ class Row:
     described: bool
 
 
-def plan(run: Run, wishes: Wishes) -> None:
+def plan(run: Run, options: PlanOptions) -> None:
     """Predict and print. Raises `ConfigError` where something is not known that a prediction needs."""
-    algorithms = wishes.algorithms or _with(run.sync.policy, ALGORITHMS)
-    codecs = pairs(run, wishes)
+    algorithms = options.algorithms or _with(run.sync.policy, ALGORITHMS)
+    codecs = pairs(run, options)
     _check_names(algorithms, codecs)
-    make_folders_of(wishes.json)
-    facts = known(run, wishes.sources)
+    make_folders_of(options.json)
+    facts = known(run, options.sources)
     rows, refused = compared(run, facts, algorithms, codecs)
-    if wishes.json is not None:
+    if options.json is not None:
         content = msgspec.json.encode(as_dict(run, facts, rows, refused))
-        wishes.json.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
+        options.json.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
     show(run, facts, rows, refused)
 
 
-def pairs(run: Run, wishes: Wishes) -> list[Pair]:
+def pairs(run: Run, options: PlanOptions) -> list[Pair]:
     """The codecs up and down that are compared: of `sign; int4`, or one for both ways."""
     own = run.wan.codec_up, run.wan.codec_down
-    if not wishes.codecs:
+    if not options.codecs:
         return list(_with(own, [(spec, spec) for spec in CODECS]))
-    return [_pair(text) for text in wishes.codecs]
+    return [_pair(text) for text in options.codecs]
 
 
 def _check_names(algorithms: Sequence[str], codecs: Sequence[Pair]) -> None:
@@ -87,7 +87,7 @@ def _check_names(algorithms: Sequence[str], codecs: Sequence[Pair]) -> None:
     for algorithm in algorithms:
         policies.make(algorithm)
     for spec in itertools.chain.from_iterable(codecs):
-        make_codec(spec, Stream())
+        make_codec(spec, RngKey())
 
 
 def _pair(text: str) -> Pair:
@@ -120,7 +120,7 @@ def compared(
     costs = {spec: _cost(spec, facts.cut(slices_wanted(spec)), memory) for spec in specs}
     world = Facts(
         sites=facts.sites,
-        size_bytes=sum(piece.size_bytes for piece in facts.cut(SLICES_WANTED)),
+        size_bytes=sum(slice_.size_bytes for slice_ in facts.cut(SLICES_WANTED)),
         memory_bytes_per_s=memory.updating,
         shards=run.run.shards,
         in_backward=run.worker.push_at == "backward",
@@ -147,10 +147,12 @@ def compared(
 
 def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
     """That of one codec for a model; of a large one it is measured on a part."""
-    ends = itertools.accumulate(piece.elements for piece in slices)
-    sample = [piece for piece, end in zip(slices, ends, strict=True) if end <= SAMPLED_ELEMENTS] or slices[:1]
+    ends = itertools.accumulate(slice_.elements for slice_ in slices)
+    sample = [slice_ for slice_, end in zip(slices, ends, strict=True) if end <= SAMPLED_ELEMENTS] or slices[
+        :1
+    ]
     of_sample = cost(spec, sample, memory, rounds=3)
-    times = sum(piece.size_bytes for piece in slices) / of_sample.dense_bytes
+    times = sum(slice_.size_bytes for slice_ in slices) / of_sample.dense_bytes
     return replace(
         of_sample,
         slices=len(slices),
@@ -176,7 +178,7 @@ def _refusal(run: Run, algorithm: str, up: str, down: str) -> str:
 
 
 def _trade_of(up: Cost, down: Cost) -> str:
-    one, other = (trade_of_codec(make_codec(each.spec, Stream()), each) for each in (up, down))
+    one, other = (trade_of_codec(make_codec(each.spec, RngKey()), each) for each in (up, down))
     return one if up.spec == down.spec else f"up: {one}; down: {other}"
 
 

@@ -50,7 +50,7 @@ class Known:
 
     @property
     def parameters(self) -> int:
-        return sum(piece.elements for piece in self.cut(SLICES_WANTED))
+        return sum(slice_.elements for slice_ in self.cut(SLICES_WANTED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from geomx.node.slices.slice_state import (
     within,
     without,
 )
-from geomx.node.slices.update_stream import Receiver
+from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink, has_values
 from geomx.optim.contract import SliceState
 from geomx.rounds.round import Round
@@ -44,10 +44,10 @@ from geomx.wire.messages import (
 )
 
 
-class Relay:
+class Aggregator:
     """See the module's text. `parents`: the shards of the global server, by name."""
 
-    def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: Receiver) -> None:
+    def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: UpdateDecoder) -> None:
         self._server = server
         self._uplink = Uplink(server, self, parents, up, down)
         self._layout: Layout | None = None
@@ -70,41 +70,41 @@ class Relay:
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
         self._uplink.hyper(digest, values)
 
-    def closed(self, piece: Slice, round_: Round) -> None:
+    def closed(self, slice_: Slice, round_: Round) -> None:
         push = merge(round_)
         if round_.kind == "assign":
-            self._assign(piece, round_, push)
+            self._assign(slice_, round_, push)
             return
-        decoders = self._server.decoders(piece, round_)
-        add = accumulator(getattr(torch, piece.dtype)).add
+        decoders = self._server.decoders(slice_, round_)
+        add = accumulator(getattr(torch, slice_.dtype)).add
         if round_.kind == "mean" and round_.cohort:
-            self._average(piece, round_, decoders)
+            self._average(slice_, round_, decoders)
             return
         self._uplink.push(
-            push, lambda: add([decode() for decode in decoders]), 3 * len(decoders) * piece.size_bytes
+            push, lambda: add([decode() for decode in decoders]), 3 * len(decoders) * slice_.size_bytes
         )
 
-    def _average(self, piece: Slice, round_: Round, decoders: list[Callable[[], torch.Tensor]]) -> None:
+    def _average(self, slice_: Slice, round_: Round, decoders: list[Callable[[], torch.Tensor]]) -> None:
         """The mean of a cohort that lies below this server: nobody above needs to know."""
         update = Update(
-            round_.turn, piece.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort
+            round_.turn, slice_.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort
         )
         if not round_.weight or not decoders:
             self._server.answer(update, None)
             return
-        if not piece.dtype.startswith("float"):
-            raise ProtocolError(f"slice {piece.index} is {piece.dtype}: it has no mean")
-        add, weight = accumulator(getattr(torch, piece.dtype)).add, round_.weight
+        if not slice_.dtype.startswith("float"):
+            raise ProtocolError(f"slice {slice_.index} is {slice_.dtype}: it has no mean")
+        add, weight = accumulator(getattr(torch, slice_.dtype)).add, round_.weight
 
         def work() -> torch.Tensor:
             total = add([decode() for decode in decoders])
             assert total is not None
-            return self._server.down.pack(piece, "mean", round_.turn, total.div_(weight), round_.cohort)
+            return self._server.down.pack(slice_, "mean", round_.turn, total.div_(weight), round_.cohort)
 
-        cost_bytes = (3 * len(decoders) + 2) * piece.size_bytes
+        cost_bytes = (3 * len(decoders) + 2) * slice_.size_bytes
         self._server.run_job(work, lambda data: self._server.answer(update, data), cost_bytes)
 
-    def _assign(self, piece: Slice, round_: Round, push: Push) -> None:
+    def _assign(self, slice_: Slice, round_: Round, push: Push) -> None:
         """Take what is this server's out of what the workers brought; the first that has more goes on."""
 
         def work() -> tuple[Push, Any]:
@@ -113,17 +113,17 @@ class Relay:
             for each, payload in round_.in_order():
                 if payload is None:
                     continue
-                state = unpack_state(piece, each, payload)
+                state = unpack_state(slice_, each, payload)
                 mine |= within("parent/", state.planes)
                 state.planes = without("parent/", state.planes)
-                weights = unpack_weights(piece, payload) if has_values(each, piece) else None
+                weights = unpack_weights(slice_, payload) if has_values(each, slice_) else None
                 if chosen[1] is None and (state.planes or weights is not None):
                     data, planes, scalars = pack_state(weights, state)
                     header = msgspec.structs.replace(
                         push, present=each.present, planes=planes, scalars=scalars
                     )
                     chosen = header, data
-            self._restoring[piece.index] = mine
+            self._restoring[slice_.index] = mine
             return chosen
 
         self._server.run_job(work, lambda chosen: self._uplink.push_raw(*chosen), 0)
@@ -131,11 +131,11 @@ class Relay:
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         if fetch.of == "parent":
             assert self._layout is not None
-            piece = self._layout.slices[fetch.slice]
-            kept = self._uplink.kept(piece) | under("down.", self._server.down.kept(piece))
+            slice_ = self._layout.slices[fetch.slice]
+            kept = self._uplink.kept(slice_) | under("down.", self._server.down.kept(slice_))
             answer_state(
-                self._uplink.in_order,
-                piece,
+                self._uplink.slice_jobs,
+                slice_,
                 fetch.token,
                 lambda: SliceState(copied(under("parent/", kept))),
                 reply,
@@ -149,8 +149,8 @@ class Relay:
     def stepped(self, message: Stepped) -> None:
         self._uplink.stepped(message)
 
-    def calling(self, message: Calling) -> None:
-        self._uplink.calling(message)
+    def at_barrier(self, message: Calling) -> None:
+        self._uplink.at_barrier(message)
 
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         self._uplink.leave(turns, origins)
@@ -172,31 +172,31 @@ class Relay:
 
     def answered(self, update: Update, payload: Any) -> None:
         assert self._layout is not None
-        piece = self._layout.slices[update.slice]
+        slice_ = self._layout.slices[update.slice]
         above, below = self._uplink.down, self._server.down
         alike = above.codec.lossless and type(above.codec) is type(below.codec)
         if payload is None or alike or (below.passes and not above.deltas):
-            self._down(piece, update, payload)  # the same bytes serve below
+            self._down(slice_, update, payload)  # the same bytes serve below
             return
 
         def work() -> Any:
-            values = above.unpack(piece, update.kind, payload, update.cohort)
+            values = above.unpack(slice_, update.kind, payload, update.cohort)
             if not below.passes:
-                return below.pack(piece, update.kind, update.turn, values, update.cohort)
-            below.sent(piece, update.kind, values, update.cohort)
+                return below.pack(slice_, update.kind, update.turn, values, update.cohort)
+            below.sent(slice_, update.kind, values, update.cohort)
             return payload
 
         self._server.run_job(
             work,
-            lambda data: self._down(piece, update, data),
-            above.codec.cost_bytes(piece) + (0 if below.passes else below.codec.cost_bytes(piece)),
+            lambda data: self._down(slice_, update, data),
+            above.codec.cost_bytes(slice_) + (0 if below.passes else below.codec.cost_bytes(slice_)),
         )
 
-    def _down(self, piece: Slice, update: Update, payload: Any) -> None:
+    def _down(self, slice_: Slice, update: Update, payload: Any) -> None:
         if update.kind == "assign" and payload is not None:
-            kept = self._restoring.pop(piece.index, {})
-            self._uplink.restore(piece, kept)
-            self._server.down.restore(piece, within("down.", kept))
+            kept = self._restoring.pop(slice_.index, {})
+            self._uplink.restore(slice_, kept)
+            self._server.down.restore(slice_, within("down.", kept))
         self._server.answer(update, payload)
 
     def allowed(self, allowance: Allowance) -> None:

@@ -23,7 +23,7 @@ from geomx.layout import Layout, Part, Slice
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.accumulate import accumulator
 from geomx.node.slices.clipping import Clipping
-from geomx.node.slices.slice_jobs import InOrder
+from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import (
     WEIGHTS,
     Planes,
@@ -35,7 +35,7 @@ from geomx.node.slices.slice_state import (
     unpack_weights,
     within,
 )
-from geomx.node.slices.update_stream import Sender, codec_for, naming
+from geomx.node.slices.update_stream import UpdateEncoder, annotate_nonfinite, codec_for
 from geomx.node.uplink import has_values
 from geomx.optim.contract import Compensation, RootOptimizer, SliceState
 from geomx.rounds.round import Round
@@ -56,7 +56,7 @@ HYPERS_KEPT = 8192
 OptimizerFactory = Callable[[str], RootOptimizer]
 
 
-class Answers(Protocol):
+class RootHost(Protocol):
     """The server around the root."""
 
     @property
@@ -64,9 +64,9 @@ class Answers(Protocol):
     def attached(self) -> None: ...
     def answer(self, update: Update, payload: Any, staleness: int = 0) -> None: ...
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None: ...
-    def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]: ...
+    def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]: ...
     @property
-    def down(self) -> Sender: ...
+    def down(self) -> UpdateEncoder: ...
 
 
 class Root:
@@ -74,26 +74,26 @@ class Root:
 
     def __init__(
         self,
-        server: Answers,
+        server: RootHost,
         shard: int,
         shards: int,
         optimizers: OptimizerFactory,
         clipping: Clipping,
-        in_step: bool,
+        lockstep: bool,
         compensation: Compensation | None = None,
     ) -> None:
         self._server = server
         self._shard, self._shards = shard, shards
         self._optimizers = optimizers
         self._clipping = clipping
-        self._in_step = in_step  # see `Policy.in_step`
+        self._in_step = lockstep  # see `Policy.lockstep`
         self._optimizer: RootOptimizer | None = None
         self._weights: dict[int, torch.Tensor] = {}
         self._hypers: dict[bytes, Hyperparameters] = {}
         self._parked: dict[bytes, list[tuple[Slice, Round]]] = {}
         self._layout: Layout | None = None
         self._compensation = compensation
-        self._in_order = InOrder(server)
+        self._slice_jobs = SliceJobs(server)
         self._versions: dict[int, int] = {}  # how often a slice has been updated
         self._seen: dict[int, dict[str, int]] = {}  # by slice and cohort: the version that it was sent last
 
@@ -115,7 +115,7 @@ class Root:
     def holds(self, layout: Layout) -> list[Slice]:
         """The slices that live on this shard."""
         table = layout.shards(self._shards)
-        return [piece for piece in layout.slices if table[piece.index] == self._shard]
+        return [slice_ for slice_ in layout.slices if table[slice_.index] == self._shard]
 
     def parts(self) -> Iterator[tuple[str, Part, torch.Tensor]]:
         """The weights that this shard holds, as they are now: a tensor's name, which part of it, its values."""
@@ -130,8 +130,8 @@ class Root:
         self._hypers[digest] = values
         if len(self._hypers) > HYPERS_KEPT:
             del self._hypers[next(iter(self._hypers))]
-        for piece, round_ in self._parked.pop(digest, ()):
-            self.closed(piece, round_)
+        for slice_, round_ in self._parked.pop(digest, ()):
+            self.closed(slice_, round_)
 
     def message(self, peer: Peer, message: Message, payload: Any) -> None:
         """From another shard."""
@@ -145,7 +145,7 @@ class Root:
     def stepped(self, message: Stepped) -> None:
         raise ProtocolError(f"{message.worker} tells its steps where no policy asks for them")
 
-    def calling(self, message: Calling) -> None:
+    def at_barrier(self, message: Calling) -> None:
         """Nobody above needs to know."""
 
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
@@ -155,70 +155,70 @@ class Root:
     def quiet(self) -> bool:
         return True
 
-    def closed(self, piece: Slice, round_: Round) -> None:
+    def closed(self, slice_: Slice, round_: Round) -> None:
         """A round has all its contributions: apply and answer it."""
-        carrying = any(has_values(push, piece) for push, _ in round_.in_order())
+        carrying = any(has_values(push, slice_) for push, _ in round_.in_order())
         if round_.kind == "assign":
-            self._assign(piece, round_)
-        elif not carrying and round_.weight and not self._in_step and piece.index in self._weights:
-            weights = self._weights[piece.index]  # which others may have changed
-            self._finish(piece, round_, lambda: weights, snapshot=True, applies=False)
+            self._assign(slice_, round_)
+        elif not carrying and round_.weight and not self._in_step and slice_.index in self._weights:
+            weights = self._weights[slice_.index]  # which others may have changed
+            self._finish(slice_, round_, lambda: weights, snapshot=True, applies=False)
         elif not carrying or not round_.weight:
-            if self._clipping.wants(piece.index, round_.kind):
-                self._clipping.square(round_.turn, piece.index, 0.0, lambda _: None)
-            self._server.answer(self._update(piece, round_), None)
+            if self._clipping.wants(slice_.index, round_.kind):
+                self._clipping.square(round_.turn, slice_.index, 0.0, lambda _: None)
+            self._server.answer(self._update(slice_, round_), None)
         elif round_.kind == "mean":
-            self._mean(piece, round_)
-        elif self._optimizer is None and piece.role != "ledger":
-            self._pass_on(piece, round_)
-        elif piece.index not in self._weights:
-            raise ProtocolError(f"slice {piece.index} has no weights yet that a gradient could change")
-        elif piece.role == "ledger":
-            self._ledger(piece, round_)
+            self._mean(slice_, round_)
+        elif self._optimizer is None and slice_.role != "ledger":
+            self._pass_on(slice_, round_)
+        elif slice_.index not in self._weights:
+            raise ProtocolError(f"slice {slice_.index} has no weights yet that a gradient could change")
+        elif slice_.role == "ledger":
+            self._ledger(slice_, round_)
         elif not round_.hyper:
-            raise ProtocolError(f"slice {piece.index} was pushed without hyper-parameters")
+            raise ProtocolError(f"slice {slice_.index} was pushed without hyper-parameters")
         elif round_.hyper not in self._hypers:
-            self._parked.setdefault(round_.hyper, []).append((piece, round_))
-        elif self._clipping.wants(piece.index, round_.kind):
-            self._measure(piece, round_)
+            self._parked.setdefault(round_.hyper, []).append((slice_, round_))
+        elif self._clipping.wants(slice_.index, round_.kind):
+            self._measure(slice_, round_)
         else:
-            self._optimize(piece, round_, self._sum(piece, round_, divide=True), 1.0)
+            self._optimize(slice_, round_, self._sum(slice_, round_, divide=True), 1.0)
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         """What belongs in a checkpoint, as it is now. Nobody is above: to have a root as parent adds nothing."""
         assert self._layout is not None
-        piece, optimizer = self._layout.slices[fetch.slice], self._optimizer
+        slice_, optimizer = self._layout.slices[fetch.slice], self._optimizer
         if fetch.of in ("root", "exact"):
-            kept = under("root/", self._kept(piece, fetch.of == "exact"))
-            answer_state(self._in_order, piece, fetch.token, lambda: SliceState(copied(kept)), reply)
+            kept = under("root/", self._kept(slice_, fetch.of == "exact"))
+            answer_state(self._slice_jobs, slice_, fetch.token, lambda: SliceState(copied(kept)), reply)
         elif fetch.of == "parent":
-            answer_state(self._in_order, piece, fetch.token, SliceState, reply)
+            answer_state(self._slice_jobs, slice_, fetch.token, SliceState, reply)
         elif optimizer is None:
             raise Unsupported("the workers own the optimizer: its state is theirs, not the global server's")
-        elif piece.index not in self._weights:
-            raise ProtocolError(f"slice {piece.index} has no optimizer state to be fetched")
+        elif slice_.index not in self._weights:
+            raise ProtocolError(f"slice {slice_.index} has no optimizer state to be fetched")
         else:
 
             def found() -> SliceState:
-                state = optimizer.export(piece.index)
+                state = optimizer.export(slice_.index)
                 if fetch.of == "weights":
-                    state.planes |= copied({WEIGHTS: self._weights[piece.index]})
+                    state.planes |= copied({WEIGHTS: self._weights[slice_.index]})
                 return state
 
-            answer_state(self._in_order, piece, fetch.token, found, reply)
+            answer_state(self._slice_jobs, slice_, fetch.token, found, reply)
 
-    def _kept(self, piece: Slice, exact: bool) -> Planes:
+    def _kept(self, slice_: Slice, exact: bool) -> Planes:
         """What a checkpoint keeps of the upper ends of the edges, and of weights that no receiver has exactly."""
-        kept = under("down.", self._server.down.kept(piece))
-        if (exact or self._server.down.deltas) and self._in_step and piece.index in self._weights:
-            kept["weights"] = self._weights[piece.index]
+        kept = under("down.", self._server.down.kept(slice_))
+        if (exact or self._server.down.deltas) and self._in_step and slice_.index in self._weights:
+            kept["weights"] = self._weights[slice_.index]
         return kept
 
     # -- the kinds of adding --------------------------------------------------------------------------------------
 
-    def _sum(self, piece: Slice, round_: Round, divide: bool) -> Callable[[], torch.Tensor]:
-        decoders, weight = self._server.decoders(piece, round_), round_.weight
-        add = accumulator(getattr(torch, piece.dtype)).add
+    def _sum(self, slice_: Slice, round_: Round, divide: bool) -> Callable[[], torch.Tensor]:
+        decoders, weight = self._server.decoders(slice_, round_), round_.weight
+        add = accumulator(getattr(torch, slice_.dtype)).add
 
         def work() -> torch.Tensor:
             total = add([decode() for decode in decoders])
@@ -227,8 +227,8 @@ class Root:
 
         return work
 
-    def _optimize(self, piece: Slice, round_: Round, mean: Callable[[], torch.Tensor], scale: float) -> None:
-        optimizer, weights = self._optimizer, self._weights[piece.index]
+    def _optimize(self, slice_: Slice, round_: Round, mean: Callable[[], torch.Tensor], scale: float) -> None:
+        optimizer, weights = self._optimizer, self._weights[slice_.index]
         hyper, present = self._hypers[round_.hyper], round_.present
         assert optimizer is not None
 
@@ -237,17 +237,17 @@ class Root:
             if scale < 1.0:
                 gradient.mul_(scale)
             if self._compensation is not None:
-                received = self._server.down.shadow(piece, round_.cohort)
+                received = self._server.down.anchor(slice_, round_.cohort)
                 assert received is not None  # weights come before gradients
-                self._compensation.correct(piece.index, gradient, weights, received)
-            optimizer.apply(piece.index, gradient, present, hyper)
+                self._compensation.correct(slice_.index, gradient, weights, received)
+            optimizer.apply(slice_.index, gradient, present, hyper)
             return weights
 
-        self._finish(piece, round_, work, snapshot=True)
+        self._finish(slice_, round_, work, snapshot=True)
 
-    def _measure(self, piece: Slice, round_: Round) -> None:
+    def _measure(self, slice_: Slice, round_: Round) -> None:
         """With `clip_norm`, no slice is applied before the norm over all slices of all shards is known."""
-        make = self._sum(piece, round_, divide=True)
+        make = self._sum(slice_, round_, divide=True)
 
         def work() -> tuple[torch.Tensor, float]:
             mean = make()
@@ -257,55 +257,55 @@ class Root:
             mean, square = result
             self._clipping.square(
                 round_.turn,
-                piece.index,
+                slice_.index,
                 square,
-                lambda scale: self._optimize(piece, round_, lambda: mean, scale),
+                lambda scale: self._optimize(slice_, round_, lambda: mean, scale),
             )
 
-        self._server.run_job(work, done, (len(round_.contributions) + 2) * piece.size_bytes)
+        self._server.run_job(work, done, (len(round_.contributions) + 2) * slice_.size_bytes)
 
-    def _pass_on(self, piece: Slice, round_: Round) -> None:
-        self._finish(piece, round_, self._sum(piece, round_, divide=True), snapshot=False)
+    def _pass_on(self, slice_: Slice, round_: Round) -> None:
+        self._finish(slice_, round_, self._sum(slice_, round_, divide=True), snapshot=False)
 
-    def _mean(self, piece: Slice, round_: Round) -> None:
-        if not piece.dtype.startswith("float"):
-            raise ProtocolError(f"slice {piece.index} is {piece.dtype}: it has no mean")
-        self._finish(piece, round_, self._sum(piece, round_, divide=True), snapshot=False)
+    def _mean(self, slice_: Slice, round_: Round) -> None:
+        if not slice_.dtype.startswith("float"):
+            raise ProtocolError(f"slice {slice_.index} is {slice_.dtype}: it has no mean")
+        self._finish(slice_, round_, self._sum(slice_, round_, divide=True), snapshot=False)
 
-    def _ledger(self, piece: Slice, round_: Round) -> None:
-        make, weights = self._sum(piece, round_, divide=False), self._weights[piece.index]
-        self._finish(piece, round_, lambda: weights.add_(make()), snapshot=True)
+    def _ledger(self, slice_: Slice, round_: Round) -> None:
+        make, weights = self._sum(slice_, round_, divide=False), self._weights[slice_.index]
+        self._finish(slice_, round_, lambda: weights.add_(make()), snapshot=True)
 
-    def _assign(self, piece: Slice, round_: Round) -> None:
+    def _assign(self, slice_: Slice, round_: Round) -> None:
         chosen = next(((push, p) for push, p in round_.in_order() if p is not None), None)
-        optimizer = self._optimizer if piece.role == "weight" else None
-        changes = optimizer is not None or piece.role == "ledger"
-        if chosen is None or not (changes or has_values(chosen[0], piece)):
-            self._server.answer(self._update(piece, round_), None)
+        optimizer = self._optimizer if slice_.role == "weight" else None
+        changes = optimizer is not None or slice_.role == "ledger"
+        if chosen is None or not (changes or has_values(chosen[0], slice_)):
+            self._server.answer(self._update(slice_, round_), None)
             return
         push, payload = chosen
-        state = unpack_state(piece, push, payload)
+        state = unpack_state(slice_, push, payload)
         kept, own = within("root/", state.planes), SliceState(optimizers(state.planes), state.scalars)
 
         def work() -> torch.Tensor:
             if not changes:
-                return unpack_weights(piece, payload)  # nobody here needs it again
-            if has_values(push, piece):
-                exact = kept.get("weights", unpack_weights(piece, payload))
-                self._weights[piece.index] = exact.clone()
+                return unpack_weights(slice_, payload)  # nobody here needs it again
+            if has_values(push, slice_):
+                exact = kept.get("weights", unpack_weights(slice_, payload))
+                self._weights[slice_.index] = exact.clone()
                 if optimizer is not None:
-                    optimizer.adopt(piece, self._weights[piece.index])
+                    optimizer.adopt(slice_, self._weights[slice_.index])
             if optimizer is not None and (own.planes or own.scalars):
-                optimizer.restore(piece.index, own)
+                optimizer.restore(slice_.index, own)
             if self._compensation is not None:
-                self._compensation.begin(piece.index)
-            return unpack_weights(piece, payload) if "weights" in kept else self._weights[piece.index]
+                self._compensation.begin(slice_.index)
+            return unpack_weights(slice_, payload) if "weights" in kept else self._weights[slice_.index]
 
-        self._finish(piece, round_, work, snapshot=changes, kept=kept)
+        self._finish(slice_, round_, work, snapshot=changes, kept=kept)
 
     def _finish(
         self,
-        piece: Slice,
+        slice_: Slice,
         round_: Round,
         work: Callable[[], torch.Tensor],
         snapshot: bool,
@@ -320,22 +320,22 @@ class Root:
 
         def encoded() -> tuple[torch.Tensor, int]:
             values = work()
-            staleness = self._aged(piece.index, round_, applies)
-            views = codec_for(piece, round_.kind, down.codec).lossless  # the payload is then the same memory
+            staleness = self._aged(slice_.index, round_, applies)
+            views = codec_for(slice_, round_.kind, down.codec).lossless  # the payload is then the same memory
             taken = values.clone() if snapshot and views and not self._in_step else values
             whose = f"{self._server.name} has made NaN or Inf of"
-            with naming(self._layout, piece, values, whose, round_.turn):
-                packed = down.pack(piece, round_.kind, round_.turn, taken, round_.cohort)
+            with annotate_nonfinite(self._layout, slice_, values, whose, round_.turn):
+                packed = down.pack(slice_, round_.kind, round_.turn, taken, round_.cohort)
             if kept is not None:
-                shadow = {"anchor": kept["anchor"]} if "anchor" in kept else {}
-                down.restore(piece, within("down.", kept) | shadow)
+                anchor = {"anchor": kept["anchor"]} if "anchor" in kept else {}
+                down.restore(slice_, within("down.", kept) | anchor)
             return packed, staleness
 
-        cost_bytes = (len(round_.contributions) + 4) * piece.size_bytes + down.codec.cost_bytes(piece)
-        self._in_order.run(
-            piece.index,
+        cost_bytes = (len(round_.contributions) + 4) * slice_.size_bytes + down.codec.cost_bytes(slice_)
+        self._slice_jobs.run(
+            slice_.index,
             encoded,
-            lambda done: self._server.answer(self._update(piece, round_), *done),
+            lambda done: self._server.answer(self._update(slice_, round_), *done),
             cost_bytes,
         )
 
@@ -350,8 +350,8 @@ class Root:
         return staleness
 
     @staticmethod
-    def _update(piece: Slice, round_: Round) -> Update:
+    def _update(slice_: Slice, round_: Round) -> Update:
         present = round_.present
         return Update(
-            round_.turn, piece.index, round_.kind, round_.weight, present, round_.ended, round_.cohort
+            round_.turn, slice_.index, round_.kind, round_.weight, present, round_.ended, round_.cohort
         )

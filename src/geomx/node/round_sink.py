@@ -11,7 +11,7 @@ from geomx.rounds.round import Round
 from geomx.wire.messages import Calling, Fetch, Hyperparameters, Message, State, Stepped, Value
 
 
-class Upside(Protocol):
+class RoundSink(Protocol):
     """What a server does with what it has gathered."""
 
     def holds(self, layout: Layout) -> list[Slice]:
@@ -23,7 +23,7 @@ class Upside(Protocol):
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
         """Hyper-parameters that pushes will name."""
 
-    def closed(self, piece: Slice, round_: Round) -> None:
+    def closed(self, slice_: Slice, round_: Round) -> None:
         """A round is complete; ends in `Server.answer`."""
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
@@ -32,7 +32,7 @@ class Upside(Protocol):
     def stepped(self, message: Stepped) -> None:
         """A worker below has taken a step on its own."""
 
-    def calling(self, message: Calling) -> None:
+    def at_barrier(self, message: Calling) -> None:
         """Everybody below has come to a call of the whole run."""
 
     def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:

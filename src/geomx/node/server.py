@@ -26,17 +26,17 @@ from geomx.node.contract import Began, Write
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.handshake import RESTARTED, compare
 from geomx.node.peers.peer import Identity, Limits, Peer
-from geomx.node.round_sink import Upside
-from geomx.node.slices.join_state import Standing
+from geomx.node.round_sink import RoundSink
+from geomx.node.slices.join_state import JoinState
 from geomx.node.slices.payloads import pack_turns, unpack_layout
-from geomx.node.slices.update_stream import Sender, codec_for, decoded, sets_weights
+from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
 from geomx.node.uplink import has_values, priority_of
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import EVERYONE, Members
 from geomx.rounds.round import Round
-from geomx.rounds.step_control import Pace
+from geomx.rounds.step_control import StepControl
 from geomx.rounds.turn_log import TurnLog
-from geomx.sync.contract import Pacer, Policy, cohort_of
+from geomx.sync.contract import Policy, StepController, cohort_of
 from geomx.wire.messages import (
     Allowance,
     Attach,
@@ -59,41 +59,41 @@ PLANES_LIMIT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class ChildEdges:
     """The downward edges of a server. `children`: each child's leaves, in the order of the run."""
 
     children: dict[str, tuple[str, ...]]
     patience: Patience
     up: Codec
-    down: Sender
+    down: UpdateEncoder
 
 
 class Server(BaseNode):
     """See the module's text. `make_upside(server)` gives it its relay or root; `others`: shards that dial us.
 
-    `pacer`: the policy again, where this is the first shard and the policy sets the workers' pace.
+    `step_controller`: the policy again, where this is the first shard and the policy sets the workers' pace.
     """
 
     def __init__(
         self,
         identity: Identity,
         limits: Limits,
-        below: Below,
+        edges: ChildEdges,
         policy: Policy,
-        make_upside: Callable[[Server], Upside],
+        make_sink: Callable[[Server], RoundSink],
         dials: dict[str, Patience] | None = None,
         others: dict[str, Patience] | None = None,
-        pacer: Pacer | None = None,
+        step_controller: StepController | None = None,
     ) -> None:
-        expects = dict.fromkeys(below.children, below.patience) | (others or {})
+        expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
         super().__init__(identity, limits, dials or {}, expects)
-        self._below = below
+        self._edges = edges
         self._policy = policy
-        self._pace = Pace(pacer, self.tell)
-        self._members = Members(leaf for leaves in below.children.values() for leaf in leaves)
+        self._step_control = StepControl(step_controller, self.tell)
+        self._members = Members(leaf for leaves in edges.children.values() for leaf in leaves)
         self._gathering = Gathering(policy, self._members, self._closed)
-        self.upside = make_upside(self)
-        self._has_workers = all(leaves == (name,) for name, leaves in below.children.items())
+        self.sink = make_sink(self)
+        self._has_workers = all(leaves == (name,) for name, leaves in edges.children.items())
         self._layout: Layout | None = None
         self._settings: dict[str, Value] = {}
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
@@ -103,7 +103,7 @@ class Server(BaseNode):
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_attached = False
         self._to_welcome: list[Peer] = []
-        self._standing = Standing()
+        self._join_state = JoinState()
         self._welcomed: set[str] = set()  # children that have the model
         self._all_left_at = 0.0
 
@@ -111,71 +111,71 @@ class Server(BaseNode):
 
     def answer(self, update: Update, payload: Any, staleness: int = 0) -> None:
         """Send a slice's update to the children of its cohort. `staleness`: of what it answers, for the record."""
-        piece = self._piece(update.slice)
+        slice_ = self._slice(update.slice)
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
-            if self._has_workers and self._serves_weights and self._goes_on_from(piece, update):
-                held = self._below.down.held(piece, update.cohort, payload)
-                self._standing.hold(piece.index, update.cohort, held)
-        is_first = self._standing.answered(update)
-        priority = priority_of(piece)
+            if self._has_workers and self._serves_weights and self._goes_on_from(slice_, update):
+                held = self._edges.down.held(slice_, update.cohort, payload)
+                self._join_state.hold(slice_.index, update.cohort, held)
+        is_first = self._join_state.answered(update)
+        priority = priority_of(slice_)
         for name in self._children(update.cohort):
-            child, leaves = self.peer(name), self._below.children[name]
+            child, leaves = self.peer(name), self._edges.children[name]
             if child is not None and name in self._welcomed and not self._members.has_left(leaves):
                 self.send(child, update, payload, priority)
-        self._turns.answered(piece.role, update, staleness, self._trained, self._now)
-        self._pace.closed(update, self._now)
-        if is_first and self._standing.slices == len(self._mine):
+        self._turns.answered(slice_.role, update, staleness, self._trained, self._now)
+        self._step_control.closed(update, self._now)
+        if is_first and self._join_state.slices == len(self._mine):
             self.emit(Began())
-        self._gathering.answered(piece, self._now)
+        self._gathering.answered(slice_, self._now)
 
     def tell(self, allowance: Allowance) -> None:
         """Send a worker word of how many steps it may take."""
-        for name, leaves in self._below.children.items():
+        for name, leaves in self._edges.children.items():
             child = self.peer(name)
             if allowance.worker in leaves and child is not None and not self._members.has_left(leaves):
                 self.send(child, allowance)
 
-    def decoders(self, piece: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
+    def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""
-        codec = codec_for(piece, round_.kind, self._below.up)
+        codec = codec_for(slice_, round_.kind, self._edges.up)
         given = [(push, payload) for push, payload in round_.in_order() if payload is not None]
-        return [partial(decoded, codec, piece, push.origins, payload) for push, payload in given]
+        return [partial(decoded, codec, slice_, push.origins, payload) for push, payload in given]
 
     @property
-    def down(self) -> Sender:
+    def down(self) -> UpdateEncoder:
         """What updates of this server's children are packed by."""
-        return self._below.down
+        return self._edges.down
 
     # -- messages ---------------------------------------------------------------------------------------------
 
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
-        leaves = self._below.children.get(peer.name)
+        leaves = self._edges.children.get(peer.name)
         if leaves is None:
-            self.upside.message(peer, message, payload)
+            self.sink.message(peer, message, payload)
         elif isinstance(message, Push):
             self._on_push(peer, leaves, message, payload)
         elif isinstance(message, Hyper):
-            self.upside.hyper(message.digest, message.values)
+            self.sink.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
             self._on_attach(peer, message, payload)
         elif isinstance(message, Stepped):
             self._on_stepped(leaves, message)
         elif isinstance(message, Calling):
-            self._gathering.calling(set(leaves), message.turn, self._now)
+            self._gathering.at_barrier(set(leaves), message.turn, self._now)
         elif isinstance(message, Fetch):
-            self._piece(message.slice)
-            self.upside.fetch(message, lambda state, data: self.send(peer, state, data))
+            self._slice(message.slice)
+            self.sink.fetch(message, lambda state, data: self.send(peer, state, data))
         elif isinstance(message, Leave):
             self._on_leave(peer, leaves, message)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent up to {self.name}")
 
     def check_payload(self, peer: Peer, message: Message) -> None:
-        if peer.name not in self._below.children:
-            self.upside.check_payload(peer, message)
+        if peer.name not in self._edges.children:
+            self.sink.check_payload(peer, message)
         elif isinstance(message, Push):
-            self._check_size(self._piece(message.slice), message)
+            self._check_size(self._slice(message.slice), message)
         elif not isinstance(message, Attach):
             raise ProtocolError(f"{type(message).__name__} announces a payload")
         elif message.size > LAYOUT_LIMIT_BYTES:
@@ -183,18 +183,18 @@ class Server(BaseNode):
                 f"a layout of {message.size} bytes is announced; at most {LAYOUT_LIMIT_BYTES} are read"
             )
 
-    def _check_size(self, piece: Slice, push: Push) -> None:
-        carries = has_values(push, piece)
+    def _check_size(self, slice_: Slice, push: Push) -> None:
+        carries = has_values(push, slice_)
         if push.kind == "assign":
             count = carries + len(push.planes)
-            fits = len(push.planes) <= PLANES_LIMIT and push.size == count * piece.size_bytes
+            fits = len(push.planes) <= PLANES_LIMIT and push.size == count * slice_.size_bytes
         elif carries:
-            fits = codec_for(piece, push.kind, self._below.up).accepts(piece, push.size)
+            fits = codec_for(slice_, push.kind, self._edges.up).accepts(slice_, push.size)
         else:
             fits = push.size == 0
         if not fits:
             raise ProtocolError(
-                f"{push.size} bytes are announced for slice {piece.index}, which do not fit it"
+                f"{push.size} bytes are announced for slice {slice_.index}, which do not fit it"
             )
 
     def _on_attach(self, peer: Peer, message: Attach, payload: Any) -> None:
@@ -217,12 +217,12 @@ class Server(BaseNode):
         """The first model that comes is the run's."""
         layout = unpack_layout(payload, message.fingerprint)
         self._layout, self._settings = layout, message.settings
-        mine = self.upside.holds(layout)
-        self._mine = frozenset(piece.index for piece in mine)
-        self._trained = sum(piece.role in ("weight", "ledger") for piece in mine)
+        mine = self.sink.holds(layout)
+        self._mine = frozenset(slice_.index for slice_ in mine)
+        self._trained = sum(slice_.role in ("weight", "ledger") for slice_ in mine)
         self._gathering.begin(mine)
-        self._below.down.begin(aggregates=not self._serves_weights)
-        self.upside.attach(layout, message.settings)
+        self._edges.down.begin(aggregates=not self._serves_weights)
+        self.sink.attach(layout, message.settings)
 
     def attached(self) -> None:
         """Everybody above has taken the model: those below may begin."""
@@ -238,7 +238,7 @@ class Server(BaseNode):
     def _welcome_member(self, peer: Peer) -> None:
         """Tell a child where the run stands, and give it the current values if it has begun."""
         self._welcomed.add(peer.name)
-        if not self._standing.slices:
+        if not self._join_state.slices:
             self.send(peer, Attached())
             return
         assert self._layout is not None
@@ -246,28 +246,28 @@ class Server(BaseNode):
             raise NodeLost(peer.name, RESTARTED)
         if not self._serves_weights:
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
-        own = cohort_of(self._below.children[peer.name][0], self._policy.together)
+        own = cohort_of(self._edges.children[peer.name][0], self._policy.sync_group)
         counts = self._gathering.turns(lambda name: self._is_within(peer, name))
-        turns = {name: (count, *self._standing.step(name)) for name, count in counts.items()}
-        pieces = self._layout.slices
+        turns = {name: (count, *self._join_state.step(name)) for name, count in counts.items()}
+        slices = self._layout.slices
         body = pack_turns(
-            [self._gathering.closed(piece.index, name) for piece in pieces for name in (own, EVERYONE)]
+            [self._gathering.closed(slice_.index, name) for slice_ in slices for name in (own, EVERYONE)]
         )
         self.send(peer, Attached(turns, body.numel()), body)
-        for update, values in self._standing.updates(own, lambda name: self._is_within(peer, name)):
-            self.send(peer, update, values, priority_of(self._piece(update.slice)))
+        for update, values in self._join_state.updates(own, lambda name: self._is_within(peer, name)):
+            self.send(peer, update, values, priority_of(self._slice(update.slice)))
 
     @property
     def _serves_weights(self) -> bool:
         """Whether the weights are on the servers, and not on the workers alone."""
         return self._settings.get("optimizer") != "workers"
 
-    def _goes_on_from(self, piece: Slice, update: Update) -> bool:
-        return piece.role != "weight" or sets_weights(update.kind, update.cohort)
+    def _goes_on_from(self, slice_: Slice, update: Update) -> bool:
+        return slice_.role != "weight" or sets_weights(update.kind, update.cohort)
 
     def _is_within(self, peer: Peer, cohort: str) -> bool:
         """Whether all of a child's workers belong to a cohort."""
-        return self._members.of(cohort).issuperset(self._below.children[peer.name])
+        return self._members.of(cohort).issuperset(self._edges.children[peer.name])
 
     def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
@@ -276,36 +276,36 @@ class Server(BaseNode):
             )
         if not 0.0 <= push.weight < math.inf:
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
-        piece = self._piece(push.slice)
-        self._check_size(piece, push)
+        slice_ = self._slice(push.slice)
+        self._check_size(slice_, push)
         self._gathering.check(push)
-        if push.turn <= self._gathering.closed(piece.index, push.cohort):
+        if push.turn <= self._gathering.closed(slice_.index, push.cohort):
             return
         self._turns.opened(push, self._now)
-        self._pace.contributed(push, self._now)
-        self._gathering.add(piece, push, payload, self._now)
+        self._step_control.contributed(push, self._now)
+        self._gathering.add(slice_, push, payload, self._now)
 
-    def _closed(self, piece: Slice, round_: Round) -> None:
-        self._standing.closed(round_)
-        if round_.cohort == EVERYONE and self._policy.together != "run" and round_.turn > self._last_call:
+    def _closed(self, slice_: Slice, round_: Round) -> None:
+        self._join_state.closed(round_)
+        if round_.cohort == EVERYONE and self._policy.sync_group != "run" and round_.turn > self._last_call:
             self._last_call = round_.turn
-            self.upside.calling(Calling(round_.turn))
-        self.upside.closed(piece, round_)
+            self.sink.at_barrier(Calling(round_.turn))
+        self.sink.closed(slice_, round_)
 
     def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
         if message.worker not in leaves or message.steps < 1 or not 0.0 <= message.seconds < math.inf:
             raise ProtocolError(
                 f"step {message.steps} of {message.worker} in {message.seconds} s; members: {', '.join(leaves)}"
             )
-        if not self._pace.stepped(message, self._now):
-            self.upside.stepped(message)
+        if not self._step_control.stepped(message, self._now):
+            self.sink.stepped(message)
 
     def _children(self, cohort: str) -> tuple[str, ...]:
         """The children below which a cohort's members are."""
         if cohort not in self._children_of:
             members = self._members.of(cohort)
             self._children_of[cohort] = tuple(
-                name for name, leaves in self._below.children.items() if not members.isdisjoint(leaves)
+                name for name, leaves in self._edges.children.items() if not members.isdisjoint(leaves)
             )
         return self._children_of[cohort]
 
@@ -317,24 +317,24 @@ class Server(BaseNode):
         self._members.leave(message.origins, message.turns)
         turn = max(message.turns.values(), default=-1)
         self.note("left", "info", peer=", ".join(message.origins), turn=turn)
-        self.upside.left(message.turns, message.origins)
-        self._pace.left(message.origins)
+        self.sink.left(message.turns, message.origins)
+        self._step_control.left(message.origins)
         self.acknowledge(peer)
         self._gathering.left(self._now)
         self._end_if_done()
 
     def _end_if_done(self) -> None:
         """End once every member has left, everybody below has gone, and those above know."""
-        below_gone = all(not self._is_open(name) for name in self._below.children)
+        below_gone = all(not self._is_open(name) for name in self._edges.children)
         if not self._members.all_left or self.stopped:
             return
         self._all_left_at = self._all_left_at or self._now
         overdue = self._now - self._all_left_at > self.limits.stop_s
-        if overdue or (below_gone and self.upside.quiet):
+        if overdue or (below_gone and self.sink.quiet):
             self.stop()
 
     def may_go(self, peer: Peer) -> bool:
-        leaves = self._below.children.get(peer.name)
+        leaves = self._edges.children.get(peer.name)
         if leaves is not None:
             return self._members.has_left(leaves)
         return self._members.all_left and not peer.dialled
@@ -360,7 +360,7 @@ class Server(BaseNode):
         peer = self.peer(name)
         return peer is not None and peer.session.is_open
 
-    def _piece(self, index: int) -> Slice:
+    def _slice(self, index: int) -> Slice:
         if self._layout is None or index not in self._mine:
             raise ProtocolError(f"slice {index} is not held by {self.name}")
         return self._layout.slices[index]

@@ -1,6 +1,6 @@
 """From the description of a run to its nodes: the same for both drivers.
 
-`Plan` holds what the nodes need to know of `geomx.config.Run`, so that a tree can also be described in a few lines.
+`Topology` holds what the nodes need to know of `geomx.config.Run`, so that a tree can also be described in a few lines.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geomx.codecs.contract import Codec
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
-from geomx.node.aggregator import Relay
+from geomx.node.aggregator import Aggregator
 from geomx.node.peers.peer import Identity, Limits
 from geomx.node.root import Root
-from geomx.node.server import Below, Server
+from geomx.node.server import ChildEdges, Server
 from geomx.node.slices.clipping import Clipping
-from geomx.node.slices.update_stream import Receiver, Sender
+from geomx.node.slices.update_stream import UpdateDecoder, UpdateEncoder
 from geomx.node.worker import Worker
 from geomx.optim.contract import RootOptimizer, compensations, optimizers
-from geomx.sync.contract import Accrued, Gradient, Local, Pacer, policies
+from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, StepController, policies
 from geomx.wire.messages import Message, Value
 from geomx.wire.session import Patience
 
@@ -38,7 +38,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Topology:
     """The tree. `parties`: each local server's workers, in order; none: the workers hang on the root itself."""
 
     run: str
@@ -55,7 +55,7 @@ class Plan:
     flat: bool = False  # a tree of depth one: every worker is a child of the root
 
     @classmethod
-    def of(cls, run: Run) -> Plan:
+    def of(cls, run: Run) -> Topology:
         """The tree that a run's description describes."""
         return cls(
             run=run.run.name,
@@ -72,7 +72,7 @@ class Plan:
         )
 
     @classmethod
-    def solo(cls) -> Plan:
+    def solo(cls) -> Topology:
         """A run of one: a worker and its root."""
         return cls("solo", {"solo": ("solo/0",)}, flat=True)
 
@@ -104,14 +104,14 @@ class Plan:
             return self.shards
         return (next(party for party, workers in self.parties.items() if worker in workers),)
 
-    def with_patience(self, patience: Patience) -> Plan:
+    def with_patience(self, patience: Patience) -> Topology:
         """The same tree with other patience on every edge."""
         return replace(
             self, lan=replace(self.lan, patience=patience), wan=replace(self.wan, patience=patience)
         )
 
 
-def make_node(plan: Plan, name: str, incarnation: int = 1) -> Server | Worker:
+def make_node(plan: Topology, name: str, incarnation: int = 1) -> Server | Worker:
     """The node of that name."""
     if name in plan.shards:
         return make_shard(plan, name, incarnation)
@@ -120,37 +120,37 @@ def make_node(plan: Plan, name: str, incarnation: int = 1) -> Server | Worker:
     return make_worker(plan, name, incarnation)
 
 
-def make_worker(plan: Plan, name: str, incarnation: int = 1) -> Worker:
+def make_worker(plan: Topology, name: str, incarnation: int = 1) -> Worker:
     parents = dict.fromkeys(plan.parents(name), plan.lan.patience)
     party = next(party for party, workers in plan.parties.items() if name in workers)
     up, down = _ends(plan, plan.lan_of(party), name)
     return Worker(_identity(plan, name, incarnation), plan.limits, parents, up, down)
 
 
-def make_local_server(plan: Plan, name: str, incarnation: int = 1) -> Server:
+def make_local_server(plan: Topology, name: str, incarnation: int = 1) -> Server:
     up, down = _ends(plan, plan.wan, name)
     children: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in plan.parties[name]}
     return Server(
         _identity(plan, name, incarnation),
         plan.limits,
-        _below(children, plan, plan.lan_of(name), plan.passes(name)),
+        _child_edges(children, plan, plan.lan_of(name), plan.passes(name)),
         policies.make(plan.policy),
-        lambda server: Relay(server, plan.shards, up, down),
+        lambda server: Aggregator(server, plan.shards, up, down),
         dials=dict.fromkeys(plan.shards, plan.wan.patience),
     )
 
 
-def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
+def make_shard(plan: Topology, name: str, incarnation: int = 1) -> Server:
     """One shard of the global server. The others dial the first, for what must be known of all slices."""
     policy = policies.make(plan.policy)
     place, lead = plan.shards.index(name), plan.shards[0]
     others = plan.shards[1:] if name == lead else ()
     if plan.flat:
-        below = _below({worker: (worker,) for worker in plan.workers}, plan, plan.lan_of(""))
+        edges = _child_edges({worker: (worker,) for worker in plan.workers}, plan, plan.lan_of(""))
     else:
-        below = _below(dict(plan.parties), plan, plan.wan)
+        edges = _child_edges(dict(plan.parties), plan, plan.wan)
 
-    def upside(server: Server) -> Root:
+    def sink(server: Server) -> Root:
         def send(shard: str, message: Message) -> None:
             peer = server.peer(shard)
             assert peer is not None  # shards start only together
@@ -158,17 +158,17 @@ def make_shard(plan: Plan, name: str, incarnation: int = 1) -> Server:
 
         clipping = Clipping(send, others, "" if name == lead else lead)
         compensation = compensations.make(plan.compensation) if plan.compensation else None
-        return Root(server, place, len(plan.shards), _optimizer, clipping, policy.in_step, compensation)
+        return Root(server, place, len(plan.shards), _optimizer, clipping, policy.lockstep, compensation)
 
     return Server(
         _identity(plan, name, incarnation),
         plan.limits,
-        below,
+        edges,
         policy,
-        upside,
+        sink,
         dials={} if name == lead else {lead: plan.wan.patience},
         others=dict.fromkeys(others, plan.wan.patience),
-        pacer=policy if name == lead and isinstance(policy, Pacer) else None,
+        step_controller=policy if name == lead and isinstance(policy, StepController) else None,
     )
 
 
@@ -178,29 +178,31 @@ def _optimizer(name: str) -> RootOptimizer:
     return optimizers.find(short)(short)
 
 
-def _identity(plan: Plan, name: str, incarnation: int) -> Identity:
+def _identity(plan: Topology, name: str, incarnation: int) -> Identity:
     return Identity(name, plan.run, incarnation, plan.manifest)
 
 
-def _below(children: dict[str, tuple[str, ...]], plan: Plan, edge: Edge, passes: bool = False) -> Below:
+def _child_edges(
+    children: dict[str, tuple[str, ...]], plan: Topology, edge: Edge, passes: bool = False
+) -> ChildEdges:
     """The upper ends of a server's downward edges. All children get the same bytes, whoever sends them."""
-    stream = Stream(plan.seed)
-    sender = Sender(make_codec(edge.codec_down, stream), passes)
-    return Below(children, edge.patience, make_codec(edge.codec_up, stream), sender)
+    stream = RngKey(plan.seed)
+    sender = UpdateEncoder(make_codec(edge.codec_down, stream), passes)
+    return ChildEdges(children, edge.patience, make_codec(edge.codec_up, stream), sender)
 
 
-def _ends(plan: Plan, edge: Edge, name: str) -> tuple[Codec, Receiver]:
+def _ends(plan: Topology, edge: Edge, name: str) -> tuple[Codec, UpdateDecoder]:
     """The lower ends of a node's upward edges."""
-    up = make_codec(edge.codec_up, Stream(plan.seed, name))
-    return up, Receiver(make_codec(edge.codec_down, Stream(plan.seed)))
+    up = make_codec(edge.codec_up, RngKey(plan.seed, name))
+    return up, UpdateDecoder(make_codec(edge.codec_down, RngKey(plan.seed)))
 
 
 def check_choices(run: Run) -> None:
     """Raises `ConfigError` or `UnknownName` where what a description names cannot be made, or does not go together."""
-    momentum = {spec: make_codec(spec, Stream(run.run.seed)).momentum for spec in run.codecs}
+    momentum = {spec: make_codec(spec, RngKey(run.run.seed)).momentum for spec in run.codecs}
     policy = policies.make(run.sync.policy)
-    apart = policy.together != "run"
-    own_pace = policy.together == "worker" or isinstance(policy, Pacer)
+    apart = policy.sync_group != "run"
+    own_pace = policy.sync_group == "worker" or isinstance(policy, StepController)
     faults = [
         Fault(
             f"party.{party.name}.inside",
@@ -232,7 +234,7 @@ def check_choices(run: Run) -> None:
             )
     if run.optimizer.compensation:
         compensations.make(run.optimizer.compensation)
-        if not apart or policy.plans is not Gradient:
+        if not apart or policy.plans is not GradientStep:
             faults.append(
                 Fault(
                     "optimizer.compensation",
@@ -241,7 +243,7 @@ def check_choices(run: Run) -> None:
                     f"with sync.policy = {run.sync.policy!r} the servers know of no gradient how old it is",
                 )
             )
-    if run.sync.buffers == "average" and policy.plans is not Local:
+    if run.sync.buffers == "average" and policy.plans is not LocalStep:
         faults.append(
             Fault(
                 "sync.buffers",
@@ -250,7 +252,7 @@ def check_choices(run: Run) -> None:
                 f"with sync.policy = {run.sync.policy!r} no weights are averaged",
             )
         )
-    if run.sync.weight == "dataset_size" and policy.plans is Accrued:
+    if run.sync.weight == "dataset_size" and policy.plans is AccumulateStep:
         faults.append(
             Fault(
                 "sync.weight",
@@ -268,7 +270,7 @@ def check_choices(run: Run) -> None:
                 f"with sync.policy = {run.sync.policy!r} parties share nothing but what the global servers optimize",
             )
         )
-    if run.optimizer.place == "server" and policy.plans is Local:
+    if run.optimizer.place == "server" and policy.plans is LocalStep:
         faults.append(
             Fault(
                 "optimizer.place",
@@ -277,7 +279,7 @@ def check_choices(run: Run) -> None:
                 f"with sync.policy = {run.sync.policy!r} each worker's own optimizer takes the steps",
             )
         )
-    if run.worker.overlap == "forward" and policy.plans is not Gradient:
+    if run.worker.overlap == "forward" and policy.plans is not GradientStep:
         faults.append(
             Fault(
                 "worker.overlap",

@@ -1,7 +1,7 @@
 """The upward edges of a node: one parent, or the shards of the global server.
 
 Workers and local servers push the same way, so they share this: each slice goes to the shard that holds it, each
-set of hyper-parameters goes up once, and answers come back to the `Owner`.
+set of hyper-parameters goes up once, and answers come back to the `UplinkOwner`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from geomx.layout import Layout, Slice
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
-from geomx.node.slices.slice_jobs import InOrder
+from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
-from geomx.node.slices.update_stream import Receiver, codec_for, naming
+from geomx.node.slices.update_stream import UpdateDecoder, annotate_nonfinite, codec_for
 from geomx.wire.messages import (
     Allowance,
     Attach,
@@ -44,7 +44,7 @@ from geomx.wire.presence import is_absent
 HYPERS_KEPT = 1024
 
 
-class Owner(Protocol):
+class UplinkOwner(Protocol):
     """What an uplink tells the node that it belongs to."""
 
     def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
@@ -64,7 +64,7 @@ class Uplink:
     """See the module's text. `up`: what pushes are encoded with; `down`: the receiving end of the updates."""
 
     def __init__(
-        self, node: BaseNode, owner: Owner, parents: tuple[str, ...], up: Codec, down: Receiver
+        self, node: BaseNode, owner: UplinkOwner, parents: tuple[str, ...], up: Codec, down: UpdateDecoder
     ) -> None:
         self._node = node
         self._owner = owner
@@ -77,12 +77,12 @@ class Uplink:
             tuple[int, str], tuple[int, float]
         ] = {}  # slice, cohort -> last push: turn and time
         self._hypers: dict[bytes, None] = {}  # already sent, oldest first
-        self.in_order = InOrder(node)  # residuals belong to a slice, whoever's the contribution is
+        self.slice_jobs = SliceJobs(node)  # residuals belong to a slice, whoever's the contribution is
 
     # -- up -------------------------------------------------------------------------------------------------
 
     def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
-        """Tell every parent the model; answered by `Owner.attached`."""
+        """Tell every parent the model; answered by `UplinkOwner.attached`."""
         self.layout = layout
         self._shard_of = layout.shards(len(self.parents))
         self.down.begin(aggregates=settings.get("optimizer") == "workers")
@@ -101,21 +101,23 @@ class Uplink:
 
     def push(self, push: Push, make: Callable[[], torch.Tensor | None], cost_bytes: int) -> None:
         """Push what `make` returns (flat, the slice's dtype); it runs in a job, and so does encoding."""
-        piece = self._piece(push.slice)
-        codec = codec_for(piece, push.kind, self._up)
+        slice_ = self._slice(push.slice)
+        codec = codec_for(slice_, push.kind, self._up)
 
         def work() -> torch.Tensor | None:
             values = make()
             if values is None:
                 return None
-            with naming(self.layout, piece, values, f"{self._node.name} has NaN or Inf for", push.turn):
-                return codec.encode(piece, push.turn, values, push.weight)
+            with annotate_nonfinite(
+                self.layout, slice_, values, f"{self._node.name} has NaN or Inf for", push.turn
+            ):
+                return codec.encode(slice_, push.turn, values, push.weight)
 
-        self.in_order.run(
-            piece.index,
+        self.slice_jobs.run(
+            slice_.index,
             work,
             lambda payload: self.push_raw(push, payload),
-            cost_bytes + codec.cost_bytes(piece),
+            cost_bytes + codec.cost_bytes(slice_),
         )
 
     def push_raw(self, push: Push, payload: Any) -> None:
@@ -124,7 +126,7 @@ class Uplink:
         sized = msgspec.structs.replace(push, size=size) if push.size != size else push
         self._pushed[push.slice, push.cohort] = push.turn, self._node.now
         shard = self._parent(self.parents[self._shard_of[push.slice]])
-        self._node.send(shard, sized, payload, priority_of(self._piece(push.slice)))
+        self._node.send(shard, sized, payload, priority_of(self._slice(push.slice)))
 
     def stepped(self, message: Stepped) -> None:
         self._node.send(self._parent(self.parents[0]), message)
@@ -132,16 +134,16 @@ class Uplink:
     def fetch(self, token: int, index: int, of: Of) -> None:
         self._node.send(self._parent(self.parents[self._shard_of[index]]), Fetch(token, index, of))
 
-    def kept(self, piece: Slice) -> Planes:
+    def kept(self, slice_: Slice) -> Planes:
         """What a checkpoint keeps of the edges' lower ends, by name."""
-        return {**under("up.", self._up.state(piece)), **self.down.kept(piece)}
+        return {**under("up.", self._up.state(slice_)), **self.down.kept(slice_)}
 
-    def restore(self, piece: Slice, kept: Planes) -> None:
+    def restore(self, slice_: Slice, kept: Planes) -> None:
         """Behind an `assign`: what was held back of other weights is gone, and the inverse of `kept`."""
-        self._up.restore(piece, within("up.", kept))
-        self.down.restore(piece, kept)
+        self._up.restore(slice_, within("up.", kept))
+        self.down.restore(slice_, kept)
 
-    def calling(self, message: Calling) -> None:
+    def at_barrier(self, message: Calling) -> None:
         self._tell_all(message)
 
     def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
@@ -157,7 +159,7 @@ class Uplink:
     def message(self, peer: Peer, message: Message, payload: Any) -> None:
         """A parent has sent something."""
         if isinstance(message, Update):
-            self._piece(message.slice)
+            self._slice(message.slice)
             self._trace(message)
             self._owner.answered(message, payload)
         elif isinstance(message, Attached):
@@ -169,7 +171,7 @@ class Uplink:
         elif isinstance(message, Allowance):
             self._owner.allowed(message)
         elif isinstance(message, State):
-            self._piece(message.slice)
+            self._slice(message.slice)
             self._owner.fetched(message, payload)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent down to {self._node.name}")
@@ -177,10 +179,10 @@ class Uplink:
     def check_payload(self, peer: Peer, message: Message) -> None:
         """Whether a payload of that size is possible; see `Node.admit`."""
         if isinstance(message, Update):
-            piece = self._piece(message.slice)
-            possible = self.down.accepts(piece, message.kind, message.size)
+            slice_ = self._slice(message.slice)
+            possible = self.down.accepts(slice_, message.kind, message.size)
         elif isinstance(message, State):
-            possible = message.size == self._piece(message.slice).size_bytes * len(message.planes)
+            possible = message.size == self._slice(message.slice).size_bytes * len(message.planes)
         elif isinstance(message, Attached):
             possible = self.layout is not None and message.size == TURN_BYTES * len(self.layout.slices)
         else:
@@ -214,17 +216,17 @@ class Uplink:
         assert peer is not None  # every parent is dialled at the start
         return peer
 
-    def _piece(self, index: int) -> Slice:
+    def _slice(self, index: int) -> Slice:
         if self.layout is None or not 0 <= index < len(self.layout.slices):
             raise ProtocolError(f"slice {index} is not in the layout")
         return self.layout.slices[index]
 
 
-def priority_of(piece: Slice) -> int:
+def priority_of(slice_: Slice) -> int:
     """A slice's lane: what the next forward needs first overtakes the rest. 0 is for control."""
-    return min(1 + piece.priority, 65_535)
+    return min(1 + slice_.priority, 65_535)
 
 
-def has_values(push: Push, piece: Slice) -> bool:
+def has_values(push: Push, slice_: Slice) -> bool:
     """Whether a push carries anything."""
-    return not is_absent(push.present, len(piece.parts))
+    return not is_absent(push.present, len(slice_.parts))

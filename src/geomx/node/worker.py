@@ -20,7 +20,7 @@ from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Identity, Limits, Peer
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
-from geomx.node.slices.update_stream import Receiver
+from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.wire.messages import (
@@ -42,7 +42,7 @@ class Worker(BaseNode):
     """See the module's text. `parents`: its local server, or in a run of one the root."""
 
     def __init__(
-        self, identity: Identity, limits: Limits, parents: dict[str, Patience], up: Codec, down: Receiver
+        self, identity: Identity, limits: Limits, parents: dict[str, Patience], up: Codec, down: UpdateDecoder
     ) -> None:
         super().__init__(identity, limits, parents, {})
         self._uplink = Uplink(self, self, tuple(parents), up, down)
@@ -80,7 +80,7 @@ class Worker(BaseNode):
             below = of == "root" and self._uplink.down.deltas
             self._uplink.fetch(index, index, "exact" if below else of)
             return
-        kept = within("up.", self._uplink.kept(self._piece(index)))  # its anchor is the live weights
+        kept = within("up.", self._uplink.kept(self._slice(index)))  # its anchor is the live weights
         self.run_job(
             lambda: SliceState(copied(under("worker/up.", kept))),
             lambda state: self.emit(Notify(Fetched(index, state))),
@@ -116,15 +116,15 @@ class Worker(BaseNode):
         self.emit(Notify(Ready(turns, told.turns)))
 
     def answered(self, update: Update, payload: Any) -> None:
-        piece = self._piece(update.slice)
+        slice_ = self._slice(update.slice)
         down = self._uplink.down
 
         def work() -> torch.Tensor | None:
-            return None if payload is None else down.unpack(piece, update.kind, payload, update.cohort)
+            return None if payload is None else down.unpack(slice_, update.kind, payload, update.cohort)
 
         def done(values: torch.Tensor | None) -> None:
             if update.kind == "assign" and values is not None:
-                self._uplink.restore(piece, self._restoring.pop(piece.index, {}))
+                self._uplink.restore(slice_, self._restoring.pop(slice_.index, {}))
             self.emit(
                 Notify(
                     Arrived(
@@ -140,15 +140,15 @@ class Worker(BaseNode):
                 )
             )
 
-        self.run_job(work, done, down.codec.cost_bytes(piece))
+        self.run_job(work, done, down.codec.cost_bytes(slice_))
 
     def allowed(self, allowance: Allowance) -> None:
         self.emit(Notify(Allowed(allowance.turn, allowance.steps)))
 
     def fetched(self, state: State, payload: Any) -> None:
-        self.emit(Notify(Fetched(state.slice, unpack_state(self._piece(state.slice), state, payload))))
+        self.emit(Notify(Fetched(state.slice, unpack_state(self._slice(state.slice), state, payload))))
 
-    def _piece(self, index: int) -> Slice:
+    def _slice(self, index: int) -> Slice:
         assert self._uplink.layout is not None  # a training loop attaches first
         return self._uplink.layout.slices[index]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from geomx.codecs.pack.noise import Stream
+from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
 from geomx.layout import Slice
 
@@ -59,30 +59,30 @@ class Cost:
 
 def cost(spec: str, slices: Iterable[Slice], memory: Memory, rounds: int = 5, device: str = "cpu") -> Cost:
     """Measure one codec on random numbers; seconds are medians over rounds. Raises what `make_codec` raises."""
-    codec = make_codec(spec, Stream())
-    pieces = list(slices)
+    codec = make_codec(spec, RngKey())
+    slices = list(slices)
     values = [
-        TYPICAL * torch.randn(piece.elements, dtype=getattr(torch, piece.dtype)).to(device)
-        for piece in pieces
+        TYPICAL * torch.randn(slice_.elements, dtype=getattr(torch, slice_.dtype)).to(device)
+        for slice_ in slices
     ]
     turn = 0
 
     def encode() -> list[torch.Tensor]:
         nonlocal turn
         turn += 1
-        return [codec.encode(piece, turn, flat) for piece, flat in zip(pieces, values, strict=True)]
+        return [codec.encode(slice_, turn, flat) for slice_, flat in zip(slices, values, strict=True)]
 
     encode_s = timed(encode, rounds)
     payloads = encode()
     decode_s = timed(
-        lambda: [codec.decode(p, data) for p, data in zip(pieces, payloads, strict=True)], rounds
+        lambda: [codec.decode(p, data) for p, data in zip(slices, payloads, strict=True)], rounds
     )
-    dense = sum(piece.size_bytes for piece in pieces)
+    dense = sum(slice_.size_bytes for slice_ in slices)
     sent = sum(payload.numel() for payload in payloads)
-    kept = sum(held.nbytes for piece in pieces for held in codec.state(piece).values())
+    kept = sum(held.nbytes for slice_ in slices for held in codec.state(slice_).values())
     encoding, decoding = (0, 0) if codec.lossless else (dense + 2 * kept + sent, sent + dense)
     floors = encoding / memory.updating, decoding / memory.copying
-    return Cost(spec, dense, sent, encode_s, decode_s, floors[0], codec.lossless, floors[1], len(pieces))
+    return Cost(spec, dense, sent, encode_s, decode_s, floors[0], codec.lossless, floors[1], len(slices))
 
 
 def memory_of(device: str = "cpu") -> Memory:

@@ -32,7 +32,7 @@ COLOURS = (
 UNKNOWN = "·"
 
 
-class View(Protocol):
+class RunView(Protocol):
     """One way to show a run; a context in which it may draw."""
 
     def __enter__(self) -> Self: ...
@@ -48,7 +48,7 @@ class View(Protocol):
         """Show where the run stands, if it is time to. `now`: on the records' clock, in seconds."""
 
 
-def view_of(run: Run, console: Console, plain: bool) -> View:
+def view_of(run: Run, console: Console, plain: bool) -> RunView:
     """The view that fits where `console` writes to."""
     return PlainView(run) if plain or not console.is_terminal else LiveView(run, console)
 

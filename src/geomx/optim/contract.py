@@ -1,7 +1,7 @@
 """What an aggregate does to the weights: the contract of an optimizer at the root.
 
 Only updates that treat each element alone can live there, since a shard sees slices, not tensors. State is
-kept by *part* (a tensor's piece within a slice), so that a parameter that had no gradient is skipped exactly
+kept by *part* (a tensor's share of a slice), so that a parameter that had no gradient is skipped exactly
 as in PyTorch. State travels (checkpoints) as *planes*, tensors of the slice's elements, and *scalars*, one
 number a part.
 """
@@ -30,7 +30,7 @@ class SliceState:
 class RootOptimizer(Protocol):
     """An elementwise update rule over slices; a method touches one slice: slices may run in parallel."""
 
-    def adopt(self, piece: Slice, weights: torch.Tensor) -> None:
+    def adopt(self, slice_: Slice, weights: torch.Tensor) -> None:
         """Take charge of a slice; `weights` (flat) is updated in place from now on. State starts anew."""
 
     def apply(

@@ -20,7 +20,7 @@ from geomx.optim.contract import SliceState
 PartState = dict[str, torch.Tensor]
 
 
-def pack(piece: Slice, states: Sequence[Mapping[str, torch.Tensor | float | None]]) -> SliceState:
+def pack(slice_: Slice, states: Sequence[Mapping[str, torch.Tensor | float | None]]) -> SliceState:
     """The state of a slice from that of its parts, in their order; everything is copied.
 
     A value is a flat tensor of the part's elements, a number (a tensor without dimensions counts as one), or
@@ -30,20 +30,20 @@ def pack(piece: Slice, states: Sequence[Mapping[str, torch.Tensor | float | None
     for key in sorted({key for state in states for key in state}):
         values = [state.get(key) for state in states]
         if any(isinstance(value, torch.Tensor) and value.dim() for value in values):
-            _pack_plane(packed, piece, key, values)
+            _pack_plane(packed, slice_, key, values)
         elif any(value is not None for value in values):
             packed.scalars[key] = tuple(math.nan if value is None else float(value) for value in values)
     return packed
 
 
-def unpack(piece: Slice, packed: SliceState) -> list[PartState]:
+def unpack(slice_: Slice, packed: SliceState) -> list[PartState]:
     """The inverse: for each part, what torch.optim keeps for it; empty where it has no state.
 
     Tensors are copies. Raises `ProtocolError` where the state is not one of this slice.
     """
-    _check(piece, packed)
+    _check(slice_, packed)
     states: list[PartState] = []
-    for number, part in enumerate(piece.parts):
+    for number, part in enumerate(slice_.parts):
         state: PartState = {}
         for key, plane in packed.planes.items():
             if key not in packed.scalars or not math.isnan(packed.scalars[key][number]):
@@ -56,12 +56,12 @@ def unpack(piece: Slice, packed: SliceState) -> list[PartState]:
 
 
 def _pack_plane(
-    packed: SliceState, piece: Slice, key: str, values: Sequence[torch.Tensor | float | None]
+    packed: SliceState, slice_: Slice, key: str, values: Sequence[torch.Tensor | float | None]
 ) -> None:
     held = [value if isinstance(value, torch.Tensor) else None for value in values]
     first = next(value for value in held if value is not None)
-    plane = first.new_zeros(piece.elements)
-    for part, value in zip(piece.parts, held, strict=True):
+    plane = first.new_zeros(slice_.elements)
+    for part, value in zip(slice_.parts, held, strict=True):
         if value is not None:
             plane[part.offset : part.offset + part.elements] = value
     packed.planes[key] = plane
@@ -69,19 +69,19 @@ def _pack_plane(
         packed.scalars[key] = tuple(math.nan if value is None else 1.0 for value in held)
 
 
-def _check(piece: Slice, packed: SliceState) -> None:
-    dtype = getattr(torch, piece.dtype)
+def _check(slice_: Slice, packed: SliceState) -> None:
+    dtype = getattr(torch, slice_.dtype)
     for key, plane in packed.planes.items():
-        if plane.shape != (piece.elements,) or plane.dtype != dtype:
+        if plane.shape != (slice_.elements,) or plane.dtype != dtype:
             raise ProtocolError(
-                f"slice {piece.index}: optimizer state {key} is {plane.dtype} of shape {tuple(plane.shape)}; "
-                f"expected {piece.elements} elements of {dtype}"
+                f"slice {slice_.index}: optimizer state {key} is {plane.dtype} of shape {tuple(plane.shape)}; "
+                f"expected {slice_.elements} elements of {dtype}"
             )
     for key, numbers in packed.scalars.items():
-        if len(numbers) != len(piece.parts):
+        if len(numbers) != len(slice_.parts):
             raise ProtocolError(
-                f"slice {piece.index}: optimizer state {key} has {len(numbers)} numbers "
-                f"for {len(piece.parts)} parts"
+                f"slice {slice_.index}: optimizer state {key} has {len(numbers)} numbers "
+                f"for {len(slice_.parts)} parts"
             )
 
 

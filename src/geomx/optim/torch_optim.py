@@ -34,7 +34,7 @@ from geomx.wire.messages import Hyperparameters
 class _Held:
     """One slice in our charge."""
 
-    piece: Slice
+    slice_: Slice
     parts: list[torch.Tensor]
     shape_only: bool  # in a simulation of shapes there is nothing to compute
     optimizer: torch.optim.Optimizer | None = None  # made at the first step: its state may begin with `hyper`
@@ -51,9 +51,9 @@ class TorchOptimizer:
         self._rule = Rule(name)
         self._held: dict[int, _Held] = {}
 
-    def adopt(self, piece: Slice, weights: torch.Tensor) -> None:
-        parts = [weights[part.offset : part.offset + part.elements].detach() for part in piece.parts]
-        self._held[piece.index] = _Held(piece, parts, weights.is_meta)
+    def adopt(self, slice_: Slice, weights: torch.Tensor) -> None:
+        parts = [weights[part.offset : part.offset + part.elements].detach() for part in slice_.parts]
+        self._held[slice_.index] = _Held(slice_, parts, weights.is_meta)
 
     def apply(
         self, index: int, gradient: torch.Tensor, present: bytes | None, hyper: Hyperparameters
@@ -61,16 +61,16 @@ class TorchOptimizer:
         held = self._held[index]
         values = self._rule.receive(hyper)
         has_gradient = presence.unpack(present, len(held.parts))
-        if gradient.shape != (held.piece.elements,):
+        if gradient.shape != (held.slice_.elements,):
             raise ProtocolError(
                 f"slice {index}: a gradient of shape {tuple(gradient.shape)}; "
-                f"expected {held.piece.elements} elements"
+                f"expected {held.slice_.elements} elements"
             )
         if held.shape_only:
             return
         optimizer = held.optimizer = held.optimizer or self._rule.build(held.parts, values)
         optimizer.param_groups[0].update(values)
-        for tensor, part, is_present in zip(held.parts, held.piece.parts, has_gradient, strict=True):
+        for tensor, part, is_present in zip(held.parts, held.slice_.parts, has_gradient, strict=True):
             tensor.grad = gradient[part.offset : part.offset + part.elements] if is_present else None
         try:
             optimizer.step()
@@ -85,11 +85,11 @@ class TorchOptimizer:
     def export(self, index: int) -> SliceState:
         held = self._held[index]
         states: dict[torch.Tensor, dict[str, Any]] = held.optimizer.state if held.optimizer else {}
-        return state.pack(held.piece, [states.get(tensor, {}) for tensor in held.parts])
+        return state.pack(held.slice_, [states.get(tensor, {}) for tensor in held.parts])
 
     def restore(self, index: int, saved: SliceState) -> None:
         held = self._held[index]
-        states = state.unpack(held.piece, saved)
+        states = state.unpack(held.slice_, saved)
         held.optimizer = None
         if any(states) and not held.shape_only:
             held.optimizer = self._rule.build(held.parts, self._rule.defaults)

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from geomx.config.tables import Link
+from geomx.config.tables import LinkTable
 from geomx.predict.facts import Codecs, Facts, Site
-from geomx.predict.formulas import Stream, after, link_bytes, link_s, through, together, travel_s
+from geomx.predict.formulas import PassTimes, after, link_bytes, link_s, through, together, travel_s
 
-Streams = dict[str, Stream]  # by party
+Streams = dict[str, PassTimes]  # by party
 
 STEPPED_PASSES = 5  # an optimizer's step, about: reads the gradient, reads and writes weights and momentum
 
@@ -56,7 +56,7 @@ class Exchanges:
         slices, carried = self._slices(part), part if carrying else 0.0
         return {site.name: self._up(site, leaving[site.name], carried, slices) for site in sites}
 
-    def party(self, site: Site, leaving: Stream) -> Stream:
+    def party(self, site: Site, leaving: PassTimes) -> PassTimes:
         """When a mean inside a party comes to its workers: dense numbers, to the local server and back."""
         size_bytes = self._facts.size_bytes
         stream = _carried(leaving, size_bytes, self.slices, site.lan)
@@ -73,7 +73,7 @@ class Exchanges:
     def _slices(self, part: float) -> int:
         return max(1, round(part * self.slices))
 
-    def _up(self, site: Site, leaving: Stream, part: float, slices: int) -> Stream:
+    def _up(self, site: Site, leaving: PassTimes, part: float, slices: int) -> PassTimes:
         codecs, passes_s = self._codecs, self._facts.passes_s
         added = 1 if self._alone else site.workers
         add_s = added * codecs.lan_up.decode_s + passes_s(3 * added)
@@ -82,7 +82,7 @@ class Exchanges:
         stream = through(stream, part * (add_s + codecs.wan_up.encode_s), slices)
         return _carried(stream, part * codecs.wan_up.sent_bytes, slices, site.wan, self._sharing(site))
 
-    def _down(self, site: Site, closed: Stream, part: float, slices: int) -> Stream:
+    def _down(self, site: Site, closed: PassTimes, part: float, slices: int) -> PassTimes:
         codecs = self._codecs
         same = codecs.wan_down.lossless and codecs.wan_down.spec == codecs.lan_down.spec
         encode_s = 0.0 if codecs.passes else codecs.lan_down.encode_s
@@ -97,7 +97,9 @@ class Exchanges:
         return site.workers if self._alone else 1
 
 
-def _carried(stream: Stream, payload_bytes: float, slices: int, link: Link, sharing: int = 1) -> Stream:
+def _carried(
+    stream: PassTimes, payload_bytes: float, slices: int, link: LinkTable, sharing: int = 1
+) -> PassTimes:
     """Behind a link, which takes as many times as long as others send as much at the same time."""
     size_bytes = sharing * link_bytes(payload_bytes, slices)
     return after(through(stream, link_s(size_bytes, link), slices), travel_s(size_bytes, link))

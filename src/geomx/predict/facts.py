@@ -6,9 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from geomx.config.tables import Link
+from geomx.config.tables import LinkTable
 from geomx.observe.costs import Cost
-from geomx.sync.contract import Local, Pacer, Plan, Policy, Together, View, Wait, policies
+from geomx.sync.contract import (
+    LocalStep,
+    Policy,
+    RoundView,
+    StepController,
+    StepPlan,
+    SyncGroup,
+    Wait,
+    policies,
+)
 
 FIRST_STEPS, MOST_STEPS = 64, 1 << 20
 
@@ -21,8 +30,8 @@ class Site:
     workers: int
     compute_s: float
     backward_s: float
-    wan: Link
-    lan: Link
+    wan: LinkTable
+    lan: LinkTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +69,14 @@ class Facts:
 class Rhythm:
     """What a policy makes of time: the plans of its steps, over and over again, and who waits for whom.
 
-    `bounded`: whoever is far ahead waits, so that in the long run all are as fast as the slowest. `pacer`: makes the
-    policy anew, where it says while a round goes on how many steps that has.
+    `bounded`: whoever is far ahead waits, so that in the long run all are as fast as the slowest.
+    `step_controller`: makes the policy anew, where it says while a round goes on how many steps that has.
     """
 
-    plans: tuple[Plan, ...]
-    together: Together
+    plans: tuple[StepPlan, ...]
+    sync_group: SyncGroup
     bounded: bool
-    pacer: Callable[[], Pacer] | None = None
+    step_controller: Callable[[], StepController] | None = None
 
     @classmethod
     def of(cls, spec: str) -> Rhythm:
@@ -76,11 +85,15 @@ class Rhythm:
         Raises `ConfigError` or `UnknownName` where there is no such policy.
         """
         policy: Policy = policies.make(spec)
-        far_ahead = View(MOST_STEPS, 0, "gradient", "one", {"one/0"}, {"one/0"}, {"other": 0})
-        bounded = policy.together != "run" and isinstance(policy.gathered(far_ahead, 0.0), Wait)
+        far_ahead = RoundView(MOST_STEPS, 0, "gradient", "one", {"one/0"}, {"one/0"}, {"other": 0})
+        bounded = policy.sync_group != "run" and isinstance(policy.gathered(far_ahead, 0.0), Wait)
         plans = _period(policy.step)
-        paced = isinstance(policy, Pacer) and isinstance(plans[0], Local) and plans[0].average == "told"
-        return cls(plans, policy.together, bounded, partial(policies.make, spec) if paced else None)
+        paced = (
+            isinstance(policy, StepController)
+            and isinstance(plans[0], LocalStep)
+            and plans[0].average == "told"
+        )
+        return cls(plans, policy.sync_group, bounded, partial(policies.make, spec) if paced else None)
 
     @property
     def steps(self) -> int:
@@ -94,10 +107,10 @@ class Rhythm:
 
     def cohorts(self, site: Site) -> int:
         """How many of a party push over the WAN, each by itself."""
-        return site.workers if self.together == "worker" else 1
+        return site.workers if self.sync_group == "worker" else 1
 
 
-def _period(step: Callable[[int], Plan]) -> tuple[Plan, ...]:
+def _period(step: Callable[[int], StepPlan]) -> tuple[StepPlan, ...]:
     """The plans that repeat, and in which something crosses the WAN: the shortest such period."""
     count = FIRST_STEPS
     while count <= MOST_STEPS:
@@ -109,7 +122,7 @@ def _period(step: Callable[[int], Plan]) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
-def _shortest_period(plans: list[Plan]) -> int:
+def _shortest_period(plans: list[StepPlan]) -> int:
     """The least p with plans[i] = plans[i + p] throughout, by the prefix function of Knuth, Morris and Pratt."""
     borders = [0] * len(plans)
     for end in range(1, len(plans)):
@@ -120,8 +133,8 @@ def _shortest_period(plans: list[Plan]) -> int:
     return len(plans) - borders[-1]
 
 
-def crosses_wan(plan: Plan) -> bool:
+def crosses_wan(plan: StepPlan) -> bool:
     """Whether a step takes part in an exchange with the global servers."""
-    if isinstance(plan, Local):
+    if isinstance(plan, LocalStep):
         return plan.average in ("run", "told")
     return getattr(plan, "push", True) or getattr(plan, "fetch", True)

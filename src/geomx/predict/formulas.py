@@ -16,34 +16,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from geomx.channels.emulation.shaping import SEGMENT_BYTES, s_per_byte
-from geomx.config.tables import Link
+from geomx.config.tables import LinkTable
 
 MESSAGE_BYTES = 96  # what a message's frame and head take, about
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class PassTimes:
     """When the first and the last slice pass a point, in seconds."""
 
     first: float
     last: float
 
 
-def through(stream: Stream, seconds: float, slices: int) -> Stream:
+def through(stream: PassTimes, seconds: float, slices: int) -> PassTimes:
     """Behind a stage that takes `seconds` for all slices, one after the other."""
     each = seconds / slices
-    return Stream(stream.first + each, max(stream.last + each, stream.first + seconds))
+    return PassTimes(stream.first + each, max(stream.last + each, stream.first + seconds))
 
 
-def after(stream: Stream, seconds: float) -> Stream:
+def after(stream: PassTimes, seconds: float) -> PassTimes:
     """Behind a delay, which holds up none for the sake of another."""
-    return Stream(stream.first + seconds, stream.last + seconds)
+    return PassTimes(stream.first + seconds, stream.last + seconds)
 
 
-def together(streams: Iterable[Stream]) -> Stream:
+def together(streams: Iterable[PassTimes]) -> PassTimes:
     """Where each slice waits for its like in all streams."""
     waited = list(streams)
-    return Stream(max(stream.first for stream in waited), max(stream.last for stream in waited))
+    return PassTimes(max(stream.first for stream in waited), max(stream.last for stream in waited))
 
 
 def link_bytes(payload_bytes: float, messages: float) -> float:
@@ -51,12 +51,12 @@ def link_bytes(payload_bytes: float, messages: float) -> float:
     return payload_bytes + MESSAGE_BYTES * messages
 
 
-def link_s(size_bytes: float, link: Link) -> float:
+def link_s(size_bytes: float, link: LinkTable) -> float:
     """How long a link is busy with so many bytes: 8 · bytes/rate · 1500/1448 for headers, and what is lost again."""
     return size_bytes * s_per_byte(link.rate_mbps) / (1.0 - link.loss)
 
 
-def travel_s(size_bytes: float, link: Link) -> float:
+def travel_s(size_bytes: float, link: LinkTable) -> float:
     """How long the last byte is under way: delay, jitter, and what losses hold it up.
 
     Nothing overtakes within a stream, so of many chunks the unluckiest counts. A segment that is lost comes one round

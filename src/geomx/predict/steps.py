@@ -14,8 +14,8 @@ from statistics import fmean
 
 from geomx.predict.exchange import STEPPED_PASSES, Exchanges, Streams
 from geomx.predict.facts import Codecs, Facts, Rhythm, Site, crosses_wan
-from geomx.predict.formulas import Stream, link_bytes, through
-from geomx.sync.contract import Accrued, Gradient, Local, Pacer, Plan
+from geomx.predict.formulas import PassTimes, link_bytes, through
+from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, StepController, StepPlan
 
 Times = dict[str, float]  # by party: seconds
 
@@ -44,11 +44,11 @@ class Prediction:
 
 def predict(facts: Facts, rhythm: Rhythm, codecs: Codecs) -> Prediction:
     """What a run will come to, after its first rounds."""
-    exchanges = Exchanges(facts, codecs, alone=rhythm.together == "worker")
+    exchanges = Exchanges(facts, codecs, alone=rhythm.sync_group == "worker")
     steps_of = dict.fromkeys((site.name for site in facts.sites), rhythm.steps / rhythm.exchanges)
-    if rhythm.pacer is not None:
-        paces, steps_of = _paced(facts, rhythm.pacer(), exchanges)
-    elif rhythm.together == "run":
+    if rhythm.step_controller is not None:
+        paces, steps_of = _paced(facts, rhythm.step_controller(), exchanges)
+    elif rhythm.sync_group == "run":
         paces = _walked(facts, rhythm, exchanges, facts.sites)
     else:
         paces = {}
@@ -67,7 +67,7 @@ def predict(facts: Facts, rhythm: Rhythm, codecs: Codecs) -> Prediction:
         bytes_up=fmean(up for up, _ in sent),
         bytes_down=fmean(down for _, down in sent),
         computing=sum(site.workers * site.compute_s / paces[site.name] for site in facts.sites) / workers,
-        staleness=0 if rhythm.together == "run" else sum(map(rhythm.cohorts, facts.sites)) - 1,
+        staleness=0 if rhythm.sync_group == "run" else sum(map(rhythm.cohorts, facts.sites)) - 1,
     )
 
 
@@ -80,8 +80,8 @@ def _sent(rhythm: Rhythm, codecs: Codecs, site: Site, steps: float) -> tuple[flo
     """Bytes up and down a party's WAN link, in a step."""
     up = down = 0.0
     for plan in filter(crosses_wan, rhythm.plans):
-        part = 1.0 / plan.fragment[1] if isinstance(plan, Local) else 1.0
-        carrying = plan.push if isinstance(plan, Accrued) else True
+        part = 1.0 / plan.fragment[1] if isinstance(plan, LocalStep) else 1.0
+        carrying = plan.push if isinstance(plan, AccumulateStep) else True
         messages = max(1, round(part * codecs.slices))
         up += link_bytes(carrying * part * codecs.wan_up.sent_bytes, messages)
         down += link_bytes(part * codecs.wan_down.sent_bytes, messages)
@@ -114,16 +114,16 @@ class _Walk:
         self._exchanges = exchanges
         self._sites = sites
         self.now: Times = dict.fromkeys((site.name for site in sites), 0.0)
-        self._weights = {site.name: Stream(0.0, 0.0) for site in sites}  # as they come to the next forward
+        self._weights = {site.name: PassTimes(0.0, 0.0) for site in sites}  # as they come to the next forward
         self._due: deque[tuple[int, Streams]] = deque()  # behind which step answers are taken in
 
-    def step(self, number: int, plan: Plan) -> None:
-        if isinstance(plan, Gradient):
+    def step(self, number: int, plan: StepPlan) -> None:
+        if isinstance(plan, GradientStep):
             self._gradient()
             return
         for site in self._sites:
             self.now[site.name] += site.compute_s + self._facts.passes_s(STEPPED_PASSES)
-        if isinstance(plan, Local):
+        if isinstance(plan, LocalStep):
             self._local(number, plan)
         elif plan.push or plan.fetch:
             self._accrued(plan)
@@ -133,20 +133,20 @@ class _Walk:
         facts, slices, gradients = self._facts, self._exchanges.slices, {}
         for site in self._sites:
             forward = through(self._weights[site.name], site.compute_s - site.backward_s, slices).last
-            leaving = through(Stream(forward, forward), site.backward_s, slices)
-            gradients[site.name] = leaving if facts.in_backward else Stream(leaving.last, leaving.last)
+            leaving = through(PassTimes(forward, forward), site.backward_s, slices)
+            gradients[site.name] = leaving if facts.in_backward else PassTimes(leaving.last, leaving.last)
         answers = self._exchanges.run(self._sites, gradients)
         self.now = {name: answer.last for name, answer in answers.items()}
-        self._weights = {name: Stream(end, end) for name, end in self.now.items()}
+        self._weights = {name: PassTimes(end, end) for name, end in self.now.items()}
         if facts.overlap:
             # What the next forward needs first is complete last in backward, and overtakes the rest from there on.
-            ends = {name: Stream(leaving.last, leaving.last) for name, leaving in gradients.items()}
+            ends = {name: PassTimes(leaving.last, leaving.last) for name, leaving in gradients.items()}
             soonest = self._exchanges.run(self._sites, ends)
             for name, answer in answers.items():
                 first = min(max(answer.first, soonest[name].first), answer.last)
-                self._weights[name] = Stream(first, answer.last)
+                self._weights[name] = PassTimes(first, answer.last)
 
-    def _local(self, number: int, plan: Local) -> None:
+    def _local(self, number: int, plan: LocalStep) -> None:
         if plan.average == "party":
             for site in self._sites:
                 if site.workers > 1:
@@ -157,7 +157,7 @@ class _Walk:
         while self._due and self._due[0][0] <= number:
             self._wait_for(self._due.popleft()[1])
 
-    def _accrued(self, plan: Accrued) -> None:
+    def _accrued(self, plan: AccumulateStep) -> None:
         while self._due:  # one push of a slice at a time
             self._wait_for(self._due.popleft()[1])
         answers = self._exchanges.run(self._sites, self._leaving(), carrying=plan.push)
@@ -167,14 +167,14 @@ class _Walk:
             self._due.append((0, answers))
 
     def _leaving(self) -> Streams:
-        return {name: Stream(now, now) for name, now in self.now.items()}
+        return {name: PassTimes(now, now) for name, now in self.now.items()}
 
     def _wait_for(self, answers: Streams) -> None:
         for name, answer in answers.items():
             self.now[name] = max(self.now[name], answer.last)
 
 
-def _paced(facts: Facts, pacer: Pacer, exchanges: Exchanges) -> tuple[Times, Times]:
+def _paced(facts: Facts, step_controller: StepController, exchanges: Exchanges) -> tuple[Times, Times]:
     """Seconds a step, and steps a round, where a policy says while a round goes on how many steps each may take.
 
     It is asked as a shard asks it; one worker stands for those of its party, and news takes no time.
@@ -192,16 +192,16 @@ def _paced(facts: Facts, pacer: Pacer, exchanges: Exchanges) -> tuple[Times, Tim
         while ends:
             end, name, steps = heapq.heappop(ends)
             seconds = sites[name].compute_s + passes_s
-            allowed |= pacer.stepped(name, turn, steps, seconds, end)
+            allowed |= step_controller.stepped(name, turn, steps, seconds, end)
             taken[name] += 1
             now[name] = end
             if steps < allowed[name]:
                 heapq.heappush(ends, (end + seconds, name, steps + 1))
-        leaving = {name: Stream(end, end) for name, end in now.items()}
+        leaving = {name: PassTimes(end, end) for name, end in now.items()}
         come = exchanges.up(facts.sites, leaving)
         for name, stream in sorted(come.items(), key=lambda item: item[1].last):
-            pacer.contributed([name], turn, stream.last)
-        told = pacer.closed(turn, max(stream.last for stream in come.values()))
+            step_controller.contributed([name], turn, stream.last)
+        told = step_controller.closed(turn, max(stream.last for stream in come.values()))
         now = {name: answer.last for name, answer in exchanges.run(facts.sites, leaving).items()}
     rounds = PACED_ROUNDS - PACED_ROUNDS // 2
     paces = {name: (now[name] - began[name]) / taken[name] for name in sites}

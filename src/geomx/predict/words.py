@@ -6,31 +6,31 @@ from geomx.codecs.contract import Codec
 from geomx.observe.costs import Cost
 from geomx.predict.facts import Rhythm, crosses_wan
 from geomx.predict.steps import Prediction
-from geomx.sync.contract import Accrued, Local
+from geomx.sync.contract import AccumulateStep, LocalStep
 
 
 def trade_of_rhythm(rhythm: Rhythm, prediction: Prediction) -> str:
     """What training over a WAN changes with this policy."""
     first = next(filter(crosses_wan, rhythm.plans), rhythm.plans[0])
-    if rhythm.pacer is not None:
+    if rhythm.step_controller is not None:
         steps = ", ".join(f"{name} {count:.3g}" for name, count in prediction.steps_of.items())
         return f"weights of workers part for as many steps as fit into a round ({steps}), then are averaged"
-    if isinstance(first, Local):
+    if isinstance(first, LocalStep):
         return _of_local(rhythm, first)
     misses = f"a gradient misses {_updates(prediction.staleness)} of others on average"
-    if isinstance(first, Accrued):
+    if isinstance(first, AccumulateStep):
         pushes, fetches = (sum(getattr(plan, key) for plan in rhythm.plans) for key in ("push", "fetch"))
         pushed, fetched = _every(rhythm.steps, pushes), _every(rhythm.steps, fetches)
         return f"workers go each their own way, push {pushed} and fetch {fetched}; {misses}"
-    if rhythm.together == "run":
+    if rhythm.sync_group == "run":
         return "nothing: the arithmetic of one process on all batches"
     bound = ", and who is too far ahead waits" if rhythm.bounded else ""
     return f"parties do not wait for each other: {misses}{bound}"
 
 
-def _of_local(rhythm: Rhythm, first: Local) -> str:
-    exchanges = [plan for plan in rhythm.plans if isinstance(plan, Local) and plan.average == "run"]
-    inside = sum(isinstance(plan, Local) and plan.average == "party" for plan in rhythm.plans)
+def _of_local(rhythm: Rhythm, first: LocalStep) -> str:
+    exchanges = [plan for plan in rhythm.plans if isinstance(plan, LocalStep) and plan.average == "run"]
+    inside = sum(isinstance(plan, LocalStep) and plan.average == "party" for plan in rhythm.plans)
     parts = first.fragment[1]
     apart = rhythm.steps * parts // len(exchanges)  # from one exchange of a slice to the next
     text = f"weights of workers part for {_steps(apart)}, then are averaged"

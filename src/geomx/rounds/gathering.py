@@ -10,7 +10,7 @@ from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 from geomx.rounds.membership import EVERYONE, Members
 from geomx.rounds.round import Round, Rounds
-from geomx.sync.contract import Policy, View, Wait, cohort_of
+from geomx.sync.contract import Policy, RoundView, Wait, cohort_of
 from geomx.wire.messages import Push
 
 MOST_TURNS = 1 << 62
@@ -23,14 +23,14 @@ class Gathering:
         self._policy = policy
         self._members = members
         self._close = close
-        self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.together) for leaf in members.order))
-        self._pieces: dict[int, Slice] = {}
+        self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.sync_group) for leaf in members.order))
+        self._slices: dict[int, Slice] = {}
         self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
         self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
 
-    def begin(self, pieces: Iterable[Slice]) -> None:
+    def begin(self, slices: Iterable[Slice]) -> None:
         """These slices are gathered here."""
-        self._pieces = {piece.index: piece for piece in pieces}
+        self._slices = {slice_.index: slice_ for slice_ in slices}
 
     def check(self, push: Push) -> None:
         """Raise ProtocolError where a push cannot be of its cohort.
@@ -51,36 +51,36 @@ class Gathering:
                 f"a push of kind {push.kind} for the cohort {push.cohort!r} in turn {push.turn}"
             )
 
-    def add(self, piece: Slice, push: Push, payload: Any, now: float) -> None:
+    def add(self, slice_: Slice, push: Push, payload: Any, now: float) -> None:
         """Count a contribution, and ask the policy."""
-        rounds = self._rounds.setdefault((piece.index, push.cohort), Rounds())
+        rounds = self._rounds.setdefault((slice_.index, push.cohort), Rounds())
         round_ = rounds.add(push, payload, self._members.first(push.origins), now)
-        if self._policy.in_step:
+        if self._policy.lockstep:
             rounds.check_one_open()
-        if push.cohort == EVERYONE and self._policy.together != "run":
-            self.calling(push.origins.keys(), push.turn, now)
+        if push.cohort == EVERYONE and self._policy.sync_group != "run":
+            self.at_barrier(push.origins.keys(), push.turn, now)
         if round_ is not None:
-            self._decide(piece, round_, now)
+            self._decide(slice_, round_, now)
 
-    def calling(self, members: Set[str], turn: int, now: float) -> None:
+    def at_barrier(self, members: Set[str], turn: int, now: float) -> None:
         """These have come to a call of the whole run. They make no step before all have: no bound waits for them."""
         behind = [cohort for cohort, call in self._calls.items() if call < turn]
         come = [cohort for cohort in behind if self._members.of(cohort) <= members]
         if come:
             self._calls |= dict.fromkeys(come, turn)
-            for piece in self._pieces.values():
-                self._look_again(piece, now)
+            for slice_ in self._slices.values():
+                self._look_again(slice_, now)
 
-    def answered(self, piece: Slice, now: float) -> None:
+    def answered(self, slice_: Slice, now: float) -> None:
         """A slice has gone down, for which complete rounds of other cohorts may have waited."""
-        if not self._policy.in_step:
-            self._look_again(piece, now)
+        if not self._policy.lockstep:
+            self._look_again(slice_, now)
 
     def left(self, now: float) -> None:
         """Members have left, for whom open rounds may have waited."""
         for (index, _), rounds in list(self._rounds.items()):
             for round_ in list(rounds.open.values()):
-                self._decide(self._pieces[index], round_, now)
+                self._decide(self._slices[index], round_, now)
 
     def closed(self, index: int, cohort: str) -> int:
         """The last turn of a slice in a cohort, or -1."""
@@ -126,17 +126,17 @@ class Gathering:
         order = self._members.order
         return sorted(whom, key=lambda name: (order.get(name, len(order)), name))
 
-    def _decide(self, piece: Slice, round_: Round, now: float) -> None:
+    def _decide(self, slice_: Slice, round_: Round, now: float) -> None:
         members = self._members.expected(round_.turn, round_.cohort)
-        progress = {} if self._policy.in_step else self._progress(piece.index, round_.cohort)
-        view = View(
-            round_.turn, piece.index, round_.kind, round_.cohort, round_.origins.keys(), members, progress
+        progress = {} if self._policy.lockstep else self._progress(slice_.index, round_.cohort)
+        view = RoundView(
+            round_.turn, slice_.index, round_.kind, round_.cohort, round_.origins.keys(), members, progress
         )
         plan = self._policy.gathered(view, now)
         if isinstance(plan, Wait):
             round_.waits_for = plan.whom
             return
-        self._close(piece, self._rounds[piece.index, round_.cohort].close(round_.turn))
+        self._close(slice_, self._rounds[slice_.index, round_.cohort].close(round_.turn))
 
     def _progress(self, index: int, cohort: str) -> dict[str, int]:
         """The last closed turn of every other cohort that has not left, and waits in no call for others."""
@@ -148,9 +148,9 @@ class Gathering:
             if other != cohort and self._calls[other] <= answered
         }
 
-    def _look_again(self, piece: Slice, now: float) -> None:
+    def _look_again(self, slice_: Slice, now: float) -> None:
         for cohort in self._cohorts:
-            rounds = self._rounds.get((piece.index, cohort))
+            rounds = self._rounds.get((slice_.index, cohort))
             for round_ in list(rounds.open.values()) if rounds else ():
                 if self._members.expected(round_.turn, cohort) <= round_.origins.keys():
-                    self._decide(piece, round_, now)
+                    self._decide(slice_, round_, now)

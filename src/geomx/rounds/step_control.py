@@ -5,39 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from geomx.rounds.membership import EVERYONE
-from geomx.sync.contract import Pacer
+from geomx.sync.contract import StepController
 from geomx.wire.messages import Allowance, Push, Stepped, Update
 
 
-class Pace:
-    """One server's part in it. `pacer`: the policy, on the first shard; None elsewhere. `tell`: a worker of it."""
+class StepControl:
+    """One server's part in it. `step_controller`: the policy on the first shard, None elsewhere.
 
-    def __init__(self, pacer: Pacer | None, tell: Callable[[Allowance], None]) -> None:
-        self._pacer = pacer
+    `tell`: sends a worker its allowance.
+    """
+
+    def __init__(self, step_controller: StepController | None, tell: Callable[[Allowance], None]) -> None:
+        self._step_controller = step_controller
         self._tell = tell
 
     def stepped(self, message: Stepped, now: float) -> bool:
         """A worker has taken a step; whether that was for this server to know."""
-        if self._pacer is None:
+        if self._step_controller is None:
             return False
         worker, turn = message.worker, message.turn
-        self._allow(turn, self._pacer.stepped(worker, turn, message.steps, message.seconds, now))
+        self._allow(turn, self._step_controller.stepped(worker, turn, message.steps, message.seconds, now))
         return True
 
     def contributed(self, push: Push, now: float) -> None:
         """Something of a round has come."""
-        if self._pacer is not None and push.kind == "gradient":
-            self._pacer.contributed(push.origins, push.turn, now)
+        if self._step_controller is not None and push.kind == "gradient":
+            self._step_controller.contributed(push.origins, push.turn, now)
 
     def closed(self, update: Update, now: float) -> None:
         """A slice has been answered; in a turn of steps or of another call, behind which steps go on."""
-        if self._pacer is not None and update.cohort == EVERYONE:
-            self._allow(update.turn + 1, self._pacer.closed(update.turn, now))
+        if self._step_controller is not None and update.cohort == EVERYONE:
+            self._allow(update.turn + 1, self._step_controller.closed(update.turn, now))
 
     def left(self, workers: Iterable[str]) -> None:
         """These workers take no part in rounds to come."""
-        if self._pacer is not None:
-            self._pacer.left(workers)
+        if self._step_controller is not None:
+            self._step_controller.left(workers)
 
     def _allow(self, turn: int, allowed: dict[str, int]) -> None:
         for worker, steps in allowed.items():

@@ -16,7 +16,7 @@ from geomx.wire.messages import Push, Update
 
 
 @dataclass(slots=True)
-class _Turn:
+class _TurnRecord:
     operation: str
     by: str
     opened: float
@@ -32,7 +32,7 @@ class TurnLog:
 
     def __init__(self, note: Callable[..., None]) -> None:
         self._note = note
-        self._turns: dict[tuple[str, int], _Turn] = {}
+        self._turns: dict[tuple[str, int], _TurnRecord] = {}
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -44,7 +44,7 @@ class TurnLog:
         """
         turn = self._turns.get((push.cohort, push.turn))
         if turn is None:
-            self._turns[push.cohort, push.turn] = _Turn(push.operation, ", ".join(push.origins), now)
+            self._turns[push.cohort, push.turn] = _TurnRecord(push.operation, ", ".join(push.origins), now)
         elif turn.operation != push.operation:
             raise Disagreement(
                 f"{turn.by} called {turn.operation} where {', '.join(push.origins)} called {push.operation} "

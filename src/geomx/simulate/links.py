@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from geomx.channels.emulation.shaping import PACKET_BYTES, SEGMENT_BYTES
-from geomx.config import Link, Run
+from geomx.config import LinkTable, Run
 from geomx.errors import ConfigError, Fault
 from geomx.simulate.network import Network
 from geomx.simulate.simulator import Simulator
@@ -29,7 +29,7 @@ def emulate(run: Run, simulator: Simulator) -> None:
                 simulator.change(party, shard, change.at_s, network, change.fields)
 
 
-def _network(run: Run, link: Link, cut: bool = False) -> Network:
+def _network(run: Run, link: LinkTable, cut: bool = False) -> Network:
     """A description counts the headers that the simulator does not have."""
     if link.loss:
         fault = Fault("link.loss", f"{link.loss:g}", "0", "the simulator loses whole messages, not packets")

@@ -20,7 +20,7 @@ class Network:
 
 
 @dataclass(slots=True)
-class Link:
+class SimulatedLink:
     """One direction between two nodes: what waits to be sent, most urgent first."""
 
     network: Network
@@ -32,7 +32,7 @@ class Link:
 
 
 @dataclass(slots=True)
-class Connection:
+class SimulatedConnection:
     """Both ends' view of one connection: (node, its connection number)."""
 
     ends: dict[str, tuple[str, int]]  # node -> (other node, the other's number)

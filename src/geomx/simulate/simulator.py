@@ -45,7 +45,7 @@ from geomx.node.contract import (
     Timer,
     Write,
 )
-from geomx.simulate.network import Connection, Link, Network
+from geomx.simulate.network import Network, SimulatedConnection, SimulatedLink
 from geomx.simulate.programs import Program
 from geomx.wire.messages import Message
 
@@ -55,11 +55,11 @@ _GOODBYE = Message()  # the end of a connection, as it crosses a link
 
 
 @dataclass(slots=True)
-class _Host:
+class _SimulatedNode:
     """A node, and what the simulator keeps for it."""
 
     node: Node
-    connections: dict[int, Connection] = field(default_factory=dict)
+    connections: dict[int, SimulatedConnection] = field(default_factory=dict)
     timers: dict[str, int] = field(default_factory=dict)
     listener: Callable[[Any], None] | None = None
     program: Program | None = None
@@ -91,8 +91,8 @@ class Simulator:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)
-        self._hosts: dict[str, _Host] = {}
-        self._links: dict[tuple[str, str], Link] = {}
+        self._hosts: dict[str, _SimulatedNode] = {}
+        self._links: dict[tuple[str, str], SimulatedLink] = {}
         self._networks: dict[tuple[str, str], Network] = {}
         self._changes: dict[tuple[str, str], list[tuple[float, Network, Mapping[str, Any]]]] = defaultdict(
             list
@@ -103,7 +103,7 @@ class Simulator:
 
     def add(self, node: Node, at: float = 0.0) -> None:
         """Start a node at a time of the clock; one that crashed is replaced under the same name."""
-        host = self._hosts[node.name] = _Host(node, starts_at=max(at, self.now))
+        host = self._hosts[node.name] = _SimulatedNode(node, starts_at=max(at, self.now))
         self._plan(at - self.now, lambda: self._deliver(host, Started()))
 
     def link(self, one: str, other: str, network: Network) -> None:
@@ -213,7 +213,7 @@ class Simulator:
     def _plan(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + max(delay, 0.0), next(self._order), action))
 
-    def _deliver(self, host: _Host, event: Event) -> None:
+    def _deliver(self, host: _SimulatedNode, event: Event) -> None:
         if host.stopped:
             return
         if host.paused_until > self.now:
@@ -224,7 +224,7 @@ class Simulator:
         if host.program is not None:
             self._advance(host)
 
-    def _carry_out(self, host: _Host, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, host: _SimulatedNode, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Write():
@@ -249,7 +249,7 @@ class Simulator:
                     if host.program is not None:
                         host.program.stopped(effect.error)
 
-    def _start(self, host: _Host, job: Job) -> None:
+    def _start(self, host: _SimulatedNode, job: Job) -> None:
         if not job.cost_bytes:
             self._finish(host, job)
             return
@@ -257,14 +257,14 @@ class Simulator:
         host.busy_until = start + job.cost_bytes / self._memory_bytes_per_s
         self._plan(host.busy_until - self.now, lambda: self._finish(host, job))
 
-    def _finish(self, host: _Host, job: Job) -> None:
+    def _finish(self, host: _SimulatedNode, job: Job) -> None:
         try:
             done = JobDone(job, job.function())
         except GeomxError as error:
             done = JobDone(job, None, error)
         self._deliver(host, done)
 
-    def _set_timer(self, host: _Host, timer: Timer) -> None:
+    def _set_timer(self, host: _SimulatedNode, timer: Timer) -> None:
         number = host.timers[timer.key] = next(self._order)
 
         def fire() -> None:
@@ -273,7 +273,7 @@ class Simulator:
 
         self._plan(timer.delay_s, fire)
 
-    def _advance(self, host: _Host) -> None:
+    def _advance(self, host: _SimulatedNode) -> None:
         """Let a host's program run until it waits again."""
         assert host.program is not None
         delay = host.program.advance()
@@ -292,23 +292,25 @@ class Simulator:
 
     # -- the network -------------------------------------------------------------------------------------------
 
-    def _link(self, source: str, target: str) -> Link:
+    def _link(self, source: str, target: str) -> SimulatedLink:
         link = self._links.get((source, target))
         if link is None:
-            link = self._links[source, target] = Link(self._networks.get((source, target), self._network))
+            link = self._links[source, target] = SimulatedLink(
+                self._networks.get((source, target), self._network)
+            )
         return link
 
-    def _adopt(self, link: Link, network: Network) -> None:
+    def _adopt(self, link: SimulatedLink, network: Network) -> None:
         link.network = network
         if not link.busy:
             self._transmit(link)
 
-    def _dial(self, host: _Host, peer: str) -> None:
+    def _dial(self, host: _SimulatedNode, peer: str) -> None:
         link = self._link(host.node.name, peer)
         round_trip_s = 2e-3 * link.network.delay_ms
         self._plan(max(round_trip_s, 1e-6), lambda: self._connect(host, peer))
 
-    def _connect(self, host: _Host, peer: str) -> None:
+    def _connect(self, host: _SimulatedNode, peer: str) -> None:
         target = self._hosts.get(peer)
         absent = target is None or target.stopped or target.starts_at > self.now
         link = self._link(host.node.name, peer)
@@ -316,12 +318,12 @@ class Simulator:
             self._deliver(host, Closed(0, peer, "unreachable"))
             return
         mine, theirs = next(self._numbers), next(self._numbers)
-        connection = Connection({host.node.name: (peer, theirs), peer: (host.node.name, mine)})
+        connection = SimulatedConnection({host.node.name: (peer, theirs), peer: (host.node.name, mine)})
         host.connections[mine] = target.connections[theirs] = connection
         self._deliver(target, Opened(theirs))
         self._deliver(host, Opened(mine, peer))
 
-    def _write(self, host: _Host, write: Write) -> None:
+    def _write(self, host: _SimulatedNode, write: Write) -> None:
         connection = host.connections.get(write.conn)
         if connection is None or not connection.alive:
             return
@@ -338,7 +340,7 @@ class Simulator:
         if not link.busy:
             self._transmit(link)
 
-    def _transmit(self, link: Link) -> None:
+    def _transmit(self, link: SimulatedLink) -> None:
         """Send one chunk of the most urgent message; what is more urgent may overtake behind it."""
         link.busy = bool(link.queue) and not link.network.cut
         if not link.busy:
@@ -359,7 +361,9 @@ class Simulator:
         rate_mbps = link.network.rate_mbps
         self._plan(chunk * 8e-6 / rate_mbps if rate_mbps else 0.0, sent)
 
-    def _propagate(self, link: Link, connection: Connection, target: str, number: int, write: Write) -> None:
+    def _propagate(
+        self, link: SimulatedLink, connection: SimulatedConnection, target: str, number: int, write: Write
+    ) -> None:
         network = link.network
         copies = 1
         if write.message is _GOODBYE:
@@ -377,7 +381,7 @@ class Simulator:
                 arrival = link.last_delivery = max(arrival, link.last_delivery)
             self._plan(arrival - self.now, lambda: self._arrive(connection, target, number, write))
 
-    def _arrive(self, connection: Connection, target: str, number: int, write: Write) -> None:
+    def _arrive(self, connection: SimulatedConnection, target: str, number: int, write: Write) -> None:
         host = self._hosts[target]
         if not connection.alive or host.connections.get(number) is not connection:
             return
@@ -393,16 +397,16 @@ class Simulator:
             return
         self._deliver(host, Received(number, write.number, write.message, _own(write.payload)))
 
-    def _hang_up(self, host: _Host, number: int) -> None:
+    def _hang_up(self, host: _SimulatedNode, number: int) -> None:
         """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""
         self._write(host, Write(number, 0, _GOODBYE))
         host.connections.pop(number, None)
 
-    def _part(self, host: _Host, number: int, connection: Connection) -> None:
+    def _part(self, host: _SimulatedNode, number: int, connection: SimulatedConnection) -> None:
         del host.connections[number]
         self._deliver(host, Closed(number, self._dialled(host, connection), "closed by the other side"))
 
-    def _break(self, connection: Connection, reason: str) -> None:
+    def _break(self, connection: SimulatedConnection, reason: str) -> None:
         """Close both ends at once; what was under way is lost."""
         connection.alive = False
         for name in connection.ends:
@@ -412,7 +416,7 @@ class Simulator:
                 closed = Closed(number, self._dialled(host, connection), reason)
                 self._plan(0.0, functools.partial(self._deliver, host, closed))
 
-    def _dialled(self, host: _Host, connection: Connection) -> str:
+    def _dialled(self, host: _SimulatedNode, connection: SimulatedConnection) -> str:
         """The other end's name, for whoever dialled (the first of the two ends)."""
         first = next(iter(connection.ends))
         return connection.ends[first][0] if host.node.name == first else ""

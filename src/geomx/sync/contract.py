@@ -13,16 +13,16 @@ from typing import Literal, Protocol, runtime_checkable
 from geomx.registry import Registry
 from geomx.wire.messages import Hyperparameters, Kind
 
-Together = Literal["run", "party", "worker"]
+SyncGroup = Literal["run", "party", "worker"]
 
 
 @dataclass(frozen=True, slots=True)
-class Gradient:
+class GradientStep:
     """A worker's plan for one step: its gradients go up, and what comes back is the outcome of the step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalStep:
     """A worker's plan for one step: its own optimizer takes it; then weights are averaged over `average`.
 
     "party": the party's workers go on from the mean of their weights. "run": how far they have moved since the last
@@ -30,8 +30,8 @@ class Local:
 
     `fragment` (of "run"): which of how many equal parts of the model; (1, 4) is every fourth slice from the second on.
     `overlap`: so many steps later the answer is taken in, and `merge` says which share of a worker's own weights stays.
-    "told": "run" where a `Pacer` says so, else "nobody", and for so many steps at `least`; `wait`: for its word on this
-    very step. `equal`: whoever has stepped counts the same.
+    "told": "run" where a `StepController` says so, else "nobody", and for so many steps at `least`; `wait`: for its
+    word on this very step. `equal`: whoever has stepped counts the same.
     """
 
     average: Literal["nobody", "party", "run", "told"] = "nobody"
@@ -45,7 +45,7 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
-class Accrued:
+class AccumulateStep:
     """A worker's plan for one step: its gradients add up, and its own weights follow them.
 
     `push`: the sum goes up, as one gradient. `fetch`: the worker goes on from the weights at the root.
@@ -55,7 +55,7 @@ class Accrued:
     fetch: bool
 
 
-Plan = Gradient | Local | Accrued
+StepPlan = GradientStep | LocalStep | AccumulateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RoundView:
     """What a server's policy may look at when a contribution has come, or when a round that may matter has closed."""
 
     turn: int
@@ -86,25 +86,25 @@ class View:
 class Policy(Protocol):
     """A sync policy; see `fsa.py` for the simplest one.
 
-    `together`: who moves in step, and has its turns counted together: the whole run, each party, each worker. Calls
-    that are no steps (attach, save, load) are always of the whole run. `in_step`: nobody contributes to a turn of a
+    `sync_group`: who moves in step, and has its turns counted together: the whole run, each party, each worker. Calls
+    that are no steps (attach, save, load) are always of the whole run. `lockstep`: nobody contributes to a turn of a
     slice before everybody has that slice's update of the turn before; the root may then send its weights as they lie
     in memory. `plans`: the class of what `step` plans, always the same.
     """
 
-    together: Together
-    in_step: bool
-    plans: type[Plan]
+    sync_group: SyncGroup
+    lockstep: bool
+    plans: type[StepPlan]
 
-    def step(self, step: int) -> Plan:
+    def step(self, step: int) -> StepPlan:
         """On a worker: what happens in a step, counted from 0."""
 
-    def gathered(self, view: View, now: float) -> Apply | Wait:
+    def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         """On a server: close the slice's round, or wait for whom?"""
 
 
 @runtime_checkable
-class Pacer(Protocol):
+class StepController(Protocol):
     """A policy that says while a round goes on how many steps workers may take in it.
 
     The first shard asks it. Both `stepped` and `closed` return how many steps of the round some workers may take.
@@ -123,9 +123,9 @@ class Pacer(Protocol):
         """These workers take no part in rounds to come."""
 
 
-def cohort_of(worker: str, together: Together) -> str:
+def cohort_of(worker: str, sync_group: SyncGroup) -> str:
     """The name of the cohort in which a worker takes its steps."""
-    return {"run": "", "party": worker.rpartition("/")[0], "worker": worker}[together]
+    return {"run": "", "party": worker.rpartition("/")[0], "worker": worker}[sync_group]
 
 
 policies: Registry[type[Policy]] = Registry(

@@ -19,7 +19,7 @@ ends, everybody goes on from one last outer step on the whole model.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Apply, Local, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, SyncGroup, Wait
 from geomx.sync.fsa import when_complete
 from geomx.sync.hfa import AVERAGE
 from geomx.wire.messages import Hyperparameters
@@ -28,9 +28,9 @@ from geomx.wire.messages import Hyperparameters
 class DiLoCo:
     """See the module's text."""
 
-    together: Together = "run"
-    in_step = True
-    plans: type[Plan] = Local
+    sync_group: SyncGroup = "run"
+    lockstep = True
+    plans: type[StepPlan] = LocalStep
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class DiLoCo:
         self._fragment_at = {(part + 1) * every // fragments % every: part for part in range(fragments)}
         self._fragments = fragments
 
-    def step(self, step: int) -> Local:
+    def step(self, step: int) -> LocalStep:
         part = self._fragment_at.get((step + 1) % self._every)
         if part is None:
-            return Local()
-        return Local("run", self._outer, (part, self._fragments), self._overlap, self._merge)
+            return LocalStep()
+        return LocalStep("run", self._outer, (part, self._fragments), self._overlap, self._merge)
 
-    def gathered(self, view: View, now: float) -> Apply | Wait:
+    def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         return when_complete(view)

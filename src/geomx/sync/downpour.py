@@ -12,16 +12,16 @@ on.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Accrued, Apply, Plan, Together, View, Wait
+from geomx.sync.contract import AccumulateStep, Apply, RoundView, StepPlan, SyncGroup, Wait
 from geomx.sync.fsa import when_complete
 
 
 class Downpour:
     """See the module's text."""
 
-    together: Together = "worker"
-    in_step = False
-    plans: type[Plan] = Accrued
+    sync_group: SyncGroup = "worker"
+    lockstep = False
+    plans: type[StepPlan] = AccumulateStep
 
     def __init__(self, *, n_push: int = 1, n_fetch: int = 1) -> None:
         given = (("n_push", n_push), ("n_fetch", n_fetch))
@@ -30,8 +30,8 @@ class Downpour:
             raise ConfigError("policy downpour", faults)
         self._n_push, self._n_fetch = n_push, n_fetch
 
-    def step(self, step: int) -> Accrued:
-        return Accrued((step + 1) % self._n_push == 0, (step + 1) % self._n_fetch == 0)
+    def step(self, step: int) -> AccumulateStep:
+        return AccumulateStep((step + 1) % self._n_push == 0, (step + 1) % self._n_fetch == 0)
 
-    def gathered(self, view: View, now: float) -> Apply | Wait:
+    def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         return when_complete(view)

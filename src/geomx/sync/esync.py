@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Apply, Local, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, SyncGroup, Wait
 from geomx.sync.fsa import when_complete
 from geomx.sync.hfa import AVERAGE
 
@@ -39,7 +39,7 @@ TIMED = 3  # of its last steps, for how long a worker's steps take
 
 
 @dataclass(slots=True)
-class _Pace:
+class _WorkerTiming:
     """What the shard knows of a worker. Points in time are the shard's, in seconds."""
 
     last_s: deque[float]  # how long its last steps took
@@ -60,9 +60,9 @@ class _Pace:
 class ESync:
     """See the module's text."""
 
-    together: Together = "run"
-    in_step = True
-    plans: type[Plan] = Local
+    sync_group: SyncGroup = "run"
+    lockstep = True
+    plans: type[StepPlan] = LocalStep
 
     def __init__(
         self,
@@ -85,15 +85,15 @@ class ESync:
             faults.append(Fault("lr", f"{lr}", "a number above 0"))
         if faults:
             raise ConfigError("policy esync", faults)
-        self._plan = Local("told", {**AVERAGE, "lr": lr}, least=least, wait=wait, equal=equal)
+        self._plan = LocalStep("told", {**AVERAGE, "lr": lr}, least=least, wait=wait, equal=equal)
         self._least, self._most, self._slack = least, most, slack
         self._round, self._began = -1, 0.0
-        self._paces: dict[str, _Pace] = {}
+        self._timings: dict[str, _WorkerTiming] = {}
 
-    def step(self, step: int) -> Local:
+    def step(self, step: int) -> LocalStep:
         return self._plan
 
-    def gathered(self, view: View, now: float) -> Apply | Wait:
+    def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         return when_complete(view)
 
     # -- on the first shard -----------------------------------------------------------------------------------
@@ -103,23 +103,23 @@ class ESync:
             return {worker: steps}
         if turn > self._round:
             self._begin(turn, now)
-        pace = self._paces.setdefault(worker, _Pace(deque(maxlen=TIMED)))
-        pace.last_s.append(seconds)
+        timing = self._timings.setdefault(worker, _WorkerTiming(deque(maxlen=TIMED)))
+        timing.last_s.append(seconds)
         if steps == 1:  # everything of the last round has arrived
-            pace.begin_s = max(0.0, now - seconds - self._began)
-            pace.reach_s = pace.reaching_s
-        pace.round, pace.steps, pace.stepped = turn, steps, now
+            timing.begin_s = max(0.0, now - seconds - self._began)
+            timing.reach_s = timing.reaching_s
+        timing.round, timing.steps, timing.stepped = turn, steps, now
         changed = self._told()
-        return changed | {worker: pace.told}
+        return changed | {worker: timing.told}
 
     def contributed(self, workers: Iterable[str], turn: int, now: float) -> None:
-        paces = [self._paces[worker] for worker in workers if worker in self._paces]
-        stepped = [pace.stepped for pace in paces if pace.round == turn]
-        for pace in paces:
+        timings = [self._timings[worker] for worker in workers if worker in self._timings]
+        stepped = [timing.stepped for timing in timings if timing.round == turn]
+        for timing in timings:
             if stepped:
-                pace.reaching_s = now - max(stepped)
+                timing.reaching_s = now - max(stepped)
             if turn == self._round:
-                pace.arrived = now
+                timing.arrived = now
 
     def closed(self, turn: int, now: float) -> dict[str, int]:
         if turn < self._round:
@@ -129,30 +129,32 @@ class ESync:
 
     def left(self, workers: Iterable[str]) -> None:
         for worker in workers:
-            self._paces.pop(worker, None)
+            self._timings.pop(worker, None)
 
     def _begin(self, turn: int, now: float) -> None:
         self._round, self._began = turn, now
-        for pace in self._paces.values():
-            pace.steps, pace.arrived, pace.told = 0, None, self._least
+        for timing in self._timings.values():
+            timing.steps, timing.arrived, timing.told = 0, None, self._least
 
     def _told(self) -> dict[str, int]:
         """How many steps everybody may take in this round, of those for whom that has changed."""
         changed: dict[str, int] = {}
-        last = max((self._there(pace) for pace in self._paces.values()), default=0.0)
-        for worker, pace in self._paces.items():
-            room = (last - self._ready(pace) - pace.reach_s) / max(pace.step_s, SHORTEST_S) + self._slack
-            steps = max(self._least, pace.steps, min(pace.steps + math.floor(room), self._most))
-            if steps != pace.told:
-                changed[worker] = pace.told = steps
+        last = max((self._there(timing) for timing in self._timings.values()), default=0.0)
+        for worker, timing in self._timings.items():
+            room = (last - self._ready(timing) - timing.reach_s) / max(
+                timing.step_s, SHORTEST_S
+            ) + self._slack
+            steps = max(self._least, timing.steps, min(timing.steps + math.floor(room), self._most))
+            if steps != timing.told:
+                changed[worker] = timing.told = steps
         return changed
 
-    def _ready(self, pace: _Pace) -> float:
+    def _ready(self, timing: _WorkerTiming) -> float:
         """When a worker could begin its next step."""
-        return pace.stepped if pace.steps else self._began + pace.begin_s
+        return timing.stepped if timing.steps else self._began + timing.begin_s
 
-    def _there(self, pace: _Pace) -> float:
+    def _there(self, timing: _WorkerTiming) -> float:
         """When a worker's contribution could be here at the earliest."""
-        if pace.arrived is not None and not pace.steps:  # it has no data left
-            return pace.arrived
-        return self._ready(pace) + max(0, self._least - pace.steps) * pace.step_s + pace.reach_s
+        if timing.arrived is not None and not timing.steps:  # it has no data left
+            return timing.arrived
+        return self._ready(timing) + max(0, self._least - timing.steps) * timing.step_s + timing.reach_s

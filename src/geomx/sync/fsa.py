@@ -8,24 +8,24 @@ batches. Source: HiPS (the hierarchical parameter server) in its synchronous mod
 
 from __future__ import annotations
 
-from geomx.sync.contract import Apply, Gradient, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, GradientStep, RoundView, StepPlan, SyncGroup, Wait
 
 
 class FSA:
     """Push every slice in every step; close a round when all members are in."""
 
-    together: Together = "run"
-    in_step = True
-    plans: type[Plan] = Gradient
+    sync_group: SyncGroup = "run"
+    lockstep = True
+    plans: type[StepPlan] = GradientStep
 
-    def step(self, step: int) -> Gradient:
-        return Gradient()
+    def step(self, step: int) -> GradientStep:
+        return GradientStep()
 
-    def gathered(self, view: View, now: float) -> Apply | Wait:
+    def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         return when_complete(view)
 
 
-def when_complete(view: View) -> Apply | Wait:
+def when_complete(view: RoundView) -> Apply | Wait:
     """Wait for whoever is missing in the cohort."""
     missing = view.members - view.origins
     return Wait(tuple(sorted(missing))) if missing else Apply()

@@ -16,7 +16,7 @@ on its Δ is zero.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Apply, Local, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, SyncGroup, Wait
 from geomx.sync.fsa import when_complete
 from geomx.wire.messages import Hyperparameters
 
@@ -28,9 +28,9 @@ AVERAGE: Hyperparameters = {
 class HFA:
     """See the module's text."""
 
-    together: Together = "run"
-    in_step = True
-    plans: type[Plan] = Local
+    sync_group: SyncGroup = "run"
+    lockstep = True
+    plans: type[StepPlan] = LocalStep
 
     def __init__(self, *, k1: int = 20, k2: int = 10) -> None:
         faults = [Fault(key, f"{value}", "1 or more") for key, value in (("k1", k1), ("k2", k2)) if value < 1]
@@ -38,11 +38,11 @@ class HFA:
             raise ConfigError("policy hfa", faults)
         self._k1, self._k2 = k1, k2
 
-    def step(self, step: int) -> Local:
+    def step(self, step: int) -> LocalStep:
         done = step + 1
         if done % (self._k1 * self._k2) == 0:
-            return Local("run", AVERAGE)
-        return Local("party" if done % self._k1 == 0 else "nobody")
+            return LocalStep("run", AVERAGE)
+        return LocalStep("party" if done % self._k1 == 0 else "nobody")
 
-    def gathered(self, view: View, now: float) -> Apply | Wait:
+    def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         return when_complete(view)

@@ -16,16 +16,16 @@ GeoMX's MixedSync has no bound, and hangs together with Bi-Sparse.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Apply, Gradient, Plan, Together, View, Wait
+from geomx.sync.contract import Apply, GradientStep, RoundView, StepPlan, SyncGroup, Wait
 from geomx.sync.fsa import when_complete
 
 
 class MixedSync:
     """See the module's text."""
 
-    together: Together = "party"
-    in_step = False
-    plans: type[Plan] = Gradient
+    sync_group: SyncGroup = "party"
+    lockstep = False
+    plans: type[StepPlan] = GradientStep
 
     def __init__(self, *, staleness: int = -1) -> None:
         if staleness < -1:
@@ -34,10 +34,10 @@ class MixedSync:
             )
         self._staleness = staleness
 
-    def step(self, step: int) -> Gradient:
-        return Gradient()
+    def step(self, step: int) -> GradientStep:
+        return GradientStep()
 
-    def gathered(self, view: View, now: float) -> Apply | Wait:
+    def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         plan = when_complete(view)
         if isinstance(plan, Wait) or self._staleness < 0 or view.kind != "gradient":
             return plan

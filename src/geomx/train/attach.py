@@ -11,22 +11,22 @@ import torch
 from torch import nn
 
 from geomx.errors import Unsupported
-from geomx.sync.contract import Accrued, Gradient, Local
-from geomx.train.calls.broadcast import Sharing
-from geomx.train.calls.collective_client import Exchange
+from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep
+from geomx.train.calls.broadcast import Broadcast
+from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.data.samples import Samples
 from geomx.train.model.guard import Guard
-from geomx.train.model.model_slices import Carried
+from geomx.train.model.model_slices import ModelSlices
 from geomx.train.model.optimizer_placement import OnServer, OnWorkers
 from geomx.train.model.run_optimizer import RunOptimizer
 from geomx.train.model.support import check_model, served_rule, unwrapped
-from geomx.train.party.intra_party import Averaged, Reduced, Sharded, ThroughServer
-from geomx.train.party.process_group import Group
+from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
+from geomx.train.party.process_group import PartyGroup
 from geomx.train.settings import Collective, Settings
-from geomx.train.steps.accumulate import AccruedTurns
-from geomx.train.steps.contract import Helpers, Turns
-from geomx.train.steps.gradient import GradientTurns
-from geomx.train.steps.local import LocalTurns
+from geomx.train.steps.accumulate import AccumulateSteps
+from geomx.train.steps.contract import Helpers, Steps
+from geomx.train.steps.gradient import GradientSteps
+from geomx.train.steps.local import LocalSteps
 from geomx.train.steps.pending import PendingWeights
 from geomx.train.steps.timeline import Timeline
 from geomx.wire.messages import Value
@@ -35,29 +35,29 @@ OUTER_RULE = "SGD"  # what the root does with means of local steps; a policy giv
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class AttachedModel:
     """A model in a run. `model` is the user's own."""
 
     model: nn.Module
     optimizer: RunOptimizer
     optimizer_class: str
-    carried: Carried
-    inside: ThroughServer
-    turns: Turns
-    sharing: Sharing
+    model_slices: ModelSlices
+    intra_party: ThroughServer
+    steps: Steps
+    broadcast: Broadcast
     pending: PendingWeights
 
     def unhook(self) -> None:
         """Leave the model as it came, but for its weights."""
-        self.turns.unhook()
+        self.steps.unhook()
         self.pending.unhook()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttachContext:
     """Where and how a model joins: this worker's way to the run, and what the run says of training."""
 
-    exchange: Exchange
+    client: CollectiveClient
     members: Sequence[str]
     party_members: Sequence[str]
     samples: Samples
@@ -66,14 +66,14 @@ class Place:
 
 
 def attach(
-    place: Place, model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None
-) -> Attached:
+    context: AttachContext, model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None
+) -> AttachedModel:
     """Returns when this worker has the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
-    exchange, settings, members = place.exchange, place.settings, len(place.members)
-    local = settings.policy.plans is Local
-    served = _check(model, optimizer, place, clip_norm)
+    client, settings, members = context.client, context.settings, len(context.members)
+    local = settings.policy.plans is LocalStep
+    served = _check(model, optimizer, context, clip_norm)
     rule = OUTER_RULE if local else served
-    carried = Carried(
+    model_slices = ModelSlices(
         unwrapped(model),
         optimizer.param_groups,
         members if settings.ledger else 0,
@@ -81,68 +81,72 @@ def attach(
         settings.slice_elements,
         settings.slices,
     )
-    inside = _inside(place, model, carried, optimizer)
-    member = place.members.index(exchange.name)
-    sharing = Sharing(exchange, carried, inside, place.members)
-    pending = PendingWeights(model, carried, exchange, place.timeline)
+    intra_party = _intra_party(context, model, model_slices, optimizer)
+    member = context.members.index(client.name)
+    broadcast = Broadcast(client, model_slices, intra_party, context.members)
+    pending = PendingWeights(model, model_slices, client, context.timeline)
     on_server = rule is not None and not local
-    exact = on_server and settings.policy.plans is Gradient
-    guard = Guard(carried, lambda: optimizer.param_groups, exact)
+    exact = on_server and settings.policy.plans is GradientStep
+    guard = Guard(model_slices, lambda: optimizer.param_groups, exact)
     helpers = Helpers(
-        exchange, carried, inside, settings, member, lambda: optimizer.param_groups, place.samples, sharing, pending,
-        place.timeline, guard,
+        client, model_slices, intra_party, settings, member, lambda: optimizer.param_groups, context.samples,
+        broadcast, pending, context.timeline, guard,
     )  # fmt: skip
-    turns: Turns
+    steps: Steps
     if local:
-        alike = len(place.party_members) == 1 or isinstance(inside, Averaged)
-        turns = LocalTurns(helpers, optimizer, alike)
-    elif settings.policy.plans is Accrued:
+        alike = len(context.party_members) == 1 or isinstance(intra_party, DdpAveraged)
+        steps = LocalSteps(helpers, optimizer, alike)
+    elif settings.policy.plans is AccumulateStep:
         assert rule is not None  # it was checked
-        turns = AccruedTurns(helpers, OnServer(carried, rule))
+        steps = AccumulateSteps(helpers, OnServer(model_slices, rule))
     else:
-        runs = OnServer(carried, rule) if rule else OnWorkers(carried, optimizer, clip_norm)
-        turns = GradientTurns(helpers, runs)
-    wrapped = RunOptimizer(optimizer, on_server, carried, turns, sharing)
+        runs = OnServer(model_slices, rule) if rule else OnWorkers(model_slices, optimizer, clip_norm)
+        steps = GradientSteps(helpers, runs)
+    wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     states = wrapped.take_state() if on_server and optimizer.state else None
-    if exchange.attach(carried.layout, _manifest(optimizer, rule, kind, settings, clip_norm), turns.cohort):
-        sharing.assign("attach()", carried.layout.slices, states)
-    turns.hook()
+    if client.attach(
+        model_slices.layout, _manifest(optimizer, rule, kind, settings, clip_norm), steps.cohort
+    ):
+        broadcast.assign("attach()", model_slices.layout.slices, states)
+    steps.hook()
     pending.hook()
     delay = settings.delay
     if delay is not None:
         model.register_forward_pre_hook(lambda *_: delay.before_forward() if model.training else None)
-    return Attached(model, wrapped, kind, carried, inside, turns, sharing, pending)
+    return AttachedModel(model, wrapped, kind, model_slices, intra_party, steps, broadcast, pending)
 
 
-def _inside(
-    place: Place, model: nn.Module, carried: Carried, optimizer: torch.optim.Optimizer
+def _intra_party(
+    context: AttachContext, model: nn.Module, model_slices: ModelSlices, optimizer: torch.optim.Optimizer
 ) -> ThroughServer:
     """How the workers of this one's party add up. Raises `Unsupported`, `WaitTimeout`."""
-    collective, exchange = place.settings.collective, place.exchange
+    collective, client = context.settings.collective, context.client
     if collective is None:
-        return ThroughServer(carried)
+        return ThroughServer(model_slices)
     is_averaged = unwrapped(model) is not model
-    _check_inside(place.settings, collective, carried.is_cut, is_averaged, bool(optimizer.state))
-    rank, ranks = place.party_members.index(exchange.name), len(place.party_members)
-    device = next(iter(carried.trained.values())).device
-    group = Group(exchange.port, exchange.name, rank, ranks, collective, device)
-    if carried.is_cut:
-        return Sharded(model, carried, group)
-    return Averaged(carried, group) if is_averaged else Reduced(carried, group)
+    _check_inside(context.settings, collective, model_slices.is_cut, is_averaged, bool(optimizer.state))
+    rank, ranks = context.party_members.index(client.name), len(context.party_members)
+    device = next(iter(model_slices.trained.values())).device
+    group = PartyGroup(client.port, client.name, rank, ranks, collective, device)
+    if model_slices.is_cut:
+        return FsdpSharded(model, model_slices, group)
+    return DdpAveraged(model_slices, group) if is_averaged else AllReduced(model_slices, group)
 
 
 def _check_inside(
     settings: Settings, collective: Collective, is_cut: bool, is_averaged: bool, has_state: bool
 ) -> None:
     """Raise `Unsupported` for what does not go with workers that reduce among themselves."""
-    inside = f'{type(settings.policy).__name__} with party.inside = "collective"'
-    if settings.policy.plans is Accrued:
-        raise Unsupported(f'{inside}: its workers do not wait for each other; set party.inside = "server"')
-    if settings.policy.plans is Local and not is_averaged:
+    combination = f'{type(settings.policy).__name__} with party.inside = "collective"'
+    if settings.policy.plans is AccumulateStep:
         raise Unsupported(
-            f"{inside}: local steps are the same on all workers of a party only in DistributedDataParallel; wrap the "
-            'model in it, or set party.inside = "server"'
+            f'{combination}: its workers do not wait for each other; set party.inside = "server"'
+        )
+    if settings.policy.plans is LocalStep and not is_averaged:
+        raise Unsupported(
+            f"{combination}: local steps are the same on all workers of a party only in DistributedDataParallel; wrap "
+            'the model in it, or set party.inside = "server"'
         )
     if is_cut and collective.codec_up != "dense":
         raise Unsupported(
@@ -156,11 +160,11 @@ def _check_inside(
 
 
 def _check(
-    model: nn.Module, optimizer: torch.optim.Optimizer, place: Place, clip_norm: float | None
+    model: nn.Module, optimizer: torch.optim.Optimizer, context: AttachContext, clip_norm: float | None
 ) -> str | None:
     """Raise `Unsupported` for what cannot be carried; returns the rule for the global servers, if they optimize."""
-    ranks = len(place.party_members) if place.settings.collective is not None else 0
-    settings = place.settings
+    ranks = len(context.party_members) if context.settings.collective is not None else 0
+    settings = context.settings
     if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise Unsupported(
             "attach(model, optimizer) takes a torch.nn.Module and a torch.optim.Optimizer; found "
@@ -176,19 +180,19 @@ def _check(
             f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
             "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
         )
-    rule = served_rule(optimizer, "workers" if settings.policy.plans is Local else settings.place)
+    rule = served_rule(optimizer, "workers" if settings.policy.plans is LocalStep else settings.place)
     if clip_norm is not None and not (
         isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0
     ):
         raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
     policy = type(settings.policy).__name__
-    if settings.policy.plans is not Gradient and (clip_norm is not None or settings.overlap != "none"):
+    if settings.policy.plans is not GradientStep and (clip_norm is not None or settings.overlap != "none"):
         given = "clip_norm" if clip_norm is not None else f"overlap={settings.overlap!r}"
         raise Unsupported(
             f"{given} with {policy}: steps are each worker's own; clip its gradients before step() "
             "(torch.nn.utils.clip_grad_norm_), and leave overlap as it is"
         )
-    if settings.policy.together != "run":
+    if settings.policy.sync_group != "run":
         if rule is None:
             raise Unsupported(
                 f"{policy} lets parties go ahead of each other, which needs an optimizer on the "

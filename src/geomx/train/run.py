@@ -30,8 +30,8 @@ from torch import nn
 from geomx.errors import GeomxError, Unsupported
 from geomx.node.contract import Port
 from geomx.optim.hyper import as_plain
-from geomx.train.attach import Attached, Place, attach
-from geomx.train.calls.collective_client import Exchange
+from geomx.train.attach import AttachContext, AttachedModel, attach
+from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.checkpoint import save_load as saving
 from geomx.train.data.loader import Share, ShareSampler, place_of, split
 from geomx.train.data.samples import Samples
@@ -70,11 +70,11 @@ class LiveRun:
         self._party_members = tuple(party_members)
         self._settings = settings or Settings()
         self._samples = Samples(self._settings, len(self.workers), len(self._party_members))
-        self._exchange = Exchange(port, name)
+        self._client = CollectiveClient(port, name)
         self._timeline = Timeline(port, clock)
         self._began = 0.0
-        self._attached: Attached | None = None
-        self._epochs = _Epochs(self._samples)
+        self._attached: AttachedModel | None = None
+        self._epochs = _EpochCounter(self._samples)
         self._shares: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -110,7 +110,7 @@ class LiveRun:
     @property
     def turn(self) -> int:
         """How many collective calls (attach, rounds, saves, ...) those who move in step with this worker have made."""
-        return self._attached.turns.turn if self._attached else self._exchange.turn
+        return self._attached.steps.turn if self._attached else self._client.turn
 
     @property
     def epoch(self) -> int:
@@ -120,7 +120,7 @@ class LiveRun:
     @property
     def ledger(self) -> torch.Tensor | None:
         """With `run.ledger`: for each worker, in how many steps it was counted (int64); else None."""
-        return self._attached.turns.ledger if self._attached else None
+        return self._attached.steps.ledger if self._attached else None
 
     # -- training ---------------------------------------------------------------------------------------------
 
@@ -155,13 +155,13 @@ class LiveRun:
             push_at=push_at or self._settings.push_at,
             overlap=overlap or self._settings.overlap,
         )
-        place = Place(
-            self._exchange, self.workers, self._party_members, self._samples, settings, self._timeline
+        place = AttachContext(
+            self._client, self.workers, self._party_members, self._samples, settings, self._timeline
         )
         self._attached = self._epochs.attached = attach(place, model, optimizer, clip_norm)
-        carried = self._attached.carried
-        self._exchange.port.note(
-            "attached", parameters=carried.trained_elements, slices=len(carried.layout.slices)
+        model_slices = self._attached.model_slices
+        self._client.port.note(
+            "attached", parameters=model_slices.trained_elements, slices=len(model_slices.layout.slices)
         )
         self._began = self._timeline.now()
         return model, self._attached.optimizer
@@ -190,7 +190,7 @@ class LiveRun:
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Within it, backward() adds to the gradients and nothing is pushed: for all micro-batches but the last."""
-        return self._joined("accumulate").turns.accumulate()
+        return self._joined("accumulate").steps.accumulate()
 
     def log(self, **values: Any) -> None:
         """Show numbers (loss=..., accuracy=...), one each, in the live view and the report.
@@ -203,7 +203,7 @@ class LiveRun:
                 raise Unsupported(
                     f"run.log({key}=...) takes a number or text; found a {type(value).__name__}"
                 )
-        self._exchange.port.note("log", turn=self.turn, **plain)
+        self._client.port.note("log", turn=self.turn, **plain)
         told = (
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
             for key, value in plain.items()
@@ -212,7 +212,7 @@ class LiveRun:
 
     def wait(self) -> None:
         """Return when every weight is current; with `overlap="none"` it always is."""
-        self._exchange.wait()
+        self._client.wait()
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
@@ -246,22 +246,22 @@ class LiveRun:
         if self._attached is not None:
             self._attached.unhook()
             self._note_end(self._attached)
-        self._exchange.leave()
+        self._client.leave()
         if self._attached is not None:
-            self._attached.inside.close()
+            self._attached.intra_party.close()
 
     def outcome(self, error: BaseException) -> GeomxError | None:
         """What ended the run, where an error may only follow from it: of PyTorch's own collective calls in a party."""
         collective = self._settings.collective
         if collective is None or not is_of_collective(error):
             return None
-        return self._exchange.port.outcome(collective.loss_s)
+        return self._client.port.outcome(collective.loss_s)
 
     def fail(self, reason: str) -> None:
         """End the run for everybody: this worker cannot go on."""
         self._closed = True
         with contextlib.suppress(GeomxError):  # the run may have ended already, which is why we are here
-            self._exchange.fail(reason)
+            self._client.fail(reason)
 
     def __enter__(self) -> Self:
         return self
@@ -279,20 +279,20 @@ class LiveRun:
 
     # -- helpers ------------------------------------------------------------------------------------------------
 
-    def _note_end(self, attached: Attached) -> None:
-        self._exchange.port.note(
+    def _note_end(self, attached: AttachedModel) -> None:
+        self._client.port.note(
             "finished",
-            steps=attached.turns.steps,
+            steps=attached.steps.steps,
             samples=self._samples.seen,
             train_s=self._timeline.now() - self._began,
-            parameters=attached.carried.trained_elements,
-            parameters_sha256=attached.inside.trained_sha256(),
+            parameters=attached.model_slices.trained_elements,
+            parameters_sha256=attached.intra_party.trained_sha256(),
             ledger=None if self.ledger is None else self.ledger.tolist(),
-            contributions=attached.turns.contributions,
-            cohort=attached.turns.cohort,
+            contributions=attached.steps.contributions,
+            cohort=attached.steps.cohort,
         )
 
-    def _joined(self, method: str) -> Attached:
+    def _joined(self, method: str) -> AttachedModel:
         if self._attached is None:
             raise Unsupported(f"run.{method}() before run.attach(model, optimizer)")
         return self._attached
@@ -310,32 +310,32 @@ class LiveRun:
         return batches, sampler
 
 
-class _Epochs:
+class _EpochCounter:
     """How far the shares have been read; `epoch` counts the passes that trained."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
-        self.attached: Attached | None = None
+        self.attached: AttachedModel | None = None
         self.epoch = 0
 
     @property
     def even(self) -> bool:
-        return self.attached is not None and self.attached.inside.in_lockstep
+        return self.attached is not None and self.attached.intra_party.in_lockstep
 
     def begin(self, train: bool | None) -> tuple[int, bool]:
         attached, epoch = self.attached, self.epoch
         if train is None:
             train = torch.is_grad_enabled() and (attached is None or attached.model.training)
         if train and attached is not None:
-            attached.turns.ended = attached.turns.all_ended = False
+            attached.steps.ended = attached.steps.all_ended = False
         return epoch, train
 
     def batch(self, samples: int | None, last: bool) -> None:
         self._samples.count(samples or 0)
         if self.attached is not None:
-            self.attached.turns.ended = last
+            self.attached.steps.ended = last
 
     def end(self) -> None:
         self.epoch += 1
         if self.attached is not None:
-            self.attached.turns.end_epoch()
+            self.attached.steps.end_epoch()

@@ -11,7 +11,7 @@ from geomx.sync.fsa import FSA
 from geomx.train.steps.delay import Delay
 
 WeightPolicy = Literal["samples", "equal", "dataset_size"]
-Place = Literal["auto", "server", "workers"]
+OptimizerPlaceName = Literal["auto", "server", "workers"]
 Overlap = Literal["none", "forward"]
 PushAt = Literal["backward", "step"]
 Buffers = Literal["own", "average"]
@@ -41,7 +41,7 @@ class Settings:
 
     weight: WeightPolicy = "samples"
     dataset_size: int | None = None
-    place: Place = "auto"
+    place: OptimizerPlaceName = "auto"
     overlap: Overlap = "none"
     push_at: PushAt = "backward"
     slice_elements: int = 0

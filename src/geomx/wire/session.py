@@ -134,7 +134,7 @@ class Session:
         """Whether enough has come that the peer should be told."""
         return self._ack_messages >= ACK_EVERY_MESSAGES or self._ack_bytes >= ACK_EVERY_BYTES
 
-    def told(self, now: float) -> int:
+    def ack_watermark(self, now: float) -> int:
         """The watermark, to be put into an Ack, Beat, Hello or Welcome that leaves now."""
         self._ack_messages = self._ack_bytes = 0
         self.spoke = now

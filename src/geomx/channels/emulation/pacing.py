@@ -1,19 +1,19 @@
-"""Runs an `Uplink` on an event loop: the one place of a shaped link where time passes."""
+"""Runs an `EmulatedLink` on an event loop: the one place of a shaped link where time passes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from geomx.channels.emulation.shaping import LinkLike, Sender, Uplink
+from geomx.channels.emulation.shaping import EmulatedLink, LinkSpec, PacedStream
 
 TICK_S = 0.001  # uvloop's timers count milliseconds; waking more often would only burn the processor
 
 
-class Pacer:
+class LinkPacer:
     """Wakes an uplink when something is due. Belongs to the loop that it is first used on."""
 
-    def __init__(self, uplink: Uplink) -> None:
+    def __init__(self, uplink: EmulatedLink) -> None:
         self._uplink = uplink
         self._timer: asyncio.Handle | None = None
         self._due_at = 0.0
@@ -28,20 +28,20 @@ class Pacer:
         """Whether nothing passes."""
         return self._uplink.is_cut
 
-    def change(self, link: LinkLike, cut: bool) -> None:
+    def change(self, link: LinkSpec, cut: bool) -> None:
         """From now on the link is so; `cut`: nothing passes."""
         now = time.monotonic()
         self._uplink.run(now)
         self._uplink.change(link, cut, now)
         self._wake_at(now, now)
 
-    def want(self, sender: Sender) -> None:
+    def want(self, sender: PacedStream) -> None:
         """A stream has something to send, or may go on sending."""
         now = time.monotonic()
         self._uplink.want(sender, now)
         self._wake_at(now, now)
 
-    def forget(self, sender: Sender) -> None:
+    def forget(self, sender: PacedStream) -> None:
         """A stream has ended."""
         self._uplink.forget(sender)
 

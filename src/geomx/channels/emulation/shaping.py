@@ -36,7 +36,7 @@ MOST_SEGMENTS = 1 << 62  # between two losses, however rare they are
 MOST_ROUNDS = 16  # of loss, for one segment: real connections have given up by then
 
 
-class LinkLike(Protocol):
+class LinkSpec(Protocol):
     """One edge's link, the same in both directions."""
 
     @property
@@ -57,8 +57,8 @@ class LinkLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """The plainest `LinkLike`."""
+class PlainLink:
+    """The plainest `LinkSpec`."""
 
     rate_mbps: float | None = None
     delay_ms: float = 0.0
@@ -74,12 +74,12 @@ def s_per_byte(rate_mbps: float | None) -> float:
 class Shaper:
     """When chunks leave and arrive, on one direction of a link. Times in seconds, on the caller's clock."""
 
-    def __init__(self, link: LinkLike, seed: int = 0) -> None:
+    def __init__(self, link: LinkSpec, seed: int = 0) -> None:
         self.free_at = -math.inf  # when the link can take the next chunk
         self._random = random.Random(seed)
         self.change(link)
 
-    def change(self, link: LinkLike) -> None:
+    def change(self, link: LinkSpec) -> None:
         """From the next chunk on the link is so."""
         self.delay_s = link.delay_ms / 1e3
         self._jitter_s = link.jitter_ms / 1e3
@@ -127,8 +127,8 @@ class Shaper:
         return int(min(segments, MOST_SEGMENTS))
 
 
-class Sender(Hashable, Protocol):
-    """One stream that wants to use an `Uplink`."""
+class PacedStream(Hashable, Protocol):
+    """One stream that wants to use an `EmulatedLink`."""
 
     def urgency(self) -> int | None:
         """The priority of its next chunk; None: it has none, or may not send now."""
@@ -140,7 +140,7 @@ class Sender(Hashable, Protocol):
         """A chunk has arrived at the far end of the link."""
 
 
-class Uplink:
+class EmulatedLink:
     """Streams that share one direction of a link: the most urgent chunk first, then by turns.
 
     It reads no clock: `run(now)` does what is due and says when there is more to do.
@@ -149,17 +149,17 @@ class Uplink:
     def __init__(self, shaper: Shaper) -> None:
         self.is_cut = False
         self._shaper = shaper
-        self._waiting: list[Sender] = []
+        self._waiting: list[PacedStream] = []
         self._ready_at = -math.inf  # since when somebody was always waiting
-        self._flying: list[tuple[float, int, Sender, Iterable[bytes | memoryview]]] = []
+        self._flying: list[tuple[float, int, PacedStream, Iterable[bytes | memoryview]]] = []
         self._numbers = count()
-        self._delivered_at: dict[Sender, float] = {}
+        self._delivered_at: dict[PacedStream, float] = {}
 
     @property
     def delay_s(self) -> float:
         return self._shaper.delay_s
 
-    def want(self, sender: Sender, now: float) -> None:
+    def want(self, sender: PacedStream, now: float) -> None:
         """A stream has something to send. It keeps its turn until its `urgency` is None."""
         if sender in self._waiting:
             return
@@ -167,7 +167,7 @@ class Uplink:
             self._ready_at = now
         self._waiting.append(sender)
 
-    def change(self, link: LinkLike, cut: bool, now: float) -> None:
+    def change(self, link: LinkSpec, cut: bool, now: float) -> None:
         """From now on the link is so; call `run` before, and after."""
         self._shaper.change(link)
         if self.is_cut and not cut:
@@ -178,7 +178,7 @@ class Uplink:
                 self._fly(sender, chunk)
         self.is_cut = cut
 
-    def forget(self, sender: Sender) -> None:
+    def forget(self, sender: PacedStream) -> None:
         """A stream has ended; nothing of it is delivered any more."""
         self._waiting = [other for other in self._waiting if other is not sender]
         self._flying = [flight for flight in self._flying if flight[2] is not sender]
@@ -199,19 +199,19 @@ class Uplink:
         due = min(flying, sending)
         return None if due == math.inf else due
 
-    def _next(self) -> Sender | None:
+    def _next(self) -> PacedStream | None:
         """Whose turn it is; those who have nothing to send lose their place."""
         urgent = [(urgency, sender) for sender in self._waiting if (urgency := sender.urgency()) is not None]
         self._waiting = [sender for _, sender in urgent]
         return min(urgent, key=lambda pair: pair[0])[1] if urgent else None
 
-    def _send(self, sender: Sender) -> None:
+    def _send(self, sender: PacedStream) -> None:
         self._fly(sender, sender.take())
         self._waiting.remove(sender)
         if sender.urgency() is not None:
             self._waiting.append(sender)
 
-    def _fly(self, sender: Sender, chunk: Iterable[bytes | memoryview]) -> None:
+    def _fly(self, sender: PacedStream, chunk: Iterable[bytes | memoryview]) -> None:
         after = self._delivered_at.get(sender, -math.inf)
         at = self._shaper.transmit(sum(map(len, chunk)), self._ready_at, after)
         self._delivered_at[sender] = at

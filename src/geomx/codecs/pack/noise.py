@@ -19,15 +19,15 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class RngKey:
     """Whose randomness an encoder draws: `seed` of the run, `origin` the node (down: "")."""
 
     seed: int = 0
     origin: str = ""
 
-    def key(self, turn: int, piece: Slice) -> int:
+    def key(self, turn: int, slice_: Slice) -> int:
         """The key of what one encoding draws."""
-        return key_of(self.seed, turn, piece.index, self.origin)
+        return key_of(self.seed, turn, slice_.index, self.origin)
 
 
 def key_of(*parts: int | str) -> int:

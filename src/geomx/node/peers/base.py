@@ -34,7 +34,7 @@ from geomx.node.contract import (
     Timer,
     Write,
 )
-from geomx.node.peers.handshake import HUNG_UP, Greeting, refused
+from geomx.node.peers.handshake import HUNG_UP, Handshake, refused
 from geomx.node.peers.peer import (
     FIRST_REDIAL_S,
     LAST_REDIAL_S,
@@ -71,7 +71,7 @@ class BaseNode(ABC):
         self._expects = expects  # who may dial us
         self._peers: dict[str, Peer] = {}
         self._by_conn: dict[int, Peer] = {}
-        self._greeting = Greeting(self, identity, expects, self._peers)
+        self._handshake = Handshake(self, identity, expects, self._peers)
         self._effects: list[Effect] = []
         self._now = 0.0
         self._started = self._waited_aloud = 0.0
@@ -175,7 +175,7 @@ class BaseNode(ABC):
     def stop(self, error: GeomxError | None = None) -> None:
         """End this node: hang up everywhere, then tell the driver."""
         reason = str(error) if error else "the run has ended"
-        for conn in [*self._by_conn, *self._greeting.connections]:
+        for conn in [*self._by_conn, *self._handshake.connections]:
             self._effects.append(Hangup(conn, reason))
         self._effects.append(Stop(error))
         self.stopped = True
@@ -199,12 +199,12 @@ class BaseNode(ABC):
 
     def _on_opened(self, event: Opened) -> None:
         if event.peer:
-            self._greeting.dialled(event.conn, self._peers[event.peer])
+            self._handshake.dialled(event.conn, self._peers[event.peer])
         else:
-            self._greeting.accepted(event.conn)
+            self._handshake.accepted(event.conn)
 
     def _on_closed(self, event: Closed) -> None:
-        unanswered = self._greeting.forget(event.conn)
+        unanswered = self._handshake.forget(event.conn)
         peer = self._by_conn.pop(event.conn, None)
         if peer is None and event.peer:
             peer = self._peers[event.peer]
@@ -236,7 +236,7 @@ class BaseNode(ABC):
 
     def drop(self, conn: int, reason: str) -> None:
         """Close a connection that carries no session, or no longer."""
-        self._greeting.forget(conn)
+        self._handshake.forget(conn)
         self._by_conn.pop(conn, None)
         self._effects.append(Hangup(conn, reason))
 
@@ -255,7 +255,7 @@ class BaseNode(ABC):
     def _on_received(self, event: Received) -> None:
         peer = self._by_conn.get(event.conn)
         if peer is None:
-            self._greeting.received(event.conn, event.message)
+            self._handshake.received(event.conn, event.message)
             return
         peer.session.heard = self._now
         try:
@@ -283,14 +283,14 @@ class BaseNode(ABC):
         elif isinstance(message, Refuse):
             raise refused(self.name, peer.name, message)
         elif isinstance(message, Hello):  # a lossy channel lost our Welcome
-            self._greeting.welcome(conn, peer)
+            self._handshake.welcome(conn, peer)
         elif not isinstance(message, Welcome):  # which may come twice for the same reason
             raise ProtocolError(f"{type(message).__name__} was sent without a number")
 
     def acknowledge(self, peer: Peer) -> None:
         """Tell a peer now what has arrived."""
         if peer.session.conn:
-            self._effects.append(Write(peer.session.conn, 0, Ack(peer.session.told(self._now))))
+            self._effects.append(Write(peer.session.conn, 0, Ack(peer.session.ack_watermark(self._now))))
 
     def on_acknowledged(self, peer: Peer) -> None:
         """A peer has told what has arrived."""
@@ -324,7 +324,7 @@ class BaseNode(ABC):
             if late_s > max(2 * self._tick_s, 1.0):  # we stood still: a laptop asleep, a stopped process
                 peer.session.excuse(late_s)
             self._look_after(peer)
-        self._greeting.tick()
+        self._handshake.tick()
         self._wait_for_the_missing()
         self.on_tick()
         if not self.stopped:
@@ -345,7 +345,7 @@ class BaseNode(ABC):
         for number, sent in session.overdue(now):
             self._effects.append(Write(session.conn, number, sent.message, sent.payload, sent.priority))
         if session.wants_beat(now):
-            self._effects.append(Write(session.conn, 0, Beat(session.told(now))))
+            self._effects.append(Write(session.conn, 0, Beat(session.ack_watermark(now))))
 
     def _wait_for_the_missing(self) -> None:
         """Before the run can start: say for whom it waits, every `stall_s`, and give up after `start_s`."""

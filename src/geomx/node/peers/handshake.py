@@ -34,7 +34,7 @@ HUNG_UP = (
 RESTARTED = "it was restarted, and what it knew of this run is gone"
 
 
-class Host(Protocol):
+class HandshakeHost(Protocol):
     """The node around it."""
 
     @property
@@ -47,11 +47,11 @@ class Host(Protocol):
     def may_go(self, peer: Peer) -> bool: ...
 
 
-class Greeting:
+class Handshake:
     """See the module's text. `expects`: who may dial us; `peers`: the node's own table, to which it adds."""
 
     def __init__(
-        self, host: Host, identity: Identity, expects: dict[str, Patience], peers: dict[str, Peer]
+        self, host: HandshakeHost, identity: Identity, expects: dict[str, Patience], peers: dict[str, Peer]
     ) -> None:
         self._host = host
         self._identity = identity
@@ -90,7 +90,7 @@ class Greeting:
 
     def welcome(self, conn: int, peer: Peer) -> None:
         """The answer to `Hello`."""
-        told = peer.session.told(self._host.now)
+        told = peer.session.ack_watermark(self._host.now)
         self._write(conn, Welcome(self._identity.name, self._identity.incarnation, told))
 
     def tick(self) -> None:
@@ -108,7 +108,7 @@ class Greeting:
                 self._greet(conn, peer)
 
     def _greet(self, conn: int, peer: Peer) -> None:
-        me, told = self._identity, peer.session.told(self._host.now)
+        me, told = self._identity, peer.session.ack_watermark(self._host.now)
         self._write(conn, Hello(PROTOCOL_VERSION, me.run, me.name, me.incarnation, me.manifest, told))
 
     def _on_stranger(self, conn: int, message: Message) -> None:

@@ -18,7 +18,7 @@ NORMS_SENT = 4096  # at a time: more would not fit into a header
 
 
 @dataclass(slots=True)
-class _Turn:
+class _TurnNorm:
     squares: dict[int, float] = field(default_factory=dict)
     resume: list[Callable[[float], None]] = field(default_factory=list)
 
@@ -33,7 +33,7 @@ class Clipping:
         self._clip_norm = 0.0
         self._mine: frozenset[int] = frozenset()
         self._trained: frozenset[int] = frozenset()
-        self._turns: dict[int, _Turn] = {}
+        self._turns: dict[int, _TurnNorm] = {}
 
     def start(self, clip_norm: float, mine: frozenset[int], trained: frozenset[int]) -> None:
         """Clip to `clip_norm`. `mine`: the trained slices of this shard; `trained`: of all shards."""
@@ -45,7 +45,7 @@ class Clipping:
 
     def square(self, turn: int, index: int, square: float, resume: Callable[[float], None]) -> None:
         """One slice's square sum is known; `resume(scale)` is called once all are."""
-        current = self._turns.setdefault(turn, _Turn())
+        current = self._turns.setdefault(turn, _TurnNorm())
         current.squares[index] = square
         current.resume.append(resume)
         if self._lead and self._mine <= current.squares.keys():
@@ -59,11 +59,11 @@ class Clipping:
         if isinstance(message, Scale):
             self._apply(message.turn, message.square)
         else:
-            current = self._turns.setdefault(message.turn, _Turn())
+            current = self._turns.setdefault(message.turn, _TurnNorm())
             current.squares.update(message.squares)
             self._total(message.turn, current)
 
-    def _total(self, turn: int, current: _Turn) -> None:
+    def _total(self, turn: int, current: _TurnNorm) -> None:
         """On the first shard: once every square is known, add them in slice order."""
         if self._lead or not self._trained <= current.squares.keys():
             return
@@ -76,5 +76,5 @@ class Clipping:
 
     def _apply(self, turn: int, square: float) -> None:
         scale = min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
-        for resume in self._turns.pop(turn, _Turn()).resume:
+        for resume in self._turns.pop(turn, _TurnNorm()).resume:
             resume(scale)

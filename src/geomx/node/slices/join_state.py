@@ -10,7 +10,7 @@ from geomx.rounds.round import Round
 from geomx.wire.messages import Update
 
 
-class Standing:
+class JoinState:
     """What went down last of each slice, to each cohort, and how far the policy has come."""
 
     def __init__(self) -> None:

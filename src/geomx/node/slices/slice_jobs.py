@@ -12,16 +12,16 @@ from typing import Any, Protocol
 Then = Callable[[Any], None]
 
 
-class Worksite(Protocol):
+class JobRunner(Protocol):
     """A node, as far as jobs go."""
 
     def run_job(self, function: Callable[[], Any], then: Then, cost_bytes: int) -> None: ...
 
 
-class InOrder:
+class SliceJobs:
     """One job of a slice at a time, in the order in which they came; `then` runs before the next begins."""
 
-    def __init__(self, node: Worksite) -> None:
+    def __init__(self, node: JobRunner) -> None:
         self._node = node
         self._waiting: dict[int, deque[tuple[Callable[[], Any], Then, int]]] = {}
 

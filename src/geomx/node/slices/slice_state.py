@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from geomx.layout import Slice
-from geomx.node.slices.slice_jobs import InOrder
+from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.optim.contract import SliceState
 from geomx.wire.messages import State
 
@@ -55,18 +55,18 @@ def pack_state(
     return flat.contiguous().view(torch.uint8), tuple(planes), scalars
 
 
-def unpack_weights(piece: Slice, payload: torch.Tensor) -> torch.Tensor:
+def unpack_weights(slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
     """The weights at the head of a payload (flat, the slice's dtype)."""
-    return payload[: piece.size_bytes].view(getattr(torch, piece.dtype))
+    return payload[: slice_.size_bytes].view(getattr(torch, slice_.dtype))
 
 
-def unpack_state(piece: Slice, described: Described, payload: torch.Tensor | None) -> SliceState:
+def unpack_state(slice_: Slice, described: Described, payload: torch.Tensor | None) -> SliceState:
     """The planes at the tail of a payload, and the scalars."""
-    size = piece.size_bytes
+    size = slice_.size_bytes
     total = 0 if payload is None else payload.numel()
     start = total - size * len(described.planes)
     planes = {
-        name: payload[start + place * size : start + (place + 1) * size].view(getattr(torch, piece.dtype))
+        name: payload[start + place * size : start + (place + 1) * size].view(getattr(torch, slice_.dtype))
         for place, name in enumerate(described.planes)
         if payload is not None
     }
@@ -79,8 +79,8 @@ def copied(planes: Mapping[str, torch.Tensor]) -> Planes:
 
 
 def answer_state(
-    jobs: InOrder,
-    piece: Slice,
+    jobs: SliceJobs,
+    slice_: Slice,
     token: int,
     make: Callable[[], SliceState],
     reply: Callable[[State, Any], None],
@@ -89,9 +89,9 @@ def answer_state(
 
     def done(packed: tuple[Any, tuple[str, ...], Scalars]) -> None:
         payload, planes, scalars = packed
-        reply(State(token, piece.index, planes, scalars, 0 if payload is None else payload.nbytes), payload)
+        reply(State(token, slice_.index, planes, scalars, 0 if payload is None else payload.nbytes), payload)
 
-    jobs.run(piece.index, lambda: pack_state(None, make()), done, 0)
+    jobs.run(slice_.index, lambda: pack_state(None, make()), done, 0)
 
 
 def optimizers(planes: Mapping[str, torch.Tensor]) -> Planes:

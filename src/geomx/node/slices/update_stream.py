@@ -32,35 +32,35 @@ from geomx.wire.messages import Kind
 DENSE = Dense()
 
 
-def codec_for(piece: Slice, kind: Kind, codec: Codec) -> Codec:
+def codec_for(slice_: Slice, kind: Kind, codec: Codec) -> Codec:
     """Gradients, and what answers them, go through the edge's codec; what must arrive exactly goes dense."""
-    return codec if kind == "gradient" and piece.role == "weight" else DENSE
+    return codec if kind == "gradient" and slice_.role == "weight" else DENSE
 
 
-def decoded(codec: Codec, piece: Slice, origins: Iterable[str], payload: torch.Tensor) -> torch.Tensor:
+def decoded(codec: Codec, slice_: Slice, origins: Iterable[str], payload: torch.Tensor) -> torch.Tensor:
     """The values of a contribution. Raises `ProtocolError` that names whose it is."""
     try:
-        return codec.decode(piece, payload)
+        return codec.decode(slice_, payload)
     except ProtocolError as error:
-        raise ProtocolError(f"what {', '.join(origins)} sent for slice {piece.index}: {error}") from error
+        raise ProtocolError(f"what {', '.join(origins)} sent for slice {slice_.index}: {error}") from error
 
 
 @contextmanager
-def naming(
-    layout: Layout | None, piece: Slice, values: torch.Tensor, whose: str, turn: int
+def annotate_nonfinite(
+    layout: Layout | None, slice_: Slice, values: torch.Tensor, whose: str, turn: int
 ) -> Iterator[None]:
     """Within it NotFinite says whose, and of which tensors. `values`: what is being encoded."""
     try:
         yield
     except NotFinite as error:
         assert layout is not None
-        raise NotFinite(f"{whose} {_not_finite(layout, piece, values)} in turn {turn}") from error
+        raise NotFinite(f"{whose} {_not_finite(layout, slice_, values)} in turn {turn}") from error
 
 
-def _not_finite(layout: Layout, piece: Slice, values: torch.Tensor) -> str:
+def _not_finite(layout: Layout, slice_: Slice, values: torch.Tensor) -> str:
     """The names of a slice's tensors that hold NaN or Inf."""
-    parts = [part for part in piece.parts if not values[part.offset :][: part.elements].isfinite().all()]
-    names = [layout.tensors[part.tensor].name for part in parts or piece.parts]
+    parts = [part for part in slice_.parts if not values[part.offset :][: part.elements].isfinite().all()]
+    names = [layout.tensors[part.tensor].name for part in parts or slice_.parts]
     return ", ".join(dict.fromkeys(names)) + ("" if parts else " (in what was held back)")
 
 
@@ -75,22 +75,22 @@ class _ByCohort:
     def __init__(self) -> None:
         self._of: dict[int, dict[str, torch.Tensor]] = {}
 
-    def get(self, piece: Slice, cohort: str) -> torch.Tensor | None:
-        of = self._of.get(piece.index, {})
+    def get(self, slice_: Slice, cohort: str) -> torch.Tensor | None:
+        of = self._of.get(slice_.index, {})
         return of.get(cohort, of.get(EVERYONE))
 
-    def put(self, piece: Slice, cohort: str, values: torch.Tensor) -> None:
+    def put(self, slice_: Slice, cohort: str, values: torch.Tensor) -> None:
         if cohort == EVERYONE:
-            self._of[piece.index] = {}  # what is everyone's replaces what cohorts had
-        self._of.setdefault(piece.index, {})[cohort] = values
+            self._of[slice_.index] = {}  # what is everyone's replaces what cohorts had
+        self._of.setdefault(slice_.index, {})[cohort] = values
 
-    def of_all(self, piece: Slice) -> torch.Tensor | None:
+    def of_all(self, slice_: Slice) -> torch.Tensor | None:
         """What all have; None where cohorts differ."""
-        of = self._of.get(piece.index, {})
+        of = self._of.get(slice_.index, {})
         return of.get(EVERYONE) if len(of) == 1 else None
 
 
-class Sender:
+class UpdateEncoder:
     """The upper end, of one stream to the children of each cohort. `passes`: it sends on what comes from above."""
 
     def __init__(self, codec: Codec, passes: bool = False) -> None:
@@ -98,7 +98,7 @@ class Sender:
         self.passes = passes
         self.deltas = False  # whether receivers hold something else than the exact weights
         self.remembers = False  # whether what receivers hold is kept even if it is exact
-        self._shadows = _ByCohort()
+        self._anchors = _ByCohort()
 
     def begin(self, aggregates: bool) -> None:
         """Before the first update. `aggregates`: the workers own the optimizer."""
@@ -107,46 +107,46 @@ class Sender:
             self.codec.feedback = False  # the shadow is the residual
 
     def pack(
-        self, piece: Slice, kind: Kind, turn: int, values: torch.Tensor, cohort: str = EVERYONE
+        self, slice_: Slice, kind: Kind, turn: int, values: torch.Tensor, cohort: str = EVERYONE
     ) -> torch.Tensor:
         """The payload of an update."""
-        codec = codec_for(piece, kind, self.codec)
+        codec = codec_for(slice_, kind, self.codec)
         if codec is DENSE or not self.deltas:
             if self.deltas or self.remembers:
-                self.sent(piece, kind, values.clone(), cohort)
-            return codec.encode(piece, turn, values)
-        shadow = self._shadows.get(piece, cohort)
-        assert shadow is not None  # weights come before gradients
-        payload = codec.encode(piece, turn, values - shadow)
-        self._shadows.put(piece, cohort, shadow + codec.decode(piece, payload))
+                self.sent(slice_, kind, values.clone(), cohort)
+            return codec.encode(slice_, turn, values)
+        anchor = self._anchors.get(slice_, cohort)
+        assert anchor is not None  # weights come before gradients
+        payload = codec.encode(slice_, turn, values - anchor)
+        self._anchors.put(slice_, cohort, anchor + codec.decode(slice_, payload))
         return payload
 
-    def sent(self, piece: Slice, kind: Kind, values: torch.Tensor, cohort: str) -> None:
+    def sent(self, slice_: Slice, kind: Kind, values: torch.Tensor, cohort: str) -> None:
         """An update gives the receivers these values, which are never changed in place."""
-        if piece.role == "weight" and sets_weights(kind, cohort):
-            self._shadows.put(piece, cohort, values)
+        if slice_.role == "weight" and sets_weights(kind, cohort):
+            self._anchors.put(slice_, cohort, values)
 
-    def shadow(self, piece: Slice, cohort: str) -> torch.Tensor | None:
+    def anchor(self, slice_: Slice, cohort: str) -> torch.Tensor | None:
         """What the receivers of a cohort hold, where that is kept. Not to be changed."""
-        return self._shadows.get(piece, cohort)
+        return self._anchors.get(slice_, cohort)
 
-    def held(self, piece: Slice, cohort: str, payload: torch.Tensor) -> torch.Tensor:
+    def held(self, slice_: Slice, cohort: str, payload: torch.Tensor) -> torch.Tensor:
         """What a joiner is sent as an `assign` after such an update: the slice's values."""
-        shadow = self._shadows.get(piece, cohort)
-        return payload if shadow is None else shadow.view(torch.uint8)
+        anchor = self._anchors.get(slice_, cohort)
+        return payload if anchor is None else anchor.view(torch.uint8)
 
-    def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
+    def kept(self, slice_: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of this end, by name; the shadow is known from the anchors of the receivers."""
-        return self.codec.state(piece)
+        return self.codec.state(slice_)
 
-    def restore(self, piece: Slice, kept: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, slice_: Slice, kept: Mapping[str, torch.Tensor]) -> None:
         """Behind an `assign`: the inverse of `kept`, and the shadow where it was not what was assigned."""
-        self.codec.restore(piece, kept)
+        self.codec.restore(slice_, kept)
         if "anchor" in kept and self.deltas:
-            self._shadows.put(piece, EVERYONE, kept["anchor"].clone())
+            self._anchors.put(slice_, EVERYONE, kept["anchor"].clone())
 
 
-class Receiver:
+class UpdateDecoder:
     """The lower end."""
 
     def __init__(self, codec: Codec) -> None:
@@ -155,33 +155,35 @@ class Receiver:
         self._anchors = _ByCohort()
 
     def begin(self, aggregates: bool) -> None:
-        """Before the first update; see `Sender.begin`."""
+        """Before the first update; see `UpdateEncoder.begin`."""
         self.deltas = not (self.codec.lossless or aggregates)
 
-    def accepts(self, piece: Slice, kind: Kind, size: int) -> bool:
+    def accepts(self, slice_: Slice, kind: Kind, size: int) -> bool:
         """Whether an update may have a payload of `size` bytes."""
-        return codec_for(piece, kind, self.codec).accepts(piece, size)
+        return codec_for(slice_, kind, self.codec).accepts(slice_, size)
 
-    def unpack(self, piece: Slice, kind: Kind, payload: torch.Tensor, cohort: str = EVERYONE) -> torch.Tensor:
+    def unpack(
+        self, slice_: Slice, kind: Kind, payload: torch.Tensor, cohort: str = EVERYONE
+    ) -> torch.Tensor:
         """The values that an update gives the slice (flat, its dtype)."""
-        codec = codec_for(piece, kind, self.codec)
-        values = codec.decode(piece, payload)
-        if not self.deltas or piece.role != "weight" or not sets_weights(kind, cohort):
+        codec = codec_for(slice_, kind, self.codec)
+        values = codec.decode(slice_, payload)
+        if not self.deltas or slice_.role != "weight" or not sets_weights(kind, cohort):
             return values
         if codec is not DENSE:
-            anchor = self._anchors.get(piece, cohort)
+            anchor = self._anchors.get(slice_, cohort)
             if anchor is None:
-                raise ProtocolError(f"slice {piece.index}: a delta came before there were weights")
+                raise ProtocolError(f"slice {slice_.index}: a delta came before there were weights")
             values = anchor + values
-        self._anchors.put(piece, cohort, values)
+        self._anchors.put(slice_, cohort, values)
         return values
 
-    def kept(self, piece: Slice) -> dict[str, torch.Tensor]:
+    def kept(self, slice_: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of this end, by name."""
-        anchor = self._anchors.of_all(piece)
+        anchor = self._anchors.of_all(slice_)
         return {} if anchor is None else {"anchor": anchor}
 
-    def restore(self, piece: Slice, kept: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, slice_: Slice, kept: Mapping[str, torch.Tensor]) -> None:
         """Behind an `assign`: the inverse of `kept`, where the anchor was not what was assigned."""
         if "anchor" in kept and self.deltas:
-            self._anchors.put(piece, EVERYONE, kept["anchor"].clone())
+            self._anchors.put(slice_, EVERYONE, kept["anchor"].clone())

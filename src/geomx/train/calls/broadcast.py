@@ -13,8 +13,8 @@ from geomx.node.port import Arrived
 from geomx.node.slices.slice_state import Planes
 from geomx.optim.contract import SliceState
 from geomx.sync.contract import cohort_of
-from geomx.train.calls.collective_client import Exchange, Packed
-from geomx.train.model.model_slices import Carried, absent
+from geomx.train.calls.collective_client import CollectiveClient, Packed
+from geomx.train.model.model_slices import ModelSlices, absent
 from geomx.train.party.intra_party import ThroughServer
 from geomx.wire.messages import Of
 
@@ -22,17 +22,21 @@ Holder = Literal["worker", "parent", "root"]
 UNDER_WAY = 8  # slices of a model that is too large for one worker
 
 
-class Sharing:
+class Broadcast:
     """`members`: the run's workers. The first one gives the values, if need be with the help of its party."""
 
     def __init__(
-        self, exchange: Exchange, carried: Carried, inside: ThroughServer, members: Sequence[str]
+        self,
+        client: CollectiveClient,
+        model_slices: ModelSlices,
+        intra_party: ThroughServer,
+        members: Sequence[str],
     ) -> None:
-        self._exchange = exchange
-        self._carried = carried
-        self._inside = inside
-        self._is_first = exchange.name == members[0]
-        self._helps = cohort_of(exchange.name, "party") == cohort_of(members[0], "party")
+        self._client = client
+        self._model_slices = model_slices
+        self._intra_party = intra_party
+        self._is_first = client.name == members[0]
+        self._helps = cohort_of(client.name, "party") == cohort_of(members[0], "party")
         self._members = len(members)
         self._aside: dict[int, torch.Tensor] | None = None
 
@@ -48,15 +52,15 @@ class Sharing:
         `kept`: what edges near this worker held back (`kept`); all others begin anew.
         """
         under_way: deque[int] = deque()
-        for piece in slices:
-            if self._carried.is_cut and len(under_way) == UNDER_WAY:
-                self._exchange.wait([under_way.popleft()])
-            under_way.append(piece.index)
-            state = (states or {}).get(piece.index, SliceState()) if self._is_first else SliceState()
-            planes = {**state.planes, **(kept or {}).get(piece.index, {})}
-            self._assign(operation, piece, SliceState(planes, state.scalars))
-        self._exchange.next_turn()
-        self._exchange.wait()
+        for slice_ in slices:
+            if self._model_slices.is_cut and len(under_way) == UNDER_WAY:
+                self._client.wait([under_way.popleft()])
+            under_way.append(slice_.index)
+            state = (states or {}).get(slice_.index, SliceState()) if self._is_first else SliceState()
+            planes = {**state.planes, **(kept or {}).get(slice_.index, {})}
+            self._assign(operation, slice_, SliceState(planes, state.scalars))
+        self._client.next_turn()
+        self._client.wait()
 
     def average(
         self, operation: str, means: Iterable[Slice], firsts: Iterable[Slice], weight: float
@@ -67,17 +71,17 @@ class Sharing:
         """
         self._aside = {}
         try:
-            for piece in means:
+            for slice_ in means:
                 packed = (
-                    self._carried.gather(piece, self._carried.tensor, weight)
+                    self._model_slices.gather(slice_, self._model_slices.tensor, weight)
                     if weight
-                    else (None, absent(piece))
+                    else (None, absent(slice_))
                 )
-                self._exchange.contribute(piece.index, "mean", operation, weight, packed)
-            for piece in firsts:
-                self._assign(operation, piece, SliceState())
-            self._exchange.next_turn()
-            self._exchange.wait()
+                self._client.contribute(slice_.index, "mean", operation, weight, packed)
+            for slice_ in firsts:
+                self._assign(operation, slice_, SliceState())
+            self._client.next_turn()
+            self._client.wait()
             return self._aside
         finally:
             self._aside = None
@@ -85,35 +89,35 @@ class Sharing:
     def fetch(self, slices: Iterable[Slice], with_weights: bool = False) -> dict[int, SliceState]:
         """Their optimizer state, from the global servers; no other worker takes part. `with_weights`: as `WEIGHTS`."""
         of: Of = "weights" if with_weights else "optimizer"
-        return self._exchange.fetch((piece.index for piece in slices), of)
+        return self._client.fetch((slice_.index for slice_ in slices), of)
 
     def kept(self, holders: Iterable[Holder]) -> dict[int, Planes]:
         """What these hold back on their edges, by slice; see `geomx.node.slices.slice_state`."""
         found: dict[int, Planes] = {}
-        trained = [piece.index for piece in self._carried.slices("weight")]
+        trained = [slice_.index for slice_ in self._model_slices.slices("weight")]
         for holder in holders:
-            for index, state in self._exchange.fetch(trained, holder).items():
+            for index, state in self._client.fetch(trained, holder).items():
                 found.setdefault(index, {}).update(state.planes)
         return {index: planes for index, planes in found.items() if planes}
 
-    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+    def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         """The answer to one slice."""
         if arrived.values is None:
             return
         if self._aside is None:
-            self._carried.scatter(piece, arrived.values)
+            self._model_slices.scatter(slice_, arrived.values)
         else:
-            self._aside[piece.index] = arrived.values
+            self._aside[slice_.index] = arrived.values
 
-    def _assign(self, operation: str, piece: Slice, state: SliceState) -> None:
-        packed: Packed = (None, absent(piece))
-        if self._is_first or (self._helps and self._carried.is_cut):
-            found = self._inside.first(piece, self._source(piece))
+    def _assign(self, operation: str, slice_: Slice, state: SliceState) -> None:
+        packed: Packed = (None, absent(slice_))
+        if self._is_first or (self._helps and self._model_slices.is_cut):
+            found = self._intra_party.first(slice_, self._source(slice_))
             packed = found if self._is_first else packed
         weight = 1.0 if self._is_first else 0.0
-        self._exchange.contribute(piece.index, "assign", operation, weight, packed, state=state)
+        self._client.contribute(slice_.index, "assign", operation, weight, packed, state=state)
 
-    def _source(self, piece: Slice) -> Callable[[int], torch.Tensor]:
-        if piece.role == "ledger":
+    def _source(self, slice_: Slice) -> Callable[[int], torch.Tensor]:
+        if slice_.role == "ledger":
             return lambda _: torch.zeros(self._members, dtype=torch.int64)
-        return self._carried.tensor
+        return self._model_slices.tensor

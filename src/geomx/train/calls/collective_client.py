@@ -22,7 +22,7 @@ from geomx.wire.messages import Hyperparameters, Kind, Of, Value
 Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
 
 
-class Exchange:
+class CollectiveClient:
     """See the module's text. `receive`, which its owner sets, is given every arrival that is accounted for."""
 
     def __init__(self, port: Port, name: str) -> None:

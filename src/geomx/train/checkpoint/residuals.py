@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from geomx.node.slices.slice_state import Planes
 from geomx.train.checkpoint import file as files
-from geomx.train.model.model_slices import Carried
+from geomx.train.model.model_slices import ModelSlices
 
 FORMAT = 1
 _logger = logging.getLogger("geomx")
@@ -31,21 +31,21 @@ def path_of(path: Path, worker: str) -> Path:
     return path.with_name(f"{path.name}.{worker.replace('/', '-')}.residuals")
 
 
-def write(path: Path, carried: Carried, kept: Mapping[int, Planes]) -> None:
+def write(path: Path, model_slices: ModelSlices, kept: Mapping[int, Planes]) -> None:
     """Write them, or remove what an earlier checkpoint left where there are none. Raises `CheckpointError`."""
     tensors = {
         f"{index}.{name}": plane
         for index, planes in kept.items()
         for name, plane in planes.items()
-        if name != "parent/anchor" or not _is_live(carried, index, plane)
+        if name != "parent/anchor" or not _is_live(model_slices, index, plane)
     }
     if not tensors:
         path.unlink(missing_ok=True)
         return
-    files.write_tensors(path, tensors, {"format": FORMAT, **_belongs_to(carried)})
+    files.write_tensors(path, tensors, {"format": FORMAT, **_belongs_to(model_slices)})
 
 
-def read(path: Path, carried: Carried) -> dict[int, Planes]:
+def read(path: Path, model_slices: ModelSlices) -> dict[int, Planes]:
     """The inverse, once the checkpoint's weights are in the model; empty where there is no file.
 
     A file of other weights, or of another layout, is of no use: a warning says so, and all begins anew.
@@ -58,7 +58,7 @@ def read(path: Path, carried: Carried) -> dict[int, Planes]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         return _useless(path, str(error))
-    if about != {"format": FORMAT, **_belongs_to(carried)}:
+    if about != {"format": FORMAT, **_belongs_to(model_slices)}:
         return _useless(path, "it belongs to other weights, or to other slices")
     kept: dict[int, Planes] = {}
     for name, plane in tensors.items():
@@ -77,10 +77,10 @@ def _useless(path: Path, why: str) -> dict[int, Planes]:
     return {}
 
 
-def _belongs_to(carried: Carried) -> dict[str, str | None]:
-    return {"layout": carried.layout.fingerprint, "parameters_sha256": carried.trained_sha256()}
+def _belongs_to(model_slices: ModelSlices) -> dict[str, str | None]:
+    return {"layout": model_slices.layout.fingerprint, "parameters_sha256": model_slices.trained_sha256()}
 
 
-def _is_live(carried: Carried, index: int, plane: torch.Tensor) -> bool:
-    values, _ = carried.gather(carried.layout.slices[index], carried.tensor)
+def _is_live(model_slices: ModelSlices, index: int, plane: torch.Tensor) -> bool:
+    values, _ = model_slices.gather(model_slices.layout.slices[index], model_slices.tensor)
     return values is not None and torch.equal(values, plane)

@@ -19,14 +19,14 @@ import torch
 
 from geomx.errors import CheckpointError, Unsupported
 from geomx.node.slices.slice_state import WEIGHTS
-from geomx.train.attach import Attached
+from geomx.train.attach import AttachedModel
 from geomx.train.calls.broadcast import Holder
 from geomx.train.checkpoint import file as files
 from geomx.train.checkpoint import residuals
 from geomx.train.checkpoint.file import Checkpoint, ParameterState
 from geomx.train.model import optimizer_state
 from geomx.train.model.fsdp import cut_like, held_of
-from geomx.train.model.model_slices import Carried, write_flat
+from geomx.train.model.model_slices import ModelSlices, write_flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,66 +66,66 @@ class Task:
             yield "root"
 
 
-def save(attached: Attached, task: Task, position: Position) -> None:
+def save(attached: AttachedModel, task: Task, position: Position) -> None:
     """Every worker takes part; those who write leave a checkpoint, all leave residuals where there are some."""
-    carried = attached.carried
-    if task.everywhere and not attached.turns.in_step and not attached.turns.local:
+    model_slices = attached.model_slices
+    if task.everywhere and not attached.steps.lockstep and not attached.steps.local:
         raise Unsupported(
             "save(everywhere=True): the parties have weights of their own, and load() takes the same file everywhere; "
             "save without it, and copy the file of the first worker"
         )
-    attached.turns.between("save()")
-    carried.check_same()
-    buffers = carried.slices("buffer")
+    attached.steps.require_quiescent("save()")
+    model_slices.check_same()
+    buffers = model_slices.slices("buffer")
     averaged: dict[int, torch.Tensor] = {}
-    weights = carried.slices("weight") if attached.turns.local else []
+    weights = model_slices.slices("weight") if attached.steps.local else []
     if buffers or weights:
-        means = carried.floating_buffers()
-        others = [piece for piece in buffers if piece not in means]
-        averaged = attached.sharing.average("save()", [*weights, *means], others, position.samples)
-    if attached.turns.in_step and not carried.is_cut:
-        kept = attached.sharing.kept(task.holders)
-        residuals.write(residuals.path_of(task.path, task.worker), carried, kept)
+        means = model_slices.floating_buffers()
+        others = [slice_ for slice_ in buffers if slice_ not in means]
+        averaged = attached.broadcast.average("save()", [*weights, *means], others, position.samples)
+    if attached.steps.lockstep and not model_slices.is_cut:
+        kept = attached.broadcast.kept(task.holders)
+        residuals.write(residuals.path_of(task.path, task.worker), model_slices, kept)
     if not task.helps:
         return
-    live = _whole(attached, _saved(carried))
+    live = _whole(attached, _saved(model_slices))
     served = attached.optimizer.on_server
     here = {} if served else attached.optimizer.current_state()
     own = {parameter: _whole(attached, values) for parameter, values in here.items()}
     if not task.writes:
         return
-    ahead = served and not attached.turns.in_step
-    optimized = carried.slices("weight") if served or attached.turns.local else []
-    at_root = attached.sharing.fetch(optimized, with_weights=ahead)
+    ahead = served and not attached.steps.lockstep
+    optimized = model_slices.slices("weight") if served or attached.steps.local else []
+    at_root = attached.broadcast.fetch(optimized, with_weights=ahead)
     newer = {index: state.planes[WEIGHTS] for index, state in at_root.items()} if ahead else {}
     model = {name: tensor.detach() for name, tensor in live.items()}
-    model |= _patched(carried, live, averaged | newer)
-    names = _names(carried)
-    theirs = _by_name(names, optimizer_state.assemble(carried, at_root))
+    model |= _patched(model_slices, live, averaged | newer)
+    names = _names(model_slices)
+    theirs = _by_name(names, optimizer_state.assemble(model_slices, at_root))
     state, outer = (theirs, {}) if served else (_by_name(names, own), theirs)
     groups = [
         {**group, "params": [names[id(p)] for p in group["params"]]}
         for group in attached.optimizer.param_groups
     ]
-    turn, epoch = attached.turns.turn, position.epoch
+    turn, epoch = attached.steps.turn, position.epoch
     files.write(task.path, Checkpoint(model, attached.optimizer_class, groups, state, turn, epoch, outer))
 
 
-def load(attached: Attached, path: Path, worker: str) -> int:
+def load(attached: AttachedModel, path: Path, worker: str) -> int:
     """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`.
 
     Where all are in step, turns go on from the checkpoint's, since codecs draw random numbers by turn. A worker that
     was started again has the run's weights, which are newer: it takes hyper-parameters and epoch from the file, and is
     alone in that.
     """
-    carried = attached.carried
-    attached.turns.between("load()")
-    carried.check_same()
+    model_slices = attached.model_slices
+    attached.steps.require_quiescent("load()")
+    model_slices.check_same()
     checkpoint = files.read(path)
-    live = _saved(carried)
+    live = _saved(model_slices)
     files.check_names(path, checkpoint.model, live)
     state_dict = _state_dict(attached, path, checkpoint)
-    if attached.turns.goes_on:
+    if attached.steps.goes_on:
         attached.optimizer.adopt(state_dict)
         _go_on_from(attached, checkpoint)
         return checkpoint.epoch
@@ -133,32 +133,34 @@ def load(attached: Attached, path: Path, worker: str) -> int:
         for name, tensor in live.items():
             local, mine = held_of(tensor, checkpoint.model[name])
             local.copy_(mine)
-    keeps = attached.turns.in_step and not carried.is_cut
-    kept = residuals.read(residuals.path_of(path, worker), carried) if keeps else {}
+    keeps = attached.steps.lockstep and not model_slices.is_cut
+    kept = residuals.read(residuals.path_of(path, worker), model_slices) if keeps else {}
     states = attached.optimizer.adopt(state_dict)
-    if attached.turns.local:
-        parameters: dict[str, torch.Tensor] = {carried.name(n): p for n, p in carried.trained.items()}
+    if attached.steps.local:
+        parameters: dict[str, torch.Tensor] = {
+            model_slices.name(n): p for n, p in model_slices.trained.items()
+        }
         outer = {parameters[name]: state for name, state in checkpoint.outer.items() if name in parameters}
-        states = optimizer_state.divide(carried, outer)
-    slices = carried.slices("weight", "frozen", "buffer")
+        states = optimizer_state.divide(model_slices, outer)
+    slices = model_slices.slices("weight", "frozen", "buffer")
     name = files.digest(
-        checkpoint, of_state=not attached.turns.local
+        checkpoint, of_state=not attached.steps.local
     )  # where steps are local, states are, too
-    attached.sharing.assign(f"load() of file {name}", slices, states, kept)
+    attached.broadcast.assign(f"load() of file {name}", slices, states, kept)
     _go_on_from(attached, checkpoint)
     return checkpoint.epoch
 
 
-def _go_on_from(attached: Attached, checkpoint: Checkpoint) -> None:
+def _go_on_from(attached: AttachedModel, checkpoint: Checkpoint) -> None:
     """Where all are in one turn, go on with the checkpoint's; elsewhere it was that of one party, or of few steps."""
-    if attached.turns.in_step:
-        attached.turns.skip_to(checkpoint.turn)
+    if attached.steps.lockstep:
+        attached.steps.skip_to(checkpoint.turn)
 
 
-def _state_dict(attached: Attached, path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+def _state_dict(attached: AttachedModel, path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     """The checkpoint's optimizer in torch's own format."""
     groups = attached.optimizer.param_groups
-    names = _names(attached.carried)
+    names = _names(attached.model_slices)
     ours = [[names[id(p)] for p in group["params"]] for group in groups]
     theirs = [group.get("params") for group in checkpoint.groups]
     if checkpoint.optimizer != attached.optimizer_class or ours != theirs:
@@ -179,7 +181,7 @@ def _state_dict(attached: Attached, path: Path, checkpoint: Checkpoint) -> dict[
         for group, saved, own in zip(groups, checkpoint.groups, ours, strict=True)
     ]
     on_server = attached.optimizer.on_server
-    parameters = {attached.carried.name(n): p for n, p in attached.carried.trained.items()}
+    parameters = {attached.model_slices.name(n): p for n, p in attached.model_slices.trained.items()}
     return {
         "state": {
             places[name]: state if on_server else _as_held(parameters[name], state)
@@ -196,19 +198,20 @@ def _like(live: Any, saved: Any) -> Any:
     return torch.full_like(live, saved) if isinstance(live, torch.Tensor) else saved
 
 
-def _saved(carried: Carried) -> dict[str, torch.Tensor]:
+def _saved(model_slices: ModelSlices) -> dict[str, torch.Tensor]:
     """The live tensors that belong in a checkpoint: parameters and persistent buffers."""
     return {
-        tensor.name: carried.tensor(number)
-        for number, tensor in enumerate(carried.layout.tensors)
-        if tensor.role in ("weight", "frozen") or (tensor.role == "buffer" and carried.is_persistent(number))
+        tensor.name: model_slices.tensor(number)
+        for number, tensor in enumerate(model_slices.layout.tensors)
+        if tensor.role in ("weight", "frozen")
+        or (tensor.role == "buffer" and model_slices.is_persistent(number))
     }
 
 
-def _whole(attached: Attached, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _whole(attached: AttachedModel, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Values, of which tensors are in full; what is cut is so on the party's first worker, and None elsewhere."""
     return {
-        name: attached.inside.whole(value) if isinstance(value, torch.Tensor) else value
+        name: attached.intra_party.whole(value) if isinstance(value, torch.Tensor) else value
         for name, value in tensors.items()
     }
 
@@ -224,13 +227,13 @@ def _as_held(parameter: torch.Tensor, state: ParameterState) -> ParameterState:
 
 
 def _patched(
-    carried: Carried, live: Mapping[str, torch.Tensor], values: Mapping[int, torch.Tensor]
+    model_slices: ModelSlices, live: Mapping[str, torch.Tensor], values: Mapping[int, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Copies on the CPU of the live tensors of which slices have other `values`, with these."""
     copies: dict[str, torch.Tensor] = {}
     for index, flat in values.items():
-        for part in carried.layout.slices[index].parts:
-            name = carried.name(part.tensor)
+        for part in model_slices.layout.slices[index].parts:
+            name = model_slices.name(part.tensor)
             if name not in live:
                 continue
             if name not in copies:
@@ -246,5 +249,7 @@ def _by_name(
     return {names[id(parameter)]: dict(state) for parameter, state in states.items() if state}
 
 
-def _names(carried: Carried) -> dict[int, str]:
-    return {id(parameter): carried.name(number) for number, parameter in enumerate(carried.parameters)}
+def _names(model_slices: ModelSlices) -> dict[int, str]:
+    return {
+        id(parameter): model_slices.name(number) for number, parameter in enumerate(model_slices.parameters)
+    }

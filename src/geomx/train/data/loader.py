@@ -29,7 +29,7 @@ _KEPT = (
 )  # fmt: skip
 
 
-class Epochs(Protocol):
+class EpochListener(Protocol):
     """Who is told how far a share has been read."""
 
     @property
@@ -85,7 +85,7 @@ class Share(Iterable[Any]):
         *,
         place: int,
         places: int,
-        epochs: Epochs,
+        epochs: EpochListener,
         train: bool | None,
     ) -> None:
         self._batches = batches

@@ -12,30 +12,32 @@ from typing import Any
 
 from geomx.errors import Unsupported
 from geomx.layout import Slice
-from geomx.train.model.model_slices import Carried
+from geomx.train.model.model_slices import ModelSlices
 
 
 class Guard:
     """`groups` returns the optimizer's parameter groups as they are now; `on_server`: weights change there alone."""
 
-    def __init__(self, carried: Carried, groups: Callable[[], list[dict[str, Any]]], on_server: bool) -> None:
-        self._carried = carried
+    def __init__(
+        self, model_slices: ModelSlices, groups: Callable[[], list[dict[str, Any]]], on_server: bool
+    ) -> None:
+        self._model_slices = model_slices
         self._groups = groups
         self._on_server = on_server
         self._at_attach = self._grouped()
         optimized = {parameter for group in self._at_attach for parameter in group}
         self._frozen = [
             number
-            for number, parameter in enumerate(carried.parameters)
-            if number not in carried.trained and id(parameter) in optimized
+            for number, parameter in enumerate(model_slices.parameters)
+            if number not in model_slices.trained and id(parameter) in optimized
         ]
         self._versions: dict[int, int] = {}  # parameter -> its `_version` after our last write
 
-    def written(self, piece: Slice) -> None:
+    def written(self, slice_: Slice) -> None:
         """An update has been written into the parameters of this slice."""
-        for part in piece.parts:
-            if part.tensor in self._carried.trained and part.tensor not in self._carried.hidden:
-                self._versions[part.tensor] = self._carried.trained[part.tensor]._version
+        for part in slice_.parts:
+            if part.tensor in self._model_slices.trained and part.tensor not in self._model_slices.hidden:
+                self._versions[part.tensor] = self._model_slices.trained[part.tensor]._version
 
     def check(self) -> None:
         """Raise `Unsupported` for what has changed; every weight is current."""
@@ -45,9 +47,9 @@ class Guard:
                 "layout of then; attach with everything that will ever be trained, and freeze it until it is wanted"
             )
         for number in self._frozen:
-            if self._carried.parameters[number].requires_grad:
+            if self._model_slices.parameters[number].requires_grad:
                 raise Unsupported(
-                    f"{self._carried.name(number)} was frozen at attach() and requires a gradient now; attach the "
+                    f"{self._model_slices.name(number)} was frozen at attach() and requires a gradient now; attach the "
                     "model with everything that will ever be trained requiring gradients, and freeze it afterwards"
                 )
         if self._on_server:
@@ -55,12 +57,12 @@ class Guard:
 
     def _check_weights(self) -> None:
         for number, version in self._versions.items():
-            if self._carried.trained[number]._version != version:
+            if self._model_slices.trained[number]._version != version:
                 raise Unsupported(
-                    f"{self._carried.name(number)} was changed outside optimizer.step(); the global servers hold the "
-                    "weights, and their next update would undo it. Change weights before attach(), or by run.load(); "
-                    "to try other weights, use copy.deepcopy(model); where every worker makes the same change in "
-                    'every step, set optimizer.place = "workers"'
+                    f"{self._model_slices.name(number)} was changed outside optimizer.step(); the global servers "
+                    "hold the weights, and their next update would undo it. Change weights before attach(), or by "
+                    "run.load(); to try other weights, use copy.deepcopy(model); where every worker makes the same "
+                    'change in every step, set optimizer.place = "workers"'
                 )
 
     def _grouped(self) -> list[list[int]]:

@@ -33,7 +33,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Carried:
+class ModelSlices:
     """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none.
 
     `slice_elements`: 0 cuts the model into about so many `slices`.
@@ -68,9 +68,9 @@ class Carried:
         largest = slice_elements or automatic_slice_elements(tuple(tensors), slices)
         self.layout = Layout(tuple(tensors), size_lower_bound, largest)
         self.slices_of: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(tensors)), ())
-        for piece in self.layout.slices:
-            for part in piece.parts:
-                self.slices_of[part.tensor] += (piece.index,)
+        for slice_ in self.layout.slices:
+            for part in slice_.parts:
+                self.slices_of[part.tensor] += (slice_.index,)
         self.trained = {n: p for n, p in enumerate(self.parameters) if tensors[n].role == "weight"}
         self.is_cut = any(is_cut(parameter) for parameter in self.parameters)
 
@@ -81,11 +81,11 @@ class Carried:
 
     def slices(self, *roles: Role) -> list[Slice]:
         """The slices of these roles, in order."""
-        return [piece for piece in self.layout.slices if piece.role in roles]
+        return [slice_ for slice_ in self.layout.slices if slice_.role in roles]
 
     def floating_buffers(self) -> list[Slice]:
         """The slices of buffers that have a mean."""
-        return [piece for piece in self.slices("buffer") if piece.dtype in AVERAGED]
+        return [slice_ for slice_ in self.slices("buffer") if slice_.dtype in AVERAGED]
 
     def name(self, number: int) -> str:
         return self.layout.tensors[number].name
@@ -133,7 +133,7 @@ class Carried:
 
     def gather(
         self,
-        piece: Slice,
+        slice_: Slice,
         source: Callable[[int], torch.Tensor | None],
         weight: float = 1.0,
         device: torch.device | None = None,
@@ -142,13 +142,13 @@ class Carried:
 
         Of a tensor that is cut, what this process does not hold is zeros. `device`: None for the CPU.
         """
-        found = [_cut_out(source(part.tensor), part) for part in piece.parts]
+        found = [_cut_out(source(part.tensor), part) for part in slice_.parts]
         present = presence.pack([each is not None for each in found])
         if all(each is None for each in found):
             return None, present
-        values = torch.empty(piece.elements, dtype=getattr(torch, piece.dtype), device=device)
+        values = torch.empty(slice_.elements, dtype=getattr(torch, slice_.dtype), device=device)
         with torch.no_grad():
-            for part, each in zip(piece.parts, found, strict=True):
+            for part, each in zip(slice_.parts, found, strict=True):
                 target = values[part.offset : part.offset + part.elements]
                 flat, start = (None, 0) if each is None else each
                 if flat is None or flat.numel() < part.elements:
@@ -164,9 +164,9 @@ class Carried:
                     target.copy_(flat * weight)
         return values, present
 
-    def scatter(self, piece: Slice, values: torch.Tensor) -> None:
+    def scatter(self, slice_: Slice, values: torch.Tensor) -> None:
         """Give the live tensors of a slice its `values` (flat)."""
-        for part in piece.parts:
+        for part in slice_.parts:
             write_flat(self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements])
 
 
@@ -201,9 +201,9 @@ def _cut_out(tensor: torch.Tensor | None, part: Part) -> tuple[torch.Tensor, int
     return (local.reshape(-1)[start - before : stop - before], start - part.start) if start < stop else None
 
 
-def absent(piece: Slice) -> bytes:
+def absent(slice_: Slice) -> bytes:
     """The bitmap that says: no part of this slice has a value."""
-    bitmap = presence.pack([False] * len(piece.parts))
+    bitmap = presence.pack([False] * len(slice_.parts))
     assert bitmap is not None
     return bitmap
 

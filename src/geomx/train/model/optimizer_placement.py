@@ -16,7 +16,7 @@ import torch
 from geomx.layout import Part, Slice
 from geomx.node.port import Arrived
 from geomx.optim.hyper import Rule, as_plain
-from geomx.train.model.model_slices import Carried, overlap, write_flat
+from geomx.train.model.model_slices import ModelSlices, overlap, write_flat
 from geomx.wire import presence
 from geomx.wire.messages import Hyperparameters
 
@@ -31,7 +31,7 @@ class _Mean:
     parts: list[tuple[Part, torch.Tensor | None]]
 
 
-class OptimizerPlace(Protocol):
+class OptimizerPlacement(Protocol):
     """What differs between the two places."""
 
     on_server: bool
@@ -42,7 +42,7 @@ class OptimizerPlace(Protocol):
     def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
         """The same for a worker that has come to the end of its data; None: no opinion."""
 
-    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+    def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         """The answer to one slice."""
 
     def finish(self, idle: bool) -> None:
@@ -54,8 +54,8 @@ class OnServer:
 
     on_server = True
 
-    def __init__(self, carried: Carried, rule: str) -> None:
-        self._carried = carried
+    def __init__(self, model_slices: ModelSlices, rule: str) -> None:
+        self._model_slices = model_slices
         self._rule = Rule(rule)
 
     def hyper(self, group: dict[str, Any]) -> Hyperparameters:
@@ -64,9 +64,9 @@ class OnServer:
     def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
         return None
 
-    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+    def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         if arrived.values is not None:
-            self._carried.scatter(piece, arrived.values)
+            self._model_slices.scatter(slice_, arrived.values)
 
     def finish(self, idle: bool) -> None:
         pass
@@ -77,8 +77,10 @@ class OnWorkers:
 
     on_server = False
 
-    def __init__(self, carried: Carried, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
-        self._carried = carried
+    def __init__(
+        self, model_slices: ModelSlices, optimizer: torch.optim.Optimizer, clip_norm: float | None
+    ) -> None:
+        self._model_slices = model_slices
         self._optimizer = optimizer
         self._clip_norm = clip_norm
         self._means: dict[int, _Mean] = {}
@@ -95,28 +97,28 @@ class OnWorkers:
         """Its own optimizer steps in an idle turn, too, so its hyper-parameters must fit those of the others."""
         return self.hyper(group)
 
-    def arrived(self, piece: Slice, arrived: Arrived) -> None:
+    def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         square, values = 0.0, arrived.values
         if self._clip_norm is not None and values is not None:
             square = float(values.to(torch.float64).square().sum())
-        present = presence.unpack(arrived.present, len(piece.parts))
+        present = presence.unpack(arrived.present, len(slice_.parts))
         parts: list[tuple[Part, torch.Tensor | None]] = []
-        for part, is_present in zip(piece.parts, present, strict=True):
+        for part, is_present in zip(slice_.parts, present, strict=True):
             if is_present and values is not None:
                 parts.append(self._own(part, values[part.offset : part.offset + part.elements]))
             else:
                 parts.append((part, None))
-        self._means[piece.index] = _Mean(square, parts)
+        self._means[slice_.index] = _Mean(square, parts)
 
     def _own(self, part: Part, values: torch.Tensor) -> tuple[Part, torch.Tensor]:
         """What this worker holds of a part: a copy of its own where that is not all."""
-        start, stop = overlap(self._carried.trained[part.tensor], part)
+        start, stop = overlap(self._model_slices.trained[part.tensor], part)
         if (start, stop) == (part.start, part.stop):
             return part, values
         return Part(part.tensor, start, stop, 0), values[start - part.start : stop - part.start].clone()
 
     def finish(self, idle: bool) -> None:
-        trained = self._carried.trained.values()
+        trained = self._model_slices.trained.values()
         own = [parameter.grad for parameter in trained]
         if idle:  # what was accumulated for a later step stays this worker's
             for parameter in trained:
@@ -139,7 +141,7 @@ class OnWorkers:
     def _write_means(self, scale: float) -> None:
         for _, mean in sorted(self._means.items()):
             for part, values in mean.parts:
-                parameter = self._carried.trained[part.tensor]
+                parameter = self._model_slices.trained[part.tensor]
                 if values is None:
                     parameter.grad = None
                     continue

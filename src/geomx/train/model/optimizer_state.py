@@ -12,7 +12,7 @@ from geomx.node.slices.slice_state import optimizers
 from geomx.optim import state as slice_state
 from geomx.optim.contract import SliceState
 from geomx.train.model.fsdp import is_cut
-from geomx.train.model.model_slices import Carried, write_flat
+from geomx.train.model.model_slices import ModelSlices, write_flat
 
 _NUMBERS = (
     "step",
@@ -23,15 +23,15 @@ _NUMBERS = (
 
 
 def assemble(
-    carried: Carried, states: Mapping[int, SliceState]
+    model_slices: ModelSlices, states: Mapping[int, SliceState]
 ) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """The state of whole parameters from that of their slices; parameters without state are left out."""
     whole: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for index, state in states.items():
-        piece = carried.layout.slices[index]
+        slice_ = model_slices.layout.slices[index]
         own = SliceState(optimizers(state.planes), state.scalars)
-        for part, values in zip(piece.parts, slice_state.unpack(piece, own), strict=True):
-            parameter = carried.trained[part.tensor]
+        for part, values in zip(slice_.parts, slice_state.unpack(slice_, own), strict=True):
+            parameter = model_slices.trained[part.tensor]
             for key, value in values.items():
                 kept = whole.setdefault(parameter, {})
                 if value.dim() == 0:
@@ -48,13 +48,15 @@ def _empty(parameter: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(parameter)
 
 
-def divide(carried: Carried, whole: Mapping[torch.Tensor, Mapping[str, Any]]) -> dict[int, SliceState]:
+def divide(
+    model_slices: ModelSlices, whole: Mapping[torch.Tensor, Mapping[str, Any]]
+) -> dict[int, SliceState]:
     """The inverse: slice -> its state, on the CPU."""
     return {
-        piece.index: slice_state.pack(
-            piece, [_cut(whole.get(carried.trained[part.tensor], {}), part) for part in piece.parts]
+        slice_.index: slice_state.pack(
+            slice_, [_cut(whole.get(model_slices.trained[part.tensor], {}), part) for part in slice_.parts]
         )
-        for piece in carried.slices("weight")
+        for slice_ in model_slices.slices("weight")
     }
 
 

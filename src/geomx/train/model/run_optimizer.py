@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from geomx.errors import Unsupported
-from geomx.train.calls.broadcast import Sharing
+from geomx.train.calls.broadcast import Broadcast
 from geomx.train.model import optimizer_state
-from geomx.train.model.model_slices import Carried
-from geomx.train.steps.contract import Turns
+from geomx.train.model.model_slices import ModelSlices
+from geomx.train.steps.contract import Steps
 
 _STATE_HOOKS = (
     "_optimizer_state_dict_pre_hooks",
@@ -35,7 +35,12 @@ class RunOptimizer(torch.optim.Optimizer):
     )
 
     def __init__(
-        self, inner: torch.optim.Optimizer, on_server: bool, carried: Carried, turns: Turns, sharing: Sharing
+        self,
+        inner: torch.optim.Optimizer,
+        on_server: bool,
+        model_slices: ModelSlices,
+        steps: Steps,
+        broadcast: Broadcast,
     ) -> None:
         shared = _STATE_HOOKS + _STEP_HOOKS if on_server else _STATE_HOOKS
         self.__setstate__(
@@ -48,9 +53,9 @@ class RunOptimizer(torch.optim.Optimizer):
         )
         self._inner = inner
         self._on_server = on_server
-        self._turns = turns
-        self._carried = carried
-        self._sharing = sharing
+        self._steps = steps
+        self._model_slices = model_slices
+        self._broadcast = broadcast
 
     @property
     def on_server(self) -> bool:
@@ -68,8 +73,8 @@ class RunOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._turns.before_step()
-        self._turns.step()
+        self._steps.before_step()
+        self._steps.step()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before attach looks at
         return loss
 
@@ -98,16 +103,18 @@ class RunOptimizer(torch.optim.Optimizer):
         """Each parameter's state, fetched from the global servers if it lives there."""
         if not self._on_server:
             return self._inner.state
-        self._turns.between("optimizer.state_dict()")
-        return optimizer_state.assemble(self._carried, self._sharing.fetch(self._carried.slices("weight")))
+        self._steps.require_quiescent("optimizer.state_dict()")
+        return optimizer_state.assemble(
+            self._model_slices, self._broadcast.fetch(self._model_slices.slices("weight"))
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Every worker must call it with the same dict; on global servers the first worker's is what counts."""
         self._check_whole("load_state_dict()")
-        self._turns.between("load_state_dict()")
+        self._steps.require_quiescent("load_state_dict()")
         states = self.adopt(state_dict)
         if states is not None:
-            self._sharing.assign("load_state_dict()", self._carried.slices("weight"), states)
+            self._broadcast.assign("load_state_dict()", self._model_slices.slices("weight"), states)
 
     def adopt(self, state_dict: dict[str, Any]) -> dict[int, Any] | None:
         """Take over hyper-parameters, and the state here; returns the state that belongs to the servers."""
@@ -118,7 +125,7 @@ class RunOptimizer(torch.optim.Optimizer):
         return states
 
     def _check_whole(self, method: str) -> None:
-        if self._on_server and self._carried.is_cut:
+        if self._on_server and self._model_slices.is_cut:
             raise Unsupported(
                 f"optimizer.{method} of a model of fully_shard would be of whole parameters; use run.save() and "
                 "run.load()"
@@ -126,7 +133,7 @@ class RunOptimizer(torch.optim.Optimizer):
 
     def take_state(self) -> dict[int, Any]:
         """The state that the user's optimizer holds here, slice by slice; it is the servers' from now on."""
-        states = optimizer_state.divide(self._carried, self._inner.state)
+        states = optimizer_state.divide(self._model_slices, self._inner.state)
         self._inner.state.clear()
         return states
 

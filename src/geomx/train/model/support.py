@@ -13,13 +13,13 @@ from geomx.layout import ITEM_BYTES, Tensor
 from geomx.optim.contract import ELEMENTWISE
 from geomx.train.model.fsdp import check_cut, held, is_cut
 from geomx.train.model.model_slices import dtype_name, plain_name
-from geomx.train.settings import Place
+from geomx.train.settings import OptimizerPlaceName
 
 TRAINED = (torch.float32, torch.float64)
 _SERVED = {getattr(torch.optim, name): name for name in ELEMENTWISE}
 
 
-def served_rule(optimizer: torch.optim.Optimizer, place: Place) -> str | None:
+def served_rule(optimizer: torch.optim.Optimizer, place: OptimizerPlaceName) -> str | None:
     """The rule that the global servers run for this optimizer; None: it runs on the workers.
 
     Raises `Unsupported` for an optimizer that can run in neither place, or not where the run wants it.

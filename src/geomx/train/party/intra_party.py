@@ -24,8 +24,8 @@ from geomx.layout import Slice
 from geomx.node.slices.accumulate import accumulator
 from geomx.train.calls.collective_client import Packed
 from geomx.train.model.fsdp import held, is_cut, range_of
-from geomx.train.model.model_slices import Carried, absent
-from geomx.train.party.process_group import Group
+from geomx.train.model.model_slices import ModelSlices, absent
+from geomx.train.party.process_group import PartyGroup
 from geomx.wire import presence
 
 Source = Callable[[int], torch.Tensor | None]
@@ -42,25 +42,25 @@ class ThroughServer:
     final_in_backward = True
     in_lockstep = False
 
-    def __init__(self, carried: Carried) -> None:
-        self._carried = carried
+    def __init__(self, model_slices: ModelSlices) -> None:
+        self._model_slices = model_slices
 
-    def contributions(self, pieces: Sequence[Slice], source: Source, weight: float) -> Contributed:
+    def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
         """What this worker pushes of some slices: Σ w·x as far as it tells, with x from `source` by tensor."""
-        for piece in pieces:
-            yield piece, weight, self._scaled(piece, source, weight)
+        for slice_ in slices:
+            yield slice_, weight, self._scaled(slice_, source, weight)
 
-    def first(self, piece: Slice, source: Source) -> Packed:
+    def first(self, slice_: Slice, source: Source) -> Packed:
         """A slice as the party's first worker has it, in full there; on the others whatever."""
-        return self._carried.gather(piece, source)
+        return self._model_slices.gather(slice_, source)
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor in full; of one that is cut, on the CPU of the party's first worker, and None elsewhere."""
         return tensor
 
     def trained_sha256(self) -> str | None:
-        """See `Carried`; None where this worker does not see the weights in full."""
-        return self._carried.trained_sha256()
+        """See `ModelSlices`; None where this worker does not see the weights in full."""
+        return self._model_slices.trained_sha256()
 
     def rest(self) -> None:
         """No forward is under way: have the model as it was at `attach`."""
@@ -68,24 +68,24 @@ class ThroughServer:
     def close(self) -> None:
         """Nothing more will be added."""
 
-    def _scaled(self, piece: Slice, source: Source, weight: float) -> Packed:
-        return self._carried.gather(piece, source, weight) if weight else (None, absent(piece))
+    def _scaled(self, slice_: Slice, source: Source, weight: float) -> Packed:
+        return self._model_slices.gather(slice_, source, weight) if weight else (None, absent(slice_))
 
 
-class _AmongThemselves(ThroughServer):
+class _IntraParty(ThroughServer):
     """What the collective ways share."""
 
     final_in_backward = False
 
-    def __init__(self, carried: Carried, group: Group) -> None:
-        super().__init__(carried)
+    def __init__(self, model_slices: ModelSlices, group: PartyGroup) -> None:
+        super().__init__(model_slices)
         self._group = group
 
     def close(self) -> None:
         self._group.close()
 
-    def _speaks(self, piece: Slice) -> bool:
-        return piece.index % self._group.ranks == self._group.rank
+    def _speaks(self, slice_: Slice) -> bool:
+        return slice_.index % self._group.ranks == self._group.rank
 
     def _total(self, weight: float) -> float:
         """Σ w over the party."""
@@ -93,33 +93,33 @@ class _AmongThemselves(ThroughServer):
         return sum(each.item() for each in weights)
 
 
-class Reduced(_AmongThemselves):
+class AllReduced(_IntraParty):
     """See the module's text."""
 
-    def contributions(self, pieces: Sequence[Slice], source: Source, weight: float) -> Contributed:
-        numbers = sorted({part.tensor for piece in pieces for part in piece.parts})
+    def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
+        numbers = sorted({part.tensor for slice_ in slices for part in slice_.parts})
         found = {number: source(number) if weight else None for number in numbers}
         told = self._tell(weight, [found[number] is not None for number in numbers])
         total = sum(each for each, _ in told)
         present = [{n for n, is_there in zip(numbers, there, strict=True) if is_there} for _, there in told]
-        under_way = {piece.index: self._begin(piece, found.get, weight, present) for piece in pieces}
-        for piece in pieces:
-            yield piece, total if self._speaks(piece) else 0.0, under_way.pop(piece.index)()
+        under_way = {slice_.index: self._begin(slice_, found.get, weight, present) for slice_ in slices}
+        for slice_ in slices:
+            yield slice_, total if self._speaks(slice_) else 0.0, under_way.pop(slice_.index)()
 
     def _begin(
-        self, piece: Slice, source: Source, weight: float, present: Sequence[set[int]]
+        self, slice_: Slice, source: Source, weight: float, present: Sequence[set[int]]
     ) -> Callable[[], Packed]:
         """Begin to gather a slice at its speaker; returns what waits for it. `present`: by rank, of which tensors."""
-        nothing: Packed = (None, absent(piece))
-        numbers = [part.tensor for part in piece.parts]
+        nothing: Packed = (None, absent(slice_))
+        numbers = [part.tensor for part in slice_.parts]
         givers = [rank for rank, has in enumerate(present) if not has.isdisjoint(numbers)]
         if not givers:
             return lambda: nothing
-        device, dtype = self._group.device, getattr(torch, piece.dtype)
-        values, _ = self._carried.gather(piece, source, weight, device)
+        device, dtype = self._group.device, getattr(torch, slice_.dtype)
+        values, _ = self._model_slices.gather(slice_, source, weight, device)
         if values is None:  # whoever has nothing takes part, and is not added
-            values = torch.empty(piece.elements, dtype=dtype, device=device)
-        gathered = self._group.gather(values, piece.index % self._group.ranks)
+            values = torch.empty(slice_.elements, dtype=dtype, device=device)
+        gathered = self._group.gather(values, slice_.index % self._group.ranks)
 
         def finish() -> Packed:
             given = gathered()
@@ -140,52 +140,52 @@ class Reduced(_AmongThemselves):
         return [(struct.unpack_from("<d", head)[0], [bool(byte) for byte in head[8:]]) for head in heads]
 
 
-class Averaged(_AmongThemselves):
+class DdpAveraged(_IntraParty):
     """See the module's text."""
 
     in_lockstep = True
 
-    def contributions(self, pieces: Sequence[Slice], source: Source, weight: float) -> Contributed:
+    def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
         total = self._total(weight)
-        for piece in pieces:
-            share = total if self._speaks(piece) else 0.0
-            yield piece, share, self._scaled(piece, source, share)
+        for slice_ in slices:
+            share = total if self._speaks(slice_) else 0.0
+            yield slice_, share, self._scaled(slice_, source, share)
 
 
-class Sharded(_AmongThemselves):
+class FsdpSharded(_IntraParty):
     """See the module's text."""
 
     in_lockstep = True
 
-    def __init__(self, model: nn.Module, carried: Carried, group: Group) -> None:
-        super().__init__(carried, group)
+    def __init__(self, model: nn.Module, model_slices: ModelSlices, group: PartyGroup) -> None:
+        super().__init__(model_slices, group)
         self._model = model
 
-    def contributions(self, pieces: Sequence[Slice], source: Source, weight: float) -> Contributed:
+    def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
         total = self._total(weight)
-        for piece in pieces:
-            yield piece, total if self._speaks(piece) else 0.0, self._scaled(piece, source, total)
+        for slice_ in slices:
+            yield slice_, total if self._speaks(slice_) else 0.0, self._scaled(slice_, source, total)
 
-    def first(self, piece: Slice, source: Source) -> Packed:
-        found = {part.tensor: source(part.tensor) for part in piece.parts}
+    def first(self, slice_: Slice, source: Source) -> Packed:
+        found = {part.tensor: source(part.tensor) for part in slice_.parts}
         cut = {
             number: tensor.shape for number, tensor in found.items() if tensor is not None and is_cut(tensor)
         }
-        values, present = self._carried.gather(piece, found.get)
+        values, present = self._model_slices.gather(slice_, found.get)
         if not cut:
             return values, present
         if values is None:
-            values = torch.empty(piece.elements, dtype=getattr(torch, piece.dtype))
+            values = torch.empty(slice_.elements, dtype=getattr(torch, slice_.dtype))
         for rank, given in enumerate(self._group.gather(values.view(torch.uint8), 0)()):
             theirs = given.view(values.dtype)
-            for part in piece.parts:
+            for part in slice_.parts:
                 if part.tensor in cut:
                     start, stop = range_of(cut[part.tensor], rank, self._group.ranks)
                     start = max(start, part.start)
                     stop = max(start, min(stop, part.stop))
                     there = slice(part.offset + start - part.start, part.offset + stop - part.start)
                     values[there] = theirs[there]
-        return values, presence.pack([found[part.tensor] is not None for part in piece.parts])
+        return values, presence.pack([found[part.tensor] is not None for part in slice_.parts])
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if not is_cut(tensor) or not tensor.numel():
@@ -200,7 +200,7 @@ class Sharded(_AmongThemselves):
         return torch.cat(given).view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
 
     def trained_sha256(self) -> str | None:
-        return self._carried.trained_sha256(self.whole) if self._group.is_open else None
+        return self._model_slices.trained_sha256(self.whole) if self._group.is_open else None
 
     def rest(self) -> None:
         from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 (whoever has cut a model has imported it)

@@ -28,7 +28,7 @@ class Done:
     """What a port is given when a collective call has ended: whoever waits looks again."""
 
 
-class Group:
+class PartyGroup:
     """`name`: this worker; `rank` of `ranks` in its party. `device`: where what is added up lies, a GPU or the CPU."""
 
     def __init__(

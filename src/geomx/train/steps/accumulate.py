@@ -13,20 +13,20 @@ from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
-from geomx.sync.contract import Accrued, cohort_of
+from geomx.sync.contract import AccumulateStep, cohort_of
 from geomx.train.model.model_slices import absent
 from geomx.train.model.optimizer_placement import OnServer
 from geomx.train.model.support import check_gradient
-from geomx.train.steps.contract import STEP, Helpers, Turns
+from geomx.train.steps.contract import STEP, Helpers, Steps
 
 
-class AccruedTurns(Turns):
-    """See the module's text. `place`: the rule that the global servers run."""
+class AccumulateSteps(Steps):
+    """See the module's text. `placement`: the rule that the global servers run."""
 
-    def __init__(self, helpers: Helpers, place: OnServer) -> None:
+    def __init__(self, helpers: Helpers, placement: OnServer) -> None:
         super().__init__(helpers)
-        self._place = place
-        self._cohort = cohort_of(self._exchange.name, self._settings.policy.together)
+        self._placement = placement
+        self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
         self._sums: dict[int, torch.Tensor] = {}  # by parameter
         self._fresh: dict[int, Arrived] = {}  # by slice: the last answer
 
@@ -45,16 +45,16 @@ class AccruedTurns(Turns):
             self._accrue()
             plan = self._settings.policy.step(self._planned)
             self._planned += 1
-            if not isinstance(plan, Accrued):
+            if not isinstance(plan, AccumulateStep):
                 name = type(self._settings.policy).__name__
                 raise Unsupported(f"the sync policy {name} accrues gradients, and plans {plan}")
             self.steps += 1
             self._follow(plan)
 
     def end_epoch(self) -> None:
-        self.between("the end of run.shard(loader)")
+        self.require_quiescent("the end of run.shard(loader)")
         self._timeline.rest()
-        self._follow(Accrued(push=bool(self._sums), fetch=True))
+        self._follow(AccumulateStep(push=bool(self._sums), fetch=True))
         self.all_ended = True
 
     def _idle(self) -> None:
@@ -70,11 +70,11 @@ class AccruedTurns(Turns):
             for p in group["params"]
         }
         with torch.no_grad():
-            for number, parameter in self._carried.trained.items():
+            for number, parameter in self._model_slices.trained.items():
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                check_gradient(self._carried.layout.tensors[number], gradient)
+                check_gradient(self._model_slices.layout.tensors[number], gradient)
                 if number in self._sums:
                     self._sums[number].add_(gradient)
                 else:
@@ -82,37 +82,37 @@ class AccruedTurns(Turns):
                 parameter.add_(gradient, alpha=rates[id(parameter)])
         self._note_step(self._samples.seen - seen)
 
-    def _follow(self, plan: Accrued) -> None:
+    def _follow(self, plan: AccumulateStep) -> None:
         if plan.push or plan.fetch:
-            self._exchange.wait()  # one push of a slice at a time
+            self._client.wait()  # one push of a slice at a time
             self._push(plan.push)
         if plan.fetch:
-            self._exchange.wait()
+            self._client.wait()
             self._take_in()
 
     def _take_in(self) -> None:
         for index, arrived in self._fresh.items():
-            self._place.arrived(self._carried.layout.slices[index], arrived)
+            self._placement.arrived(self._model_slices.layout.slices[index], arrived)
         self._fresh = {}
 
     def _push(self, sums: bool) -> None:
         groups = self._groups()
-        for piece in self._trained:
-            packed = self._carried.gather(piece, self._sums.get) if sums else (None, absent(piece))
-            self._exchange.contribute(
-                piece.index,
+        for slice_ in self._trained:
+            packed = self._model_slices.gather(slice_, self._sums.get) if sums else (None, absent(slice_))
+            self._client.contribute(
+                slice_.index,
                 "gradient",
                 STEP,
                 1.0,
                 packed,
                 cohort=self._cohort,
                 step=self._planned - 1,
-                hyper=self._place.hyper(groups[piece.group]),
+                hyper=self._placement.hyper(groups[slice_.group]),
             )
         if sums:
             self._sums = {}
             self._count_in_ledger(False)
-        self._exchange.next_turn(self._cohort)
+        self._client.next_turn(self._cohort)
 
     def _receive(self, arrived: Arrived) -> None:
         super()._receive(arrived)
@@ -121,6 +121,6 @@ class AccruedTurns(Turns):
             self._sums = {}
             self._fresh.pop(arrived.slice, None)
 
-    def _arrived(self, piece: Slice, arrived: Arrived) -> None:
+    def _arrived(self, slice_: Slice, arrived: Arrived) -> None:
         if arrived.values is not None:
-            self._fresh[piece.index] = arrived
+            self._fresh[slice_.index] = arrived

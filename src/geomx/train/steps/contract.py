@@ -18,11 +18,11 @@ from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
-from geomx.train.calls.broadcast import Sharing
-from geomx.train.calls.collective_client import Exchange
+from geomx.train.calls.broadcast import Broadcast
+from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.data.samples import Samples
 from geomx.train.model.guard import Guard
-from geomx.train.model.model_slices import Carried
+from geomx.train.model.model_slices import ModelSlices
 from geomx.train.party.intra_party import ThroughServer
 from geomx.train.settings import Settings
 from geomx.train.steps.pending import PendingWeights
@@ -39,42 +39,42 @@ class Helpers:
     they are now.
     """
 
-    exchange: Exchange
-    carried: Carried
-    inside: ThroughServer
+    client: CollectiveClient
+    model_slices: ModelSlices
+    intra_party: ThroughServer
     settings: Settings
     member: int
     groups: Callable[[], list[dict[str, Any]]]
     samples: Samples
-    sharing: Sharing
+    broadcast: Broadcast
     pending: PendingWeights
     timeline: Timeline
     guard: Guard
 
 
-class Turns(ABC):
+class Steps(ABC):
     """See the module's text."""
 
     local = False  # whether weights differ between workers, between two means
 
     @property
-    def in_step(self) -> bool:
+    def lockstep(self) -> bool:
         """Whether all workers have the same weights behind each step."""
         return not self.local and self.cohort == EVERYONE
 
     def __init__(self, helpers: Helpers) -> None:
-        self._exchange = helpers.exchange
-        self._carried = helpers.carried
-        self._inside = helpers.inside
+        self._client = helpers.client
+        self._model_slices = helpers.model_slices
+        self._intra_party = helpers.intra_party
         self._settings = helpers.settings
         self._member = helpers.member
         self._groups = helpers.groups
         self._samples = helpers.samples
-        self._sharing = helpers.sharing
+        self._broadcast = helpers.broadcast
         self._pending = helpers.pending
         self._timeline = helpers.timeline
         self._guard = helpers.guard
-        self._trained = self._carried.slices("weight")
+        self._trained = self._model_slices.slices("weight")
         self._accumulating = False
         self.steps = 0  # of this worker, so far
         self.contributions = 0  # that a ledger counts
@@ -82,7 +82,7 @@ class Turns(ABC):
         self.ledger: torch.Tensor | None = None
         self.ended = False  # this worker is at the end of its data
         self.all_ended = False  # everybody in this worker's cohort was, in the last turn
-        self._exchange.receive = self._receive
+        self._client.receive = self._receive
 
     # -- for each kind to answer ------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Turns(ABC):
         """Take part, without data, in what the others do."""
 
     @abstractmethod
-    def _arrived(self, piece: Slice, arrived: Arrived) -> None:
+    def _arrived(self, slice_: Slice, arrived: Arrived) -> None:
         """The answer to what a slice has contributed to a step."""
 
     @property
@@ -105,11 +105,11 @@ class Turns(ABC):
 
     def hook(self) -> None:
         """The model has joined: a fresh run, or one that has come to some step."""
-        self._planned = self._exchange.next_step
+        self._planned = self._client.next_step
 
     def unhook(self) -> None:
         """Leave the model as it came; the weights stay as they are."""
-        self._exchange.receive = lambda _: None
+        self._client.receive = lambda _: None
 
     # -- what they share --------------------------------------------------------------------------------------
 
@@ -122,15 +122,15 @@ class Turns(ABC):
         finally:
             self._accumulating = before
 
-    def between(self, operation: str) -> None:
+    def require_quiescent(self, operation: str) -> None:
         """Return when every weight is current; raises `Unsupported` where a step has begun and not ended."""
-        self._exchange.wait()
-        self._inside.rest()
+        self._client.wait()
+        self._intra_party.rest()
 
     def end_epoch(self) -> None:
         """This worker's data has ended: take part without gradients until everybody's has."""
         self.ended = True  # it may have had none
-        self.between("the end of run.shard(loader)")
+        self.require_quiescent("the end of run.shard(loader)")
         self._timeline.rest()
         while not self.all_ended:
             with self._timeline.span("idle", turn=self.turn):
@@ -144,20 +144,20 @@ class Turns(ABC):
     @property
     def turn(self) -> int:
         """The turn that comes next, of those who step together."""
-        return self._exchange.turns[self.cohort]
+        return self._client.turns[self.cohort]
 
     def skip_to(self, turn: int) -> None:
         """Go on with a later turn; every worker must."""
-        self._exchange.skip_to(turn)
+        self._client.skip_to(turn)
 
     @property
     def goes_on(self) -> bool:
         """This worker has joined a run that had begun, and has done nothing yet."""
-        return self._exchange.goes_on and not self.steps
+        return self._client.goes_on and not self.steps
 
     def _note_step(self, samples: int) -> None:
         """A step is being taken."""
-        self._exchange.port.note(
+        self._client.port.note(
             "step",
             turn=self.turn,
             samples=samples,
@@ -172,14 +172,14 @@ class Turns(ABC):
     def _count_in_ledger(self, ended: bool) -> None:
         """This worker has contributed once more."""
         self.contributions += 1
-        for piece in self._carried.slices("ledger"):
-            self._exchange.wait([piece.index])  # where turns overlap: no slice is in two of them at once
-            mine = torch.zeros(piece.elements, dtype=torch.int64)
-            part = piece.parts[0]
+        for slice_ in self._model_slices.slices("ledger"):
+            self._client.wait([slice_.index])  # where turns overlap: no slice is in two of them at once
+            mine = torch.zeros(slice_.elements, dtype=torch.int64)
+            part = slice_.parts[0]
             if part.start <= self._member < part.stop:
                 mine[self._member - part.start] = 1
-            self._exchange.contribute(
-                piece.index,
+            self._client.contribute(
+                slice_.index,
                 "gradient",
                 STEP,
                 1.0,
@@ -189,12 +189,12 @@ class Turns(ABC):
             )
 
     def _receive(self, arrived: Arrived) -> None:
-        piece = self._carried.layout.slices[arrived.slice]
-        if piece.role == "ledger":
+        slice_ = self._model_slices.layout.slices[arrived.slice]
+        if slice_.role == "ledger":
             self.ledger = self.ledger if arrived.values is None else arrived.values.clone()
-        elif piece.role == "weight" and (arrived.kind == "gradient" or arrived.cohort != EVERYONE):
-            self._arrived(piece, arrived)
+        elif slice_.role == "weight" and (arrived.kind == "gradient" or arrived.cohort != EVERYONE):
+            self._arrived(slice_, arrived)
         else:
-            self._sharing.arrived(piece, arrived)
-        self._pending.arrived(piece.index)
-        self._guard.written(piece)
+            self._broadcast.arrived(slice_, arrived)
+        self._pending.arrived(slice_.index)
+        self._guard.written(slice_)

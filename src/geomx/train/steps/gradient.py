@@ -8,7 +8,7 @@ On the training thread:
     end         by default before `step()` returns; with overlap, before the next turn pushes anything
 
 The weight w, the end-of-data flag and each group's hyper-parameters are fixed when the first slice of a turn leaves.
-Where the workers of a party reduce among themselves (see `inside`), nothing leaves before `step()`.
+Where the workers of a party reduce among themselves (see `intra_party`), nothing leaves before `step()`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import torch
 from geomx.errors import Disagreement, GradientEdited, Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
-from geomx.sync.contract import Gradient, cohort_of
+from geomx.sync.contract import GradientStep, cohort_of
 from geomx.train.calls.collective_client import Packed
-from geomx.train.model.optimizer_placement import OptimizerPlace
+from geomx.train.model.optimizer_placement import OptimizerPlacement
 from geomx.train.model.support import check_gradient
-from geomx.train.steps.contract import STEP, Helpers, Turns
+from geomx.train.steps.contract import STEP, Helpers, Steps
 from geomx.train.steps.timeline import BACKWARD
 from geomx.wire.messages import Hyperparameters
 
 
 @dataclass(slots=True)
-class _Turn:
+class _OpenStep:
     """A gradient turn of which something has been pushed. `gradients`: parameter -> (as pushed, its `_version`)."""
 
     weight: float
@@ -44,14 +44,14 @@ class _Turn:
     hypers: dict[int, Hyperparameters] = field(default_factory=dict)
 
 
-class GradientTurns(Turns):
-    """See the module's text. `place`: where the optimizer runs."""
+class GradientSteps(Steps):
+    """See the module's text. `placement`: where the optimizer runs."""
 
-    def __init__(self, helpers: Helpers, place: OptimizerPlace) -> None:
+    def __init__(self, helpers: Helpers, placement: OptimizerPlacement) -> None:
         super().__init__(helpers)
-        self._place = place
-        self._cohort = cohort_of(self._exchange.name, self._settings.policy.together)
-        self._opened: _Turn | None = None
+        self._placement = placement
+        self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
+        self._opened: _OpenStep | None = None
         self._missing = self._all_missing()
         self._removes: list[Callable[[], None]] = []
         self._one_at_a_time = threading.Lock()  # autograd has a thread for each GPU
@@ -65,8 +65,8 @@ class GradientTurns(Turns):
     def hook(self) -> None:
         super().hook()
         # From now on gradients leave as they are completed, unless they are to wait for `step()`.
-        if self._settings.push_at == "backward" and self._inside.final_in_backward:
-            for number, parameter in self._carried.trained.items():
+        if self._settings.push_at == "backward" and self._intra_party.final_in_backward:
+            for number, parameter in self._model_slices.trained.items():
                 handle = parameter.register_post_accumulate_grad_hook(self._hook_of(number))  # type: ignore[no-untyped-call]
                 self._removes.append(handle.remove)
 
@@ -86,16 +86,16 @@ class GradientTurns(Turns):
 
     def _gradient_complete(self, number: int) -> None:
         self._timeline.begin(BACKWARD)
-        for index in self._carried.slices_of[number]:
+        for index in self._model_slices.slices_of[number]:
             if self._opened is not None and index in self._opened.pushed:
                 raise Unsupported(
-                    f"a second backward() added to the gradient of {self._carried.name(number)}, which had been "
+                    f"a second backward() added to the gradient of {self._model_slices.name(number)}, which had been "
                     "pushed; to accumulate, run every backward() but the last within `with run.accumulate():`, "
                     'or use push_at="step"'
                 )
             self._missing[index].discard(number)
             if not self._missing[index]:
-                self._push(self._open(), [self._carried.layout.slices[index]])
+                self._push(self._open(), [self._model_slices.layout.slices[index]])
 
     # -- turns ------------------------------------------------------------------------------------------------
 
@@ -118,64 +118,64 @@ class GradientTurns(Turns):
             self._guard.check()
             self._check_gradients(turn)
             self._check_hypers(turn)
-            self._push(turn, [piece for piece in self._trained if piece.index not in turn.pushed])
+            self._push(turn, [slice_ for slice_ in self._trained if slice_.index not in turn.pushed])
             self._close(turn.samples, turn.ended)
-            if self._settings.overlap == "forward" and not self._inside.in_lockstep:
+            if self._settings.overlap == "forward" and not self._intra_party.in_lockstep:
                 self._pending.begin()
             else:
-                self._exchange.wait()
-                self._place.finish(idle=False)
+                self._client.wait()
+                self._placement.finish(idle=False)
 
-    def between(self, operation: str) -> None:
+    def require_quiescent(self, operation: str) -> None:
         if self._opened is not None:
             raise Unsupported(
                 f"{operation} after a backward() that has pushed, and before step(): call step() first, or run that "
                 'backward() within run.accumulate(), or use push_at="step"'
             )
-        super().between(operation)
+        super().require_quiescent(operation)
 
     def _idle(self) -> None:
         groups = self._groups()
-        for piece, weight, packed in self._inside.contributions(self._trained, lambda _: None, 0.0):
-            hyper = self._place.idle_hyper(groups[piece.group])
-            self._send(piece, weight, packed, hyper, ended=True)
+        for slice_, weight, packed in self._intra_party.contributions(self._trained, lambda _: None, 0.0):
+            hyper = self._placement.idle_hyper(groups[slice_.group])
+            self._send(slice_, weight, packed, hyper, ended=True)
         self._close(0, ended=True)
-        self._exchange.wait()
-        self._place.finish(idle=True)
+        self._client.wait()
+        self._placement.finish(idle=True)
 
-    def _open(self) -> _Turn:
+    def _open(self) -> _OpenStep:
         if self._opened is None:
-            self._exchange.wait()
+            self._client.wait()
             plan = self._settings.policy.step(self._planned)
-            if not isinstance(plan, Gradient):
+            if not isinstance(plan, GradientStep):
                 name = type(self._settings.policy).__name__
                 raise Unsupported(f"the sync policy {name} has no local steps, and plans {plan}")
             seen = self._samples.seen
             weight = self._samples.take()
-            self._opened = _Turn(weight, self._samples.seen - seen, self.ended)
+            self._opened = _OpenStep(weight, self._samples.seen - seen, self.ended)
         return self._opened
 
-    def _push(self, turn: _Turn, pieces: Sequence[Slice]) -> None:
+    def _push(self, turn: _OpenStep, slices: Sequence[Slice]) -> None:
         def gradient(number: int) -> torch.Tensor | None:
-            value = self._carried.trained[number].grad
+            value = self._model_slices.trained[number].grad
             if value is None:
                 return None
-            check_gradient(self._carried.layout.tensors[number], value)
+            check_gradient(self._model_slices.layout.tensors[number], value)
             turn.gradients[number] = value, value._version
             return value
 
         groups = self._groups()
-        for piece, weight, packed in self._inside.contributions(pieces, gradient, turn.weight):
-            if piece.group not in turn.hypers:
-                turn.hypers[piece.group] = self._place.hyper(groups[piece.group])
-            turn.pushed.add(piece.index)
-            self._send(piece, weight, packed, turn.hypers[piece.group], turn.ended)
+        for slice_, weight, packed in self._intra_party.contributions(slices, gradient, turn.weight):
+            if slice_.group not in turn.hypers:
+                turn.hypers[slice_.group] = self._placement.hyper(groups[slice_.group])
+            turn.pushed.add(slice_.index)
+            self._send(slice_, weight, packed, turn.hypers[slice_.group], turn.ended)
 
     def _send(
-        self, piece: Slice, weight: float, packed: Packed, hyper: Hyperparameters | None, ended: bool
+        self, slice_: Slice, weight: float, packed: Packed, hyper: Hyperparameters | None, ended: bool
     ) -> None:
-        self._exchange.contribute(
-            piece.index,
+        self._client.contribute(
+            slice_.index,
             "gradient",
             STEP,
             weight,
@@ -192,27 +192,27 @@ class GradientTurns(Turns):
         self._note_step(samples)
         self._opened = None
         self._missing = self._all_missing()
-        self._exchange.next_turn(self._cohort)
+        self._client.next_turn(self._cohort)
         self._planned += 1
         self.steps += 1
 
     def _all_missing(self) -> dict[int, set[int]]:
-        return {piece.index: {part.tensor for part in piece.parts} for piece in self._trained}
+        return {slice_.index: {part.tensor for part in slice_.parts} for slice_ in self._trained}
 
     # -- checks -------------------------------------------------------------------------------------------------
 
-    def _check_gradients(self, turn: _Turn) -> None:
+    def _check_gradients(self, turn: _OpenStep) -> None:
         for number, (gradient, version) in turn.gradients.items():
-            if self._carried.trained[number].grad is not gradient or gradient._version != version:
+            if self._model_slices.trained[number].grad is not gradient or gradient._version != version:
                 raise GradientEdited(
-                    f"the gradient of {self._carried.name(number)} was changed after it had been pushed; to clip, use "
-                    'attach(..., clip_norm=c); for any other edit, attach(..., push_at="step")'
+                    f"the gradient of {self._model_slices.name(number)} was changed after it had been pushed; to clip, "
+                    'use attach(..., clip_norm=c); for any other edit, attach(..., push_at="step")'
                 )
 
-    def _check_hypers(self, turn: _Turn) -> None:
+    def _check_hypers(self, turn: _OpenStep) -> None:
         groups = self._groups()
         for group, hyper in turn.hypers.items():
-            now = self._place.hyper(groups[group])
+            now = self._placement.hyper(groups[group])
             if now != hyper:
                 changed = ", ".join(sorted(key for key in now if now[key] != hyper.get(key)))
                 raise Disagreement(
@@ -222,6 +222,6 @@ class GradientTurns(Turns):
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def _arrived(self, piece: Slice, arrived: Arrived) -> None:
+    def _arrived(self, slice_: Slice, arrived: Arrived) -> None:
         self.all_ended = arrived.ended
-        self._place.arrived(piece, arrived)
+        self._placement.arrived(slice_, arrived)

@@ -27,13 +27,13 @@ from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
-from geomx.sync.contract import Local, cohort_of
+from geomx.sync.contract import LocalStep, cohort_of
 from geomx.train.calls.collective_client import Packed
 from geomx.train.model.model_slices import absent
-from geomx.train.steps.contract import STEP, Helpers, Turns
+from geomx.train.steps.contract import STEP, Helpers, Steps
 
 
-class LocalTurns(Turns):
+class LocalSteps(Steps):
     """See the module's text. `optimizer`: the user's; `alike`: its party's workers always have the same weights."""
 
     local = True
@@ -42,16 +42,16 @@ class LocalTurns(Turns):
         super().__init__(helpers)
         self._optimizer = optimizer
         self._alike = alike
-        self._party = cohort_of(self._exchange.name, "party")
+        self._party = cohort_of(self._client.name, "party")
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
         self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
         self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
         self._counted, self._given = 0.0, 0.0  # n of all steps so far; what of it `run.weight` has said
         self._counted_at: dict[Any, tuple[float, float]] = {}  # by what was averaged: both at its last mean
-        self._last_run = Local("run")
+        self._last_run = LocalStep("run")
         self._is_step = True
         averages = self._settings.buffers == "average"
-        self._buffers = self._carried.floating_buffers() if averages else []
+        self._buffers = self._model_slices.floating_buffers() if averages else []
         self._averaging: set[int] = set()  # buffers whose mean over the run is under way
         self._stepped, self._steps_of_turn = 0.0, 0
 
@@ -65,7 +65,7 @@ class LocalTurns(Turns):
         for index, arrived in self._fresh.items():  # closed while this worker joined a run that had begun
             if arrived.values is not None:
                 self._starts[index] = arrived.values
-                self._carried.scatter(self._carried.layout.slices[index], arrived.values)
+                self._model_slices.scatter(self._model_slices.layout.slices[index], arrived.values)
         self._fresh = {}
 
     def step(self) -> None:
@@ -95,20 +95,20 @@ class LocalTurns(Turns):
             plan = self._next_plan()
         self._follow(replace(plan, average="run") if plan.average == "told" else plan)
 
-    def _as_told(self, plan: Local) -> Local:
+    def _as_told(self, plan: LocalStep) -> LocalStep:
         """What a plan means now where it leaves that to whoever sets the pace."""
         if plan.average != "told":
             return plan
         self._steps_of_turn += 1
         taken_s = self._timeline.now() - self._stepped
-        allowed = self._exchange.stepped(self._steps_of_turn, taken_s, plan.wait)
+        allowed = self._client.stepped(self._steps_of_turn, taken_s, plan.wait)
         ends = self._steps_of_turn >= max(allowed, plan.least)
         return replace(plan, average="run" if ends else "nobody")
 
-    def _next_plan(self) -> Local:
+    def _next_plan(self) -> LocalStep:
         plan = self._settings.policy.step(self._planned)
         self._planned += 1
-        if not isinstance(plan, Local):
+        if not isinstance(plan, LocalStep):
             name = type(self._settings.policy).__name__
             raise Unsupported(f"the sync policy {name} has local steps, and plans {plan}")
         return plan
@@ -130,21 +130,21 @@ class LocalTurns(Turns):
 
     # -- means ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, plan: Local) -> None:
+    def _follow(self, plan: LocalStep) -> None:
         if plan.average == "party" and not self._alike:
             self._contribute(self._trained + self._buffers, self._party, self._weight("party"), {})
-            self._exchange.wait()
+            self._client.wait()
         elif plan.average == "run":
             self._average_run(plan)
         while self._is_due():
             self._take_in(self._due.popleft())
 
-    def _average_run(self, plan: Local) -> None:
+    def _average_run(self, plan: LocalStep) -> None:
         self._last_run, self._steps_of_turn = plan, 0
         part, parts = plan.fragment
         buffers = self._buffers[part::parts]
         slices = self._trained[part::parts] + buffers
-        self._averaging.update(piece.index for piece in buffers)
+        self._averaging.update(slice_.index for slice_ in buffers)
         self._weight("party")  # a mean over the run is one over the party
         weight = self._weight(plan.fragment)
         self._contribute(slices, EVERYONE, float(weight > 0.0) if plan.equal else weight, plan.outer)
@@ -160,32 +160,32 @@ class LocalTurns(Turns):
     def _take_in(self, due: tuple[int, list[Slice], float]) -> None:
         """Go on from what the run has made of these slices, or from a mixture."""
         _, slices, merge = due
-        self._exchange.wait([piece.index for piece in slices])
-        for piece in slices:
-            arrived = self._fresh.pop(piece.index, None)
+        self._client.wait([slice_.index for slice_ in slices])
+        for slice_ in slices:
+            arrived = self._fresh.pop(slice_.index, None)
             if arrived is None:  # it had closed before this worker came, and its weights came then
                 continue
             self.all_ended = arrived.ended
             if arrived.values is not None:
-                self._starts[piece.index] = arrived.values
-            elif piece.role == "buffer":  # nobody has trained
+                self._starts[slice_.index] = arrived.values
+            elif slice_.role == "buffer":  # nobody has trained
                 continue
-            values = self._starts[piece.index]
+            values = self._starts[slice_.index]
             if merge:
-                own, _ = self._carried.gather(piece, self._carried.tensor)
+                own, _ = self._model_slices.gather(slice_, self._model_slices.tensor)
                 assert own is not None  # weights are always there
                 values = own.mul_(merge).add_(values, alpha=1.0 - merge)
-            self._carried.scatter(piece, values)
-            self._guard.written(piece)
+            self._model_slices.scatter(slice_, values)
+            self._guard.written(slice_)
 
     def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
-        for piece in slices:
-            self._exchange.contribute(
-                piece.index,
-                "gradient" if cohort == EVERYONE and piece.role == "weight" else "mean",
+        for slice_ in slices:
+            self._client.contribute(
+                slice_.index,
+                "gradient" if cohort == EVERYONE and slice_.role == "weight" else "mean",
                 STEP,
                 weight,
-                self._share(piece, weight, cohort),
+                self._share(slice_, weight, cohort),
                 cohort=cohort,
                 step=self._planned - 1 if self._is_step else -1,
                 hyper=outer or None,
@@ -193,34 +193,34 @@ class LocalTurns(Turns):
             )
         if cohort == EVERYONE:
             self._count_in_ledger(self.ended)
-        self._exchange.next_turn(cohort)
+        self._client.next_turn(cohort)
 
-    def _share(self, piece: Slice, weight: float, cohort: str) -> Packed:
+    def _share(self, slice_: Slice, weight: float, cohort: str) -> Packed:
         """Σ n · x: of the weights, or of how far they have moved."""
         if not weight:
-            return None, absent(piece)
-        values, present = self._carried.gather(piece, self._carried.tensor)
+            return None, absent(slice_)
+        values, present = self._model_slices.gather(slice_, self._model_slices.tensor)
         assert values is not None  # weights are always there
-        moved = cohort == EVERYONE and piece.role == "weight"
-        return (self._starts[piece.index] - values if moved else values).mul_(weight), present
+        moved = cohort == EVERYONE and slice_.role == "weight"
+        return (self._starts[slice_.index] - values if moved else values).mul_(weight), present
 
-    def _arrived(self, piece: Slice, arrived: Arrived) -> None:
+    def _arrived(self, slice_: Slice, arrived: Arrived) -> None:
         if arrived.cohort == EVERYONE:
-            self._fresh[piece.index] = arrived
+            self._fresh[slice_.index] = arrived
         elif arrived.values is not None:
-            self._carried.scatter(piece, arrived.values)
+            self._model_slices.scatter(slice_, arrived.values)
 
     def _receive(self, arrived: Arrived) -> None:
-        piece = self._carried.layout.slices[arrived.slice]
-        if piece.role == "buffer" and arrived.cohort == EVERYONE and piece.index in self._averaging:
-            self._averaging.remove(piece.index)
-            self._fresh[piece.index] = arrived
+        slice_ = self._model_slices.layout.slices[arrived.slice]
+        if slice_.role == "buffer" and arrived.cohort == EVERYONE and slice_.index in self._averaging:
+            self._averaging.remove(slice_.index)
+            self._fresh[slice_.index] = arrived
             return
         super()._receive(arrived)
         is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
-        if is_everyones and piece.role == "weight" and arrived.values is not None:
-            self._starts[piece.index] = arrived.values  # all have these weights now
+        if is_everyones and slice_.role == "weight" and arrived.values is not None:
+            self._starts[slice_.index] = arrived.values  # all have these weights now
             self._counted, self._given, self._counted_at = 0.0, 0.0, {}
             self._due.clear()
             self._averaging.clear()
-            self._fresh.pop(piece.index, None)
+            self._fresh.pop(slice_.index, None)

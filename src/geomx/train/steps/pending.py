@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from geomx.train.calls.collective_client import Exchange
-from geomx.train.model.model_slices import Carried
+from geomx.train.calls.collective_client import CollectiveClient
+from geomx.train.model.model_slices import ModelSlices
 from geomx.train.steps.timeline import Timeline
 
 _GETTERS = (
@@ -82,14 +82,16 @@ class Pending(nn.Parameter):
 class PendingWeights:
     """Which trained parameters wait for which slices."""
 
-    def __init__(self, model: nn.Module, carried: Carried, exchange: Exchange, timeline: Timeline) -> None:
+    def __init__(
+        self, model: nn.Module, model_slices: ModelSlices, client: CollectiveClient, timeline: Timeline
+    ) -> None:
         self._model = model
-        self._carried = carried
-        self._exchange = exchange
+        self._model_slices = model_slices
+        self._client = client
         self._timeline = timeline
         self._left: dict[int, set[int]] = {}  # parameter -> the slices that it waits for
         self._wait_for: Callable[[int], None] = torch.compiler.disable(self._wait)  # type: ignore[no-untyped-call]
-        self._wait_for_all: Callable[[], None] = torch.compiler.disable(exchange.wait)  # type: ignore[no-untyped-call]
+        self._wait_for_all: Callable[[], None] = torch.compiler.disable(client.wait)  # type: ignore[no-untyped-call]
         self._waiting: dict[int, list[int]] = {}  # slice -> the parameters that wait for it
         self._handles: list[RemovableHandle] = []
 
@@ -109,9 +111,9 @@ class PendingWeights:
         """A step has pushed: from now on its parameters are pending; those that cannot be are waited for."""
         opaque = self._opaque()
         at_once: set[int] = set()
-        for number, parameter in self._carried.trained.items():
+        for number, parameter in self._model_slices.trained.items():
             slices = {
-                index for index in self._carried.slices_of[number] if index in self._exchange.outstanding
+                index for index in self._model_slices.slices_of[number] if index in self._client.outstanding
             }
             if id(parameter) in opaque or type(parameter) is not nn.Parameter:
                 at_once |= slices
@@ -120,7 +122,7 @@ class PendingWeights:
                 for index in slices:
                     self._waiting.setdefault(index, []).append(number)
                 self._hide(number, parameter)
-        self._exchange.wait(at_once)
+        self._client.wait(at_once)
 
     def arrived(self, index: int) -> None:
         """A slice's update is in its parameters: those that have all of theirs are parameters like others again."""
@@ -129,16 +131,18 @@ class PendingWeights:
             left.discard(index)
             if not left:
                 del self._left[number]
-                self._show(number, self._carried.trained[number])
+                self._show(number, self._model_slices.trained[number])
 
     def _wait(self, number: int) -> None:
         left = self._left.get(number)
         if left:
-            with self._timeline.wait(f"wait for {self._carried.name(number)}", turn=self._exchange.turn - 1):
-                self._exchange.wait(left)
+            with self._timeline.wait(
+                f"wait for {self._model_slices.name(number)}", turn=self._client.turn - 1
+            ):
+                self._client.wait(left)
 
     def _hide(self, number: int, parameter: nn.Parameter) -> None:
-        values = self._carried.hidden[number] = parameter.data
+        values = self._model_slices.hidden[number] = parameter.data
         parameter.data = values.new_full((), math.nan).expand(values.shape)
         parameter.__class__ = Pending
         parameter._geomx_wait = functools.partial(self._wait_for, number)  # type: ignore[attr-defined]
@@ -146,7 +150,7 @@ class PendingWeights:
     def _show(self, number: int, parameter: nn.Parameter) -> None:
         del parameter._geomx_wait  # type: ignore[attr-defined]
         parameter.__class__ = nn.Parameter
-        parameter.data = self._carried.hidden.pop(number)
+        parameter.data = self._model_slices.hidden.pop(number)
         torch.autograd.graph.increment_version(parameter)
 
     def _before_forward(self) -> None:
@@ -158,11 +162,11 @@ class PendingWeights:
             return
         self._timeline.begin("forward")
         if not self._model.training:
-            self._exchange.wait()
+            self._client.wait()
 
     def _after_forward(self) -> None:
         if not torch.compiler.is_compiling():
-            self._timeline.end("forward", turn=self._exchange.turn)
+            self._timeline.end("forward", turn=self._client.turn)
 
     def _opaque(self) -> set[int]:
         """The parameters (by id) that are read where `__torch_function__` is not asked."""

@@ -6,7 +6,7 @@ import pytest
 
 from geomx.config import Run
 from geomx.errors import ConfigError
-from geomx.node.topology import Plan, check_choices
+from geomx.node.topology import Topology, check_choices
 
 TWO = """
 [run]
@@ -35,7 +35,7 @@ def test_what_local_servers_send_their_workers(
     overrides: tuple[str, ...], of_a: tuple[str, bool], of_b: tuple[str, bool]
 ) -> None:
     """Workers that may hold parts of a model get values: deltas need the whole."""
-    plan = Plan.of(Run.parse(TWO, "two.toml", overrides))
+    plan = Topology.of(Run.parse(TWO, "two.toml", overrides))
     assert (plan.lan_of("A").codec_down, plan.passes("A")) == of_a
     assert (plan.lan_of("B").codec_down, plan.passes("B")) == of_b
 
