@@ -11,9 +11,10 @@ from torch import nn
 
 from benchmarks import training, workloads
 from geomx.channels.memory import reuse_freed_blocks
+from geomx.node.factory import make_node
 from geomx.node.root import Root
 from geomx.node.server import Server
-from geomx.node.topology import Topology, make_node
+from geomx.node.topology import Topology
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Simulator
 from geomx.train import LiveRun, Settings

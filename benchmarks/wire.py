@@ -32,8 +32,9 @@ from geomx.drive.loops import run_loop
 from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.drive.threads import NodeThread
 from geomx.layout import Layout, Tensor, automatic_slice_elements
+from geomx.node.factory import make_node
 from geomx.node.port import Contribution, Left, Ready
-from geomx.node.topology import Edge, Topology, make_node
+from geomx.node.topology import Edge, Topology
 from geomx.observe.costs import Memory, cost, memory_of
 
 MIB = 1 << 20

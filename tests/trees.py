@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from geomx.layout import Layout, Tensor
+from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Contribution, Left, Ready
-from geomx.node.topology import Topology, make_node
+from geomx.node.topology import Topology
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.presence import pack
@@ -27,15 +28,17 @@ SGD = {
 }
 
 
-def plan_of(parties: list[int], shards: int = 1, patience: Patience | None = None, **more: Any) -> Topology:
+def topology_of(
+    parties: list[int], shards: int = 1, patience: Patience | None = None, **more: Any
+) -> Topology:
     """`parties`: how many workers each has; they are called A, B, C, ..., Z, P26, ..."""
     letters = [chr(65 + p) if p < 26 else f"P{p}" for p in range(len(parties))]
     names = {
         letter: tuple(f"{letter}/{rank}" for rank in range(n))
         for letter, n in zip(letters, parties, strict=True)
     }
-    plan = Topology("test", names, tuple(f"global/{shard}" for shard in range(shards)), **more)
-    return plan if patience is None else plan.with_patience(patience)
+    topology = Topology("test", names, tuple(f"global/{shard}" for shard in range(shards)), **more)
+    return topology if patience is None else topology.with_patience(patience)
 
 
 def layout_of(members: int, dtype: str = "float32") -> Layout:
@@ -120,7 +123,7 @@ class Loop:
 
 
 def run_tree(
-    plan: Topology,
+    topology: Topology,
     loop: Loop,
     network: Network | None = None,
     seed: int = 0,
@@ -129,9 +132,9 @@ def run_tree(
 ) -> tuple[Simulator, dict[str, Program]]:
     """A whole run, until every node has ended."""
     simulator = Simulator(seed, network)
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name))
-    programs = {name: simulator.program(name, loop) for name in plan.workers}
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
+    programs = {name: simulator.program(name, loop) for name in topology.workers}
     faults(simulator)
     simulator.run(until)
     return simulator, programs
@@ -149,9 +152,11 @@ def bad_network(chance: random.Random) -> Network:
     )
 
 
-def disturb(simulator: Simulator, chance: random.Random, plan: Topology, within_s: float = 2.0) -> None:
+def disturb(simulator: Simulator, chance: random.Random, topology: Topology, within_s: float = 2.0) -> None:
     """Cuts, resets and stops at random times, on random edges."""
-    edges = [(w, w[0]) for w in plan.workers] + [(p, s) for p in plan.parties for s in plan.shards]
+    edges = [(w, w[0]) for w in topology.workers] + [
+        (p, s) for p in topology.parties for s in topology.shards
+    ]
     for _ in range(chance.randrange(4)):
         one, other = chance.choice(edges)
         for_s, reset = chance.uniform(0.05, 3.0), chance.random() < 0.5
@@ -163,11 +168,11 @@ def disturb(simulator: Simulator, chance: random.Random, plan: Topology, within_
         simulator.at(at_s, lambda: simulator.pause(name, chance.uniform(0.1, 4.0)))
 
 
-def assert_well(simulator: Simulator, plan: Topology, programs: dict[str, Program]) -> None:
+def assert_well(simulator: Simulator, topology: Topology, programs: dict[str, Program]) -> None:
     """Every node has ended well, and every loop came to its end."""
     for name, program in programs.items():
         assert program.error is None, f"{name}: {program.error!r}"
         assert program.finished, f"{name} did not come to its end"
-    for name in plan.nodes:
+    for name in topology.nodes:
         assert simulator.error_of(name) is None, f"{name}: {simulator.error_of(name)}"
         assert simulator.has_stopped(name), f"{name} has not ended"

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.codecs.contract import codecs
+from geomx.codecs import codecs
 from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import ITEM_BYTES, Layout, Tensor

@@ -11,7 +11,8 @@ from codec_cases import DTYPES, SIZES, SPECS, drawn, made, of_large, residual, s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geomx.codecs.contract import BLOCK, Codec, codecs
+from geomx.codecs import codecs
+from geomx.codecs.contract import BLOCK, Codec
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.sparse import Sparse
 from geomx.codecs.spec import make_codec

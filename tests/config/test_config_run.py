@@ -12,13 +12,9 @@ import pytest
 from config_runs import TWO_PARTIES, two_parties
 from pydantic import ValidationError
 
-from geomx.codecs.contract import codecs
 from geomx.config import (
     AGREED,
     AGREED_OF_A_PARTY,
-    CODECS,
-    COMPENSATIONS,
-    POLICIES,
     LinkTable,
     PartyTable,
     Run,
@@ -26,8 +22,6 @@ from geomx.config import (
 )
 from geomx.config.fields import TABLES, as_table, keys
 from geomx.errors import ConfigError
-from geomx.optim.contract import compensations
-from geomx.sync.contract import policies
 
 # -- what is allowed -----------------------------------------------------------------------------------
 
@@ -127,12 +121,6 @@ def test_a_run_cannot_be_changed():
 def test_a_run_made_in_python_must_hold_together_too():
     with pytest.raises(ConfigError, match=r"party\[1\]\.name"):
         Run(run={"name": "r"}, party=[PartyTable(name="A", workers=1), PartyTable(name="A", workers=2)])
-
-
-def test_names_are_those_of_the_registries():
-    assert codecs.names == CODECS
-    assert policies.names == POLICIES
-    assert compensations.names == COMPENSATIONS
 
 
 def test_reading_a_description_does_not_import_torch():

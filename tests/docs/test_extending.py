@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from trees import Loop, assert_well, layout_of, plan_of, run_tree
+from trees import Loop, assert_well, layout_of, run_tree, topology_of
 
-from geomx.codecs.contract import codecs
+from geomx.codecs import codecs
 from geomx.codecs.pack.noise import RngKey
 from geomx.layout import Layout, Tensor
+from geomx.node.factory import make_node
 from geomx.node.port import Arrived
-from geomx.node.topology import Edge, Topology, make_node
+from geomx.node.topology import Edge, Topology
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
-from geomx.sync.contract import policies
+from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -73,7 +74,7 @@ def assert_equal(ours: Weights, theirs: Weights) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
 
 
-def run_live(plan: Topology, script: Script, settings: Settings) -> dict[str, Weights]:
+def run_live(topology: Topology, script: Script, settings: Settings) -> dict[str, Weights]:
     """Train on the virtual clock; what the script returned, by worker."""
     network = Network(rate_mbps=1000.0, delay_ms=1.0)
     simulator, results = Simulator(0, network), dict[str, Weights]()
@@ -84,17 +85,17 @@ def run_live(plan: Topology, script: Script, settings: Settings) -> dict[str, We
         with LiveRun(
             program,
             name=program.name,
-            members=plan.workers,
-            party_members=plan.parties[party],
+            members=topology.workers,
+            party_members=topology.parties[party],
             settings=settings,
         ) as run:
             results[program.name] = script(run, program)
 
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name))
-    programs = {name: simulator.program(name, main) for name in plan.workers}
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
+    programs = {name: simulator.program(name, main) for name in topology.workers}
     simulator.run(until=600.0)
-    assert_well(simulator, plan, programs)
+    assert_well(simulator, topology, programs)
     return results
 
 
@@ -127,13 +128,13 @@ def test_every_example_is_run_here() -> None:
 def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
     assert codecs.find("half:Half") is load("half").Half
     layout = Layout((Tensor("weights", (300, 100), "float32"),))
-    dense = plan_of([1, 1])
-    half = plan_of([1, 1], wan=Edge(codec_up="half:Half scale=8.0"))
+    dense = topology_of([1, 1])
+    half = topology_of([1, 1], wan=Edge(codec_up="half:Half scale=8.0"))
     sent, ended = [], []
-    for plan in (dense, half):
-        loop = Loop(layout, plan.workers, rounds=5)
-        simulator, programs = run_tree(plan, loop)
-        assert_well(simulator, plan, programs)
+    for topology in (dense, half):
+        loop = Loop(layout, topology.workers, rounds=5)
+        simulator, programs = run_tree(topology, loop)
+        assert_well(simulator, topology, programs)
         assert torch.equal(loop.weights["A/0"][0], loop.weights["B/0"][0])
         sent.append(simulator.sent_bytes("B", "global/0"))
         ended.append(loop.weights["A/0"][0])
@@ -151,8 +152,8 @@ def test_the_codec_refuses_other_sizes() -> None:
 
 def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> None:
     """Between `attach` and the first step they are dense, whatever the codec."""
-    plan = plan_of([2], lan=Edge(codec_down="half:Half"))
-    loop = Loop(layout_of(2), plan.workers, rounds=2, compute_s=3.0)
+    topology = topology_of([2], lan=Edge(codec_down="half:Half"))
+    loop = Loop(layout_of(2), topology.workers, rounds=2, compute_s=3.0)
     again: dict[int, torch.Tensor] = {}
 
     def rejoin(program: Program) -> None:
@@ -169,21 +170,21 @@ def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> No
 
     def restart(simulator: Simulator) -> None:
         simulator.crash("A/1")
-        simulator.add(make_node(plan, "A/1", incarnation=2))
+        simulator.add(make_node(topology, "A/1", incarnation=2))
         simulator.program("A/1", rejoin)
 
     simulator, programs = run_tree(
-        plan, loop, faults=lambda simulator: simulator.at(1.0, lambda: restart(simulator))
+        topology, loop, faults=lambda simulator: simulator.at(1.0, lambda: restart(simulator))
     )
     assert len(again) == len(loop.layout.slices)
     assert programs["A/0"].error is None
-    assert [simulator.error_of(name) for name in plan.nodes] == [None] * len(plan.nodes)
+    assert [simulator.error_of(name) for name in topology.nodes] == [None] * len(topology.nodes)
 
 
 @pytest.mark.parametrize("policy", ["fsa", "majority:Majority"])
 def test_a_majority_does_not_wait_for_the_slow_one(policy: str) -> None:
     """Six workers, one of which takes a hundred times as long: who steps together with it, and who does not?"""
-    plan = plan_of([3, 3], policy=policy)
+    topology = topology_of([3, 3], policy=policy)
     slow = 5
     script = descend(sgd, pause_s=lambda place: 10.0 if place == slow else 0.1)
     ended: dict[str, float] = {}
@@ -193,18 +194,18 @@ def test_a_majority_does_not_wait_for_the_slow_one(policy: str) -> None:
         ended[run.name] = program.now
         return trained
 
-    results = run_live(plan, timed, Settings(policy=policies.find(policy)()))
+    results = run_live(topology, timed, Settings(policy=policies.find(policy)()))
     if policy == "fsa":
         assert min(ended.values()) > 10.0 * STEPS
     else:
         assert ended["A/0"] < 10.0 < 10.0 * STEPS <= ended["B/2"]
-    for name in plan.workers:
+    for name in topology.workers:
         assert_equal(results[name], results["A/0"])
 
 
 def test_the_optimizer_on_the_workers_does_what_it_does_alone() -> None:
     lion = load("lion").Lion
-    results = run_live(plan_of([2, 1]), descend(lambda parameters: lion(parameters, lr=0.01)), Settings())
+    results = run_live(topology_of([2, 1]), descend(lambda parameters: lion(parameters, lr=0.01)), Settings())
     model = small_model()
     optimizer = lion(model.parameters(), lr=0.01)
     for step in range(STEPS):
@@ -216,13 +217,13 @@ def test_the_optimizer_on_the_workers_does_what_it_does_alone() -> None:
 
 
 def test_the_rule_at_the_root_is_plain_gradient_descent() -> None:
-    plan, layout = plan_of([1, 2], shards=2), layout_of(3)
+    topology, layout = topology_of([1, 2], shards=2), layout_of(3)
     ended = []
     for name, hyper in (("torch.optim.SGD", None), ("descent:Descent", {"lr": 0.05})):
-        loop = Loop(layout, plan.workers, rounds=5, settings={"optimizer": name, "clip_norm": None})
+        loop = Loop(layout, topology.workers, rounds=5, settings={"optimizer": name, "clip_norm": None})
         loop.hyper = hyper or {**loop.hyper, "momentum": 0.0}
-        simulator, programs = run_tree(plan, loop)
-        assert_well(simulator, plan, programs)
+        simulator, programs = run_tree(topology, loop)
+        assert_well(simulator, topology, programs)
         ended.append(loop.weights["B/1"])
     assert ended[0].keys() == ended[1].keys()
     for index, values in ended[0].items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trustme
-from trees import plan_of
+from trees import topology_of
 from wires import LOOPS, Witness, run_on
 
 from geomx.channels.contract import Channel
@@ -18,12 +18,12 @@ from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import contexts
 from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.errors import ConfigError, GeomxError, ProtocolError
+from geomx.node.factory import make_node
 from geomx.node.peers.handshake import LEAST_STRANGERS
-from geomx.node.topology import make_node
 from geomx.wire.messages import PROTOCOL_VERSION, Ack, Failure, Hello, Message, Welcome
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
-PLAN = plan_of([2])
+TOPOLOGY = topology_of([2])
 HELLO = Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0)
 
 
@@ -52,7 +52,7 @@ class Records:
 async def serving(channel: Channel) -> AsyncIterator[tuple[str, Records, asyncio.Task[None]]]:
     """The global server at a free port: its address, what it records, and its run."""
     records = Records()
-    driver = Driver(make_node(PLAN, "global/0"), Wiring(ListeningEdge(channel, "127.0.0.1:0")), records)
+    driver = Driver(make_node(TOPOLOGY, "global/0"), Wiring(ListeningEdge(channel, "127.0.0.1:0")), records)
     task = asyncio.get_running_loop().create_task(driver.run())
     (listening,) = await records.until("listening")
     try:
@@ -148,7 +148,7 @@ def test_who_has_no_certificate_is_recorded_with_the_reason(loop_name, tmp_path)
 def test_a_door_that_is_taken_says_which(loop_name):
     async def main():
         async with serving(Tcp()) as (address, _, _):
-            second = Driver(make_node(PLAN, "global/0"), Wiring(ListeningEdge(Tcp(), address)), Records())
+            second = Driver(make_node(TOPOLOGY, "global/0"), Wiring(ListeningEdge(Tcp(), address)), Records())
             with pytest.raises(
                 ConfigError, match=f"address: found {address}; allowed: an address of this machine"
             ):

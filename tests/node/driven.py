@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from trees import SGD, layout_of, plan_of
+from trees import SGD, layout_of, topology_of
 
 from geomx.errors import GeomxError, ProtocolError
 from geomx.node.contract import (
@@ -25,8 +25,9 @@ from geomx.node.contract import (
     Stop,
     Write,
 )
+from geomx.node.factory import make_node
 from geomx.node.slices.payloads import pack_layout
-from geomx.node.topology import Topology, make_node
+from geomx.node.topology import Topology
 from geomx.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
@@ -41,7 +42,7 @@ from geomx.wire.messages import (
 )
 
 torch.set_num_threads(1)
-PLAN = plan_of([2, 1])
+TOPOLOGY = topology_of([2, 1])
 LAYOUT = layout_of(3)
 SETTINGS = {"optimizer": "torch.optim.SGD", "clip_norm": None}
 
@@ -69,8 +70,8 @@ def push(origin: str, turn: int = 1, index: int = 0, incarnation: int = 1, **mor
 class Driven:
     """A node and its peers, each of which numbers what it sends. Jobs are done at once."""
 
-    def __init__(self, name: str, plan: Topology = PLAN) -> None:
-        self.node: Any = make_node(plan, name)
+    def __init__(self, name: str, topology: Topology = TOPOLOGY) -> None:
+        self.node: Any = make_node(topology, name)
         self.now = 0.0
         self.effects: list[Effect] = []
         self._numbers: dict[int, int] = {}

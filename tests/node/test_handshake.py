@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from driven import Driven, attach, hello, local_server, push, worker
-from trees import plan_of
+from trees import topology_of
 
 from geomx.errors import Fenced, ProtocolError, Refused
 from geomx.node.contract import Closed, Opened, Write
@@ -98,7 +98,7 @@ def test_a_refused_worker_says_by_whom() -> None:
 
 
 def test_where_messages_can_be_lost_a_greeting_is_said_again_and_answered_again() -> None:
-    lossy = plan_of([1], patience=Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.25))
+    lossy = topology_of([1], patience=Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.25))
     node = Driven("A/0", lossy)
     node(Opened(1, "A"))
     node.tick(1.0, 0.25)

@@ -13,7 +13,7 @@ from driven import (
     refused_by,
     worker,
 )
-from trees import plan_of
+from trees import topology_of
 
 from geomx.errors import (
     ProtocolError,
@@ -70,12 +70,12 @@ def test_a_state_that_nobody_asked_for_is_refused():
 
 
 def test_a_shard_may_tell_another_of_norms_and_nothing_else():
-    plan = plan_of([1], shards=2)
+    topology = topology_of([1], shards=2)
     for message, reason in [
         (Fetch(0, 0), "Fetch was sent to a shard beside it"),
         (State(0, 0, (), (), 8), "State announces a payload to a shard beside it"),
     ]:
-        lead = Driven("global/0", plan)
+        lead = Driven("global/0", topology)
         lead.greet(1, hello("global/1"))
         error = refused_by(lead, 1, message)
         assert "global/1 broke the protocol" in str(error)
@@ -121,8 +121,8 @@ def test_a_node_that_has_stopped_does_nothing_more():
 
 
 def test_norms_of_another_shard_add_up_to_the_scale_that_both_use():
-    plan = plan_of([1], shards=2)
-    lead = Driven("global/0", plan)
+    topology = topology_of([1], shards=2)
+    lead = Driven("global/0", topology)
     lead.greet(1, hello("global/1"))
     lead.node.sink._clipping.start(1.0, frozenset({0}), frozenset({0, 1}))
     lead.say(1, Norms(4, {1: 9.0}))

@@ -8,7 +8,7 @@ from driven import (
     hello,
     local_server,
 )
-from trees import plan_of
+from trees import topology_of
 
 from geomx.errors import (
     NodeLost,
@@ -40,7 +40,7 @@ def test_a_flood_of_connections_pushes_out_the_oldest_of_itself_and_lets_others_
 
 
 def test_a_large_run_bears_as_many_strangers_as_may_come_at_once():
-    server = Driven("A", plan_of([500]))
+    server = Driven("A", topology_of([500]))
     for conn in range(1, 1001):
         server(Opened(conn))
     assert server.hung_up() == []
@@ -73,7 +73,7 @@ def test_what_a_stranger_says_comes_back_short_printable_and_harms_nobody(what):
 
 
 def test_a_refusal_in_a_run_of_thousands_names_a_few():
-    server = Driven("A", plan_of([9000]))
+    server = Driven("A", topology_of([9000]))
     server.greet(1, hello("B/0"))
     assert server.refusal(1).reason.endswith("A/7 and 8992 more, not B/0")
 
@@ -138,7 +138,7 @@ def test_a_peer_that_hangs_up_on_a_greeting_may_want_certificates():
 
 
 def test_a_start_that_takes_long_says_for_whom_and_why_and_then_gives_up():
-    node = Driven("A", plan_of([2, 1], limits=Limits(start_s=100.0, stall_s=30.0)))
+    node = Driven("A", topology_of([2, 1], limits=Limits(start_s=100.0, stall_s=30.0)))
     node.greet(1, hello("A/0"))
     node(Closed(0, "global/0", "connection refused"))
     for _ in range(99):

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from driven import SETTINGS
-from trees import SGD, plan_of
+from trees import SGD, topology_of
 
 from geomx.errors import GeomxError, Unsupported
 from geomx.layout import Layout, Tensor
+from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Contribution, Fetched, Left, Ready
-from geomx.node.topology import Edge, Topology, make_node
+from geomx.node.topology import Edge, Topology
 from geomx.optim.contract import SliceState
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
@@ -107,25 +108,25 @@ class Member:
 
 
 def run(
-    plan: Topology, script: Callable[[Member], Any], settings: dict[str, Any] | None = None
+    topology: Topology, script: Callable[[Member], Any], settings: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Every worker runs `script`; returns what each came to."""
     simulator, results = Simulator(0, WAN), dict[str, Any]()
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name))
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
 
     def main(program: Program) -> None:
-        member = Member(program, plan.workers.index(program.name), settings or SETTINGS)
+        member = Member(program, topology.workers.index(program.name), settings or SETTINGS)
         results[program.name] = script(member)
         member.leave()
 
-    programs = {name: simulator.program(name, main) for name in plan.workers}
+    programs = {name: simulator.program(name, main) for name in topology.workers}
     simulator.run(120.0)
     for name, program in programs.items():
         if program.error is not None:
             raise program.error
         assert program.finished, name
-    for name in plan.nodes:
+    for name in topology.nodes:
         if simulator.error_of(name) is not None:
             raise simulator.error_of(name)
         assert simulator.has_stopped(name)
@@ -138,7 +139,7 @@ def test_a_mean_is_weighted_and_changes_no_weights():
         member.assign()
         return member.mean(value=member.place + 1.0, weight=[1.0, 2.0, 5.0][member.place])
 
-    for mean in run(plan_of([2, 1]), script).values():
+    for mean in run(topology_of([2, 1]), script).values():
         torch.testing.assert_close(mean, torch.full((5,), (1 + 4 + 15) / 8))
 
 
@@ -155,7 +156,7 @@ def test_the_global_norm_is_clipped_over_all_shards(shards, norms_sent, monkeypa
     elements = sum(LAYOUT.slices[index].elements for index in WEIGHTS)
     expected = -2.0 * 3.0 / (2.0 * math.sqrt(elements) + 1e-6)
     settings = {"optimizer": "torch.optim.SGD", "clip_norm": 3.0}
-    for updates in run(plan_of([1, 1], shards), script, settings).values():
+    for updates in run(topology_of([1, 1], shards), script, settings).values():
         for index in WEIGHTS:
             torch.testing.assert_close(
                 updates[index].values, torch.full_like(updates[index].values, expected)
@@ -171,7 +172,7 @@ def test_a_norm_within_the_limit_changes_nothing():
         )
 
     settings = {"optimizer": "torch.optim.SGD", "clip_norm": 1e6}
-    assert set(map(tuple, run(plan_of([1, 1], 2), script, settings).values())) == {(-2.0,)}
+    assert set(map(tuple, run(topology_of([1, 1], 2), script, settings).values())) == {(-2.0,)}
 
 
 def test_a_slice_without_any_gradient_counts_as_zero_in_the_norm():
@@ -190,7 +191,7 @@ def test_a_slice_without_any_gradient_counts_as_zero_in_the_norm():
         return updates[B].values[0].item()
 
     settings = {"optimizer": "torch.optim.SGD", "clip_norm": 1.0}
-    for value in run(plan_of([1, 1], 2), script, settings).values():
+    for value in run(topology_of([1, 1], 2), script, settings).values():
         assert value == pytest.approx(-1 / math.sqrt(7), rel=1e-5)
 
 
@@ -205,7 +206,7 @@ def test_where_the_workers_own_the_optimizer_the_mean_gradient_comes_back():
         )
 
     settings = {"optimizer": "workers", "clip_norm": None}
-    assert set(run(plan_of([1, 1], 2), script, settings).values()) == {3.0}
+    assert set(run(topology_of([1, 1], 2), script, settings).values()) == {3.0}
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -224,7 +225,7 @@ def test_the_optimizer_state_comes_and_goes(shards):
         assert torch.equal(member.step(gradient=2.0)[W].values, after)
         return after
 
-    first, second = run(plan_of([1, 1], shards), script).values()
+    first, second = run(topology_of([1, 1], shards), script).values()
     assert torch.equal(first, second)
 
 
@@ -235,7 +236,7 @@ def test_the_optimizer_state_of_what_is_not_trained_is_refused():
         return member.fetch(RUNNING)
 
     with pytest.raises(GeomxError, match=f"slice {RUNNING} has no optimizer state"):
-        run(plan_of([1]), script)
+        run(topology_of([1]), script)
 
 
 def test_the_state_of_workers_that_own_the_optimizer_is_refused():
@@ -244,7 +245,7 @@ def test_the_state_of_workers_that_own_the_optimizer_is_refused():
         return member.fetch(W)
 
     with pytest.raises(GeomxError, match="the workers own the optimizer"):
-        run(plan_of([1]), script, {"optimizer": "workers", "clip_norm": None})
+        run(topology_of([1]), script, {"optimizer": "workers", "clip_norm": None})
 
 
 HALF = "half_codec:Half"
@@ -267,7 +268,7 @@ def test_each_edge_and_direction_has_the_codec_that_it_was_given(lan, wan):
         member.assign(values=1.0 + 2**-20)
         return member.step(gradient=[0.1, 0.2][member.place], hyper={**SGD, "momentum": 0.0})[V].values
 
-    rows = run(plan_of([1, 1], lan=lan, wan=wan), script)
+    rows = run(topology_of([1, 1], lan=lan, wan=wan), script)
     down_halved = HALF in (lan.codec_down, wan.codec_down)
     for values in rows.values():
         exact = torch.full((2000,), 1.0 + 2**-20 - 0.05 * 0.15)
@@ -280,7 +281,7 @@ def test_an_assign_is_exact_whatever_the_codecs():
         member.attach()
         return member.assign(values=1.0 + 2**-20)[V].values
 
-    for values in run(plan_of([1, 1], lan=Edge(HALF, HALF), wan=Edge(HALF, HALF)), script).values():
+    for values in run(topology_of([1, 1], lan=Edge(HALF, HALF), wan=Edge(HALF, HALF)), script).values():
         assert torch.equal(values, torch.full((2000,), 1.0 + 2**-20))
 
 
@@ -291,28 +292,28 @@ def test_whoever_sent_what_cannot_be_read_is_named():
         return member.step(gradient=0.1, hyper={**SGD, "momentum": 0.0})
 
     with pytest.raises(GeomxError, match=r"what B/0 sent for slice \d+: it is torn"):
-        run(plan_of([1, 1], lan=Edge("half_codec:Torn")), script)
+        run(topology_of([1, 1], lan=Edge("half_codec:Torn")), script)
 
 
 def test_a_worker_cannot_rejoin_where_the_weights_live_on_the_workers():
-    plan = plan_of([1, 1])
+    topology = topology_of([1, 1])
     simulator, settings = Simulator(0, WAN), {"optimizer": "workers", "clip_norm": None}
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name))
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
 
     def main(program: Program) -> None:
-        member = Member(program, plan.workers.index(program.name), settings)
+        member = Member(program, topology.workers.index(program.name), settings)
         member.attach()
         member.assign()
         member.step(1.0)
         program.sleep(30.0)
 
-    for name in plan.workers:
+    for name in topology.workers:
         simulator.program(name, main)
 
     def restart() -> None:
         simulator.crash("B/0")
-        simulator.add(make_node(plan, "B/0", incarnation=2))
+        simulator.add(make_node(topology, "B/0", incarnation=2))
         simulator.program("B/0", main)
 
     simulator.at(5.0, restart)
@@ -323,10 +324,10 @@ def test_a_worker_cannot_rejoin_where_the_weights_live_on_the_workers():
 
 
 def test_every_node_has_its_place_in_the_plan():
-    plan, solo = plan_of([2, 1], shards=2), Topology.solo()
-    assert plan.nodes == ("global/0", "global/1", "A", "B", "A/0", "A/1", "B/0")
-    assert plan.parents("B/0") == ("B",)
+    topology, solo = topology_of([2, 1], shards=2), Topology.solo()
+    assert topology.nodes == ("global/0", "global/1", "A", "B", "A/0", "A/1", "B/0")
+    assert topology.parents("B/0") == ("B",)
     assert solo.nodes == ("global/0", "solo/0")
     assert solo.parents("solo/0") == ("global/0",)
-    for each in (plan, solo):
+    for each in (topology, solo):
         assert [make_node(each, name).name for name in each.nodes] == list(each.nodes)

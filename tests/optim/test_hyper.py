@@ -2,7 +2,7 @@ import msgspec
 import pytest
 import torch
 
-from geomx.optim.contract import ELEMENTWISE
+from geomx.optim import ELEMENTWISE
 from geomx.optim.hyper import Rule
 
 

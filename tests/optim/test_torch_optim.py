@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from geomx.errors import CheckpointError, ProtocolError, UnknownName, Unsupported
 from geomx.layout import Layout, Part, Slice, Tensor
-from geomx.optim.contract import ELEMENTWISE, SliceState, optimizers
+from geomx.optim import ELEMENTWISE, optimizers
+from geomx.optim.contract import SliceState
 from geomx.optim.hyper import Rule
 from geomx.optim.torch_optim import TorchOptimizer
 from geomx.wire import presence

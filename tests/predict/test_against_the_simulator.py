@@ -21,7 +21,7 @@ from geomx.observe.costs import Cost
 from geomx.predict.facts import Codecs, Facts, Rhythm, Site
 from geomx.predict.steps import Prediction, predict
 from geomx.simulate.simulator import Network, Simulator
-from geomx.sync.contract import policies
+from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 from geomx.train.model.model_slices import ModelSlices
 

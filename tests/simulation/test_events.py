@@ -10,7 +10,8 @@ from trees import Loop, assert_well, layout_of
 
 from geomx.config import Run
 from geomx.errors import ConfigError, NodeLost, RunFailed
-from geomx.node.topology import Topology, make_node
+from geomx.node.factory import make_node
+from geomx.node.topology import Topology
 from geomx.simulate.links import emulate
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Simulator
@@ -35,14 +36,14 @@ def trained(
     text: str, rounds: int = 100, shards: int = 1
 ) -> tuple[Simulator, Topology, dict[str, Program], Loop]:
     run = Run.parse(text, "run.toml", [f"run.shards={shards}"])
-    plan, simulator = Topology.of(run), Simulator()
+    topology, simulator = Topology.of(run), Simulator()
     emulate(run, simulator)
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name))
-    loop = Loop(layout_of(len(plan.workers)), plan.workers, rounds)
-    programs = {name: simulator.program(name, loop) for name in plan.workers}
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
+    loop = Loop(layout_of(len(topology.workers)), topology.workers, rounds)
+    programs = {name: simulator.program(name, loop) for name in topology.workers}
     simulator.run(600.0)
-    return simulator, plan, programs, loop
+    return simulator, topology, programs, loop
 
 
 def ends(loop: Loop, worker: str) -> list[float]:
@@ -59,8 +60,8 @@ def lengths(loop: Loop, begin: float, end: float) -> list[float]:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_rounds_take_longer_while_a_link_is_slow_and_no_longer_after(shards: int) -> None:
-    simulator, plan, programs, loop = trained(TOML + SLOW, shards=shards)
-    assert_well(simulator, plan, programs)
+    simulator, topology, programs, loop = trained(TOML + SLOW, shards=shards)
+    assert_well(simulator, topology, programs)
     before, slow, after = lengths(loop, 0.0, 2.0), lengths(loop, 2.1, 5.0), lengths(loop, 5.3, 60.0)
     bytes_s = 4 * 2740 * 8e-6  # of the three slices of weights at 1 Mbit/s, one way
     assert min(slow) > max(before) + bytes_s
@@ -86,8 +87,8 @@ def test_each_end_changes_its_direction_by_its_own_second_0_and_notes_it() -> No
 
 
 def test_a_cut_holds_its_party_up_and_heals() -> None:
-    simulator, plan, programs, loop = trained(TOML + CUT)
-    assert_well(simulator, plan, programs)
+    simulator, topology, programs, loop = trained(TOML + CUT)
+    assert_well(simulator, topology, programs)
     rounds = lengths(loop, 0.0, 60.0)
     assert 3.9 < max(rounds) < 4.3
     assert sorted(rounds)[-2] < 0.2
@@ -97,8 +98,8 @@ def test_a_cut_holds_its_party_up_and_heals() -> None:
 
 def test_a_cut_that_outlasts_the_patience_loses_the_party() -> None:
     text = TOML.replace("[wan]", "[wan]\nheartbeat_s = 0.5\ntimeout_s = 3") + CUT
-    simulator, plan, _, _ = trained(text)
-    for name in plan.nodes:
+    simulator, topology, _, _ = trained(text)
+    for name in topology.nodes:
         error = simulator.error_of(name)
         assert isinstance(error, NodeLost | RunFailed), (name, error)
         assert error.node == ("global/0" if name in ("B", "B/0") else "B")
@@ -106,8 +107,8 @@ def test_a_cut_that_outlasts_the_patience_loses_the_party() -> None:
 
 def test_a_session_that_broke_within_a_cut_resumes() -> None:
     text = TOML.replace("[wan]", "[wan]\ntimeout_s = 6") + CUT  # it dials anew after 3 s
-    simulator, plan, programs, _ = trained(text)
-    assert_well(simulator, plan, programs)
+    simulator, topology, programs, _ = trained(text)
+    assert_well(simulator, topology, programs)
     assert any(node == "B" for _, node, _ in simulator.noted("resumed"))
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from trees import Loop, assert_well, bad_network, disturb, layout_of, plan_of, run_tree
+from trees import Loop, assert_well, bad_network, disturb, layout_of, run_tree, topology_of
 
 from geomx.simulate.simulator import Network
 from geomx.wire.session import Patience
@@ -18,10 +18,10 @@ QUICK_RESEND = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.15)
 
 
 def undisturbed(shards: int) -> dict[int, torch.Tensor]:
-    plan = plan_of([2, 2], shards)
-    loop = Loop(layout_of(4), plan.workers, ROUNDS)
-    simulator, programs = run_tree(plan, loop, Network(50.0, 10.0))
-    assert_well(simulator, plan, programs)
+    topology = topology_of([2, 2], shards)
+    loop = Loop(layout_of(4), topology.workers, ROUNDS)
+    simulator, programs = run_tree(topology, loop, Network(50.0, 10.0))
+    assert_well(simulator, topology, programs)
     return loop.weights["A/0"]
 
 
@@ -35,15 +35,15 @@ def test_bits_survive_a_bad_network(chunk: int, expected: dict[int, dict[int, to
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         chance = random.Random(seed)
         shards = 1 + seed % 2
-        plan = plan_of([2, 2], shards, QUICK_RESEND)
+        topology = topology_of([2, 2], shards, QUICK_RESEND)
         network = bad_network(chance)
-        loop = Loop(layout_of(4), plan.workers, ROUNDS)
+        loop = Loop(layout_of(4), topology.workers, ROUNDS)
         simulator, programs = run_tree(
-            plan, loop, network, seed, lambda s, c=chance, p=plan: disturb(s, c, p)
+            topology, loop, network, seed, lambda s, c=chance, p=topology: disturb(s, c, p)
         )
         try:
-            assert_well(simulator, plan, programs)
-            for worker in plan.workers:
+            assert_well(simulator, topology, programs)
+            for worker in topology.workers:
                 for index, weights in expected[shards].items():
                     assert torch.equal(loop.weights[worker][index], weights), (worker, index)
             ledger = next(slice_.index for slice_ in loop.layout.slices if slice_.role == "ledger")
@@ -60,8 +60,8 @@ def test_one_shard_and_two_end_with_the_same_bits(expected: dict[int, dict[int, 
 def test_a_run_replays_from_its_seed() -> None:
     histories = []
     for _ in range(2):
-        plan = plan_of([2, 1], 2, QUICK_RESEND)
-        loop = Loop(layout_of(3), plan.workers, ROUNDS)
-        run_tree(plan, loop, Network(20.0, 30.0, 10.0, 0.1, 0.1, 0.2), seed=7)
+        topology = topology_of([2, 1], 2, QUICK_RESEND)
+        loop = Loop(layout_of(3), topology.workers, ROUNDS)
+        run_tree(topology, loop, Network(20.0, 30.0, 10.0, 0.1, 0.1, 0.2), seed=7)
         histories.append(loop.arrived)
     assert histories[0] == histories[1]

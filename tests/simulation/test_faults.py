@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from trees import SGD, Loop, assert_well, layout_of, plan_of, run_tree
+from trees import SGD, Loop, assert_well, layout_of, run_tree, topology_of
 
 from geomx.errors import Disagreement, Fenced, NodeLost, Refused, RunFailed, WaitTimeout
+from geomx.node.factory import make_node
 from geomx.node.peers.peer import Limits
 from geomx.node.port import Contribution, Ready
-from geomx.node.topology import Topology, make_node
+from geomx.node.topology import Topology
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.session import Patience
@@ -20,14 +21,14 @@ from geomx.wire.session import Patience
 WAN = Network(100.0, 20.0)
 
 
-def loop_of(plan: Topology, rounds: int = 30, **more: Any) -> Loop:
-    return Loop(layout_of(len(plan.workers)), plan.workers, rounds, **more)
+def loop_of(topology: Topology, rounds: int = 30, **more: Any) -> Loop:
+    return Loop(layout_of(len(topology.workers)), topology.workers, rounds, **more)
 
 
 @pytest.mark.parametrize("victim", ["A/1", "B", "global/0", "global/1"])
 @pytest.mark.parametrize("how", ["crash", "power cut", "stop"])
 def test_death_is_noticed_and_named_everywhere(victim: str, how: str) -> None:
-    plan = plan_of([2, 2], 2)
+    topology = topology_of([2, 2], 2)
 
     def faults(simulator: Simulator) -> None:
         if how == "stop":
@@ -35,64 +36,66 @@ def test_death_is_noticed_and_named_everywhere(victim: str, how: str) -> None:
         else:
             simulator.at(0.5, lambda: simulator.crash(victim, silent=how == "power cut"))
 
-    simulator, programs = run_tree(plan, loop_of(plan), WAN, faults=faults, until=60.0)
-    for name in set(plan.nodes) - {victim}:
+    simulator, programs = run_tree(topology, loop_of(topology), WAN, faults=faults, until=60.0)
+    for name in set(topology.nodes) - {victim}:
         error = simulator.error_of(name)
         assert isinstance(error, NodeLost | RunFailed), (name, error)
         assert error.node == victim, (name, error)
-    for name in set(plan.workers) - {victim}:
+    for name in set(topology.workers) - {victim}:
         assert programs[name].error is simulator.error_of(name)
 
 
 def test_edges_that_have_little_to_say_are_not_dialled_anew() -> None:
     """A step takes longer than the silence that an edge bears, at the least patience that a description may have."""
-    plan = plan_of([2, 1], 2, patience=Patience(heartbeat_s=1.0, timeout_s=3.0))
-    simulator, programs = run_tree(plan, loop_of(plan, 4, compute_s=4.7), Network(100.0, 100.0, 20.0))
-    assert_well(simulator, plan, programs)
+    topology = topology_of([2, 1], 2, patience=Patience(heartbeat_s=1.0, timeout_s=3.0))
+    simulator, programs = run_tree(topology, loop_of(topology, 4, compute_s=4.7), Network(100.0, 100.0, 20.0))
+    assert_well(simulator, topology, programs)
     assert not list(simulator.noted("resumed"))
 
 
 def test_a_cut_of_five_seconds_is_survived() -> None:
-    plan = plan_of([2, 2])
+    topology = topology_of([2, 2])
 
     def faults(simulator: Simulator) -> None:
         simulator.at(0.4, lambda: simulator.cut("B", "global/0", 5.0, reset=True))
 
-    calm = loop_of(plan)
-    run_tree(plan, calm, WAN)
-    shaken = loop_of(plan)
-    simulator, programs = run_tree(plan, shaken, WAN, faults=faults)
-    assert_well(simulator, plan, programs)
+    calm = loop_of(topology)
+    run_tree(topology, calm, WAN)
+    shaken = loop_of(topology)
+    simulator, programs = run_tree(topology, shaken, WAN, faults=faults)
+    assert_well(simulator, topology, programs)
     assert any(fields["peer"] == "global/0" for _, node, fields in simulator.noted("resumed") if node == "B")
     assert all(torch.equal(calm.weights["A/0"][s], w) for s, w in shaken.weights["A/0"].items())
 
 
 def test_a_stop_shorter_than_the_timeout_is_survived() -> None:
-    plan = plan_of([2, 1])
-    loop = loop_of(plan)
-    simulator, programs = run_tree(plan, loop, WAN, faults=lambda s: s.at(0.4, lambda: s.pause("A", 8.0)))
-    assert_well(simulator, plan, programs)
+    topology = topology_of([2, 1])
+    loop = loop_of(topology)
+    simulator, programs = run_tree(topology, loop, WAN, faults=lambda s: s.at(0.4, lambda: s.pause("A", 8.0)))
+    assert_well(simulator, topology, programs)
 
 
 @pytest.mark.parametrize("last", ["global/0", "global/1", "A", "A/0", "B/1"])
 def test_start_order_does_not_matter(last: str) -> None:
-    plan = plan_of([2, 2], 2)
+    topology = topology_of([2, 2], 2)
     simulator = Simulator(0, WAN)
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name), at=20.0 if name == last else 0.0)
-    loop = loop_of(plan, 3)
-    programs = {name: simulator.program(name, loop) for name in plan.workers}
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name), at=20.0 if name == last else 0.0)
+    loop = loop_of(topology, 3)
+    programs = {name: simulator.program(name, loop) for name in topology.workers}
     simulator.run(120.0)
-    assert_well(simulator, plan, programs)
+    assert_well(simulator, topology, programs)
 
 
 def test_a_run_that_never_gathers_says_who_is_missing() -> None:
-    plan = plan_of([2, 2], limits=Limits(start_s=40.0))
+    topology = topology_of([2, 2], limits=Limits(start_s=40.0))
     simulator = Simulator(0, WAN)
-    for name in plan.nodes:
+    for name in topology.nodes:
         if name != "B/1":
-            simulator.add(make_node(plan, name))
-    programs = {name: simulator.program(name, loop_of(plan)) for name in plan.workers if name != "B/1"}
+            simulator.add(make_node(topology, name))
+    programs = {
+        name: simulator.program(name, loop_of(topology)) for name in topology.workers if name != "B/1"
+    }
     simulator.run(200.0)
     assert isinstance(simulator.error_of("B"), WaitTimeout)
     assert "B/1" in str(simulator.error_of("B"))
@@ -104,12 +107,12 @@ def test_a_run_that_never_gathers_says_who_is_missing() -> None:
 
 
 def test_another_description_of_the_run_is_refused_with_its_fields() -> None:
-    plan = replace(plan_of([1, 1]), manifest={"sync.policy": "fsa", "wan.codec_up": "dense"})
-    other = replace(plan, manifest={"sync.policy": "hfa", "wan.codec_up": "dense"})
+    topology = replace(topology_of([1, 1]), manifest={"sync.policy": "fsa", "wan.codec_up": "dense"})
+    other = replace(topology, manifest={"sync.policy": "hfa", "wan.codec_up": "dense"})
     simulator = Simulator(0, WAN)
-    for name in plan.nodes:
-        simulator.add(make_node(other if name == "B/0" else plan, name))
-    simulator.program("B/0", loop_of(plan))
+    for name in topology.nodes:
+        simulator.add(make_node(other if name == "B/0" else topology, name))
+    simulator.program("B/0", loop_of(topology))
     simulator.run(5.0)
     error = simulator.error_of("B/0")
     assert isinstance(error, Refused)
@@ -119,41 +122,41 @@ def test_another_description_of_the_run_is_refused_with_its_fields() -> None:
 
 
 def test_another_model_is_refused_with_its_fields() -> None:
-    plan = plan_of([1, 1])
+    topology = topology_of([1, 1])
     simulator = Simulator(0, WAN)
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name))
-    simulator.program("A/0", loop_of(plan))
-    odd = loop_of(plan, settings={"optimizer": "torch.optim.Adam", "clip_norm": None})
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
+    simulator.program("A/0", loop_of(topology))
+    odd = loop_of(topology, settings={"optimizer": "torch.optim.Adam", "clip_norm": None})
     simulator.program("B/0", odd)
     simulator.run(60.0)
-    errors = [simulator.error_of(name) for name in plan.nodes]
+    errors = [simulator.error_of(name) for name in topology.nodes]
     assert all(isinstance(error, Refused | RunFailed) for error in errors)
     assert any("optimizer" in str(error) and "torch.optim.Adam" in str(error) for error in errors)
 
 
 def test_an_older_incarnation_is_not_let_in() -> None:
-    plan = plan_of([1, 1])
+    topology = topology_of([1, 1])
     simulator = Simulator(0, WAN)
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name, incarnation=5))
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name, incarnation=5))
     simulator.at(1.0, lambda: simulator.crash("B/0"))
-    simulator.at(1.1, lambda: simulator.add(make_node(plan, "B/0", incarnation=4)))
+    simulator.at(1.1, lambda: simulator.add(make_node(topology, "B/0", incarnation=4)))
     simulator.run(3.0)
     assert isinstance(simulator.error_of("B/0"), Fenced)
 
 
 def test_a_restarted_worker_catches_up() -> None:
-    plan = plan_of([2, 1])
-    loop, again = loop_of(plan, 60), loop_of(plan, 60)
+    topology = topology_of([2, 1])
+    loop, again = loop_of(topology, 60), loop_of(topology, 60)
     joined = []
 
     def restart(simulator: Simulator) -> None:
         simulator.crash("A/1")
-        simulator.add(make_node(plan, "A/1", incarnation=2))
+        simulator.add(make_node(topology, "A/1", incarnation=2))
         simulator.program("A/1", lambda program: rejoin(program, again, joined))
 
-    _, programs = run_tree(plan, loop, WAN, faults=lambda s: s.at(1.0, lambda: restart(s)))
+    _, programs = run_tree(topology, loop, WAN, faults=lambda s: s.at(1.0, lambda: restart(s)))
     assert programs["A/0"].error is None
     assert joined[0] > 0
     for index, weights in loop.weights["A/0"].items():
@@ -188,7 +191,7 @@ def rejoin(program: Program, loop: Loop, joined: list[int]) -> None:
 
 
 def test_workers_with_different_hyperparameters_are_told() -> None:
-    plan = plan_of([2, 1])
+    topology = topology_of([2, 1])
 
     class Odd(Loop):
         def contribution(
@@ -197,16 +200,16 @@ def test_workers_with_different_hyperparameters_are_told() -> None:
             self.hyper = {**SGD, "lr": 0.05 if turn < 3 or place != 2 else 0.01}
             return super().contribution(index, turn, place, weights)
 
-    simulator, _ = run_tree(plan, Odd(layout_of(3), plan.workers, 10), WAN)
+    simulator, _ = run_tree(topology, Odd(layout_of(3), topology.workers, 10), WAN)
     error = simulator.error_of("global/0")
     assert isinstance(error, Disagreement)
     assert "B/0" in str(error)
     assert "hyper-parameters" in str(error)
-    assert all(simulator.has_stopped(name) for name in plan.nodes)
+    assert all(simulator.has_stopped(name) for name in topology.nodes)
 
 
 def test_workers_that_make_different_calls_are_told() -> None:
-    plan = plan_of([1, 1])
+    topology = topology_of([1, 1])
 
     class Odd(Loop):
         def contribution(
@@ -215,7 +218,7 @@ def test_workers_that_make_different_calls_are_told() -> None:
             usual = super().contribution(index, turn, place, weights)
             return replace(usual, operation="save()") if turn == 2 and place else usual
 
-    simulator, _ = run_tree(plan, Odd(layout_of(2), plan.workers, 10), WAN)
+    simulator, _ = run_tree(topology, Odd(layout_of(2), topology.workers, 10), WAN)
     error = simulator.error_of("global/0")
     assert isinstance(error, Disagreement)
     assert "save()" in str(error)
@@ -223,29 +226,29 @@ def test_workers_that_make_different_calls_are_told() -> None:
 
 
 def test_a_long_wait_is_reported_with_whom() -> None:
-    plan = plan_of([2, 1], limits=Limits(stall_s=5.0))
+    topology = topology_of([2, 1], limits=Limits(stall_s=5.0))
 
     class Slow(Loop):
         def __call__(self, program: Program) -> None:
             compute_s = 25.0 if program.name == "A/1" else 0.1
             Loop.__call__(replace(self, compute_s=compute_s), program)
 
-    simulator, _ = run_tree(plan, Slow(layout_of(3), plan.workers, 2), WAN, until=40.0)
+    simulator, _ = run_tree(topology, Slow(layout_of(3), topology.workers, 2), WAN, until=40.0)
     waits = [fields for _, node, fields in simulator.noted("waiting") if node == "A"]
     assert waits
     assert all(fields["whom"] == "A/1" for fields in waits)
 
 
 def test_members_that_leave_early_do_not_hold_up_the_others() -> None:
-    plan = plan_of([2, 1])
+    topology = topology_of([2, 1])
 
     class Short(Loop):
         def __call__(self, program: Program) -> None:
             rounds = 2 if program.name == "A/1" else 6
             Loop.__call__(replace(self, rounds=rounds, weights=self.weights, arrived=self.arrived), program)
 
-    loop = Short(layout_of(3), plan.workers, 6)
-    simulator, programs = run_tree(plan, loop, WAN)
-    assert_well(simulator, plan, programs)
+    loop = Short(layout_of(3), topology.workers, 6)
+    simulator, programs = run_tree(topology, loop, WAN)
+    assert_well(simulator, topology, programs)
     ledger = next(slice_.index for slice_ in loop.layout.slices if slice_.role == "ledger")
     assert loop.weights["A/0"][ledger].tolist() == [6, 2, 6]

@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "torch"))
 from live_runs import place_of, train
 
 from geomx.config import Run
+from geomx.config.choices import check_choices
 from geomx.errors import ConfigError, GeomxError
-from geomx.node.topology import Edge, check_choices
-from geomx.sync.contract import policies
+from geomx.node.topology import Edge
+from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 
 ROOT = Path(__file__).parents[2]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from trees import SGD, plan_of
+from trees import SGD, topology_of
 
 from geomx.layout import Layout, Tensor
+from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Contribution, Ready
-from geomx.node.topology import make_node
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.presence import pack
 
@@ -49,17 +49,17 @@ class Counter:
 
 @pytest.mark.no_cover
 def test_two_hundred_parties_of_eight_workers_run_a_hundred_rounds() -> None:
-    plan = plan_of([WORKERS] * PARTIES)
+    topology = topology_of([WORKERS] * PARTIES)
     simulator = Simulator(0, Network(delay_ms=20.0, rate_mbps=1000.0), chunk_bytes=4 << 20)
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name))
-    for place, name in enumerate(plan.workers):
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
+    for place, name in enumerate(topology.workers):
         simulator.listen(name, Counter(simulator, name, place))
     simulator.run(1.0)
-    for name in plan.workers:
+    for name in topology.workers:
         simulator.call(name, "attach", LAYOUT, {"optimizer": "torch.optim.SGD"})
     simulator.run(10_000.0)
-    assert all(simulator.has_stopped(name) and simulator.error_of(name) is None for name in plan.nodes)
+    assert all(simulator.has_stopped(name) and simulator.error_of(name) is None for name in topology.nodes)
     rounds = [fields["turn"] for _, node, fields in simulator.noted("round") if node == "global/0"]
     assert rounds == list(range(1, ROUNDS + 1))
     pushed = LAYOUT.slices[0].size_bytes * (ROUNDS + 1)

@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.sync.contract import Apply, GradientStep, RoundView, Wait, policies
+from geomx.sync import policies
+from geomx.sync.contract import Apply, GradientStep, RoundView, Wait
 from geomx.sync.fsa import FSA
 
 names = st.frozensets(st.sampled_from(["A/0", "A/1", "B/0", "B/1", "C/0"]))

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from trees import assert_well, plan_of
+from trees import assert_well, topology_of
 
 from geomx.errors import RunFailed
-from geomx.node.topology import Topology, make_node
+from geomx.node.factory import make_node
+from geomx.node.topology import Topology
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
 from geomx.train import LiveRun, Settings
@@ -36,7 +37,7 @@ def train(
 
     `faults(simulator, restart)`: what goes wrong on the way; `restart(worker)` starts one that has crashed.
     """
-    plan = Topology.solo() if list(parties) == [] else plan_of(list(parties), shards, **plan_fields)
+    topology = Topology.solo() if list(parties) == [] else topology_of(list(parties), shards, **plan_fields)
     simulator, results = Simulator(0, network), dict[str, Any]()
 
     def main(program: Program) -> None:
@@ -45,20 +46,20 @@ def train(
         run = LiveRun(
             program,
             name=program.name,
-            members=plan.workers,
-            party_members=plan.parties[party],
+            members=topology.workers,
+            party_members=topology.parties[party],
             settings=settings,
             clock=lambda: program.now,
         )
         with run:
             results[program.name] = script(run)
 
-    for name in plan.nodes:
-        simulator.add(make_node(plan, name))
-    programs = {name: simulator.program(name, main) for name in plan.workers}
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
+    programs = {name: simulator.program(name, main) for name in topology.workers}
 
     def restart(worker: str) -> None:
-        simulator.add(make_node(plan, worker, incarnation=2))
+        simulator.add(make_node(topology, worker, incarnation=2))
         programs[worker] = simulator.program(worker, main)
 
     faults(simulator, restart)
@@ -66,7 +67,7 @@ def train(
     errors = [program.error for program in programs.values() if program.error is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, RunFailed)):
         raise error
-    assert_well(simulator, plan, programs)
+    assert_well(simulator, topology, programs)
     return results, simulator
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from geomx.errors import CheckpointError, GeomxError, Unsupported
-from geomx.sync.contract import policies
+from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 
 CUT = Settings(slice_elements=512, size_lower_bound=100)

@@ -32,13 +32,13 @@ from torch import nn
 from geomx.errors import ConfigError
 from geomx.node.port import Allowed
 from geomx.simulate.simulator import Network, Simulator
-from geomx.sync.contract import policies
+from geomx.sync import policies
 from geomx.sync.esync import ESync
 from geomx.train import LiveRun, Settings
 from geomx.train.calls.collective_client import CollectiveClient
 
 if TYPE_CHECKING:
-    from geomx.node.contract import Port
+    from geomx.node.port import Port
 
 ROUNDS = 12
 STEP_S = {"A/0": 0.05, "A/1": 0.02, "B/0": 0.2}

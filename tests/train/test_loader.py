@@ -22,7 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from geomx.sync.contract import policies
+from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 from geomx.train.data.loader import every_nth, samples_in, share_length
 

@@ -33,7 +33,8 @@ from geomx.errors import ConfigError, Unsupported
 from geomx.node.topology import Edge
 from geomx.optim.dcasgd import DCASGD
 from geomx.simulate.simulator import Simulator
-from geomx.sync.contract import Policy, policies
+from geomx.sync import policies
+from geomx.sync.contract import Policy
 from geomx.sync.diloco import DiLoCo
 from geomx.sync.downpour import Downpour
 from geomx.sync.fsa import FSA

@@ -24,14 +24,16 @@ from live_runs import (
 )
 from policy_runs import ALGORITHMS, lockstep, script, settings, uneven
 from torch import nn
-from trees import bad_network, disturb, plan_of
+from trees import bad_network, disturb, topology_of
 
 from geomx.errors import Disagreement, Refused, RunFailed
+from geomx.node.factory import make_node
 from geomx.node.root import Root
 from geomx.node.server import Server
-from geomx.node.topology import Edge, make_node
+from geomx.node.topology import Edge
 from geomx.simulate.simulator import Network, Simulator
-from geomx.sync.contract import StepController, policies
+from geomx.sync import policies
+from geomx.sync.contract import StepController
 from geomx.sync.fsa import FSA
 from geomx.sync.mixed import MixedSync
 from geomx.train import LiveRun
@@ -75,7 +77,7 @@ def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: i
     results, simulator = run_once(
         network=network,
         patience=again,
-        faults=lambda simulator, _: disturb(simulator, chance, plan_of([2, 1], shards), 3.0),
+        faults=lambda simulator, _: disturb(simulator, chance, topology_of([2, 1], shards), 3.0),
     )
     assert counted(simulator, shards) == [contributions[name] for name in ("A/0", "A/1", "B/0")]
     assert min(contributions.values()) > 0
@@ -219,7 +221,7 @@ def test_a_local_server_that_was_started_again_ends_the_run() -> None:
         def again() -> None:
             for name in ("B", "B/0"):
                 simulator.crash(name)
-            simulator.add(make_node(plan_of([2, 1], 1), "B", incarnation=2))
+            simulator.add(make_node(topology_of([2, 1], 1), "B", incarnation=2))
             restart("B/0")
 
         simulator.at(1.0, again)

@@ -10,7 +10,7 @@ import torch
 from live_runs import small_model, train
 
 from geomx.simulate.simulator import Network
-from geomx.sync.contract import policies
+from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 from geomx.train.settings import Overlap
 

@@ -16,8 +16,9 @@ import torch
 from benchmarks import training
 from geomx.layout import Layout, Tensor
 from geomx.node.contract import Effect, Event, Job
+from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Contribution, Ready
-from geomx.node.topology import Topology, make_node
+from geomx.node.topology import Topology
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.presence import pack
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from geomx.codecs.contract import Block, Codec, Lossy, check_finite
+from geomx.codecs.contract import Block, Codec
+from geomx.codecs.error_feedback import Lossy, check_finite
 from geomx.codecs.pack.values import peak
 from geomx.layout import Slice
 

@@ -14,8 +14,9 @@ import struct
 
 import torch
 
-from geomx.codecs.contract import Block, Codec, Lossy, tiles, working
+from geomx.codecs.contract import Block, Codec, tiles
 from geomx.codecs.dense import Dense
+from geomx.codecs.error_feedback import Lossy, working
 from geomx.codecs.pack import native
 from geomx.codecs.pack.indices import choose, pack_indices, size_bytes, unpack_indices
 from geomx.codecs.pack.noise import RngKey

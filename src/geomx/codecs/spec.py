@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from geomx.codecs import codecs
 from geomx.codecs.by_size import BySize
-from geomx.codecs.contract import Codec, Lossy, codecs
+from geomx.codecs.contract import Codec
+from geomx.codecs.error_feedback import Lossy
 from geomx.codecs.pack.noise import RngKey
 from geomx.errors import ConfigError, Fault
 from geomx.layout import SLICES_WANTED, Layout, Tensor

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from geomx.codecs.contract import check_finite
+from geomx.codecs.error_feedback import check_finite
 from geomx.codecs.pack import native
 from geomx.codecs.pack.native import Added
 from geomx.codecs.pack.noise import RngKey

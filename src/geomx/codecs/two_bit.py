@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.contract import Block, Lossy, check_finite, tiles, working
+from geomx.codecs.contract import Block, tiles
 from geomx.codecs.dense import Dense
+from geomx.codecs.error_feedback import Lossy, check_finite, working
 from geomx.codecs.pack import native
 from geomx.codecs.pack.bits import pack, packed_bytes, unpack
 from geomx.codecs.pack.noise import RngKey

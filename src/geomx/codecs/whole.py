@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.contract import Block, Codec, Lossy, check_finite, tiles, working
+from geomx.codecs.contract import Block, Codec, tiles
 from geomx.codecs.dense import Dense
+from geomx.codecs.error_feedback import Lossy, check_finite, working
 from geomx.codecs.pack.noise import RngKey, uniform
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ProtocolError

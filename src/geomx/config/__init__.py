@@ -1,17 +1,17 @@
-"""The one frozen, validated description of a run: TOML in, every fault named at once."""
+"""The one frozen, validated description of a run: TOML in, every fault named at once.
+
+`run.py` and `tables.py` first. `rules.py` is what keys must be to each other, `choices.py` what policies, codecs and
+rules must be; `document.py`, `fields.py` and `problems.py` say faults with file, line and key.
+"""
 
 from geomx.config.drawing import describe
 from geomx.config.link_changes import LinkChange
 from geomx.config.run import AGREED, AGREED_OF_A_PARTY, Run
 from geomx.config.tables import EdgeTable, EventTable, LinkTable, PartyTable
-from geomx.config.value_types import CODECS, COMPENSATIONS, POLICIES
 
 __all__ = [
     "AGREED",
     "AGREED_OF_A_PARTY",
-    "CODECS",
-    "COMPENSATIONS",
-    "POLICIES",
     "EdgeTable",
     "EventTable",
     "LinkChange",

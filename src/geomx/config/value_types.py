@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
-# What `geomx.sync.contract` and `geomx.codecs.contract` register, whose imports are not allowed here.
-POLICIES = ("fsa", "mixed", "hfa", "esync", "diloco", "downpour")
-COMPENSATIONS = ("dcasgd",)
-CODECS = ("dense", "fp16", "bf16", "int8", "int4", "sign", "two_bit", "topk", "bisparse", "mpq")
+from geomx.codecs import codecs
+from geomx.optim import compensations
+from geomx.sync import policies
 
 _PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
 _HOST = r"([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])"
@@ -59,13 +58,18 @@ PartyName = Annotated[
 ]
 Address = Annotated[str, TextForm('"host:port"', f"{_HOST}:{_PORT}")]
 AddressOrNone = Annotated[str, TextForm('"host:port", or ""', f"({_HOST}:{_PORT})?")]
-PolicyName = Annotated[str, _choice(POLICIES, _SETTINGS, ", with parameters as `staleness=4` behind it")]
-CompensationName = Annotated[
-    str, _choice(COMPENSATIONS, _SETTINGS, ", with parameters as `strength=0.04` behind it, or nothing", True)
+PolicyName = Annotated[
+    str, _choice(policies.names, _SETTINGS, ", with parameters as `staleness=4` behind it")
 ]
-CodecName = Annotated[str, _choice(CODECS, _SETTINGS, ", with parameters as `ratio=0.01` behind it")]
+CompensationName = Annotated[
+    str,
+    _choice(
+        compensations.names, _SETTINGS, ", with parameters as `strength=0.04` behind it, or nothing", True
+    ),
+]
+CodecName = Annotated[str, _choice(codecs.names, _SETTINGS, ", with parameters as `ratio=0.01` behind it")]
 LanCodecName = Annotated[
-    str, _choice(("wan", *CODECS), _SETTINGS, ", with parameters as `ratio=0.01` behind it")
+    str, _choice(("wan", *codecs.names), _SETTINGS, ", with parameters as `ratio=0.01` behind it")
 ]
 File = Annotated[Path, BeforeValidator(_absolute)]  # relative to the folder of the run's description
 Seconds = Annotated[float, Field(gt=0)]

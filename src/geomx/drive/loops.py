@@ -13,8 +13,9 @@ from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
 from geomx.drive.real import Driver, RecordSink
 from geomx.drive.wiring import wire
-from geomx.node.topology import Topology, make_node
-from geomx.optim.contract import optimizers
+from geomx.node.factory import make_node
+from geomx.node.topology import Topology
+from geomx.optim import optimizers
 
 try:
     import uvloop

@@ -21,11 +21,12 @@ from geomx.drive.real import Driver, ListeningEdge, RecordSink, Wiring
 from geomx.drive.wiring import wire
 from geomx.errors import GeomxError, RunFailed
 from geomx.node.contract import Called
-from geomx.node.topology import Topology, make_node
+from geomx.node.factory import make_node
+from geomx.node.topology import Topology
 
 
 class ThreadPort:
-    """`geomx.node.contract.Port` between two threads."""
+    """`geomx.node.port.Port` between two threads."""
 
     def __init__(self, name: str, recorder: RecordSink, stall_s: float) -> None:
         self._name = name
@@ -178,13 +179,13 @@ class SoloThread(NodeThread):
         super().__init__(Topology.solo().workers[0], recorder, stall_s)
 
     def drivers(self) -> list[Driver]:
-        plan, channel = Topology.solo(), InProc()
-        (root,), (worker,) = plan.shards, plan.workers
+        topology, channel = Topology.solo(), InProc()
+        (root,), (worker,) = topology.shards, topology.workers
         address = "solo:1"
         return [
-            Driver(make_node(plan, root), Wiring(ListeningEdge(channel, address)), self._recorder),
+            Driver(make_node(topology, root), Wiring(ListeningEdge(channel, address)), self._recorder),
             Driver(
-                make_node(plan, worker),
+                make_node(topology, worker),
                 Wiring(peers={root: (channel, address)}),
                 self._recorder,
                 self.port.give,

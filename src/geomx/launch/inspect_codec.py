@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geomx.channels.memory import reuse_freed_blocks
-from geomx.codecs.contract import codecs
+from geomx.codecs import codecs
 from geomx.codecs.pack import native
 from geomx.codecs.spec import slices_wanted
 from geomx.errors import ConfigError, Fault

@@ -30,7 +30,7 @@ from geomx.errors import (
 )
 from geomx.launch.environment import JOB_RANK, JOB_SIZE, ProcessPlace, TorchrunJob, read_job, read_place
 from geomx.observe.records import Recorder
-from geomx.sync.contract import policies
+from geomx.sync import policies
 from geomx.train.run import LiveRun
 from geomx.train.settings import Collective, Settings
 from geomx.train.steps.delay import Delay

@@ -18,18 +18,19 @@ from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
+from geomx.config.choices import check_choices
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.local_run import make_folders_of
 from geomx.launch.plan_facts import Known, Sources, known
 from geomx.layout import SLICES_WANTED, Slice
-from geomx.node.topology import AS_WAN, check_choices
+from geomx.node.topology import AS_WAN
 from geomx.observe.costs import Cost, Memory, cost, memory_of
 from geomx.observe.report import size
 from geomx.observe.sentences import counted
 from geomx.predict.facts import Codecs, Facts, Rhythm
 from geomx.predict.steps import Prediction, predict
 from geomx.predict.words import trade_of_codec, trade_of_rhythm
-from geomx.sync.contract import policies
+from geomx.sync import policies
 
 ALGORITHMS = ("fsa", "mixed", "esync", "hfa", "diloco", "diloco fragments=5 overlap=5", "downpour")
 CODECS = ("dense", "fp16", "int8", "int4", "bisparse ratio=0.01")

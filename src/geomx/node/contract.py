@@ -179,35 +179,3 @@ class Node(Protocol):
 
         Called as soon as the header is there, before memory is taken for the payload.
         """
-
-
-# -- the training thread's view of its worker -------------------------------------------------------------
-
-
-class Port(Protocol):
-    """How a training loop reaches its worker node, whichever driver runs it."""
-
-    def call(self, method: str, *arguments: Any) -> None:
-        """Hand a `Called` event to the node; returns at once."""
-
-    def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
-        """Return as soon as `ready()`; items that came meanwhile have been given to the listener.
-
-        `whom()` says for whom and for what, for the log when it takes long. Raises the node's error if it has
-        stopped.
-        """
-
-    def listen(self, listener: Callable[[Any], None]) -> None:
-        """Give every `Notify` item to `listener`, on the training thread, within `wait` or `poll`."""
-
-    def poll(self) -> None:
-        """Give the items that have come to the listener; never blocks."""
-
-    def give(self, item: Any) -> None:
-        """Add an item for the listener, from any thread; whoever waits looks again."""
-
-    def outcome(self, within_s: float) -> GeomxError | None:
-        """The error with which the node ends, if it does within so many seconds."""
-
-    def note(self, name: str, **fields: Any) -> None:
-        """Something worth observing, from the training thread."""

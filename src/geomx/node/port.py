@@ -1,4 +1,4 @@
-"""What a training loop says to its worker node, and what it hears.
+"""How a training loop talks with its worker node: the `Port`, what it says, and what it hears.
 
 Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.worker.Worker` that are named here:
 
@@ -12,12 +12,44 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
+from geomx.errors import GeomxError
 from geomx.optim.contract import SliceState
 from geomx.wire.messages import Hyperparameters, Kind
+
+
+class Port(Protocol):
+    """How a training loop reaches its worker node, whichever driver runs it."""
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Hand a `Called` event to the node; returns at once."""
+
+    def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+        """Return as soon as `ready()`; items that came meanwhile have been given to the listener.
+
+        `whom()` says for whom and for what, for the log when it takes long. Raises the node's error if it has
+        stopped.
+        """
+
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        """Give every `Notify` item to `listener`, on the training thread, within `wait` or `poll`."""
+
+    def poll(self) -> None:
+        """Give the items that have come to the listener; never blocks."""
+
+    def give(self, item: Any) -> None:
+        """Add an item for the listener, from any thread; whoever waits looks again."""
+
+    def outcome(self, within_s: float) -> GeomxError | None:
+        """The error with which the node ends, if it does within so many seconds."""
+
+    def note(self, name: str, **fields: Any) -> None:
+        """Something worth observing, from the training thread."""
 
 
 @dataclass(frozen=True, slots=True)

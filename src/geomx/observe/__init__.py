@@ -1,1 +1,1 @@
-"""What can be seen of a run: records, the live view, the report and the trace."""
+"""What can be seen of a run: `records.py` is the source, `live.py`, `report.py` and `trace.py` are views of it."""

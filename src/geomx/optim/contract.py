@@ -8,14 +8,12 @@ number a part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from geomx.layout import Slice
-from geomx.registry import Registry
 from geomx.wire.messages import Hyperparameters
 
 
@@ -55,18 +53,3 @@ class Compensation(Protocol):
 
     def begin(self, index: int) -> None:
         """Slice `index` has been given weights: what was known of its gradients is of others."""
-
-
-compensations: Registry[Callable[..., Compensation]] = Registry(
-    "compensation", {"dcasgd": "geomx.optim.dcasgd:DCASGD"}
-)
-
-# torch.optim's rules that treat each element alone.
-ELEMENTWISE = (
-    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"
-)  # fmt: skip
-
-# What a name stands for is called with that name.
-optimizers: Registry[Callable[[str], RootOptimizer]] = Registry(
-    "optimizer at the root", dict.fromkeys(ELEMENTWISE, "geomx.optim.torch_optim:TorchOptimizer")
-)

@@ -23,8 +23,8 @@ import torch
 
 from geomx.errors import CheckpointError, ProtocolError, UnknownName
 from geomx.layout import Slice
-from geomx.optim import state
-from geomx.optim.contract import ELEMENTWISE, SliceState
+from geomx.optim import ELEMENTWISE, state
+from geomx.optim.contract import SliceState
 from geomx.optim.hyper import Rule
 from geomx.wire import presence
 from geomx.wire.messages import Hyperparameters

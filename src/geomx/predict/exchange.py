@@ -66,9 +66,9 @@ class Exchanges:
     def root_s(self, parties: int) -> float:
         """What a shard computes in an exchange of so many parties."""
         up, down, passes_s = self._codecs.wan_up, self._codecs.wan_down, self._facts.passes_s
-        shadow_s = 0.0 if down.lossless else down.decode_s + passes_s(5)
+        anchor_s = 0.0 if down.lossless else down.decode_s + passes_s(5)
         added_s = parties * up.decode_s + passes_s(3 * parties + STEPPED_PASSES)
-        return (added_s + down.encode_s + shadow_s) / self._facts.shards
+        return (added_s + down.encode_s + anchor_s) / self._facts.shards
 
     def _slices(self, part: float) -> int:
         return max(1, round(part * self.slices))

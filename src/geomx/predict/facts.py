@@ -8,16 +8,8 @@ from functools import partial
 
 from geomx.config.tables import LinkTable
 from geomx.observe.costs import Cost
-from geomx.sync.contract import (
-    LocalStep,
-    Policy,
-    RoundView,
-    StepController,
-    StepPlan,
-    SyncGroup,
-    Wait,
-    policies,
-)
+from geomx.sync import policies
+from geomx.sync.contract import LocalStep, Policy, RoundView, StepController, StepPlan, SyncGroup, Wait
 
 FIRST_STEPS, MOST_STEPS = 64, 1 << 20
 

@@ -43,7 +43,7 @@ class Program:
         self._thread = threading.Thread(target=self._main, args=(function,), name=name, daemon=True)
         self._started = False
 
-    # -- the program's side: geomx.node.contract.Port --------------------------------------------------------
+    # -- the program's side: geomx.node.port.Port --------------------------------------------------------
 
     def call(self, method: str, *arguments: Any) -> None:
         self._call(method, arguments)

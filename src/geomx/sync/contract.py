@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from geomx.registry import Registry
 from geomx.wire.messages import Hyperparameters, Kind
 
 SyncGroup = Literal["run", "party", "worker"]
@@ -126,16 +125,3 @@ class StepController(Protocol):
 def cohort_of(worker: str, sync_group: SyncGroup) -> str:
     """The name of the cohort in which a worker takes its steps."""
     return {"run": "", "party": worker.rpartition("/")[0], "worker": worker}[sync_group]
-
-
-policies: Registry[type[Policy]] = Registry(
-    "sync policy",
-    {
-        "fsa": "geomx.sync.fsa:FSA",
-        "mixed": "geomx.sync.mixed:MixedSync",
-        "hfa": "geomx.sync.hfa:HFA",
-        "esync": "geomx.sync.esync:ESync",
-        "diloco": "geomx.sync.diloco:DiLoCo",
-        "downpour": "geomx.sync.downpour:Downpour",
-    },
-)

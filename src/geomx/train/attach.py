@@ -17,9 +17,9 @@ from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.data.samples import Samples
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
-from geomx.train.model.optimizer_placement import OnServer, OnWorkers
-from geomx.train.model.run_optimizer import RunOptimizer
 from geomx.train.model.support import check_model, served_rule, unwrapped
+from geomx.train.optimizer.placement import OnServer, OnWorkers
+from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
 from geomx.train.party.process_group import PartyGroup
 from geomx.train.settings import Collective, Settings

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from geomx.errors import GeomxError, Unsupported
-from geomx.node.contract import Port
+from geomx.node.port import Port
 from geomx.optim.hyper import as_plain
 from geomx.train.attach import AttachContext, AttachedModel, attach
 from geomx.train.calls.collective_client import CollectiveClient

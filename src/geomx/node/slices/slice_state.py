@@ -6,11 +6,11 @@ a plane is stands before a slash; planes without one are the optimizer's:
     worker/up.NAME    what the worker's own encoder holds back of its pushes (never travels)
     parent/up.NAME    the same of its local server;  parent/down.NAME: of its encoder of updates
     parent/anchor     the weights to which the local server applies deltas, where those of its workers differ
-    root/weights      the exact weights, where receivers hold a shadow, or each party others
-    root/anchor       that shadow, where it is known
+    root/weights      the exact weights, where receivers hold an anchor, or each party others
+    root/anchor       that anchor, where it is known
     root/down.NAME    what the root's encoder of updates holds back
 
-NAME: see `geomx.codecs.contract.Lossy.memory`.
+NAME: see `geomx.codecs.error_feedback.Lossy.memory`.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 Three cases, and both ends know which it is:
 
     plain       the edge's codec loses nothing: an update is the new values themselves
-    deltas      it is lossy, and updates are weights: an update is what the weights have moved by since the *shadow*,
+    deltas      it is lossy, and updates are weights: an update is what the weights have moved by since the *anchor*,
                 which is what every receiver holds. What a delta did not carry is the difference between weights and
-                shadow, and goes with the next: the shadow is the residual
+                anchor, and goes with the next: that is this direction's error feedback
     aggregates  it is lossy, and the workers own the optimizer: an update is the mean, and the codec keeps a residual
 
 A local server may pass on what came over the WAN, byte for byte: its workers are then receivers of the same stream.
 
-Receivers of one stream apply identical bytes to identical anchors, so replicas stay bit-identical. There is one stream
-for each cohort. Shadows and anchors begin with the weights that `assign` gives to all, and are never changed in place:
-whoever joins is sent the shadow as it lies in memory.
+Both ends keep the anchor, the sender one for all receivers of a stream: they apply identical bytes to identical
+anchors, so replicas stay bit-identical. There is one stream for each cohort. Anchors begin with the weights that
+`assign` gives to all, and are never changed in place: whoever joins is sent the anchor as it lies in memory.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class UpdateEncoder:
         """Before the first update. `aggregates`: the workers own the optimizer."""
         self.deltas = not (self.codec.lossless or aggregates)
         if self.deltas:
-            self.codec.feedback = False  # the shadow is the residual
+            self.codec.feedback = False  # weights minus anchor is the residual
 
     def pack(
         self, slice_: Slice, kind: Kind, turn: int, values: torch.Tensor, cohort: str = EVERYONE
@@ -136,11 +136,11 @@ class UpdateEncoder:
         return payload if anchor is None else anchor.view(torch.uint8)
 
     def kept(self, slice_: Slice) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of this end, by name; the shadow is known from the anchors of the receivers."""
+        """What a checkpoint keeps of this end, by name; the receivers keep the anchor."""
         return self.codec.state(slice_)
 
     def restore(self, slice_: Slice, kept: Mapping[str, torch.Tensor]) -> None:
-        """Behind an `assign`: the inverse of `kept`, and the shadow where it was not what was assigned."""
+        """Behind an `assign`: the inverse of `kept`, and the anchor where it was not what was assigned."""
         self.codec.restore(slice_, kept)
         if "anchor" in kept and self.deltas:
             self._anchors.put(slice_, EVERYONE, kept["anchor"].clone())

@@ -13,8 +13,7 @@ import torch
 
 from geomx.errors import Unsupported
 from geomx.layout import Layout
-from geomx.node.contract import Port
-from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Port, Ready
 from geomx.optim.contract import SliceState
 from geomx.rounds.membership import EVERYONE
 from geomx.wire.messages import Hyperparameters, Kind, Of, Value

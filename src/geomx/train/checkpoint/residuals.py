@@ -67,7 +67,7 @@ def read(path: Path, model_slices: ModelSlices) -> dict[int, Planes]:
     for planes in kept.values():
         if (
             "root/weights" in planes and "parent/anchor" in planes
-        ):  # what local servers have is the root's shadow
+        ):  # what local servers have is the root's anchor
             planes["root/anchor"] = planes["parent/anchor"]
     return kept
 

@@ -24,9 +24,9 @@ from geomx.train.calls.broadcast import Holder
 from geomx.train.checkpoint import file as files
 from geomx.train.checkpoint import residuals
 from geomx.train.checkpoint.file import Checkpoint, ParameterState
-from geomx.train.model import optimizer_state
 from geomx.train.model.fsdp import cut_like, held_of
 from geomx.train.model.model_slices import ModelSlices, write_flat
+from geomx.train.optimizer import state as optimizer_state
 
 
 @dataclass(frozen=True, slots=True)

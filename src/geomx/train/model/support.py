@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from geomx.errors import Unsupported
 from geomx.layout import ITEM_BYTES, Tensor
-from geomx.optim.contract import ELEMENTWISE
+from geomx.optim import ELEMENTWISE
 from geomx.train.model.fsdp import check_cut, held, is_cut
 from geomx.train.model.model_slices import dtype_name, plain_name
 from geomx.train.settings import OptimizerPlaceName

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from geomx.errors import GeomxError, RunFailed, Unsupported, WaitTimeout
-from geomx.node.contract import Port
+from geomx.node.port import Port
 from geomx.train.settings import Collective
 
 NEVER = timedelta(days=30)  # who is lost is found out by heartbeats, and whoever is slow is waited for

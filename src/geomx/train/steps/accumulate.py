@@ -15,8 +15,8 @@ from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
 from geomx.sync.contract import AccumulateStep, cohort_of
 from geomx.train.model.model_slices import absent
-from geomx.train.model.optimizer_placement import OnServer
 from geomx.train.model.support import check_gradient
+from geomx.train.optimizer.placement import OnServer
 from geomx.train.steps.contract import STEP, Helpers, Steps
 
 

@@ -25,8 +25,8 @@ from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.sync.contract import GradientStep, cohort_of
 from geomx.train.calls.collective_client import Packed
-from geomx.train.model.optimizer_placement import OptimizerPlacement
 from geomx.train.model.support import check_gradient
+from geomx.train.optimizer.placement import OptimizerPlacement
 from geomx.train.steps.contract import STEP, Helpers, Steps
 from geomx.train.steps.timeline import BACKWARD
 from geomx.wire.messages import Hyperparameters

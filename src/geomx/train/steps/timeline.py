@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from geomx.node.contract import Port
+from geomx.node.port import Port
 
 TRACK, BACKWARD = "training", "backward"
 

@@ -14,8 +14,8 @@ import torch
 
 from geomx.errors import Unsupported
 from geomx.train.calls.broadcast import Broadcast
-from geomx.train.model import optimizer_state
 from geomx.train.model.model_slices import ModelSlices
+from geomx.train.optimizer import state as optimizer_state
 from geomx.train.steps.contract import Steps
 
 _STATE_HOOKS = (

@@ -1,0 +1,64 @@
+"""What a description's choices must be to each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from geomx.config import Run
+from geomx.config.choices import check_choices
+from geomx.errors import ConfigError
+
+TWO = """
+[run]
+name = "two"
+[wan]
+codec_down = "int4"
+[[party]]
+name = "A"
+workers = 2
+[[party]]
+name = "B"
+workers = 2
+inside = "collective"
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (("sync.policy=esync",), "party.B.inside"),
+        (("sync.policy=downpour", "optimizer.place=workers"), "optimizer.place"),
+        (("sync.policy=hfa", "optimizer.place=server"), "optimizer.place"),
+        (("optimizer.compensation=dcasgd",), "optimizer.compensation"),
+        (("sync.policy=diloco", "worker.overlap=forward"), "worker.overlap"),
+        (("sync.policy=downpour", "optimizer.compensation=dcasgd"), "optimizer.compensation"),
+        (("sync.buffers=average",), "sync.buffers"),
+        (
+            (
+                "sync.policy=downpour",
+                "sync.weight=dataset_size",
+                "party.A.dataset_size=9",
+                "party.B.dataset_size=9",
+            ),
+            "sync.weight",
+        ),
+        (("wan.codec_down=bisparse momentum=0.9",), "wan.codec_down"),
+        (("sync.policy=diloco", "lan.codec_up=mpq momentum=0.9"), "lan.codec_up"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refused: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_choices(Run.parse(TWO, "two.toml", overrides))
+    assert refused in [fault.where for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("sync.policy=hfa", "optimizer.place=workers"),
+        ("sync.policy=mixed", "optimizer.compensation=dcasgd", "worker.overlap=forward"),
+    ],
+)
+def test_what_goes_together_is_not(overrides: tuple[str, ...]) -> None:
+    check_choices(Run.parse(TWO, "two.toml", overrides))
