@@ -141,7 +141,7 @@ class Pusher(NodeThread):
         self.inbox.clear()
         for slice_, mine in zip(self.layout.slices, values, strict=True):
             present = None if mine is not None else bytes((len(slice_.parts) + 7) // 8)
-            share = Contribution(self.turn, slice_.index, kind, "step()", 1.0, mine, present, SGD)
+            share = Contribution.of(self.turn, slice_.index, kind, "step()", 1.0, mine, present, SGD)
             self.port.call("contribute", share)
         self.turn += 1
         self._until(lambda: len(self.inbox) == len(values))

@@ -76,9 +76,9 @@ class Loop:
         def hear(item: Any) -> None:
             inbox.append(item)
             if isinstance(item, Arrived):
-                self.arrived.append((program.now, name, item.turn, item.slice))
+                self.arrived.append((program.now, name, item.update.turn, item.update.slice))
                 if item.values is not None:
-                    weights[item.slice] = item.values
+                    weights[item.update.slice] = item.values
 
         program.listen(hear)
         program.call("attach", self.layout, self.settings)
@@ -104,22 +104,22 @@ class Loop:
         dtype = getattr(torch, slice_.dtype)
         if turn == 0:
             if place:
-                return Contribution(
+                return Contribution.of(
                     turn, index, "assign", "attach()", 0.0, None, pack([False] * len(slice_.parts))
                 )
             start = torch.zeros(slice_.elements, dtype=dtype)
             if slice_.role == "weight":
                 start += torch.linspace(-1, 1, slice_.elements, dtype=dtype)
-            return Contribution(turn, index, "assign", "attach()", 0.0, start)
+            return Contribution.of(turn, index, "assign", "attach()", 0.0, start)
         if slice_.role == "ledger":
             mine = torch.zeros(slice_.elements, dtype=dtype)
             mine[place] = 1
-            return Contribution(turn, index, "gradient", "step()", 1.0, mine)
+            return Contribution.of(turn, index, "gradient", "step()", 1.0, mine)
         samples = 3.0 + place
         gradient = samples * (
             weights[index] - torch.sin(torch.arange(slice_.elements, dtype=dtype) * (place + 1))
         )
-        return Contribution(turn, index, "gradient", "step()", samples, gradient, None, self.hyper)
+        return Contribution.of(turn, index, "gradient", "step()", samples, gradient, None, self.hyper)
 
 
 def run_tree(

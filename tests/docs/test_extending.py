@@ -159,7 +159,7 @@ def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> No
     def rejoin(program: Program) -> None:
         def hear(item: Any) -> None:
             if isinstance(item, Arrived):
-                again[item.slice] = item.values
+                again[item.update.slice] = item.values
 
         program.listen(hear)
         program.call("attach", loop.layout, loop.settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,12 +55,13 @@ class Member:
         """The first member's weights are everybody's."""
         given = []
         for slice_ in LAYOUT.slices:
-            call = Contribution(
-                self.turn, slice_.index, "assign", "load()", 0.0, None, pack([False] * len(slice_.parts))
-            )
+            mine, present, held = None, pack([False] * len(slice_.parts)), None
             if not self.place:
+                mine, present = torch.full((slice_.elements,), values), None
                 held = (state or {}).get(slice_.index)
-                call = replace(call, values=torch.full((slice_.elements,), values), present=None, state=held)
+            call = Contribution.of(
+                self.turn, slice_.index, "assign", "load()", 0.0, mine, present, state=held
+            )
             given.append(call)
         return self._exchange(given)
 
@@ -70,7 +70,7 @@ class Member:
     ) -> dict[int, Arrived]:
         return self._exchange(
             [
-                Contribution(
+                Contribution.of(
                     self.turn, index, "gradient", "step()", weight,
                     torch.full((LAYOUT.slices[index].elements,), weight * gradient), None, hyper or dict(SGD),
                 )
@@ -80,7 +80,7 @@ class Member:
 
     def mean(self, value: float, weight: float) -> torch.Tensor | None:
         values = torch.full((LAYOUT.slices[RUNNING].elements,), weight * value)
-        call = Contribution(self.turn, RUNNING, "mean", "save()", weight, values)
+        call = Contribution.of(self.turn, RUNNING, "mean", "save()", weight, values)
         return self._exchange([call])[RUNNING].values
 
     def fetch(self, index: int) -> SliceState:
@@ -99,7 +99,7 @@ class Member:
             self.program.call("contribute", call)
         self._until(Arrived, len(calls))
         self.turn += 1
-        return {item.slice: item for item in self.inbox}
+        return {item.update.slice: item for item in self.inbox}
 
     def _until(self, kind: type, count: int) -> None:
         self.program.wait(
@@ -180,11 +180,11 @@ def test_a_slice_without_any_gradient_counts_as_zero_in_the_norm():
         member.attach()
         member.assign(values=0.0)
         calls = [
-            Contribution(1, index, "gradient", "step()", 1.0, None, pack([False]), dict(SGD))
+            Contribution.of(1, index, "gradient", "step()", 1.0, None, pack([False]), dict(SGD))
             for index in (W, V)
         ]
         calls.append(
-            Contribution(1, B, "gradient", "step()", 1.0, torch.full((7,), 3.0), None, {**SGD, "lr": 1.0})
+            Contribution.of(1, B, "gradient", "step()", 1.0, torch.full((7,), 3.0), None, {**SGD, "lr": 1.0})
         )
         updates = member._exchange(calls)
         assert updates[W].values is None

@@ -173,9 +173,9 @@ def rejoin(program: Program, loop: Loop, joined: list[int]) -> None:
         if isinstance(item, Ready):
             turns.extend(own for own, _ in item.by_slice.values())
         elif hasattr(item, "turn"):
-            have[item.slice] = item.turn
+            have[item.update.slice] = item.update.turn
             if item.values is not None:
-                weights[item.slice] = item.values
+                weights[item.update.slice] = item.values
 
     program.listen(hear)
     program.call("attach", loop.layout, loop.settings)

@@ -39,11 +39,11 @@ class Counter:
     def push(self) -> None:
         weights = torch.empty(LAYOUT.slices[0].elements, device="meta")
         if self.turn:
-            mine = Contribution(self.turn, 0, "gradient", "step()", 32.0, weights, None, SGD)
+            mine = Contribution.of(self.turn, 0, "gradient", "step()", 32.0, weights, None, SGD)
         elif self.place:
-            mine = Contribution(0, 0, "assign", "attach()", 0.0, None, pack([False]))
+            mine = Contribution.of(0, 0, "assign", "attach()", 0.0, None, pack([False]))
         else:
-            mine = Contribution(0, 0, "assign", "attach()", 0.0, weights)
+            mine = Contribution.of(0, 0, "assign", "attach()", 0.0, weights)
         self.simulator.call(self.name, "contribute", mine)
 
 

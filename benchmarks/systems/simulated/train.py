@@ -83,12 +83,14 @@ class Loop:
         for slice_ in slices:
             weights = torch.empty(slice_.elements, device="meta")
             if self._turn:
-                mine = Contribution(self._turn, slice_.index, "gradient", "step()", 1.0, weights, None, SGD)
+                mine = Contribution.of(
+                    self._turn, slice_.index, "gradient", "step()", 1.0, weights, None, SGD
+                )
             elif self._place:
                 absent = pack([False] * len(slice_.parts))
-                mine = Contribution(0, slice_.index, "assign", "attach()", 0.0, None, absent)
+                mine = Contribution.of(0, slice_.index, "assign", "attach()", 0.0, None, absent)
             else:
-                mine = Contribution(0, slice_.index, "assign", "attach()", 0.0, weights)
+                mine = Contribution.of(0, slice_.index, "assign", "attach()", 0.0, weights)
             self._run.simulator.call(self._name, "contribute", mine)
 
 

@@ -29,11 +29,11 @@ from geomx.errors import (
     WaitTimeout,
 )
 from geomx.launch.environment import JOB_RANK, JOB_SIZE, ProcessPlace, TorchrunJob, read_job, read_place
+from geomx.launch.slow_worker import SlowWorker
 from geomx.observe.records import Recorder
 from geomx.sync import policies
 from geomx.train.run import LiveRun
 from geomx.train.settings import Collective, Settings
-from geomx.train.steps.delay import Delay
 
 SOLO = "solo/0"
 # What another node, the run's description or the network brought about.
@@ -143,7 +143,9 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         size_lower_bound=run.layout.size_lower_bound,
         codec_momentum=_with_momentum(run),
         collective=collective,
-        delay=None if slow is None else Delay(slow.factor, slow.jitter, f"{run.run.seed} {worker}"),
+        after_step=None
+        if slow is None
+        else SlowWorker(slow.factor, slow.jitter, f"{run.run.seed} {worker}").after_step,
         seed=run.run.seed,
         ledger=run.run.ledger,
         policy=policies.make(run.sync.policy),

@@ -11,7 +11,6 @@ import torch
 from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
-from geomx.node.peers.peer import Peer
 from geomx.node.server import Server
 from geomx.node.slices.accumulate import accumulator
 from geomx.node.slices.slice_state import (
@@ -32,24 +31,20 @@ from geomx.rounds.round import Round
 from geomx.wire.messages import (
     Allowance,
     Attached,
-    Calling,
     Fetch,
-    Hyperparameters,
-    Message,
     Push,
     State,
-    Stepped,
     Update,
     Value,
 )
 
 
 class Aggregator:
-    """See the module's text. `parents`: the shards of the global server, by name."""
+    """See the module's text. `parents`: the shards of the global server, by name. `above`: the way to them."""
 
     def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: UpdateDecoder) -> None:
         self._server = server
-        self._uplink = Uplink(server, self, parents, up, down)
+        self.above = Uplink(server, self, parents, up, down)
         self._layout: Layout | None = None
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}
@@ -65,10 +60,7 @@ class Aggregator:
 
     def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
         self._layout = layout
-        self._uplink.attach(layout, settings)
-
-    def hyper(self, digest: bytes, values: Hyperparameters) -> None:
-        self._uplink.hyper(digest, values)
+        self.above.attach(layout, settings)
 
     def closed(self, slice_: Slice, round_: Round) -> None:
         push = merge(round_)
@@ -80,7 +72,7 @@ class Aggregator:
         if round_.kind == "mean" and round_.cohort:
             self._average(slice_, round_, decoders)
             return
-        self._uplink.push(
+        self.above.push(
             push, lambda: add([decode() for decode in decoders]), 3 * len(decoders) * slice_.size_bytes
         )
 
@@ -90,7 +82,7 @@ class Aggregator:
             round_.turn, slice_.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort
         )
         if not round_.weight or not decoders:
-            self._server.answer(update, None)
+            self.above.slice_jobs.after(slice_.index, lambda: self._server.answer(update, None))
             return
         if not slice_.dtype.startswith("float"):
             raise ProtocolError(f"slice {slice_.index} is {slice_.dtype}: it has no mean")
@@ -102,7 +94,9 @@ class Aggregator:
             return self._server.down.pack(slice_, "mean", round_.turn, total.div_(weight), round_.cohort)
 
         cost_bytes = (3 * len(decoders) + 2) * slice_.size_bytes
-        self._server.run_job(work, lambda data: self._server.answer(update, data), cost_bytes)
+        self.above.slice_jobs.run(
+            slice_.index, work, lambda data: self._server.answer(update, data), cost_bytes
+        )
 
     def _assign(self, slice_: Slice, round_: Round, push: Push) -> None:
         """Take what is this server's out of what the workers brought; the first that has more goes on."""
@@ -126,15 +120,15 @@ class Aggregator:
             self._restoring[slice_.index] = mine
             return chosen
 
-        self._server.run_job(work, lambda chosen: self._uplink.push_raw(*chosen), 0)
+        self.above.slice_jobs.run(slice_.index, work, lambda chosen: self.above.push_raw(*chosen), 0)
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         if fetch.of == "parent":
             assert self._layout is not None
             slice_ = self._layout.slices[fetch.slice]
-            kept = self._uplink.kept(slice_) | under("down.", self._server.down.kept(slice_))
+            kept = self.above.kept(slice_) | under("down.", self._server.down.kept(slice_))
             answer_state(
-                self._uplink.slice_jobs,
+                self.above.slice_jobs,
                 slice_,
                 fetch.token,
                 lambda: SliceState(copied(under("parent/", kept))),
@@ -144,28 +138,9 @@ class Aggregator:
         self._token += 1
         self._replies[self._token] = reply
         self._tokens[self._token] = fetch.token
-        self._uplink.fetch(self._token, fetch.slice, fetch.of)
-
-    def stepped(self, message: Stepped) -> None:
-        self._uplink.stepped(message)
-
-    def at_barrier(self, message: Calling) -> None:
-        self._uplink.at_barrier(message)
-
-    def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
-        self._uplink.leave(turns, origins)
-
-    @property
-    def quiet(self) -> bool:
-        return self._uplink.quiet
+        self.above.fetch(self._token, fetch.slice, fetch.of)
 
     # -- down -----------------------------------------------------------------------------------------------
-
-    def message(self, peer: Peer, message: Message, payload: Any) -> None:
-        self._uplink.message(peer, message, payload)
-
-    def check_payload(self, peer: Peer, message: Message) -> None:
-        self._uplink.check_payload(peer, message)
 
     def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
         self._server.attached()
@@ -173,29 +148,30 @@ class Aggregator:
     def answered(self, update: Update, payload: Any) -> None:
         assert self._layout is not None
         slice_ = self._layout.slices[update.slice]
-        above, below = self._uplink.down, self._server.down
-        alike = above.codec.lossless and type(above.codec) is type(below.codec)
-        if payload is None or alike or (below.passes and not above.deltas):
-            self._down(slice_, update, payload)  # the same bytes serve below
+        decoder, encoder = self.above.down, self._server.down
+        alike = decoder.codec.lossless and type(decoder.codec) is type(encoder.codec)
+        if payload is None or alike or (encoder.passes and not decoder.deltas):  # the same bytes serve below
+            self.above.slice_jobs.after(slice_.index, lambda: self._down(slice_, update, payload))
             return
 
         def work() -> Any:
-            values = above.unpack(slice_, update.kind, payload, update.cohort)
-            if not below.passes:
-                return below.pack(slice_, update.kind, update.turn, values, update.cohort)
-            below.sent(slice_, update.kind, values, update.cohort)
+            values = decoder.unpack(slice_, update.kind, payload, update.cohort)
+            if not encoder.passes:
+                return encoder.pack(slice_, update.kind, update.turn, values, update.cohort)
+            encoder.sent(slice_, update.kind, values, update.cohort)
             return payload
 
-        self._server.run_job(
+        self.above.slice_jobs.run(
+            slice_.index,
             work,
             lambda data: self._down(slice_, update, data),
-            above.codec.cost_bytes(slice_) + (0 if below.passes else below.codec.cost_bytes(slice_)),
+            decoder.codec.cost_bytes(slice_) + (0 if encoder.passes else encoder.codec.cost_bytes(slice_)),
         )
 
     def _down(self, slice_: Slice, update: Update, payload: Any) -> None:
         if update.kind == "assign" and payload is not None:
             kept = self._restoring.pop(slice_.index, {})
-            self._uplink.restore(slice_, kept)
+            self.above.restore(slice_, kept)
             self._server.down.restore(slice_, within("down.", kept))
         self._server.answer(update, payload)
 

@@ -20,7 +20,8 @@ import torch
 
 from geomx.errors import GeomxError
 from geomx.optim.contract import SliceState
-from geomx.wire.messages import Hyperparameters, Kind
+from geomx.rounds.membership import EVERYONE
+from geomx.wire.messages import Hyperparameters, Kind, Push, Update
 
 
 class Port(Protocol):
@@ -56,24 +57,36 @@ class Port(Protocol):
 class Contribution:
     """One slice's share of one turn.
 
-    `values`: Σ w·x (flat, the slice's dtype and elements), or None where no part has a value. It belongs to the
-    worker from now on. `present`: see `geomx.wire.messages`.
+    `push`: its header, to which the node adds whose it is and the digest of `hyper`. `values`: Σ w·x (flat, the slice's
+    dtype and elements), or None where no part has a value; they belong to the node from now on. `state`: of `assign`
+    alone, with planes of all owners (see `geomx.node.slices.slice_state`).
     """
 
-    turn: int
-    slice: int
-    kind: Kind
-    operation: str
-    weight: float
+    push: Push
     values: torch.Tensor | None
-    present: bytes | None = None
     hyper: Hyperparameters | None = None
-    ended: bool = False
-    cohort: str = ""
-    step: int = -1  # of the policy; -1: of a call that is no step
-    state: SliceState | None = (
-        None  # `assign` alone; with planes of all owners, see `geomx.node.slices.slice_state`
-    )
+    state: SliceState | None = None
+
+    @classmethod
+    def of(
+        cls,
+        turn: int,
+        index: int,
+        kind: Kind,
+        operation: str,
+        weight: float,
+        values: torch.Tensor | None,
+        present: bytes | None = None,
+        hyper: Hyperparameters | None = None,
+        *,
+        ended: bool = False,
+        cohort: str = EVERYONE,
+        step: int = -1,
+        state: SliceState | None = None,
+    ) -> Contribution:
+        """Of slice `index`; the rest is as in `Push`, and as above."""
+        push = Push(turn, index, kind, operation, weight, {}, present, b"", ended, cohort, step)
+        return cls(push, values, hyper, state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +101,8 @@ class Ready:
 class Arrived:
     """A slice's round has closed. `values`: the new weights, mean gradient or mean (None: nothing changed)."""
 
-    slice: int
-    turn: int
-    kind: Kind
-    weight: float
+    update: Update
     values: torch.Tensor | None
-    present: bytes | None
-    ended: bool
-    cohort: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Root:
         self._shard, self._shards = shard, shards
         self._optimizers = optimizers
         self._clipping = clipping
-        self._in_step = lockstep  # see `Policy.lockstep`
+        self._lockstep = lockstep  # see `Policy.lockstep`
         self._optimizer: RootOptimizer | None = None
         self._weights: dict[int, torch.Tensor] = {}
         self._hypers: dict[bytes, Hyperparameters] = {}
@@ -133,7 +133,12 @@ class Root:
         for slice_, round_ in self._parked.pop(digest, ()):
             self.closed(slice_, round_)
 
-    def message(self, peer: Peer, message: Message, payload: Any) -> None:
+    @property
+    def above(self) -> Root:
+        """Nobody is: what others would send up ends here, and messages from shards beside this one come here."""
+        return self
+
+    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """From another shard."""
         if not isinstance(message, Norms | Scale):
             raise ProtocolError(f"{type(message).__name__} was sent to a shard beside it")
@@ -148,7 +153,7 @@ class Root:
     def at_barrier(self, message: Calling) -> None:
         """Nobody above needs to know."""
 
-    def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
+    def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         """Nobody above needs to know."""
 
     @property
@@ -160,13 +165,13 @@ class Root:
         carrying = any(has_values(push, slice_) for push, _ in round_.in_order())
         if round_.kind == "assign":
             self._assign(slice_, round_)
-        elif not carrying and round_.weight and not self._in_step and slice_.index in self._weights:
+        elif not carrying and round_.weight and not self._lockstep and slice_.index in self._weights:
             weights = self._weights[slice_.index]  # which others may have changed
             self._finish(slice_, round_, lambda: weights, snapshot=True, applies=False)
         elif not carrying or not round_.weight:
             if self._clipping.wants(slice_.index, round_.kind):
                 self._clipping.square(round_.turn, slice_.index, 0.0, lambda _: None)
-            self._server.answer(self._update(slice_, round_), None)
+            self._answer_nothing(slice_, round_)
         elif round_.kind == "mean":
             self._mean(slice_, round_)
         elif self._optimizer is None and slice_.role != "ledger":
@@ -210,7 +215,7 @@ class Root:
     def _kept(self, slice_: Slice, exact: bool) -> Planes:
         """What a checkpoint keeps of the upper ends of the edges, and of weights that no receiver has exactly."""
         kept = under("down.", self._server.down.kept(slice_))
-        if (exact or self._server.down.deltas) and self._in_step and slice_.index in self._weights:
+        if (exact or self._server.down.deltas) and self._lockstep and slice_.index in self._weights:
             kept["weights"] = self._weights[slice_.index]
         return kept
 
@@ -281,7 +286,7 @@ class Root:
         optimizer = self._optimizer if slice_.role == "weight" else None
         changes = optimizer is not None or slice_.role == "ledger"
         if chosen is None or not (changes or has_values(chosen[0], slice_)):
-            self._server.answer(self._update(slice_, round_), None)
+            self._answer_nothing(slice_, round_)
             return
         push, payload = chosen
         state = unpack_state(slice_, push, payload)
@@ -303,6 +308,10 @@ class Root:
 
         self._finish(slice_, round_, work, snapshot=changes, kept=kept)
 
+    def _answer_nothing(self, slice_: Slice, round_: Round) -> None:
+        update = self._update(slice_, round_)
+        self._slice_jobs.after(slice_.index, lambda: self._server.answer(update, None))
+
     def _finish(
         self,
         slice_: Slice,
@@ -322,7 +331,7 @@ class Root:
             values = work()
             staleness = self._aged(slice_.index, round_, applies)
             views = codec_for(slice_, round_.kind, down.codec).lossless  # the payload is then the same memory
-            taken = values.clone() if snapshot and views and not self._in_step else values
+            taken = values.clone() if snapshot and views else values
             whose = f"{self._server.name} has made NaN or Inf of"
             with annotate_nonfinite(self._layout, slice_, values, whose, round_.turn):
                 packed = down.pack(slice_, round_.kind, round_.turn, taken, round_.cohort)

@@ -1,4 +1,4 @@
-"""What a server does with what it has gathered: the contract of `Relay` and `Root`."""
+"""What a server does with the rounds that it has gathered: the contract of `Aggregator` and `Root`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,16 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from geomx.layout import Layout, Slice
-from geomx.node.peers.peer import Peer
+from geomx.node.peers.base import Handler
 from geomx.rounds.round import Round
-from geomx.wire.messages import Calling, Fetch, Hyperparameters, Message, State, Stepped, Value
+from geomx.wire.messages import Calling, Fetch, Hyperparameters, State, Stepped, Value
 
 
-class RoundSink(Protocol):
-    """What a server does with what it has gathered."""
-
-    def holds(self, layout: Layout) -> list[Slice]:
-        """The slices that this server gathers."""
-
-    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
-        """The model is known."""
+class Above(Handler, Protocol):
+    """Whoever is above a server, or beside it: an `Uplink`, or at the top of the tree the `Root` itself."""
 
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
         """Hyper-parameters that pushes will name."""
-
-    def closed(self, slice_: Slice, round_: Round) -> None:
-        """A round is complete; ends in `Server.answer`."""
-
-    def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
-        """A child wants what belongs in a checkpoint."""
 
     def stepped(self, message: Stepped) -> None:
         """A worker below has taken a step on its own."""
@@ -35,15 +23,29 @@ class RoundSink(Protocol):
     def at_barrier(self, message: Calling) -> None:
         """Everybody below has come to a call of the whole run."""
 
-    def left(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
+    def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
         """Members take no part after these turns of their cohorts."""
-
-    def message(self, peer: Peer, message: Message, payload: Any) -> None:
-        """From a peer that is no child: a parent, or a shard beside us."""
-
-    def check_payload(self, peer: Peer, message: Message) -> None:
-        """Whether such a message may carry that payload."""
 
     @property
     def quiet(self) -> bool:
         """Whether the node could end without taking anything with it that others need."""
+
+
+class RoundSink(Protocol):
+    """What a server does with what it has gathered."""
+
+    @property
+    def above(self) -> Above:
+        """Whom the server tells, and who handles messages that do not come from children."""
+
+    def holds(self, layout: Layout) -> list[Slice]:
+        """The slices that this server gathers."""
+
+    def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
+        """The model is known."""
+
+    def closed(self, slice_: Slice, round_: Round) -> None:
+        """A round is complete; ends in `Server.answer`."""
+
+    def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
+        """A child wants what belongs in a checkpoint."""

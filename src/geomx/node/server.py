@@ -23,7 +23,7 @@ from geomx.codecs.contract import Codec
 from geomx.errors import NodeLost, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Began, Write
-from geomx.node.peers.base import BaseNode
+from geomx.node.peers.base import BaseNode, Handler
 from geomx.node.peers.handshake import RESTARTED, compare
 from geomx.node.peers.peer import Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
@@ -149,14 +149,16 @@ class Server(BaseNode):
 
     # -- messages ---------------------------------------------------------------------------------------------
 
+    def handler_of(self, peer: Peer) -> Handler:
+        return self if peer.name in self._edges.children else self.sink.above
+
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
-        leaves = self._edges.children.get(peer.name)
-        if leaves is None:
-            self.sink.message(peer, message, payload)
-        elif isinstance(message, Push):
-            self._on_push(peer, leaves, message, payload)
+        """A child has sent something."""
+        leaves = self._edges.children[peer.name]
+        if isinstance(message, Push):
+            self._on_push(leaves, message, payload)
         elif isinstance(message, Hyper):
-            self.sink.hyper(message.digest, message.values)
+            self.sink.above.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
             self._on_attach(peer, message, payload)
         elif isinstance(message, Stepped):
@@ -172,9 +174,8 @@ class Server(BaseNode):
             raise ProtocolError(f"{type(message).__name__} was sent up to {self.name}")
 
     def check_payload(self, peer: Peer, message: Message) -> None:
-        if peer.name not in self._edges.children:
-            self.sink.check_payload(peer, message)
-        elif isinstance(message, Push):
+        """Whether a child may send a payload of that size."""
+        if isinstance(message, Push):
             self._check_size(self._slice(message.slice), message)
         elif not isinstance(message, Attach):
             raise ProtocolError(f"{type(message).__name__} announces a payload")
@@ -269,7 +270,7 @@ class Server(BaseNode):
         """Whether all of a child's workers belong to a cohort."""
         return self._members.of(cohort).issuperset(self._edges.children[peer.name])
 
-    def _on_push(self, peer: Peer, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
+    def _on_push(self, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
             raise ProtocolError(
                 f"a push for {', '.join(push.origins) or 'nobody'}; its members: {', '.join(leaves)}"
@@ -277,7 +278,6 @@ class Server(BaseNode):
         if not 0.0 <= push.weight < math.inf:
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         slice_ = self._slice(push.slice)
-        self._check_size(slice_, push)
         self._gathering.check(push)
         if push.turn <= self._gathering.closed(slice_.index, push.cohort):
             return
@@ -289,7 +289,7 @@ class Server(BaseNode):
         self._join_state.closed(round_)
         if round_.cohort == EVERYONE and self._policy.sync_group != "run" and round_.turn > self._last_call:
             self._last_call = round_.turn
-            self.sink.at_barrier(Calling(round_.turn))
+            self.sink.above.at_barrier(Calling(round_.turn))
         self.sink.closed(slice_, round_)
 
     def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
@@ -298,7 +298,7 @@ class Server(BaseNode):
                 f"step {message.steps} of {message.worker} in {message.seconds} s; members: {', '.join(leaves)}"
             )
         if not self._step_control.stepped(message, self._now):
-            self.sink.stepped(message)
+            self.sink.above.stepped(message)
 
     def _children(self, cohort: str) -> tuple[str, ...]:
         """The children below which a cohort's members are."""
@@ -317,7 +317,7 @@ class Server(BaseNode):
         self._members.leave(message.origins, message.turns)
         turn = max(message.turns.values(), default=-1)
         self.note("left", "info", peer=", ".join(message.origins), turn=turn)
-        self.sink.left(message.turns, message.origins)
+        self.sink.above.leave(message.turns, message.origins)
         self._step_control.left(message.origins)
         self.acknowledge(peer)
         self._gathering.left(self._now)
@@ -330,7 +330,7 @@ class Server(BaseNode):
             return
         self._all_left_at = self._all_left_at or self._now
         overdue = self._now - self._all_left_at > self.limits.stop_s
-        if overdue or (below_gone and self.sink.quiet):
+        if overdue or (below_gone and self.sink.above.quiet):
             self.stop()
 
     def may_go(self, peer: Peer) -> bool:

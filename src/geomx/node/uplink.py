@@ -156,7 +156,7 @@ class Uplink:
 
     # -- down -----------------------------------------------------------------------------------------------
 
-    def message(self, peer: Peer, message: Message, payload: Any) -> None:
+    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """A parent has sent something."""
         if isinstance(message, Update):
             self._slice(message.slice)
@@ -180,11 +180,11 @@ class Uplink:
         """Whether a payload of that size is possible; see `Node.admit`."""
         if isinstance(message, Update):
             slice_ = self._slice(message.slice)
-            possible = self.down.accepts(slice_, message.kind, message.size)
+            possible = not message.size or self.down.accepts(slice_, message.kind, message.size)
         elif isinstance(message, State):
             possible = message.size == self._slice(message.slice).size_bytes * len(message.planes)
         elif isinstance(message, Attached):
-            possible = self.layout is not None and message.size == TURN_BYTES * len(self.layout.slices)
+            possible = self.layout is not None and message.size in (0, TURN_BYTES * len(self.layout.slices))
         else:
             possible = False
         if not possible:

@@ -16,7 +16,7 @@ from geomx.codecs.contract import Codec
 from geomx.errors import RunFailed
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
-from geomx.node.peers.base import BaseNode
+from geomx.node.peers.base import BaseNode, Handler
 from geomx.node.peers.peer import Identity, Limits, Peer
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
@@ -27,7 +27,6 @@ from geomx.wire.messages import (
     Allowance,
     Attached,
     Hyperparameters,
-    Message,
     Of,
     Push,
     State,
@@ -57,22 +56,19 @@ class Worker(BaseNode):
 
     def contribute(self, contribution: Contribution) -> None:
         """Push one slice. `contribution.values` belongs to this node from now on."""
-        c = contribution
-        digest = self._digest(c.hyper) if c.hyper is not None else b""
-        push = Push(
-            c.turn, c.slice, c.kind, c.operation, c.weight, {self.name: self.identity.incarnation}, c.present, digest,
-            c.ended, c.cohort, c.step,
-        )  # fmt: skip
-        if c.kind == "assign":
-            self._assign(push, c)
+        origins = {self.name: self.identity.incarnation}
+        digest = b"" if contribution.hyper is None else self._digest(contribution.hyper)
+        push = msgspec.structs.replace(contribution.push, origins=origins, hyper=digest)
+        if push.kind == "assign":
+            self._assign(push, contribution)
         else:
-            self._uplink.push(push, lambda: c.values, 0)
+            self._uplink.push(push, lambda: contribution.values, 0)
 
-    def _assign(self, push: Push, c: Contribution) -> None:
-        state = c.state or SliceState()
-        self._restoring[c.slice] = within("worker/", state.planes)
+    def _assign(self, push: Push, contribution: Contribution) -> None:
+        state = contribution.state or SliceState()
+        self._restoring[push.slice] = within("worker/", state.planes)
         others = SliceState(without("worker/", state.planes), state.scalars)
-        values, planes, scalars = pack_state(c.values, others)
+        values, planes, scalars = pack_state(contribution.values, others)
         self._uplink.push_raw(msgspec.structs.replace(push, planes=planes, scalars=scalars), values)
 
     def fetch(self, index: int, of: Of | Literal["worker"]) -> None:
@@ -105,11 +101,8 @@ class Worker(BaseNode):
 
     # -- what comes down --------------------------------------------------------------------------------------
 
-    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
-        self._uplink.message(peer, message, payload)
-
-    def check_payload(self, peer: Peer, message: Message) -> None:
-        self._uplink.check_payload(peer, message)
+    def handler_of(self, peer: Peer) -> Handler:
+        return self._uplink
 
     def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
         self._ready = True
@@ -125,22 +118,9 @@ class Worker(BaseNode):
         def done(values: torch.Tensor | None) -> None:
             if update.kind == "assign" and values is not None:
                 self._uplink.restore(slice_, self._restoring.pop(slice_.index, {}))
-            self.emit(
-                Notify(
-                    Arrived(
-                        update.slice,
-                        update.turn,
-                        update.kind,
-                        update.weight,
-                        values,
-                        update.present,
-                        update.ended,
-                        update.cohort,
-                    )
-                )
-            )
+            self.emit(Notify(Arrived(update, values)))
 
-        self.run_job(work, done, down.codec.cost_bytes(slice_))
+        self._uplink.slice_jobs.run(slice_.index, work, done, down.codec.cost_bytes(slice_))
 
     def allowed(self, allowance: Allowance) -> None:
         self.emit(Notify(Allowed(allowance.turn, allowance.steps)))

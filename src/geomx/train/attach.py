@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from geomx.errors import Unsupported
+from geomx.node.port import Arrived
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep
 from geomx.train.calls.broadcast import Broadcast
 from geomx.train.calls.collective_client import CollectiveClient
-from geomx.train.data.samples import Samples
+from geomx.train.context import TrainingContext
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
 from geomx.train.model.support import check_model, served_rule, unwrapped
@@ -24,11 +24,11 @@ from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, 
 from geomx.train.party.process_group import PartyGroup
 from geomx.train.settings import Collective, Settings
 from geomx.train.steps.accumulate import AccumulateSteps
-from geomx.train.steps.contract import Helpers, Steps
+from geomx.train.steps.contract import Steps
 from geomx.train.steps.gradient import GradientSteps
+from geomx.train.steps.ledger import Ledger
 from geomx.train.steps.local import LocalSteps
 from geomx.train.steps.pending import PendingWeights
-from geomx.train.steps.timeline import Timeline
 from geomx.wire.messages import Value
 
 OUTER_RULE = "SGD"  # what the root does with means of local steps; a policy gives its hyper-parameters
@@ -39,11 +39,13 @@ class AttachedModel:
     """A model in a run. `model` is the user's own."""
 
     model: nn.Module
+    client: CollectiveClient
     optimizer: RunOptimizer
     optimizer_class: str
     model_slices: ModelSlices
     intra_party: ThroughServer
     steps: Steps
+    ledger: Ledger
     broadcast: Broadcast
     pending: PendingWeights
 
@@ -51,22 +53,11 @@ class AttachedModel:
         """Leave the model as it came, but for its weights."""
         self.steps.unhook()
         self.pending.unhook()
-
-
-@dataclass(frozen=True, slots=True)
-class AttachContext:
-    """Where and how a model joins: this worker's way to the run, and what the run says of training."""
-
-    client: CollectiveClient
-    members: Sequence[str]
-    party_members: Sequence[str]
-    samples: Samples
-    settings: Settings
-    timeline: Timeline
+        self.client.receive = lambda _: None
 
 
 def attach(
-    context: AttachContext, model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None
+    context: TrainingContext, model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None
 ) -> AttachedModel:
     """Returns when this worker has the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
     client, settings, members = context.client, context.settings, len(context.members)
@@ -82,26 +73,45 @@ def attach(
         settings.slices,
     )
     intra_party = _intra_party(context, model, model_slices, optimizer)
-    member = context.members.index(client.name)
     broadcast = Broadcast(client, model_slices, intra_party, context.members)
+    ledger = Ledger(client, model_slices.slices("ledger"), context.members.index(client.name))
     pending = PendingWeights(model, model_slices, client, context.timeline)
     on_server = rule is not None and not local
-    exact = on_server and settings.policy.plans is GradientStep
-    guard = Guard(model_slices, lambda: optimizer.param_groups, exact)
-    helpers = Helpers(
-        client, model_slices, intra_party, settings, member, lambda: optimizer.param_groups, context.samples,
-        broadcast, pending, context.timeline, guard,
-    )  # fmt: skip
+    guard = Guard(
+        model_slices,
+        lambda: optimizer.param_groups,
+        on_server and settings.policy.plans is GradientStep,
+    )
     steps: Steps
     if local:
         alike = len(context.party_members) == 1 or isinstance(intra_party, DdpAveraged)
-        steps = LocalSteps(helpers, optimizer, alike)
+        steps = LocalSteps(context, model_slices, intra_party, ledger, guard, optimizer, alike)
     elif settings.policy.plans is AccumulateStep:
         assert rule is not None  # it was checked
-        steps = AccumulateSteps(helpers, OnServer(model_slices, rule))
+        placement = OnServer(model_slices, optimizer, rule)
+        steps = AccumulateSteps(context, model_slices, intra_party, ledger, guard, placement)
     else:
-        runs = OnServer(model_slices, rule) if rule else OnWorkers(model_slices, optimizer, clip_norm)
-        steps = GradientSteps(helpers, runs)
+        runs = (
+            OnServer(model_slices, optimizer, rule) if rule else OnWorkers(model_slices, optimizer, clip_norm)
+        )
+        steps = GradientSteps(context, model_slices, intra_party, ledger, guard, runs, pending)
+
+    def receive(arrived: Arrived) -> None:
+        """Give an arrival to whoever made the call that it answers."""
+        update, values = arrived.update, arrived.values
+        slice_ = model_slices.layout.slices[update.slice]
+        if slice_.role == "ledger":
+            ledger.arrived(values)
+        elif steps.answers(slice_, update):
+            steps.arrived(slice_, arrived)
+        else:
+            broadcast.arrived(slice_, values)
+            if update.kind == "assign" and slice_.role == "weight" and values is not None:
+                steps.reassigned(slice_, values)
+        pending.arrived(slice_.index)
+        guard.written(slice_)
+
+    client.receive = receive
     wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     states = wrapped.take_state() if on_server and optimizer.state else None
@@ -111,14 +121,13 @@ def attach(
         broadcast.assign("attach()", model_slices.layout.slices, states)
     steps.hook()
     pending.hook()
-    delay = settings.delay
-    if delay is not None:
-        model.register_forward_pre_hook(lambda *_: delay.before_forward() if model.training else None)
-    return AttachedModel(model, wrapped, kind, model_slices, intra_party, steps, broadcast, pending)
+    return AttachedModel(
+        model, client, wrapped, kind, model_slices, intra_party, steps, ledger, broadcast, pending
+    )
 
 
 def _intra_party(
-    context: AttachContext, model: nn.Module, model_slices: ModelSlices, optimizer: torch.optim.Optimizer
+    context: TrainingContext, model: nn.Module, model_slices: ModelSlices, optimizer: torch.optim.Optimizer
 ) -> ThroughServer:
     """How the workers of this one's party add up. Raises `Unsupported`, `WaitTimeout`."""
     collective, client = context.settings.collective, context.client
@@ -160,7 +169,7 @@ def _check_inside(
 
 
 def _check(
-    model: nn.Module, optimizer: torch.optim.Optimizer, context: AttachContext, clip_norm: float | None
+    model: nn.Module, optimizer: torch.optim.Optimizer, context: TrainingContext, clip_norm: float | None
 ) -> str | None:
     """Raise `Unsupported` for what cannot be carried; returns the rule for the global servers, if they optimize."""
     ranks = len(context.party_members) if context.settings.collective is not None else 0

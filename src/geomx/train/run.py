@@ -30,9 +30,10 @@ from torch import nn
 from geomx.errors import GeomxError, Unsupported
 from geomx.node.port import Port
 from geomx.optim.hyper import as_plain
-from geomx.train.attach import AttachContext, AttachedModel, attach
+from geomx.train.attach import AttachedModel, attach
 from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.checkpoint import save_load as saving
+from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, ShareSampler, place_of, split
 from geomx.train.data.samples import Samples
 from geomx.train.party.process_group import is_of_collective
@@ -71,7 +72,7 @@ class LiveRun:
         self._settings = settings or Settings()
         self._samples = Samples(self._settings, len(self.workers), len(self._party_members))
         self._client = CollectiveClient(port, name)
-        self._timeline = Timeline(port, clock)
+        self._timeline = Timeline(port, clock, self._settings.after_step)
         self._began = 0.0
         self._attached: AttachedModel | None = None
         self._epochs = _EpochCounter(self._samples)
@@ -120,7 +121,7 @@ class LiveRun:
     @property
     def ledger(self) -> torch.Tensor | None:
         """With `run.ledger`: for each worker, in how many steps it was counted (int64); else None."""
-        return self._attached.steps.ledger if self._attached else None
+        return self._attached.ledger.values if self._attached else None
 
     # -- training ---------------------------------------------------------------------------------------------
 
@@ -155,10 +156,10 @@ class LiveRun:
             push_at=push_at or self._settings.push_at,
             overlap=overlap or self._settings.overlap,
         )
-        place = AttachContext(
+        context = TrainingContext(
             self._client, self.workers, self._party_members, self._samples, settings, self._timeline
         )
-        self._attached = self._epochs.attached = attach(place, model, optimizer, clip_norm)
+        self._attached = self._epochs.attached = attach(context, model, optimizer, clip_norm)
         model_slices = self._attached.model_slices
         self._client.port.note(
             "attached", parameters=model_slices.trained_elements, slices=len(model_slices.layout.slices)
@@ -288,7 +289,7 @@ class LiveRun:
             parameters=attached.model_slices.trained_elements,
             parameters_sha256=attached.intra_party.trained_sha256(),
             ledger=None if self.ledger is None else self.ledger.tolist(),
-            contributions=attached.steps.contributions,
+            contributions=attached.ledger.contributions,
             cohort=attached.steps.cohort,
         )
 

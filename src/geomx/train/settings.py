@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED
 from geomx.sync.contract import Policy
 from geomx.sync.fsa import FSA
-from geomx.train.steps.delay import Delay
 
 WeightPolicy = Literal["samples", "equal", "dataset_size"]
 OptimizerPlaceName = Literal["auto", "server", "workers"]
@@ -36,7 +36,8 @@ class Settings:
 
     `dataset_size`: samples in this party's data set. `slice_elements`: 0 cuts the model into about so many
     `slices`. `codec_momentum`: the codec that has momentum, if one has. `collective`: None where the party's local
-    server adds.
+    server adds. `after_step`: is called behind each step with the seconds that its computation took, None where
+    that is not known.
     """
 
     weight: WeightPolicy = "samples"
@@ -49,7 +50,7 @@ class Settings:
     size_lower_bound: int = SIZE_LOWER_BOUND
     codec_momentum: str = ""
     collective: Collective | None = None
-    delay: Delay | None = None
+    after_step: Callable[[float | None], None] | None = None
     seed: int = 0
     ledger: bool = False
     buffers: Buffers = "own"

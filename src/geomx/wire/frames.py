@@ -196,14 +196,14 @@ class Parser:
             self._left = present
         return size
 
-    def _copy(self, slice_: memoryview) -> _Partial | None:
+    def _copy(self, chunk: memoryview) -> _Partial | None:
         """Payload bytes that came by way of the scratch; returns their message if they complete it."""
         partial = self._current
         assert partial is not None
-        filled = partial.filled + len(slice_)
-        partial.view[partial.filled : filled] = slice_
+        filled = partial.filled + len(chunk)
+        partial.view[partial.filled : filled] = chunk
         partial.filled = filled
-        self._left -= len(slice_)
+        self._left -= len(chunk)
         return partial if filled == len(partial.view) else None
 
     def _finish(self, partial: _Partial) -> Arrival:

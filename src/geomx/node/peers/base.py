@@ -2,18 +2,18 @@
 
 Theory of operation. A node has *peers*, each with a session. It dials some (the tree's upward edges) and is dialled by
 others. A connection is a stranger's until its Hello has been checked against the run (`greeting`); only then do its
-messages reach `on_message`. Connections come and go beneath a session; when a peer stays silent for the edge's
+messages reach their `Handler`. Connections come and go beneath a session; when a peer stays silent for the edge's
 `timeout_s`, the node ends with `NodeLost` and tells every other peer, so that the whole tree ends and each node names
 the first that was lost.
 
-Subclasses answer `on_start`, `on_open`, `on_message`, `on_tick` and list whom they expect.
+Subclasses say who handles whose messages, answer `on_open` and `on_tick`, and list whom they wait for.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError, RunFailed, WaitTimeout
 from geomx.node.contract import (
@@ -56,6 +56,16 @@ from geomx.wire.messages import (
 from geomx.wire.session import Patience, Session
 
 LATE_S = 5.0  # so long after its start a peer that cannot be reached is worth a line
+
+
+class Handler(Protocol):
+    """What takes the messages of an edge's other end: those from above, or those from below."""
+
+    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
+        """A message of the run, delivered once."""
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        """Raise `ProtocolError` where a message with a `size`, be it 0, cannot have one of that size."""
 
 
 class BaseNode(ABC):
@@ -114,9 +124,9 @@ class BaseNode(ABC):
         if peer is None:
             if payload_size(message) or not isinstance(message, Hello | Welcome | Refuse):
                 raise ProtocolError(f"a {type(message).__name__} before the connection was greeted")
-        elif payload_size(message):
+        elif hasattr(message, "size"):
             try:
-                self.check_payload(peer, message)
+                self.handler_of(peer).check_payload(peer, message)
             except ProtocolError as error:
                 self._violation = _broken_by(peer, error)
                 raise self._violation from error
@@ -127,14 +137,11 @@ class BaseNode(ABC):
         """A session is open; `first`: for the first time with this incarnation of the peer."""
 
     @abstractmethod
-    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
-        """A message of the run, delivered once."""
+    def handler_of(self, peer: Peer) -> Handler:
+        """What takes the messages of a peer."""
 
     def on_tick(self) -> None:
         """Called twice in every heartbeat."""
-
-    def check_payload(self, peer: Peer, message: Message) -> None:
-        """Raise `ProtocolError` where a payload of that size is impossible."""
 
     def waits_for(self) -> list[str]:
         """The peers without which the run cannot start, and that have not come yet."""
@@ -269,7 +276,7 @@ class BaseNode(ABC):
     def _on_numbered(self, peer: Peer, event: Received) -> None:
         session, message = peer.session, event.message
         if session.accept(event.number, message):
-            self.on_message(peer, message, event.payload)
+            self.handler_of(peer).on_message(peer, message, event.payload)
         if session.owes_ack():
             self.acknowledge(peer)
 

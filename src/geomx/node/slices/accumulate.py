@@ -23,15 +23,25 @@ class Accumulator:
     dtypes: frozenset[torch.dtype]
 
     def add(self, values: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """((v0 + v1) + v2) + ..., in place into `values[0]`, which the caller owns and gets back.
+        """((v0 + v1) + v2) + ..., in memory of its own: a term may be a received payload, which stays as it is.
 
-        `values`: flat, of one length and dtype, ordered by lowest origin. None where there are none.
+        Args:
+            values: flat, of one length and dtype, ordered by lowest origin.
+
+        Returns:
+            The sum, which is the caller's to change; None where there are no values.
+
+        Raises:
+            Unsupported: a value is of another domain.
         """
         if not values:
             return None
-        total, *others = values
         if any(value.dtype not in self.dtypes for value in values):
             raise Unsupported(f"{self.domain} does not add {', '.join(str(value.dtype) for value in values)}")
+        if len(values) == 1:
+            return values[0].clone()
+        first, second, *others = values
+        total = torch.add(first, second)
         for other in others:
             total.add_(other)
         return total

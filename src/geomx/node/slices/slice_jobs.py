@@ -34,6 +34,13 @@ class SliceJobs:
         else:
             waiting.append((function, then, cost_bytes))
 
+    def after(self, index: int, then: Callable[[], None]) -> None:
+        """Continue behind the jobs of slice `index` that have come before; at once where there are none."""
+        if index in self._waiting:
+            self.run(index, lambda: None, lambda _: then(), 0)
+        else:
+            then()
+
     def _begin(self, index: int, function: Callable[[], Any], then: Then, cost_bytes: int) -> None:
         def done(result: Any) -> None:
             then(result)

@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from geomx.layout import Slice
-from geomx.node.port import Arrived
 from geomx.node.slices.slice_state import Planes
 from geomx.optim.contract import SliceState
 from geomx.sync.contract import cohort_of
@@ -72,11 +71,7 @@ class Broadcast:
         self._aside = {}
         try:
             for slice_ in means:
-                packed = (
-                    self._model_slices.gather(slice_, self._model_slices.tensor, weight)
-                    if weight
-                    else (None, absent(slice_))
-                )
+                packed = self._model_slices.gather(slice_, self._model_slices.tensor, weight)
                 self._client.contribute(slice_.index, "mean", operation, weight, packed)
             for slice_ in firsts:
                 self._assign(operation, slice_, SliceState())
@@ -100,14 +95,14 @@ class Broadcast:
                 found.setdefault(index, {}).update(state.planes)
         return {index: planes for index, planes in found.items() if planes}
 
-    def arrived(self, slice_: Slice, arrived: Arrived) -> None:
-        """The answer to one slice."""
-        if arrived.values is None:
+    def arrived(self, slice_: Slice, values: torch.Tensor | None) -> None:
+        """The answer to one slice; None: nobody had anything."""
+        if values is None:
             return
         if self._aside is None:
-            self._model_slices.scatter(slice_, arrived.values)
+            self._model_slices.scatter(slice_, values)
         else:
-            self._aside[slice_.index] = arrived.values
+            self._aside[slice_.index] = values
 
     def _assign(self, operation: str, slice_: Slice, state: SliceState) -> None:
         packed: Packed = (None, absent(slice_))

@@ -19,6 +19,7 @@ from geomx.rounds.membership import EVERYONE
 from geomx.wire.messages import Hyperparameters, Kind, Of, Value
 
 Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
+STEP = "step()"  # the operation of every contribution to a step
 
 
 class CollectiveClient:
@@ -54,8 +55,9 @@ class CollectiveClient:
         Else it was running: the current values of every slice have come, and the next turns are set. `cohort`: the one
         in which this worker takes its steps.
         """
+        self._check_open()
         self.turns.setdefault(cohort, 0)
-        self._call("attach", layout, settings)
+        self.port.call("attach", layout, settings)
         self.port.wait(
             lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model"
         )
@@ -101,17 +103,17 @@ class CollectiveClient:
         state: SliceState | None = None,
     ) -> None:
         """Push one slice in the cohort's current turn, unless the run has closed that round already."""
+        self._check_open()
         turn = self.turns.setdefault(cohort, 0)
         if self._have.get((index, cohort), -1) >= turn:
             return
         values, present = packed
         self.outstanding[index] = cohort, turn
-        self._call(
-            "contribute",
-            Contribution(
-                turn, index, kind, operation, weight, values, present, hyper, ended, cohort, step, state
-            ),
-        )
+        contribution = Contribution.of(
+            turn, index, kind, operation, weight, values, present, hyper,
+            ended=ended, cohort=cohort, step=step, state=state,
+        )  # fmt: skip
+        self.port.call("contribute", contribution)
 
     def skip_to(self, turn: int) -> None:
         """Go on with a later turn of the whole run; every worker must, with the same."""
@@ -135,10 +137,11 @@ class CollectiveClient:
 
     def fetch(self, slices: Iterable[int], of: Of | Literal["worker"]) -> dict[int, SliceState]:
         """What belongs in a checkpoint of these slices, as it is now; `of`: see `Fetch`, or this worker's own."""
+        self._check_open()
         self._states = {}
         wanted = set(slices)
         for index in sorted(wanted):
-            self._call("fetch", index, of)
+            self.port.call("fetch", index, of)
         self.port.wait(
             lambda: wanted <= self._states.keys(),
             lambda: f"{self.name} waits for the state of {len(wanted - self._states.keys())} slices ({of})",
@@ -151,11 +154,12 @@ class CollectiveClient:
 
         `wait`: for the answer; else as far as is known, 0 where nothing is.
         """
+        self._check_open()
         turn = self.turn
         self._allowed = {
             of: count for of, count in self._allowed.items() if of > turn or (of == turn and not wait)
         }
-        self._call("stepped", turn, steps, seconds)
+        self.port.call("stepped", turn, steps, seconds)
         if wait:
             self.port.wait(
                 lambda: turn in self._allowed,
@@ -170,7 +174,7 @@ class CollectiveClient:
         What a backward() without a step() has pushed is answered before: it cannot be taken back.
         """
         self.wait(tuple(self.outstanding))
-        self._call("leave", {cohort: turn - 1 for cohort, turn in self.turns.items()})
+        self.port.call("leave", {cohort: turn - 1 for cohort, turn in self.turns.items()})
         self._closed = True
         self.port.wait(lambda: self._left, lambda: f"{self.name} waits for the run to let it go")
 
@@ -184,17 +188,14 @@ class CollectiveClient:
         if self._closed:
             raise Unsupported("this run is closed: make every call before run.close()")
 
-    def _call(self, method: str, *arguments: Any) -> None:
-        self._check_open()
-        self.port.call(method, *arguments)
-
     def _hear(self, item: Any) -> None:
         if isinstance(item, Arrived):
-            key = item.slice, item.cohort
-            self._have[key] = max(item.turn, self._have.get(key, -1))
-            cohort, turn = self.outstanding.get(item.slice, (item.cohort, item.turn + 1))
-            if cohort == item.cohort and turn <= item.turn:
-                del self.outstanding[item.slice]
+            update = item.update
+            key = update.slice, update.cohort
+            self._have[key] = max(update.turn, self._have.get(key, -1))
+            cohort, turn = self.outstanding.get(update.slice, (update.cohort, update.turn + 1))
+            if cohort == update.cohort and turn <= update.turn:
+                del self.outstanding[update.slice]
             self.receive(item)
         elif isinstance(item, Allowed):
             self._allowed[item.turn] = item.steps

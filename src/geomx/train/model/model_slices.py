@@ -140,8 +140,11 @@ class ModelSlices:
     ) -> tuple[torch.Tensor | None, bytes | None]:
         """weight * (what `source` has for each part), as one new flat tensor, and which parts are present.
 
-        Of a tensor that is cut, what this process does not hold is zeros. `device`: None for the CPU.
+        At weight 0 there is none. Of a tensor that is cut, what this process does not hold is zeros. `device`: None
+        for the CPU.
         """
+        if not weight:
+            return None, absent(slice_)
         found = [_cut_out(source(part.tensor), part) for part in slice_.parts]
         present = presence.pack([each is not None for each in found])
         if all(each is None for each in found):

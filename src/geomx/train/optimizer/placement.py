@@ -36,10 +36,10 @@ class OptimizerPlacement(Protocol):
 
     on_server: bool
 
-    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
-        """What a parameter group says, as it travels."""
+    def hyper(self, group: int) -> Hyperparameters:
+        """What a parameter group (by its number) says now, as it travels."""
 
-    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+    def idle_hyper(self, group: int) -> Hyperparameters | None:
         """The same for a worker that has come to the end of its data; None: no opinion."""
 
     def arrived(self, slice_: Slice, arrived: Arrived) -> None:
@@ -54,14 +54,20 @@ class OnServer:
 
     on_server = True
 
-    def __init__(self, model_slices: ModelSlices, rule: str) -> None:
+    def __init__(self, model_slices: ModelSlices, optimizer: torch.optim.Optimizer, rule: str) -> None:
         self._model_slices = model_slices
+        self._optimizer = optimizer
         self._rule = Rule(rule)
 
-    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
-        return self._rule.send(group)
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups as they are now."""
+        return self._optimizer.param_groups
 
-    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+    def hyper(self, group: int) -> Hyperparameters:
+        return self._rule.send(self.groups[group])
+
+    def idle_hyper(self, group: int) -> Hyperparameters | None:
         return None
 
     def arrived(self, slice_: Slice, arrived: Arrived) -> None:
@@ -85,15 +91,15 @@ class OnWorkers:
         self._clip_norm = clip_norm
         self._means: dict[int, _Mean] = {}
 
-    def hyper(self, group: dict[str, Any]) -> Hyperparameters:
+    def hyper(self, group: int) -> Hyperparameters:
         """What can be compared of a group, whatever optimizer it is for: workers that differ get a typed error."""
         comparable: Hyperparameters = {}
-        for key, value in group.items():
+        for key, value in self._optimizer.param_groups[group].items():
             if key not in OWN_KEYS and _is_plain(plain := as_plain(value)):
                 comparable[key] = plain
         return comparable
 
-    def idle_hyper(self, group: dict[str, Any]) -> Hyperparameters | None:
+    def idle_hyper(self, group: int) -> Hyperparameters | None:
         """Its own optimizer steps in an idle turn, too, so its hyper-parameters must fit those of the others."""
         return self.hyper(group)
 
@@ -101,7 +107,7 @@ class OnWorkers:
         square, values = 0.0, arrived.values
         if self._clip_norm is not None and values is not None:
             square = float(values.to(torch.float64).square().sum())
-        present = presence.unpack(arrived.present, len(slice_.parts))
+        present = presence.unpack(arrived.update.present, len(slice_.parts))
         parts: list[tuple[Part, torch.Tensor | None]] = []
         for part, is_present in zip(slice_.parts, present, strict=True):
             if is_present and values is not None:

@@ -73,7 +73,6 @@ class RunOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._steps.before_step()
         self._steps.step()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before attach looks at
         return loss

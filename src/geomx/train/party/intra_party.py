@@ -1,9 +1,9 @@
-"""How the workers of a party add up what they contribute: through their local server, or among themselves.
+"""How the workers of a party add up what they contribute: through their local server, or by an all-reduce of their own.
 
     ThroughServer   each pushes w·x, and the local server adds
-    Reduced         a plain module: Σ w·x is gathered at one worker for each slice, which adds in the order of ranks
-    Averaged        DistributedDataParallel has made x̄ of the gradients, the same on each: one worker pushes Σw · x̄
-    Sharded         FSDP2 has, too, and left each its part of x̄: each pushes Σw · its part, with zeros around it
+    AllReduced      a plain module: Σ w·x is gathered at one worker for each slice, which adds in the order of ranks
+    DdpAveraged     DistributedDataParallel has all-reduced the gradients to x̄, the same on each: one pushes Σw · x̄
+    FsdpSharded     FSDP2 has, too, and left each its part of x̄: each pushes Σw · its part, with zeros around it
 
 Among themselves, one worker *speaks* for a slice: its push has the weight of them all, and those of the others have
 none, so that the party's sum is Σ w·x and Σ w whatever the way. Who speaks goes around, by the slice's index. The
@@ -48,7 +48,7 @@ class ThroughServer:
     def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
         """What this worker pushes of some slices: Σ w·x as far as it tells, with x from `source` by tensor."""
         for slice_ in slices:
-            yield slice_, weight, self._scaled(slice_, source, weight)
+            yield slice_, weight, self._model_slices.gather(slice_, source, weight)
 
     def first(self, slice_: Slice, source: Source) -> Packed:
         """A slice as the party's first worker has it, in full there; on the others whatever."""
@@ -67,9 +67,6 @@ class ThroughServer:
 
     def close(self) -> None:
         """Nothing more will be added."""
-
-    def _scaled(self, slice_: Slice, source: Source, weight: float) -> Packed:
-        return self._model_slices.gather(slice_, source, weight) if weight else (None, absent(slice_))
 
 
 class _IntraParty(ThroughServer):
@@ -149,7 +146,7 @@ class DdpAveraged(_IntraParty):
         total = self._total(weight)
         for slice_ in slices:
             share = total if self._speaks(slice_) else 0.0
-            yield slice_, share, self._scaled(slice_, source, share)
+            yield slice_, share, self._model_slices.gather(slice_, source, share)
 
 
 class FsdpSharded(_IntraParty):
@@ -164,7 +161,11 @@ class FsdpSharded(_IntraParty):
     def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
         total = self._total(weight)
         for slice_ in slices:
-            yield slice_, total if self._speaks(slice_) else 0.0, self._scaled(slice_, source, total)
+            yield (
+                slice_,
+                total if self._speaks(slice_) else 0.0,
+                self._model_slices.gather(slice_, source, total),
+            )
 
     def first(self, slice_: Slice, source: Source) -> Packed:
         found = {part.tensor: source(part.tensor) for part in slice_.parts}

@@ -12,19 +12,31 @@ import torch
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
-from geomx.rounds.membership import EVERYONE
 from geomx.sync.contract import AccumulateStep, cohort_of
-from geomx.train.model.model_slices import absent
+from geomx.train.calls.collective_client import STEP
+from geomx.train.context import TrainingContext
+from geomx.train.model.guard import Guard
+from geomx.train.model.model_slices import ModelSlices, absent
 from geomx.train.model.support import check_gradient
 from geomx.train.optimizer.placement import OnServer
-from geomx.train.steps.contract import STEP, Helpers, Steps
+from geomx.train.party.intra_party import ThroughServer
+from geomx.train.steps.contract import Steps
+from geomx.train.steps.ledger import Ledger
 
 
 class AccumulateSteps(Steps):
     """See the module's text. `placement`: the rule that the global servers run."""
 
-    def __init__(self, helpers: Helpers, placement: OnServer) -> None:
-        super().__init__(helpers)
+    def __init__(
+        self,
+        context: TrainingContext,
+        model_slices: ModelSlices,
+        intra_party: ThroughServer,
+        ledger: Ledger,
+        guard: Guard,
+        placement: OnServer,
+    ) -> None:
+        super().__init__(context, model_slices, intra_party, ledger, guard)
         self._placement = placement
         self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
         self._sums: dict[int, torch.Tensor] = {}  # by parameter
@@ -66,7 +78,7 @@ class AccumulateSteps(Steps):
         signs = {True: 1.0, False: -1.0}
         rates = {
             id(p): signs[bool(group.get("maximize"))] * float(group["lr"])
-            for group in self._groups()
+            for group in self._placement.groups
             for p in group["params"]
         }
         with torch.no_grad():
@@ -96,7 +108,6 @@ class AccumulateSteps(Steps):
         self._fresh = {}
 
     def _push(self, sums: bool) -> None:
-        groups = self._groups()
         for slice_ in self._trained:
             packed = self._model_slices.gather(slice_, self._sums.get) if sums else (None, absent(slice_))
             self._client.contribute(
@@ -107,20 +118,17 @@ class AccumulateSteps(Steps):
                 packed,
                 cohort=self._cohort,
                 step=self._planned - 1,
-                hyper=self._placement.hyper(groups[slice_.group]),
+                hyper=self._placement.hyper(slice_.group),
             )
         if sums:
             self._sums = {}
-            self._count_in_ledger(False)
+            self._ledger.count(self._cohort, ended=False)
         self._client.next_turn(self._cohort)
 
-    def _receive(self, arrived: Arrived) -> None:
-        super()._receive(arrived)
-        is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
-        if is_everyones and arrived.values is not None:  # other weights: what was summed up is of old ones
-            self._sums = {}
-            self._fresh.pop(arrived.slice, None)
+    def reassigned(self, slice_: Slice, weights: torch.Tensor) -> None:
+        self._sums = {}  # they are of other weights
+        self._fresh.pop(slice_.index, None)
 
-    def _arrived(self, slice_: Slice, arrived: Arrived) -> None:
+    def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         if arrived.values is not None:
             self._fresh[slice_.index] = arrived

@@ -24,10 +24,16 @@ from geomx.errors import Disagreement, GradientEdited, Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.sync.contract import GradientStep, cohort_of
-from geomx.train.calls.collective_client import Packed
+from geomx.train.calls.collective_client import STEP
+from geomx.train.context import TrainingContext
+from geomx.train.model.guard import Guard
+from geomx.train.model.model_slices import ModelSlices
 from geomx.train.model.support import check_gradient
 from geomx.train.optimizer.placement import OptimizerPlacement
-from geomx.train.steps.contract import STEP, Helpers, Steps
+from geomx.train.party.intra_party import ThroughServer
+from geomx.train.steps.contract import Steps
+from geomx.train.steps.ledger import Ledger
+from geomx.train.steps.pending import PendingWeights
 from geomx.train.steps.timeline import BACKWARD
 from geomx.wire.messages import Hyperparameters
 
@@ -45,11 +51,20 @@ class _OpenStep:
 
 
 class GradientSteps(Steps):
-    """See the module's text. `placement`: where the optimizer runs."""
+    """See the module's text. `placement`: where the optimizer runs; `pending`: weights that a forward waits for."""
 
-    def __init__(self, helpers: Helpers, placement: OptimizerPlacement) -> None:
-        super().__init__(helpers)
-        self._placement = placement
+    def __init__(
+        self,
+        context: TrainingContext,
+        model_slices: ModelSlices,
+        intra_party: ThroughServer,
+        ledger: Ledger,
+        guard: Guard,
+        placement: OptimizerPlacement,
+        pending: PendingWeights,
+    ) -> None:
+        super().__init__(context, model_slices, intra_party, ledger, guard)
+        self._placement, self._pending = placement, pending
         self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
         self._opened: _OpenStep | None = None
         self._missing = self._all_missing()
@@ -135,10 +150,12 @@ class GradientSteps(Steps):
         super().require_quiescent(operation)
 
     def _idle(self) -> None:
-        groups = self._groups()
         for slice_, weight, packed in self._intra_party.contributions(self._trained, lambda _: None, 0.0):
-            hyper = self._placement.idle_hyper(groups[slice_.group])
-            self._send(slice_, weight, packed, hyper, ended=True)
+            hyper = self._placement.idle_hyper(slice_.group)
+            self._client.contribute(
+                slice_.index, "gradient", STEP, weight, packed,
+                cohort=self._cohort, step=self._planned, hyper=hyper, ended=True,
+            )  # fmt: skip
         self._close(0, ended=True)
         self._client.wait()
         self._placement.finish(idle=True)
@@ -164,31 +181,18 @@ class GradientSteps(Steps):
             turn.gradients[number] = value, value._version
             return value
 
-        groups = self._groups()
         for slice_, weight, packed in self._intra_party.contributions(slices, gradient, turn.weight):
             if slice_.group not in turn.hypers:
-                turn.hypers[slice_.group] = self._placement.hyper(groups[slice_.group])
+                turn.hypers[slice_.group] = self._placement.hyper(slice_.group)
             turn.pushed.add(slice_.index)
-            self._send(slice_, weight, packed, turn.hypers[slice_.group], turn.ended)
-
-    def _send(
-        self, slice_: Slice, weight: float, packed: Packed, hyper: Hyperparameters | None, ended: bool
-    ) -> None:
-        self._client.contribute(
-            slice_.index,
-            "gradient",
-            STEP,
-            weight,
-            packed,
-            cohort=self._cohort,
-            step=self._planned,
-            hyper=hyper,
-            ended=ended,
-        )
+            self._client.contribute(
+                slice_.index, "gradient", STEP, weight, packed,
+                cohort=self._cohort, step=self._planned, hyper=turn.hypers[slice_.group], ended=turn.ended,
+            )  # fmt: skip
 
     def _close(self, samples: int, ended: bool) -> None:
         """Everything has been pushed but the ledger."""
-        self._count_in_ledger(False)
+        self._ledger.count(self._cohort, ended=False)
         self._note_step(samples)
         self._opened = None
         self._missing = self._all_missing()
@@ -210,9 +214,8 @@ class GradientSteps(Steps):
                 )
 
     def _check_hypers(self, turn: _OpenStep) -> None:
-        groups = self._groups()
         for group, hyper in turn.hypers.items():
-            now = self._placement.hyper(groups[group])
+            now = self._placement.hyper(group)
             if now != hyper:
                 changed = ", ".join(sorted(key for key in now if now[key] != hyper.get(key)))
                 raise Disagreement(
@@ -222,6 +225,6 @@ class GradientSteps(Steps):
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def _arrived(self, slice_: Slice, arrived: Arrived) -> None:
-        self.all_ended = arrived.ended
+    def arrived(self, slice_: Slice, arrived: Arrived) -> None:
+        self.all_ended = arrived.update.ended
         self._placement.arrived(slice_, arrived)

@@ -2,7 +2,8 @@
 
     nobody    nothing leaves
     party     w ← Σ n_j w_j / Σ n_j over the workers j of the party; the local server answers by itself
-    run       Δ = w_start − w goes up as a gradient; the optimizer at the root makes of its mean what all go on from
+    run       the pseudo-gradient Δ = w_start − w goes up as a gradient does; all go on from what the optimizer at
+              the root makes of its mean
     told      as `run` where a policy at the root says so while a round goes on, else as `nobody`
 
 w_start: the weights that all had behind the last `run`. n_j: how much worker j counts, over the steps since the last
@@ -28,9 +29,14 @@ from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
 from geomx.sync.contract import LocalStep, cohort_of
-from geomx.train.calls.collective_client import Packed
-from geomx.train.model.model_slices import absent
-from geomx.train.steps.contract import STEP, Helpers, Steps
+from geomx.train.calls.collective_client import STEP, Packed
+from geomx.train.context import TrainingContext
+from geomx.train.model.guard import Guard
+from geomx.train.model.model_slices import ModelSlices, absent
+from geomx.train.party.intra_party import ThroughServer
+from geomx.train.steps.contract import Steps
+from geomx.train.steps.ledger import Ledger
+from geomx.wire.messages import Update
 
 
 class LocalSteps(Steps):
@@ -38,8 +44,17 @@ class LocalSteps(Steps):
 
     local = True
 
-    def __init__(self, helpers: Helpers, optimizer: torch.optim.Optimizer, alike: bool) -> None:
-        super().__init__(helpers)
+    def __init__(
+        self,
+        context: TrainingContext,
+        model_slices: ModelSlices,
+        intra_party: ThroughServer,
+        ledger: Ledger,
+        guard: Guard,
+        optimizer: torch.optim.Optimizer,
+        alike: bool,
+    ) -> None:
+        super().__init__(context, model_slices, intra_party, ledger, guard)
         self._optimizer = optimizer
         self._alike = alike
         self._party = cohort_of(self._client.name, "party")
@@ -165,7 +180,7 @@ class LocalSteps(Steps):
             arrived = self._fresh.pop(slice_.index, None)
             if arrived is None:  # it had closed before this worker came, and its weights came then
                 continue
-            self.all_ended = arrived.ended
+            self.all_ended = arrived.update.ended
             if arrived.values is not None:
                 self._starts[slice_.index] = arrived.values
             elif slice_.role == "buffer":  # nobody has trained
@@ -176,7 +191,6 @@ class LocalSteps(Steps):
                 assert own is not None  # weights are always there
                 values = own.mul_(merge).add_(values, alpha=1.0 - merge)
             self._model_slices.scatter(slice_, values)
-            self._guard.written(slice_)
 
     def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
         for slice_ in slices:
@@ -192,11 +206,11 @@ class LocalSteps(Steps):
                 ended=self.ended,
             )
         if cohort == EVERYONE:
-            self._count_in_ledger(self.ended)
+            self._ledger.count(cohort, self.ended)
         self._client.next_turn(cohort)
 
     def _share(self, slice_: Slice, weight: float, cohort: str) -> Packed:
-        """Σ n · x: of the weights, or of how far they have moved."""
+        """Σ n · x: of the weights, or of the pseudo-gradient."""
         if not weight:
             return None, absent(slice_)
         values, present = self._model_slices.gather(slice_, self._model_slices.tensor)
@@ -204,23 +218,20 @@ class LocalSteps(Steps):
         moved = cohort == EVERYONE and slice_.role == "weight"
         return (self._starts[slice_.index] - values if moved else values).mul_(weight), present
 
-    def _arrived(self, slice_: Slice, arrived: Arrived) -> None:
-        if arrived.cohort == EVERYONE:
+    def answers(self, slice_: Slice, update: Update) -> bool:
+        is_mean = slice_.role == "buffer" and update.cohort == EVERYONE and slice_.index in self._averaging
+        return is_mean or super().answers(slice_, update)
+
+    def arrived(self, slice_: Slice, arrived: Arrived) -> None:
+        if arrived.update.cohort == EVERYONE:
+            self._averaging.discard(slice_.index)
             self._fresh[slice_.index] = arrived
         elif arrived.values is not None:
             self._model_slices.scatter(slice_, arrived.values)
 
-    def _receive(self, arrived: Arrived) -> None:
-        slice_ = self._model_slices.layout.slices[arrived.slice]
-        if slice_.role == "buffer" and arrived.cohort == EVERYONE and slice_.index in self._averaging:
-            self._averaging.remove(slice_.index)
-            self._fresh[slice_.index] = arrived
-            return
-        super()._receive(arrived)
-        is_everyones = arrived.kind == "assign" and arrived.cohort == EVERYONE
-        if is_everyones and slice_.role == "weight" and arrived.values is not None:
-            self._starts[slice_.index] = arrived.values  # all have these weights now
-            self._counted, self._given, self._counted_at = 0.0, 0.0, {}
-            self._due.clear()
-            self._averaging.clear()
-            self._fresh.pop(slice_.index, None)
+    def reassigned(self, slice_: Slice, weights: torch.Tensor) -> None:
+        self._starts[slice_.index] = weights
+        self._counted, self._given, self._counted_at = 0.0, 0.0, {}
+        self._due.clear()
+        self._averaging.clear()
+        self._fresh.pop(slice_.index, None)

@@ -12,9 +12,18 @@ TRACK, BACKWARD = "training", "backward"
 
 
 class Timeline:
-    """Notes spans (`geomx.observe.trace` draws them). `clock`: in seconds, the clock of the driver's own spans."""
+    """Notes spans (`geomx.observe.trace` draws them). `clock`: in seconds, the clock of the driver's own spans.
 
-    def __init__(self, port: Port, clock: Callable[[], float]) -> None:
+    `after_step`: see `Settings.after_step`.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        clock: Callable[[], float],
+        after_step: Callable[[float | None], None] | None = None,
+    ) -> None:
+        self._after_step = after_step
         self._port = port
         self._clock = clock
         self._began: dict[str, float] = {}
@@ -61,6 +70,8 @@ class Timeline:
         with self.span("step", turn=turn):
             yield
         self._computing_since, self._waited_s, self.backward_s = self._clock(), 0.0, None
+        if self._after_step is not None:
+            self._after_step(self.compute_s)
 
     def rest(self) -> None:
         """What comes before the next step is not its computation alone."""
