@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/geomx/codecs/pack/kernels.c")
+SOURCES = Path("src/geomx/codecs/pack/kernels")
 # The same bits everywhere: no fused multiply-add. The others change no result.
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
@@ -23,27 +23,37 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
     """Called by hatchling before it packs a wheel or installs in place."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile next to the source; the wheel is then one of this platform."""
-        source = Path(self.root) / SOURCE
-        target = source.with_suffix(".so")
+        """Compile next to the sources; the wheel is then one of this platform."""
+        sources = Path(self.root) / SOURCES
+        target = sources.with_suffix(".so")
         if self.target_name != "wheel":
             return
-        if not self._compile(source, target):
+        if not self._compile(sources, target):
             return
-        build_data["artifacts"].append(f"/{SOURCE.with_suffix('.so')}")
+        build_data["artifacts"].append(f"/{SOURCES.with_suffix('.so')}")
         build_data["pure_python"] = False
         platform_tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform_tag}"
 
-    def _compile(self, source: Path, target: Path) -> bool:
+    def _compile(self, sources: Path, target: Path) -> bool:
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
         if platform.system() != "Linux" or shutil.which(compiler[0]) is None:
             self.app.display_warning("no C compiler: the codecs use torch operations, which are slower")
             return False
         target.unlink(missing_ok=True)  # not overwritten: a process may have it open
-        digest = int.from_bytes(hashlib.blake2b(source.read_bytes(), digest_size=8).digest())
+        source = b"".join(
+            file.read_bytes() for file in sorted(sources.iterdir())
+        )  # as `library.digest_of` has it
+        digest = int.from_bytes(hashlib.blake2b(source, digest_size=8).digest())
         done = subprocess.run(
-            [*compiler, *FLAGS, f"-DSOURCE={digest}ull", "-o", str(target), str(source)],
+            [
+                *compiler,
+                *FLAGS,
+                f"-DSOURCE={digest}ull",
+                "-o",
+                str(target),
+                *map(str, sorted(sources.glob("*.c"))),
+            ],
             capture_output=True,
             text=True,
             check=False,

@@ -12,6 +12,7 @@ from pathlib import Path
 import geomx
 from geomx.config import Run, describe
 from geomx.errors import ConfigError, Fault, GeomxError
+from geomx.launch.environment import apply_switches
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C)."""
     try:
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        apply_switches()
         action: Callable[[argparse.Namespace], None] = arguments.action
         action(arguments)
     except ConfigError as error:

@@ -40,5 +40,5 @@ def test_defaults_of_a_script_have_no_part_in_it(spec: str) -> None:
 
 
 def test_what_is_no_codec_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"a subclass of geomx\.codecs\.base\.Codec"):
+    with pytest.raises(ConfigError, match=r"a subclass of geomx\.codecs\.contract\.Codec"):
         make_codec("contextlib:nullcontext", RngKey())

@@ -24,8 +24,10 @@ with atheris.instrument_imports(include=["geomx"]):
     from codec_cases import SPECS, drawn, made, slice_of
 
     from geomx.errors import ProtocolError
+    from geomx.launch.environment import apply_switches
 
 torch.set_num_threads(1)
+apply_switches()
 SIZES = (1, 63, 64, 200, 1025)
 CODECS = [made(spec) for spec in SPECS]
 SLICES = [slice_of(size) for size in SIZES]

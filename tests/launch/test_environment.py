@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from geomx.codecs.pack import native
 from geomx.errors import ConfigError
 from geomx.launch.environment import (
     THREADS,
     ProcessPlace,
     TorchrunJob,
+    apply_switches,
     environment_of,
     import_beside,
     job_environment,
@@ -94,3 +96,12 @@ def test_what_lies_beside_a_description_can_be_imported_here_and_in_children(
     assert environment_of(ProcessPlace())["PYTHONPATH"].split(os.pathsep) == ["elsewhere", str(tmp_path)]
     import_beside(tmp_path / "run.toml")
     assert os.environ["PYTHONPATH"].count(str(tmp_path)) == 1
+
+
+def test_compiled_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(native, "switch_off", lambda: calls.append("off"))
+    apply_switches()
+    monkeypatch.setenv("GEOMX_NATIVE", "0")
+    apply_switches()
+    assert calls == ["off"]

@@ -6,6 +6,7 @@ GEOMX_PARTY    the worker's party
 GEOMX_RANK     the worker's rank in its party
 GEOMX_RECORDS  path of the file that the node's records go to, or of a folder for it
 GEOMX_TRACE    1: record the spans of a trace, too
+GEOMX_NATIVE   0: codecs without their compiled kernels
 
 A party whose workers reduce among themselves is a job of torchrun, which tells each of them RANK, WORLD_SIZE and where
 the first is (MASTER_ADDR, MASTER_PORT); its RANK stands for GEOMX_RANK.
@@ -22,7 +23,7 @@ from pathlib import Path
 from geomx.errors import ConfigError, Fault
 
 RUN, SET, PARTY, RANK = "GEOMX_RUN", "GEOMX_SET", "GEOMX_PARTY", "GEOMX_RANK"
-RECORDS, TRACE = "GEOMX_RECORDS", "GEOMX_TRACE"
+RECORDS, TRACE, NATIVE = "GEOMX_RECORDS", "GEOMX_TRACE", "GEOMX_NATIVE"
 JOB_RANK, JOB_SIZE = "RANK", "WORLD_SIZE"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -45,6 +46,14 @@ class TorchrunJob:
 
     rank: int
     size: int
+
+
+def apply_switches() -> None:
+    """Switch off what the environment says; before a node of this process is made."""
+    if os.environ.get(NATIVE) == "0":
+        from geomx.codecs.pack import native  # noqa: PLC0415 (it imports torch, which takes seconds)
+
+        native.switch_off()
 
 
 def read_job() -> TorchrunJob | None:

@@ -28,7 +28,15 @@ from geomx.errors import (
     RunFailed,
     WaitTimeout,
 )
-from geomx.launch.environment import JOB_RANK, JOB_SIZE, ProcessPlace, TorchrunJob, read_job, read_place
+from geomx.launch.environment import (
+    JOB_RANK,
+    JOB_SIZE,
+    ProcessPlace,
+    TorchrunJob,
+    apply_switches,
+    read_job,
+    read_place,
+)
 from geomx.launch.slow_worker import SlowWorker
 from geomx.observe.records import Recorder
 from geomx.sync import policies
@@ -50,6 +58,7 @@ def join(run: str | Path | Run | None = None, party: str | None = None, rank: in
     The run is left in order when the script ends, and told when it raises. Raises `ConfigError` where the place
     is incomplete or does not exist; who refuses this worker, or is lost, is told by the first call that waits.
     """
+    apply_switches()
     place = read_place()
     description = _description(run, place)
     if description is None:

@@ -1,7 +1,7 @@
-"""The compiled inner loops of the codecs (kernels.c), where the package was built with a C compiler.
+"""The compiled inner loops of the codecs (kernels/), where the package was built with a C compiler.
 
 Each function does what the torch operations beside its caller do, with the same bits, or returns None where it cannot:
-not compiled, not on the CPU, not float32, or switched off (`GEOMX_NATIVE=0`). `take_...` gives a payload and leaves in
+not compiled, not on the CPU, not float32, or switched off. `take_...` gives a payload and leaves in
 `left`, in place, what the payload does not carry; `give_...` is the way back. A `take_...` that is given values takes
 from left + values, in one pass over memory, and says how large they are. ctypes lets other threads run meanwhile.
 """
@@ -9,21 +9,17 @@ from left + values, in one pass over memory, and says how large they are. ctypes
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from geomx.codecs.pack.library import load
 from geomx.errors import ProtocolError
 
-LIBRARY = Path(__file__).with_name("kernels.so")
 SCALE_BYTES = 2
-SIGN_BLOCK = 1024  # of kernels.c
+SIGN_BLOCK = 1024  # of kernels/kernels.h
 _LARGEST = 0x7F7FFFFF  # the bits of float32's largest number
 _FAULTS = {
     1: "a code lies outside its range",
@@ -31,71 +27,7 @@ _FAULTS = {
     3: "the indices are not as many as announced",
     4: "an index lies outside the slice",
 }
-_POINTER, _LONG, _INT, _BITS, _FLOAT = (
-    ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.c_float,
-)
-_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "largest_bits": (_BITS, (_POINTER, _LONG)),
-    "take_blocks": (_BITS, (_POINTER, _POINTER, _LONG, _LONG, _INT, _BITS, _POINTER, _POINTER, _POINTER)),
-    "give_blocks": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _POINTER)),
-    "take_thirds": (None, (_POINTER, _LONG, _LONG, _BITS, _POINTER, _POINTER)),
-    "give_thirds": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _POINTER)),
-    "take_signs": (_BITS, (_POINTER, _POINTER, _LONG, _BITS, _POINTER, _POINTER)),
-    "give_signs": (_INT, (_POINTER, _POINTER, _LONG, _POINTER)),
-    "take_two_bits": (_BITS, (_POINTER, _POINTER, _LONG, _FLOAT, _POINTER)),
-    "give_two_bits": (_INT, (_POINTER, _LONG, _FLOAT, _POINTER)),
-    "take_bf16": (_BITS, (_POINTER, _POINTER, _LONG, _POINTER)),
-    "give_bf16": (_BITS, (_POINTER, _LONG, _POINTER)),
-    "source": (ctypes.c_uint64, ()),
-    "has_fp16": (_INT, ()),
-    "take_fp16": (None, (_POINTER, _LONG, _FLOAT, _FLOAT, _POINTER)),
-    "give_fp16": (_BITS, (_POINTER, _LONG, _FLOAT, _POINTER)),
-    "kth_largest": (_FLOAT, (_POINTER, _LONG, _LONG, _LONG, _LONG)),
-    "at_least": (_LONG, (_POINTER, _LONG, _FLOAT, _POINTER, _LONG)),
-    "add_to": (_BITS, (_POINTER, _POINTER, _LONG, _POINTER)),
-    "sample_sums": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _LONG, _LONG, _LONG, _POINTER)),
-    "add_at_least": (
-        _LONG,
-        (_POINTER, _POINTER, _POINTER, _FLOAT, _LONG, _FLOAT, _POINTER, _LONG, _POINTER),
-    ),
-    "gather": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
-    "scatter": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
-    "spread": (None, (_POINTER, _LONG, _POINTER, _LONG, _POINTER)),
-    "unary_bits": (None, (_POINTER, _LONG, _INT, _INT, _POINTER)),
-    "pack_rice": (None, (_POINTER, _LONG, _INT, _POINTER, _POINTER)),
-    "unpack_rice": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _LONG, _POINTER)),
-}
-
-
-def _load() -> ctypes.CDLL | None:
-    if os.environ.get("GEOMX_NATIVE") == "0" or not LIBRARY.exists():
-        return None
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):  # built for another system
-        return None
-    source = LIBRARY.with_suffix(".c")
-    if source.exists() and library.source() != digest_of(source.read_bytes()):
-        warnings.warn(
-            f"{LIBRARY} is of another {source.name}, and not used: install geomx again", stacklevel=2
-        )
-        return None
-    return library
-
-
-def digest_of(source: bytes) -> int:
-    """What the build tells the kernels of their own source, 64 bits; see `hatch_build.py`."""
-    return int.from_bytes(hashlib.blake2b(source, digest_size=8).digest())
-
-
-_library = _load()
+_library = load()
 
 
 class Taken(NamedTuple):
@@ -108,6 +40,12 @@ class Taken(NamedTuple):
 def available() -> bool:
     """Whether the kernels are there and switched on."""
     return _library is not None
+
+
+def switch_off() -> None:
+    """Use torch operations alone from now on, in all threads."""
+    global _library  # noqa: PLW0603 (there is one library in a process)
+    _library = None
 
 
 @contextmanager
