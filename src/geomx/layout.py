@@ -4,7 +4,7 @@ A *slice* is what is pushed, scheduled and stored: a run of elements of one dtyp
 group, and of one size class. Rules:
 
 - A tensor of at least `size_lower_bound` elements is *large*: it is cut into slices of its own, each of at
-  most `slice_elements`.
+  most `slice_elements`, so that a part of it can be overtaken (P3, see `geomx.wire.lanes`).
 - A smaller tensor is *tiny*: tiny tensors of one dtype, group and role share slices, in model order; a slice
   takes as many as `slice_elements` and `MOST_PARTS` allow. A tiny tensor is never cut.
 - Cuts depend on the tensors and these two numbers alone, never on how many shards there are: that is why

@@ -249,6 +249,7 @@ OTHER_VALUES = {
     "sync.weight": "equal",
     "sync.buffers": "average",
     "optimizer.place": "workers",
+    "optimizer.rule": "rules:Mine",
     "optimizer.compensation": "dcasgd",
     "party.A.worker_delay": "{factor = 4.0}",
     "worker.overlap": "forward",

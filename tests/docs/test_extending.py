@@ -28,6 +28,7 @@ from geomx.train import LiveRun, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+DESCENT = "descent:Descent"
 STEPS = 6
 Weights = dict[str, torch.Tensor]
 Script = Callable[[LiveRun, Program], Weights]
@@ -217,9 +218,9 @@ def test_the_optimizer_on_the_workers_does_what_it_does_alone() -> None:
 
 
 def test_the_rule_at_the_root_is_plain_gradient_descent() -> None:
-    topology, layout = topology_of([1, 2], shards=2), layout_of(3)
-    ended = []
-    for name, hyper in (("torch.optim.SGD", None), ("descent:Descent", {"lr": 0.05})):
+    layout, ended = layout_of(3), []
+    for name, hyper in (("torch.optim.SGD", None), (DESCENT, {"lr": 0.05})):
+        topology = topology_of([1, 2], shards=2, rule="" if hyper is None else name)
         loop = Loop(layout, topology.workers, rounds=5, settings={"optimizer": name, "clip_norm": None})
         loop.hyper = hyper or {**loop.hyper, "momentum": 0.0}
         simulator, programs = run_tree(topology, loop)
@@ -228,6 +229,27 @@ def test_the_rule_at_the_root_is_plain_gradient_descent() -> None:
     assert ended[0].keys() == ended[1].keys()
     for index, values in ended[0].items():
         assert torch.equal(values, ended[1][index])
+
+
+def test_a_description_names_the_rule_at_the_root() -> None:
+    """The training script has an optimizer of PyTorch's, whose learning rate is all that the rule takes of it."""
+    topology, settings = topology_of([2, 1], rule=DESCENT), Settings(rule=DESCENT)
+    adam = run_live(topology, descend(lambda parameters: torch.optim.Adam(parameters, lr=0.05)), settings)
+    sgd_ = run_live(
+        topology_of([2, 1]), descend(lambda parameters: torch.optim.SGD(parameters, lr=0.05)), Settings()
+    )
+    for name, trained in adam.items():
+        assert_equal(trained, sgd_[name])
+
+
+def test_a_rule_that_the_description_does_not_have_is_not_imported() -> None:
+    topology, layout = topology_of([1, 1]), layout_of(3)
+    loop = Loop(
+        layout, topology.workers, rounds=1, settings={"optimizer": "antigravity:Fly", "clip_norm": None}
+    )
+    simulator, _ = run_tree(topology, loop)
+    assert "the workers ask for the rule 'antigravity:Fly'" in str(simulator.error_of("global/0"))
+    assert "antigravity" not in sys.modules
 
 
 def test_the_channel_carries_a_run(beside: Path) -> None:

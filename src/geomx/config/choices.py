@@ -11,7 +11,7 @@ from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
 from geomx.config.run import Run
 from geomx.errors import ConfigError, Fault
-from geomx.optim import compensations
+from geomx.optim import compensations, optimizers
 from geomx.sync import policies
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, Policy, StepController
 
@@ -29,6 +29,8 @@ def check_choices(run: Run) -> None:
     policy = policies.make(run.sync.policy)
     if run.optimizer.compensation:
         compensations.make(run.optimizer.compensation)
+    if run.optimizer.rule:
+        optimizers.find(run.optimizer.rule)
     faults = [*_of_parties(run, policy), *_of_codecs(run, policy), *_of_steps(run, policy)]
     if faults:
         raise ConfigError(f"run {run.run.name}", faults)
@@ -75,6 +77,9 @@ def _of_steps(run: Run, policy: Policy) -> Iterator[Fault]:
     if optimizer.place == "workers" and apart:
         why = f"{_with(run)} parties share nothing but what the global servers optimize"
         yield Fault("optimizer.place", "'workers'", "'auto' or 'server'", why)
+    if optimizer.rule and (step is LocalStep or optimizer.place == "workers"):
+        why = f"{_with(run)} and optimizer.place = {optimizer.place!r} the workers run the optimizer"
+        yield Fault("optimizer.rule", repr(optimizer.rule), "nothing", why)
     if optimizer.place == "server" and step is LocalStep:
         why = f"{_with(run)} each worker's own optimizer takes the steps"
         yield Fault("optimizer.place", "'server'", "'auto' or 'workers'", why)

@@ -28,6 +28,7 @@ AGREED = (
     "sync.weight",
     "sync.buffers",
     "optimizer.place",
+    "optimizer.rule",
     "optimizer.compensation",
     "layout.slice_elements",
     "layout.size_lower_bound",

@@ -19,6 +19,7 @@ from geomx.config.value_types import (
     LanCodecName,
     PartyName,
     PolicyName,
+    RuleName,
     RunName,
     Seconds,
 )
@@ -101,6 +102,12 @@ class OptimizerTable(Table):
         "auto",
         description="Where the optimizer runs. `auto`: on the global servers if its update is elementwise, "
         "else on the workers.",
+    )
+    rule: RuleName = Field(
+        "",
+        description="What the global servers do with a gradient: a rule of your own as `module:Class`, which each of "
+        "them imports (see [extending](extending.md)). Left out: what the script's optimizer does, if it is one of "
+        "PyTorch's and elementwise.",
     )
     compensation: CompensationName = Field(
         "",

@@ -67,6 +67,7 @@ CompensationName = Annotated[
         compensations.names, _SETTINGS, ", with parameters as `strength=0.04` behind it, or nothing", True
     ),
 ]
+RuleName = Annotated[str, TextForm('your own as "module:Class", or nothing', f"({_CLASS})?")]
 CodecName = Annotated[str, _choice(codecs.names, _SETTINGS, ", with parameters as `ratio=0.01` behind it")]
 LanCodecName = Annotated[
     str, _choice(("wan", *codecs.names), _SETTINGS, ", with parameters as `ratio=0.01` behind it")

@@ -145,6 +145,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         weight=run.sync.weight,
         dataset_size=run.party(party).dataset_size,
         place=run.optimizer.place,
+        rule=run.optimizer.rule,
         overlap=run.worker.overlap,
         push_at=run.worker.push_at,
         slice_elements=run.layout.slice_elements,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from geomx.codecs.contract import Codec
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
+from geomx.errors import UnknownName
 from geomx.node.aggregator import Aggregator
 from geomx.node.peers.peer import Identity
 from geomx.node.root import Root
@@ -69,7 +72,8 @@ def make_shard(topology: Topology, name: str, incarnation: int = 1) -> Server:
 
         clipping = Clipping(send, others, "" if name == lead else lead)
         compensation = compensations.make(topology.compensation) if topology.compensation else None
-        return Root(server, place, len(topology.shards), _optimizer, clipping, policy.lockstep, compensation)
+        make = partial(_optimizer, topology.rule)
+        return Root(server, place, len(topology.shards), make, clipping, policy.lockstep, compensation)
 
     return Server(
         _identity(topology, name, incarnation),
@@ -83,9 +87,13 @@ def make_shard(topology: Topology, name: str, incarnation: int = 1) -> Server:
     )
 
 
-def _optimizer(name: str) -> RootOptimizer:
-    """`torch.optim.Adam`, or a rule of the user's own as `module:Class`."""
+def _optimizer(rule: str, name: str) -> RootOptimizer:
+    """`torch.optim.Adam`, or the `rule` of the description: nothing is imported because a peer names it."""
     short = name.removeprefix("torch.optim.")
+    if name != rule and short not in optimizers.names:
+        raise UnknownName(
+            f"the workers ask for the rule {name!r}; this run has {rule or 'those of torch.optim'}"
+        )
     return optimizers.find(short)(short)
 
 

@@ -37,6 +37,7 @@ from geomx.node.slices.slice_state import (
 )
 from geomx.node.slices.update_stream import UpdateEncoder, annotate_nonfinite, codec_for
 from geomx.node.uplink import has_values
+from geomx.optim.clip import square_sum
 from geomx.optim.contract import Compensation, RootOptimizer, SliceState
 from geomx.rounds.round import Round
 from geomx.wire.messages import (
@@ -256,7 +257,7 @@ class Root:
 
         def work() -> tuple[torch.Tensor, float]:
             mean = make()
-            return mean, float(mean.to(torch.float64, copy=True).square_().sum())
+            return mean, square_sum(mean)
 
         def done(result: tuple[torch.Tensor, float]) -> None:
             mean, square = result

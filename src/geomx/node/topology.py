@@ -34,6 +34,7 @@ class Topology:
     parties: dict[str, tuple[str, ...]]
     shards: tuple[str, ...] = ("global/0",)
     policy: str = "fsa"
+    rule: str = ""  # of the root, as `module:Class`; none: one of torch.optim, as the workers say
     compensation: str = ""
     lan: Edge = field(default_factory=lambda: Edge(codec_down=AS_WAN))
     wan: Edge = field(default_factory=Edge)
@@ -51,6 +52,7 @@ class Topology:
             parties={party: run.workers_of(party) for party in run.servers},
             shards=run.shard_names,
             policy=run.sync.policy,
+            rule=run.optimizer.rule,
             compensation=run.optimizer.compensation,
             lan=_edge(run.lan),
             wan=_edge(run.wan),

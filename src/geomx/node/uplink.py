@@ -223,7 +223,7 @@ class Uplink:
 
 
 def priority_of(slice_: Slice) -> int:
-    """A slice's lane: what the next forward needs first overtakes the rest. 0 is for control."""
+    """A slice's lane (P3): what the next forward needs first overtakes the rest. 0 is for control."""
     return min(1 + slice_.priority, 65_535)
 
 

@@ -18,6 +18,7 @@ import torch
 from geomx.errors import ProtocolError, Unsupported
 from geomx.wire.messages import Hyperparameters
 
+OWN_KEYS = ("params", "param_names")
 PINNED: dict[str, Any] = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 
 
@@ -91,6 +92,31 @@ class Rule:
                 return value
             expected = "a finite number"
         raise ProtocolError(f"{self.name}: {key} is {value!r}; expected {expected}")
+
+
+class OwnRule:
+    """A rule of the user's own: it is sent every plain value that a parameter group has, and checks them itself."""
+
+    def send(self, group: Mapping[str, Any]) -> Hyperparameters:
+        """What a parameter group says, as it travels."""
+        return plain_values(group)
+
+
+def sender_of(rule: str) -> Rule | OwnRule:
+    """What makes hyper-parameters of a parameter group: for a rule of torch.optim, or for `module:Class`."""
+    return OwnRule() if ":" in rule else Rule(rule)
+
+
+def plain_values(group: Mapping[str, Any]) -> Hyperparameters:
+    """What can travel and be compared of a parameter group, whatever optimizer it is for."""
+    plain = {key: as_plain(value) for key, value in group.items() if key not in OWN_KEYS}
+    return {key: value for key, value in plain.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(each, int | float) for each in value)
+    return isinstance(value, str | int | float | bool | None)
 
 
 def _is_number(value: object) -> bool:

@@ -25,7 +25,8 @@ class LocalStep:
     """A worker's plan for one step: its own optimizer takes it; then weights are averaged over `average`.
 
     "party": the party's workers go on from the mean of their weights. "run": how far they have moved since the last
-    time goes up as a gradient to the optimizer at the root, with hyper-parameters `outer`, and all go on from there.
+    time goes up as a pseudo-gradient to the optimizer at the root, with hyper-parameters `outer`, and all go on from
+    there.
 
     `fragment` (of "run"): which of how many equal parts of the model; (1, 4) is every fourth slice from the second on.
     `overlap`: so many steps later the answer is taken in, and `merge` says which share of a worker's own weights stays.

@@ -3,8 +3,8 @@
     each step          w_i ← worker i's own (inner) optimizer; the paper takes AdamW
     every `every`      Δ = Σ n_i (w_start − w_i) / Σ n_i;   w ← outer(w_start, Δ);   w_i ← w for all
 
-outer: SGD with Nesterov momentum, `lr` 0.7 and `momentum` 0.9, every 500 steps, as in the paper. With `lr=1` and
-`momentum=0` this is HFA without means inside the parties.
+Δ is the *pseudo-gradient*; outer: SGD with Nesterov momentum, `lr` 0.7 and `momentum` 0.9, every 500 steps, as in the
+paper. With `lr=1` and `momentum=0` this is HFA without means inside the parties.
 
 Streaming DiLoCo (Douillard et al., arXiv 2501.18512): the model is cut into `fragments`, each with its outer step
 every `every` steps, one after the other at equal distances, so that the WAN's load is even. With `overlap` the answer

@@ -5,9 +5,9 @@
     every k1 · k2 steps          w_i ← the same over all workers of the run
 
 n_j: how much worker j counts (`sync.weight`), over the steps since the last such mean. `k1` 20 and `k2` 10 by default.
-The mean over the run travels as Δ_i = w_start − w_i, to which SGD with a rate of 1 is applied at the root:
-w_start − Σ n Δ / Σ n, which is the mean, and the WAN's codecs serve it as they serve gradients. The optimizers' states
-stay with the workers.
+The mean over the run travels as the pseudo-gradient Δ_i = w_start − w_i, to which SGD with a rate of 1 is applied at
+the root: w_start − Σ n Δ / Σ n, which is the mean, and the WAN's codecs serve it as they serve gradients. The
+optimizers' states stay with the workers.
 
 GeoMX weighs parties equally whatever their samples, and overwrites w_start in place, so that from the second exchange
 on its Δ is zero.

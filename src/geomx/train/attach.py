@@ -189,7 +189,9 @@ def _check(
             f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
             "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
         )
-    rule = served_rule(optimizer, "workers" if settings.policy.plans is LocalStep else settings.place)
+    rule = served_rule(
+        optimizer, "workers" if settings.policy.plans is LocalStep else settings.place, settings.rule
+    )
     if clip_norm is not None and not (
         isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0
     ):
@@ -230,7 +232,7 @@ def _manifest(
 ) -> dict[str, Value]:
     """In what all workers must agree, field by field."""
     manifest: dict[str, Value] = {
-        "optimizer": f"torch.optim.{rule}" if rule else "workers",
+        "optimizer": (rule if ":" in rule else f"torch.optim.{rule}") if rule else "workers",
         "optimizer.class": kind,
         "optimizer.place": settings.place,
         "clip_norm": clip_norm,

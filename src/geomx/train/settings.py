@@ -34,15 +34,16 @@ class Collective:
 class Settings:
     """Defaults are those of a run's description; `attach` may override `push_at` and `overlap`.
 
-    `dataset_size`: samples in this party's data set. `slice_elements`: 0 cuts the model into about so many
-    `slices`. `codec_momentum`: the codec that has momentum, if one has. `collective`: None where the party's local
-    server adds. `after_step`: is called behind each step with the seconds that its computation took, None where
-    that is not known.
+    `rule`: the global servers' own, as `module:Class`. `dataset_size`: samples in this party's data set.
+    `slice_elements`: 0 cuts the model into about so many `slices`. `codec_momentum`: the codec that has momentum, if
+    one has. `collective`: None where the party's local server adds. `after_step`: is called behind each step with the
+    seconds that its computation took, None where that is not known.
     """
 
     weight: WeightPolicy = "samples"
     dataset_size: int | None = None
     place: OptimizerPlaceName = "auto"
+    rule: str = ""
     overlap: Overlap = "none"
     push_at: PushAt = "backward"
     slice_elements: int = 0

@@ -1,4 +1,7 @@
-"""The order in which messages leave: one lane for each priority, emptied by chunks.
+"""P3: the order in which messages leave, one lane for each priority, emptied by chunks.
+
+Priority-based parameter propagation (Jayarajan et al., MLSys 2019): what the next forward needs first overtakes the
+rest. Slices are cut in `geomx.layout`, their priorities are given in `geomx.node.uplink`.
 
 Rules
 1. A lower priority number is more urgent; the next chunk is always of the most urgent message there is.

@@ -1,17 +1,14 @@
-"""`clip_norm`: the global norm of the mean gradient, over all slices of all shards.
+"""`clip_norm` over the slices of several shards: the first shard collects square sums, the others wait for the total.
 
-    scale = min(1, clip_norm / (sqrt(Σ_slices Σ m²) + 1e-6))
-
-Square sums are float64 and are added in slice order, so that one shard and two find the same norm. The first shard
-collects; the others send it theirs and wait for the total. Source: torch.nn.utils.clip_grad_norm_.
+The formula is in `geomx.optim.clip`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from geomx.optim.clip import scale_of, total
 from geomx.wire.messages import Kind, Message, Norms, Scale
 
 NORMS_SENT = 4096  # at a time: more would not fit into a header
@@ -67,14 +64,12 @@ class Clipping:
         """On the first shard: once every square is known, add them in slice order."""
         if self._lead or not self._trained <= current.squares.keys():
             return
-        square = 0.0
-        for index in sorted(current.squares):
-            square += current.squares[index]
+        square = total(current.squares)
         for name in self._followers:
             self._send(name, Scale(turn, square))
         self._apply(turn, square)
 
     def _apply(self, turn: int, square: float) -> None:
-        scale = min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
+        scale = scale_of(self._clip_norm, square)
         for resume in self._turns.pop(turn, _TurnNorm()).resume:
             resume(scale)

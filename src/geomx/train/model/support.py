@@ -19,8 +19,10 @@ TRAINED = (torch.float32, torch.float64)
 _SERVED = {getattr(torch.optim, name): name for name in ELEMENTWISE}
 
 
-def served_rule(optimizer: torch.optim.Optimizer, place: OptimizerPlaceName) -> str | None:
+def served_rule(optimizer: torch.optim.Optimizer, place: OptimizerPlaceName, own: str = "") -> str | None:
     """The rule that the global servers run for this optimizer; None: it runs on the workers.
+
+    `own`: the rule that the run's description has for them, whatever the optimizer.
 
     Raises `Unsupported` for an optimizer that can run in neither place, or not where the run wants it.
     """
@@ -36,7 +38,7 @@ def served_rule(optimizer: torch.optim.Optimizer, place: OptimizerPlaceName) -> 
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             raise Unsupported("differentiable=True cannot reach through a run; leave it False")
-    rule = _SERVED.get(kind)
+    rule = own or _SERVED.get(kind)
     if place == "server" and rule is None:
         raise Unsupported(
             f'{name} cannot run on the global servers (optimizer.place = "server"): they hold slices, so an update '

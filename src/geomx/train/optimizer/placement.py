@@ -7,7 +7,6 @@ worker keeps its own part of the mean, once the whole has been measured.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,12 +14,11 @@ import torch
 
 from geomx.layout import Part, Slice
 from geomx.node.port import Arrived
-from geomx.optim.hyper import Rule, as_plain
+from geomx.optim.clip import scale_of, square_sum, total
+from geomx.optim.hyper import plain_values, sender_of
 from geomx.train.model.model_slices import ModelSlices, overlap, write_flat
 from geomx.wire import presence
 from geomx.wire.messages import Hyperparameters
-
-OWN_KEYS = ("params", "param_names")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class OnServer:
     def __init__(self, model_slices: ModelSlices, optimizer: torch.optim.Optimizer, rule: str) -> None:
         self._model_slices = model_slices
         self._optimizer = optimizer
-        self._rule = Rule(rule)
+        self._sender = sender_of(rule)
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -65,7 +63,7 @@ class OnServer:
         return self._optimizer.param_groups
 
     def hyper(self, group: int) -> Hyperparameters:
-        return self._rule.send(self.groups[group])
+        return self._sender.send(self.groups[group])
 
     def idle_hyper(self, group: int) -> Hyperparameters | None:
         return None
@@ -92,12 +90,8 @@ class OnWorkers:
         self._means: dict[int, _Mean] = {}
 
     def hyper(self, group: int) -> Hyperparameters:
-        """What can be compared of a group, whatever optimizer it is for: workers that differ get a typed error."""
-        comparable: Hyperparameters = {}
-        for key, value in self._optimizer.param_groups[group].items():
-            if key not in OWN_KEYS and _is_plain(plain := as_plain(value)):
-                comparable[key] = plain
-        return comparable
+        """What can be compared of a group: workers that differ get a typed error."""
+        return plain_values(self._optimizer.param_groups[group])
 
     def idle_hyper(self, group: int) -> Hyperparameters | None:
         """Its own optimizer steps in an idle turn, too, so its hyper-parameters must fit those of the others."""
@@ -106,7 +100,7 @@ class OnWorkers:
     def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         square, values = 0.0, arrived.values
         if self._clip_norm is not None and values is not None:
-            square = float(values.to(torch.float64).square().sum())
+            square = square_sum(values)
         present = presence.unpack(arrived.update.present, len(slice_.parts))
         parts: list[tuple[Part, torch.Tensor | None]] = []
         for part, is_present in zip(slice_.parts, present, strict=True):
@@ -136,13 +130,10 @@ class OnWorkers:
                 parameter.grad = gradient
 
     def _scale(self) -> float:
-        """What `clip_norm` makes of the means: as on the global servers, squares in float64, added in slice order."""
+        """What `clip_norm` makes of the means, as on the global servers."""
         if self._clip_norm is None:
             return 1.0
-        square = 0.0
-        for _, mean in sorted(self._means.items()):
-            square += mean.square
-        return min(1.0, self._clip_norm / (math.sqrt(square) + 1e-6))
+        return scale_of(self._clip_norm, total({index: mean.square for index, mean in self._means.items()}))
 
     def _write_means(self, scale: float) -> None:
         for _, mean in sorted(self._means.items()):
@@ -155,9 +146,3 @@ class OnWorkers:
                     parameter.grad = torch.zeros_like(parameter)
                 write_flat(parameter.grad, part, values * scale if scale < 1.0 else values)
         self._means = {}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(each, int | float) for each in value)
-    return isinstance(value, str | int | float | bool | None)
