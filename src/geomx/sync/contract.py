@@ -88,8 +88,8 @@ class Policy(Protocol):
 
     `sync_group`: who moves in step, and has its turns counted together: the whole run, each party, each worker. Calls
     that are no steps (attach, save, load) are always of the whole run. `lockstep`: nobody contributes to a turn of a
-    slice before everybody has that slice's update of the turn before; the root may then send its weights as they lie
-    in memory. `plans`: the class of what `step` plans, always the same.
+    slice before everybody has that slice's update of the turn before; two open rounds of a slice are then an error.
+    `plans`: the class of what `step` plans, always the same.
     """
 
     sync_group: SyncGroup
