@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from trees import SGD, Loop, assert_well, layout_of, run_tree, topology_of
@@ -12,7 +13,7 @@ from trees import SGD, Loop, assert_well, layout_of, run_tree, topology_of
 from geomx.errors import Disagreement, Fenced, NodeLost, Refused, RunFailed, WaitTimeout
 from geomx.node.factory import make_node
 from geomx.node.peers.peer import Limits
-from geomx.node.port import Contribution, Ready
+from geomx.node.port import Arrived, Contribution, Ready
 from geomx.node.topology import Topology
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
@@ -172,7 +173,7 @@ def rejoin(program: Program, loop: Loop, joined: list[int]) -> None:
     def hear(item: Any) -> None:
         if isinstance(item, Ready):
             turns.extend(own for own, _ in item.by_slice.values())
-        elif hasattr(item, "turn"):
+        elif isinstance(item, Arrived):
             have[item.update.slice] = item.update.turn
             if item.values is not None:
                 weights[item.update.slice] = item.values
@@ -216,7 +217,9 @@ def test_workers_that_make_different_calls_are_told() -> None:
             self, index: int, turn: int, place: int, weights: dict[int, torch.Tensor]
         ) -> Contribution:
             usual = super().contribution(index, turn, place, weights)
-            return replace(usual, operation="save()") if turn == 2 and place else usual
+            if turn != 2 or not place:
+                return usual
+            return replace(usual, push=msgspec.structs.replace(usual.push, operation="save()"))
 
     simulator, _ = run_tree(topology, Odd(layout_of(2), topology.workers, 10), WAN)
     error = simulator.error_of("global/0")

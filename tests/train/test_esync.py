@@ -237,7 +237,7 @@ def test_the_end_of_the_data_is_everybody_s() -> None:
                 F.mse_loss(model(x), y).backward()
                 run._client.port.sleep(STEP_S[run.name])  # type: ignore[attr-defined]
                 optimizer.step()
-        return run._attached.turns.steps, weights(model)  # type: ignore[union-attr]
+        return run._attached.steps.steps, weights(model)  # type: ignore[union-attr]
 
     results, _ = train([2, 1], main, settings("esync"), policy="esync")
     (_, first), *others = results.values()

@@ -222,7 +222,7 @@ def test_an_epoch_of_unequal_data_ends_with_equal_weights(policy: Policy) -> Non
                 optimizer.zero_grad()
                 F.mse_loss(model(x), y).backward()
                 optimizer.step()
-        return run._attached.turns.steps, weights(model)  # type: ignore[union-attr]
+        return run._attached.steps.steps, weights(model)  # type: ignore[union-attr]
 
     results, _ = train([2, 1], main, settings(policy))
     (steps, first), *others = results.values()
@@ -246,8 +246,8 @@ def test_the_last_outer_step_of_an_epoch_weighs_what_was_trained_since_the_parts
             optimizer.step()
             seen[run.name] = weights(model)
         assert run._attached is not None
-        pieces = run._attached.model_slices.slices("weight")
-        cuts.append([[(part.tensor, part.start, part.stop) for part in slice_.parts] for slice_ in pieces])
+        slices = run._attached.model_slices.slices("weight")
+        cuts.append([[(part.tensor, part.start, part.stop) for part in slice_.parts] for slice_ in slices])
         return weights(model)
 
     policy = DiLoCo(every=4, fragments=2, lr=1.0, momentum=0.0)

@@ -46,8 +46,8 @@ def counted(simulator: Simulator, shards: int) -> list[int]:
     for shard in range(shards):
         server = simulator._hosts[f"global/{shard}"].node
         assert isinstance(server, Server)
-        assert isinstance(server.upside, Root)
-        for name, _, values in server.upside.parts():
+        assert isinstance(server.sink, Root)
+        for name, _, values in server.sink.parts():
             if name == LEDGER:
                 return [int(value) for value in values]
     raise AssertionError("no shard has a ledger")
@@ -67,7 +67,7 @@ def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: i
     def main(run: LiveRun) -> Any:
         values = usual(run)
         assert run._attached is not None
-        contributions[run.name] = run._attached.turns.contributions
+        contributions[run.name] = run._attached.ledger.contributions
         return values
 
     def run_once(**how: Any) -> tuple[dict[str, Any], Simulator]:
@@ -118,7 +118,7 @@ def test_a_worker_that_is_killed_and_started_again_catches_up(spec: str, victim:
         assert results.keys() == {"A/0", "A/1", "B/0"}, at_s
         assert all(value.isfinite().all() for values in results.values() for value in values.values())
         for name, count in zip(("A/0", "A/1", "B/0"), counted(simulator, shards=2), strict=True):
-            made = sum(run._attached.turns.contributions for run in lives[name] if run._attached)
+            made = sum(run._attached.ledger.contributions for run in lives[name] if run._attached)
             lost = 0 if name != victim else 2
             assert made - lost <= count <= made, (at_s, name)
 

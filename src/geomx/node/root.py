@@ -51,6 +51,7 @@ from geomx.wire.messages import (
     Stepped,
     Update,
     Value,
+    payload_size,
 )
 
 HYPERS_KEPT = 8192
@@ -146,7 +147,8 @@ class Root:
         self._clipping.message(message)
 
     def check_payload(self, peer: Peer, message: Message) -> None:
-        raise ProtocolError(f"{type(message).__name__} announces a payload to a shard beside it")
+        if payload_size(message):
+            raise ProtocolError(f"{type(message).__name__} announces a payload to a shard beside it")
 
     def stepped(self, message: Stepped) -> None:
         raise ProtocolError(f"{message.worker} tells its steps where no policy asks for them")

@@ -51,6 +51,7 @@ from geomx.wire.messages import (
     Stepped,
     Update,
     Value,
+    payload_size,
 )
 from geomx.wire.session import Patience
 
@@ -177,11 +178,11 @@ class Server(BaseNode):
         """Whether a child may send a payload of that size."""
         if isinstance(message, Push):
             self._check_size(self._slice(message.slice), message)
-        elif not isinstance(message, Attach):
+        elif payload_size(message) and not isinstance(message, Attach):
             raise ProtocolError(f"{type(message).__name__} announces a payload")
-        elif message.size > LAYOUT_LIMIT_BYTES:
+        elif payload_size(message) > LAYOUT_LIMIT_BYTES:
             raise ProtocolError(
-                f"a layout of {message.size} bytes is announced; at most {LAYOUT_LIMIT_BYTES} are read"
+                f"a layout of {payload_size(message)} bytes is announced; at most {LAYOUT_LIMIT_BYTES} are read"
             )
 
     def _check_size(self, slice_: Slice, push: Push) -> None:

@@ -178,15 +178,14 @@ class Uplink:
 
     def check_payload(self, peer: Peer, message: Message) -> None:
         """Whether a payload of that size is possible; see `Node.admit`."""
-        if isinstance(message, Update):
-            slice_ = self._slice(message.slice)
-            possible = not message.size or self.down.accepts(slice_, message.kind, message.size)
+        if isinstance(message, Update) and message.size:
+            possible = self.down.accepts(self._slice(message.slice), message.kind, message.size)
         elif isinstance(message, State):
             possible = message.size == self._slice(message.slice).size_bytes * len(message.planes)
-        elif isinstance(message, Attached):
-            possible = self.layout is not None and message.size in (0, TURN_BYTES * len(self.layout.slices))
+        elif isinstance(message, Attached) and message.size:
+            possible = self.layout is not None and message.size == TURN_BYTES * len(self.layout.slices)
         else:
-            possible = False
+            possible = not payload_size(message)
         if not possible:
             raise ProtocolError(
                 f"{type(message).__name__} announces {payload_size(message)} bytes, which cannot be"
