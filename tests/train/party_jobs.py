@@ -93,9 +93,9 @@ def start(
     `script(run, options)` is a function of a module that a process can import.
     """
     ways = dict(ways or {})
-    intra_party = tuple(f"party.{party}.inside=server" for party, way in ways.items() if way == "server")
+    by_server = tuple(f"party.{party}.inside=server" for party, way in ways.items() if way == "server")
     job, ends = Job(), list[Connection]()
-    run = with_free_ports(Run.parse(TOML, "jobs.toml", (*intra_party, *overrides)), job.ports)
+    run = with_free_ports(Run.parse(TOML, "jobs.toml", (*by_server, *overrides)), job.ports)
     for name in (*run.shard_names, *run.servers):
         job.processes[name] = context.Process(target=_serve, args=(run, name), daemon=True)
     for party in run.parties:
@@ -104,7 +104,7 @@ def start(
             job.pipes[name], theirs = context.Pipe(duplex=False)
             ends.append(theirs)
             there = {"GEOMX_PARTY": party.name, **(environment or {})}
-            if party.intra_party == "collective":
+            if party.inside == "collective":
                 there = job_environment(rank, party.workers, port) | there
             else:
                 there["GEOMX_RANK"] = str(rank)
