@@ -144,7 +144,7 @@ def test_a_worker_that_is_killed_and_restarted_catches_up(
     for name, (status, output) in run.wait(ALL_NODES, within_s=120.0).items():
         assert status == 0, f"{name} ended with {status}:\n{output}"
     assert "step 59" in "".join(run.outputs["B/0"])
-    told = run.ack_watermark(*settings)
+    told = run.told(*settings)
     assert told["steps"] >= 60
     assert told["wan_bytes_up"] > 0
     assert told["parameters"] == 50 * 40 + 40 + 40 * 3 + 3
