@@ -1,4 +1,4 @@
-"""The upside of a local server: adds what its members contributed, pushes the sum, and passes the answer down."""
+"""The sink of a local server: adds what its members contributed, pushes the sum, and passes the answer down."""
 
 from __future__ import annotations
 

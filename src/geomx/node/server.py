@@ -1,11 +1,11 @@
 """The inner node of the tree: gathers contributions from below, and answers them.
 
-One class for every tier. What becomes of a closed round is the business of its *upside*: a `Relay` adds the
-contributions and pushes the sum to the parents, a `Root` applies it. A local server is a server with a relay, a
+One class for every tier. What becomes of a closed round is the business of its *sink*: an `Aggregator` adds the
+contributions and pushes the sum to the parents, a `Root` applies it. A local server is a server with an aggregator, a
 shard of the global server is one with a root; the server itself does not know which it is.
 
 How a contribution travels: `Push` from a child -> `Gathering.add` (once for each origin) -> the policy says close or
-wait -> the upside's jobs -> `answer`, an `Update` to every child.
+wait -> the sink's jobs -> `answer`, an `Update` to every child.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ChildEdges:
 
 
 class Server(BaseNode):
-    """See the module's text. `make_upside(server)` gives it its relay or root; `others`: shards that dial us.
+    """See the module's text. `make_sink(server)` gives it its aggregator or root; `others`: shards that dial us.
 
     `step_controller`: the policy again, where this is the first shard and the policy sets the workers' pace.
     """
@@ -108,7 +108,7 @@ class Server(BaseNode):
         self._welcomed: set[str] = set()  # children that have the model
         self._all_left_at = 0.0
 
-    # -- the upside's view --------------------------------------------------------------------------------------
+    # -- the sink's view ----------------------------------------------------------------------------------------
 
     def answer(self, update: Update, payload: Any, staleness: int = 0) -> None:
         """Send a slice's update to the children of its cohort. `staleness`: of what it answers, for the record."""
