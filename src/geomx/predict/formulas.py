@@ -61,12 +61,13 @@ def travel_s(size_bytes: float, link: LinkTable) -> float:
 
     Nothing overtakes within a stream, so of many chunks the unluckiest counts. A segment that is lost comes one round
     trip R later. With λ losses a second, at random, the last byte of a long stream is held up by R − (1 − e^(−λR))/λ on
-    average; a short one loses nothing before it begins.
+    average; a short one loses nothing before it begins. λ is the link's, whatever it carries: parts of segments count
+    as parts, since whole ones would make a stream of fewer bytes lose more in a second.
     """
     round_trip_s = 2e-3 * link.delay_ms
     held_up_s = 0.0
     if link.loss and size_bytes:
-        segments = math.ceil(size_bytes / SEGMENT_BYTES)
+        segments = size_bytes / SEGMENT_BYTES
         seconds = max(link_s(size_bytes, link), 1e-9)
         losses_per_s = segments * link.loss / (1.0 - link.loss) / seconds
         window_s = min(round_trip_s, seconds)
