@@ -1,5 +1,6 @@
 # make demo          train one model over two data centers, emulated on this machine
 # make test          run the tests
+# make explore       try many new examples of each property that the tests state
 # make bench-quick   geomx beside PyTorch DDP, MXNet and the floor, over one emulated network; ten minutes, needs root
 # make bench         every system, network and workload; hours. Stopped, it goes on from there when it is run again
 #
@@ -10,7 +11,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs bench-quick bench clean
+.PHONY: demo test explore lint docs bench-quick bench clean
 
 demo: $(VENV)/.has-examples
 	@mkdir -p out/demo
@@ -18,6 +19,9 @@ demo: $(VENV)/.has-examples
 
 test: $(VENV)/.has-dev
 	@$(BIN)/python -m pytest -n $(JOBS)
+
+explore: $(VENV)/.has-dev
+	@$(BIN)/python -m pytest -n $(JOBS) -m hypothesis --hypothesis-profile=explore
 
 lint: $(VENV)/.has-dev
 	@$(BIN)/ruff check

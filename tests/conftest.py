@@ -5,15 +5,14 @@ import re
 
 import pytest
 import torch
-from hypothesis import settings
+from exploring import register
 
 # The tests that are to cover lines. Tracing them makes a test on the virtual clock take up to twice as long.
 COVERING = re.compile(r"tests/((codecs|node|rounds|simulation|sync|wire)/|train/test_(esync|polic))")
 
 torch.set_num_threads(1)
 gc.set_threshold(100_000, 20, 20)  # hundreds of nodes live in a process and leave few cycles behind
-settings.register_profile("geomx", deadline=None, print_blob=True)
-settings.load_profile("geomx")
+register()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from codec_cases import DTYPES, SIZES, SPECS, drawn, made, of_large, residual, slice_of
-from hypothesis import given, settings
+from exploring import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.codecs import codecs
@@ -255,7 +256,7 @@ def test_models_in_half_precision_keep_their_residuals_in_float32(dtype: str) ->
 # -- what comes from outside ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_damaged_payload_is_refused_or_gives_finite_numbers(spec: str, data: Any) -> None:
@@ -273,7 +274,7 @@ def test_a_damaged_payload_is_refused_or_gives_finite_numbers(spec: str, data: A
     assert torch.isfinite(decoded).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.binary(max_size=300))
 @pytest.mark.parametrize("spec", SPECS)
 def test_garbage_is_refused_or_gives_finite_numbers(spec: str, garbage: bytes) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from codec_cases import SIZES, SPECS, made, slice_of
-from hypothesis import given, settings
+from exploring import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.codecs.contract import Codec
@@ -70,7 +71,7 @@ def test_the_same_bits_of_strange_numbers(spec: str, kind: str) -> None:
 
 
 @needs_kernels
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, -3e38, 7.25]), min_size=1, max_size=300),
     st.data(),
@@ -86,7 +87,7 @@ def test_the_same_elements_are_the_largest(values: list[float], data: st.DataObj
 
 
 @needs_kernels
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.sampled_from(SPECS), st.integers(1, 300), st.data())
 def test_the_same_payloads_are_refused(spec: str, elements: int, data: st.DataObject) -> None:
     codec, slice_ = made(spec), slice_of(elements)

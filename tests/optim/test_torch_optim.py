@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from exploring import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.errors import CheckpointError, ProtocolError, UnknownName, Unsupported
@@ -108,13 +109,13 @@ def moved(root, name, slices, flats):
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data(), model=cut_models())
 def test_slices_end_with_the_bits_of_whole_tensors(name, data, model):
     check_against_torch(name, data.draw(st.fixed_dictionaries(HYPER[name])), model, data)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     data=st.data(),
     model=cut_models(),

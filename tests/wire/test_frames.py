@@ -5,7 +5,8 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
+from exploring import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.errors import ProtocolError
@@ -70,7 +71,7 @@ chunks = st.one_of(st.integers(1, 400), st.sampled_from([DIRECT_BYTES + 7, 1 << 
 reads = st.one_of(st.integers(1, 50), st.integers(1000, 1 << 20))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(
     messages=st.lists(st.tuples(sizes, st.integers(0, 5), st.integers(0, 20)), min_size=1, max_size=12),
     chunk_bytes=chunks,
@@ -95,7 +96,7 @@ def test_any_messages_in_any_chunks_and_reads_arrive_intact(messages, chunk_byte
         assert bytes(arrivals[number].payload or b"") == content(number, size)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     messages=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3)), min_size=1, max_size=6),
     chunk_bytes=st.integers(1, 150),
@@ -115,7 +116,7 @@ def test_wherever_the_stream_is_cut_the_same_messages_come(messages, chunk_bytes
     assert len(whole.arrivals) == len(messages)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(
     at=st.integers(0, 1 << 20),
     noise=st.binary(min_size=1, max_size=16),
@@ -135,7 +136,7 @@ def test_corruption_is_refused_or_stays_within_what_was_admitted(at, noise, size
     assert reader.allocated <= reader.admitted <= 3 * reader.limit
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(stream=st.binary(max_size=300), most=st.integers(1, 300))
 def test_random_bytes_raise_nothing_but_protocol_errors(stream, most):
     reader = Reader(limit=100)
@@ -144,7 +145,7 @@ def test_random_bytes_raise_nothing_but_protocol_errors(stream, most):
     assert reader.allocated <= reader.admitted
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(head=st.binary(min_size=1, max_size=200))
 def test_any_header_decodes_or_is_refused(head):
     reader = Reader(limit=100)

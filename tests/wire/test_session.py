@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.errors import ProtocolError
@@ -100,7 +100,6 @@ def test_a_new_connection_gets_what_was_not_acknowledged_in_order():
     assert [(number, kept.priority) for number, kept in again] == [(2, 0), (3, 3)]
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10_000), cuts=st.integers(0, 6))
 def test_after_any_cuts_everything_has_been_delivered_once_with_the_same_content(seed, cuts):
     """Two ends; at each cut, what was under way is lost, and so are the acknowledgements."""
