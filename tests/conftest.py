@@ -1,6 +1,7 @@
 """What all tests have in common: one thread of arithmetic each, and no judgement by the clock."""
 
 import gc
+import random
 import re
 
 import pytest
@@ -13,6 +14,12 @@ COVERING = re.compile(r"tests/((codecs|node|rounds|simulation|sync|wire)/|train/
 torch.set_num_threads(1)
 gc.set_threshold(100_000, 20, 20)  # hundreds of nodes live in a process and leave few cycles behind
 register()
+
+
+def pytest_runtest_setup() -> None:
+    """What a test draws without a seed of its own does not depend on the tests before it."""
+    random.seed(0)
+    torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -40,7 +40,7 @@ from geomx.channels.tcp import Tcp
 BULK = bytes(4 << 20)
 UNLIMITED = 2 ** (8 * struct.calcsize("@L")) - 1
 MOST_BULKS = 1000
-GIVE_UP_S = 20.0
+GIVE_UP_S = 300.0
 RATE, ROUND_TRIP_S = 1_000_000, 0.1
 QUEUE_S = 2 * QUEUED * ROUND_TRIP_S
 

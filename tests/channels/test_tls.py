@@ -180,6 +180,7 @@ def test_who_has_no_certificate_is_refused(loop_name, ours, tmp_path):
         connection = await Tcp(tls=Contexts(ours.server, bare)).dial(door.address, mine)
         connection.write(0, Ack(1), None, 0)
         assert await mine.until_closed()
+        await theirs.until(lambda: bool(theirs.refusals))
         assert theirs.refusals == ["TLS: PEER_DID_NOT_RETURN_A_CERTIFICATE"]
         assert (mine.messages, theirs.messages, theirs.accepted) == ([], [], [])
         await door.close()
@@ -196,6 +197,7 @@ def test_older_versions_are_not_spoken(loop_name, ours, tmp_path):
         door = await Tcp(tls=ours).listen(ANY_PORT, theirs, theirs.accept)
         with pytest.raises(OSError):  # noqa: PT011 - which one depends on what arrives first
             await Tcp(tls=Contexts(ours.server, older)).dial(door.address, Witness())
+        await theirs.until(lambda: bool(theirs.refusals))
         assert (theirs.refusals, theirs.accepted) == (["TLS: UNSUPPORTED_PROTOCOL"], [])
         await door.close()
 

@@ -20,7 +20,7 @@ MISSING = system.missing_here()
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))]
 
 ROOT = Path(__file__).parents[2]
-GIVE_UP_S = 60.0
+GIVE_UP_S = 300.0
 
 
 def network(*links, sites=("A", "B"), **table):

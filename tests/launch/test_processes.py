@@ -20,7 +20,7 @@ from geomx.launch.child import Command, Lines
 from geomx.launch.processes import Outcome, Supervisor
 
 pytestmark = pytest.mark.processes
-BOUND_S = 60.0
+BOUND_S = 300.0
 
 SLEEP = "import time\ntime.sleep(600)"
 TREE = """
@@ -39,7 +39,7 @@ def command(name: str, program: str, serves: bool = False) -> Command:
 class Watched:
     """A supervisor and what it has shown; `at` acts when a line is shown."""
 
-    def __init__(self, stop_s: float = 30.0) -> None:
+    def __init__(self, stop_s: float = 10 * BOUND_S) -> None:
         self.lines: list[tuple[str, str, bool]] = []
         self.ticks = 0
         self.at: dict[str, Callable[[], None]] = {}
@@ -313,7 +313,7 @@ LAUNCHER = """
     tree = sys.argv[1]
     argv = (sys.executable, "-S", "-u", "-c", tree)
     commands = [Command(f"A/{rank}", argv, dict(os.environ)) for rank in range(2)]
-    Supervisor(lambda node, line, is_error: print(line, flush=True), lambda: None, 10.0).run(commands)
+    Supervisor(lambda node, line, is_error: print(line, flush=True), lambda: None, 600.0).run(commands)
 """
 
 
