@@ -19,7 +19,13 @@ from geomx.cli import main
 context = multiprocessing.get_context("forkserver")
 # What they need, imported once; no module of the tests: the server of forks does not see their folders.
 context.set_forkserver_preload(
-    ["torch.distributed.fsdp", "geomx.launch.join", "geomx.launch.serve", "geomx.optim.torch_optim"]
+    [
+        "torch.distributed.fsdp",
+        "torch._dynamo",
+        "geomx.launch.join",
+        "geomx.launch.serve",
+        "geomx.optim.torch_optim",
+    ]
 )
 
 
@@ -27,18 +33,46 @@ def geomx_command(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path, output: Connection
 ) -> None:
     """What `geomx ARGUMENTS` does in a new process, which writes to `output`; a worker's command is a script."""
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(output.fileno(), stream.fileno())
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    output.close()
-    torch.set_num_threads(1)
+    _stand(folder, output)
     os.environ.update(environment)
-    os.chdir(folder)
     os.execvpe = _run_script  # type: ignore[assignment]
     try:
         sys.exit(main(arguments))
     finally:
         atexit._run_exitfuncs()  # multiprocessing ends a process without
+
+
+def printed(command: Sequence[str], folder: Path) -> str:
+    """What `python SCRIPT ...` prints in a new process that is in no run; it must end well."""
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_script, args=(command, folder, writer), daemon=True)
+    process.start()
+    writer.close()
+    with open(reader.fileno(), encoding="utf-8", closefd=False) as output:
+        said = output.read()
+    reader.close()
+    process.join()
+    assert process.exitcode == 0, said
+    return said
+
+
+def _script(command: Sequence[str], folder: Path, output: Connection) -> None:
+    _stand(folder, output)
+    alone = {key: value for key, value in os.environ.items() if not key.startswith("GEOMX_")}
+    os.environ.clear()
+    try:
+        _run_script(sys.executable, [sys.executable, *command], alone)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _stand(folder: Path, output: Connection) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(output.fileno(), stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    output.close()
+    torch.set_num_threads(1)
+    os.chdir(folder)
 
 
 def _run_script(_interpreter: str, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

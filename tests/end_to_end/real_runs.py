@@ -42,6 +42,7 @@ with geomx.join() as run:
     print("weights", sum(p.double().sum().item() for p in model.parameters()).hex())
 """
 
+BOUND_S = 300.0
 ALL_NODES = ("global/0", "A", "B", "A/0", "B/0")
 
 
@@ -64,10 +65,10 @@ addresses = ["127.0.0.1:{dialled}"]
 listen = ["127.0.0.1:{self.ports["global/0"]}"]
 [lan]
 heartbeat_s = 0.5
-timeout_s = 4
+timeout_s = 120
 [wan]
 heartbeat_s = 0.5
-timeout_s = 12
+timeout_s = 120
 [[party]]
 name = "A"
 workers = 1
@@ -121,7 +122,7 @@ address = "127.0.0.1:{self.ports["B"]}"
         self._readers[name] = threading.Thread(target=read, daemon=True)
         self._readers[name].start()
 
-    def until(self, name: str, pattern: str, within_s: float = 90.0) -> None:
+    def until(self, name: str, pattern: str, within_s: float = BOUND_S) -> None:
         """Wait until a node has printed something."""
         deadline = time.monotonic() + within_s
         with self._changed:
@@ -142,7 +143,7 @@ address = "127.0.0.1:{self.ports["B"]}"
         assert pid is not None
         os.kill(pid, number)
 
-    def wait(self, names: Iterable[str], within_s: float = 90.0) -> dict[str, tuple[int, str]]:
+    def wait(self, names: Iterable[str], within_s: float = BOUND_S) -> dict[str, tuple[int, str]]:
         """The exit status and output of each, all of which must end in time."""
         deadline = time.monotonic() + within_s
         ended = {}
@@ -171,7 +172,10 @@ address = "127.0.0.1:{self.ports["B"]}"
 
 
 class Proxy:
-    """A link that can be cut: passes bytes between whoever dials `port` and `target`, or holds them."""
+    """A link that can be cut: passes bytes between whoever dials `port` and `target`, or holds them.
+
+    `has_held`: set once somebody has met the cut, with bytes or by dialling.
+    """
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -179,6 +183,7 @@ class Proxy:
         self.port = int(self.door.getsockname()[1])
         self._whole = threading.Event()
         self._whole.set()
+        self.has_held = threading.Event()
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -203,7 +208,7 @@ class Proxy:
         with suppress(OSError):
             while True:
                 near, _ = self.door.accept()
-                self._whole.wait()
+                self._wait_until_whole()
                 try:
                     far = socket.create_connection(("127.0.0.1", self.target))
                 except OSError:
@@ -213,10 +218,15 @@ class Proxy:
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
 
+    def _wait_until_whole(self) -> None:
+        if not self._whole.is_set():
+            self.has_held.set()
+            self._whole.wait()
+
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                self._whole.wait()
+                self._wait_until_whole()
                 sink.sendall(data)
         with suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)

@@ -6,13 +6,12 @@ import os
 import signal
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from real_runs import ALL_NODES, Proxy, RealRun
+from real_runs import ALL_NODES, BOUND_S, Proxy, RealRun
 
 pytestmark = pytest.mark.processes
 
@@ -25,30 +24,37 @@ def runs(tmp_path: Path) -> Iterator[list[RealRun]]:
         run.close()
 
 
-@pytest.mark.parametrize("victim", ["B/0", "B", "global/0"])
-def test_a_killed_node_is_named_by_all_others(tmp_path: Path, runs: list[RealRun], victim: str) -> None:
-    run = RealRun(tmp_path, steps=100_000)
-    runs.append(run)
-    run.start()
-    run.until("A/0", "step 10\n")
-    run.signal(victim, signal.SIGKILL)
-    others = [name for name in ALL_NODES if name != victim]
-    for name, (status, output) in run.wait(others).items():
-        assert status == 1, f"{name} ended with {status}:\n{output}"
-        assert any(
-            f"{victim} is lost" in line or f"failed at {victim}" in line for line in output.splitlines()
-        ), output
+# What a node does about silence, it does after so long: no load makes one silent for as long.
+SILENT = ("lan.timeout_s=60", "wan.timeout_s=60")
 
 
-def test_a_stopped_worker_is_named_by_all_others(tmp_path: Path, runs: list[RealRun]) -> None:
-    run = RealRun(tmp_path, steps=100_000)
-    runs.append(run)
-    run.start()
-    run.until("A/0", "step 10\n")
-    run.signal("B/0", signal.SIGSTOP)
-    for name, (status, output) in run.wait(["global/0", "A", "B", "A/0"]).items():
-        assert status == 1, f"{name} ended with {status}:\n{output}"
-        assert "B/0" in output.strip().splitlines()[-1], output
+@pytest.mark.faults
+def test_a_node_that_is_killed_or_stopped_is_named_by_all_others(tmp_path: Path, runs: list[RealRun]) -> None:
+    """All at the same time, since silence takes its time."""
+    fates = [
+        ("B/0", signal.SIGKILL),
+        ("B", signal.SIGKILL),
+        ("global/0", signal.SIGKILL),
+        ("B/0", signal.SIGSTOP),
+    ]
+    for victim, number in fates:
+        folder = tmp_path / f"{victim.replace('/', '.')}-{number}"
+        folder.mkdir()
+        runs.append(RealRun(folder, steps=1_000_000))
+        runs[-1].start(ALL_NODES, *SILENT)
+    for run, (victim, number) in zip(runs, fates, strict=True):
+        run.until("A/0", "step 10\n")
+        run.signal(victim, number)
+    for run, (victim, number) in zip(runs, fates, strict=True):
+        for name, (status, output) in run.wait(name for name in ALL_NODES if name != victim).items():
+            assert status == 1, f"{name} ended with {status}:\n{output}"
+            says = output.splitlines()
+            if number == signal.SIGSTOP:
+                assert victim in says[-1], output
+            else:
+                assert any(f"{victim} is lost" in line or f"failed at {victim}" in line for line in says), (
+                    output
+                )
 
 
 def test_a_script_that_raises_ends_the_run_and_is_named(tmp_path: Path, runs: list[RealRun]) -> None:
@@ -77,51 +83,49 @@ def test_another_description_is_refused_and_harms_nobody(tmp_path: Path, runs: l
     assert all(status == 0 for status, _ in run.wait(ALL_NODES).values()), run.report()
 
 
-@pytest.mark.parametrize("last", ["global/0", "B", "A/0"])
-def test_start_order_does_not_matter(tmp_path: Path, runs: list[RealRun], last: str) -> None:
+def test_start_order_does_not_matter(tmp_path: Path, runs: list[RealRun]) -> None:
+    """Workers may come before their servers, and those before the global one; usually it is the other way round."""
     run = RealRun(tmp_path, steps=5)
     runs.append(run)
-    run.start([name for name in ALL_NODES if name != last])
-    run.until("A" if last != "A" else "B", "listens")
-    run.start([last])
+    run.start(["B/0", "A/0", "B", "A"])
+    for name in ("A", "B"):
+        run.until(name, "listens")
+    run.start(["global/0"])
     assert all(status == 0 for status, _ in run.wait(ALL_NODES).values()), run.report()
 
 
-@pytest.mark.parametrize("reset", [True, False])
-def test_a_cut_of_five_seconds_is_survived(tmp_path: Path, runs: list[RealRun], reset: bool) -> None:
-    calm = RealRun(tmp_path, steps=40)
-    runs.append(calm)
-    calm.start()
-    calm.wait(ALL_NODES)
-
-    folder = tmp_path / "shaken"
-    folder.mkdir()
-    shaken = RealRun(folder, steps=40, wan_through=1)
-    proxy = Proxy(shaken.ports["global/0"])
-    shaken.toml.write_text(shaken.toml.read_text().replace('"127.0.0.1:1"', f'"127.0.0.1:{proxy.port}"'))
-    runs.append(shaken)
-    shaken.start()
-    shaken.until("A/0", "step 10\n")
-    proxy.cut(reset)
-    healed = threading.Timer(5.0, proxy.heal)
-    healed.start()
-    ended = shaken.wait(ALL_NODES)
-    proxy.close()
-    assert all(status == 0 for status, _ in ended.values()), shaken.report()
-    assert len(shaken.weights()) == 1
-    assert shaken.weights() == calm.weights()
+def test_a_cut_is_survived(tmp_path: Path, runs: list[RealRun]) -> None:
+    """Whether it only holds what is sent, or ends the connections as well."""
+    for name in ("calm", "held", "reset"):
+        folder = tmp_path / name
+        folder.mkdir()
+        runs.append(RealRun(folder, steps=40, wan_through=1))
+    proxies = [Proxy(run.ports["global/0"]) for run in runs]
+    for run, proxy in zip(runs, proxies, strict=True):
+        run.toml.write_text(run.toml.read_text().replace('"127.0.0.1:1"', f'"127.0.0.1:{proxy.port}"'))
+        run.start()
+    for run, proxy in zip(runs[1:], proxies[1:], strict=True):
+        run.until("A/0", "step 10\n")
+        proxy.cut(reset=run.folder.name == "reset")
+        assert proxy.has_held.wait(BOUND_S)
+        proxy.heal()
+    for run, proxy in zip(runs, proxies, strict=True):
+        assert all(status == 0 for status, _ in run.wait(ALL_NODES).values()), run.report()
+        proxy.close()
+        assert len(run.weights()) == 1
+    assert len(set.union(*(run.weights() for run in runs))) == 1
 
 
 @pytest.mark.parametrize(
     ("policy", "codec"),
     [
         ("fsa", "int8"),
-        ("mixed", "bisparse ratio=0.1"),
-        ("hfa k1=3 k2=2", "dense"),
-        ("diloco every=6", "int4"),
         ("diloco every=6 fragments=2 overlap=2", "dense"),
-        ("esync", "dense"),
-        ("downpour n_push=2 n_fetch=2", "fp16"),
+        pytest.param("mixed", "bisparse ratio=0.1", marks=pytest.mark.faults),
+        pytest.param("hfa k1=3 k2=2", "dense", marks=pytest.mark.faults),
+        pytest.param("diloco every=6", "int4", marks=pytest.mark.faults),
+        pytest.param("esync", "dense", marks=pytest.mark.faults),
+        pytest.param("downpour n_push=2 n_fetch=2", "fp16", marks=pytest.mark.faults),
     ],
 )
 def test_a_worker_that_is_killed_and_restarted_catches_up(
@@ -133,7 +137,6 @@ def test_a_worker_that_is_killed_and_restarted_catches_up(
         f"sync.policy={policy}",
         f"wan.codec_up={codec}",
         f"wan.codec_down={codec}",
-        "lan.timeout_s=60",
     ]
     run.start(ALL_NODES, *settings)
     run.until("B/0", "step 8\n")
@@ -141,7 +144,7 @@ def test_a_worker_that_is_killed_and_restarted_catches_up(
     run.processes["B/0"].join()
     run.start(["B/0"], *settings)
     run.until("B/0", "step 8\n")
-    for name, (status, output) in run.wait(ALL_NODES, within_s=120.0).items():
+    for name, (status, output) in run.wait(ALL_NODES).items():
         assert status == 0, f"{name} ended with {status}:\n{output}"
     assert "step 59" in "".join(run.outputs["B/0"])
     told = run.told(*settings)

@@ -30,6 +30,12 @@ TOML = """
 [run]
 name = "jobs"
 ledger = true
+[wan]
+timeout_s = 120
+[lan]
+timeout_s = 120
+[limits]
+stop_s = 120
 [layout]
 slice_elements = 300
 size_lower_bound = 100

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
+from forks import printed
 
 SCRIPT = """
     import hashlib
@@ -47,16 +46,6 @@ SCRIPT = """
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_alone_is_plain_pytorch(optimizer: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-
-    def printed(*words: str) -> str:
-        return subprocess.run(
-            [sys.executable, "train.py", optimizer, *words],
-            cwd=tmp_path,
-            env={key: value for key, value in os.environ.items() if not key.startswith("GEOMX_")},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        ).stdout
-
-    assert printed("geomx") == printed()
+    plain, alone = (printed(["train.py", optimizer, *words], tmp_path) for words in ([], ["geomx"]))
+    assert re.fullmatch(r"[0-9a-f]{64}\n", plain)
+    assert alone == plain
