@@ -54,7 +54,7 @@ def codecs_of(facts: Facts, ratio: float = 1.0, encode_s: float = 0.0, slices: i
 
 # A link that loses one segment in twenty, and a model of so few segments that parts of them matter.
 FEW_SEGMENTS = Facts(
-    (Site("A", 1, 0.001, 0.0, Link(rate_mbps=54.0, delay_ms=50.0, loss=0.05), Link()),),
+    (Site("A", 1, 0.001, 0.0, LinkTable(rate_mbps=54.0, delay_ms=50.0, loss=0.05), LinkTable()),),
     16934,
     5e9,
     overlap=True,
@@ -139,8 +139,10 @@ def test_no_round_is_shorter_than_bytes_by_rate_and_a_round_trip(facts: Facts, p
 
 
 @given(links, st.integers(1, 10**8), st.floats(0.0, 1.0))
-@example(Link(rate_mbps=54.0, delay_ms=50.0, loss=0.05), 5733, 0.7584)  # both have a part of a fourth segment
-def test_fewer_bytes_are_held_up_no_longer(link: Link, size: int, part: float) -> None:
+@example(
+    LinkTable(rate_mbps=54.0, delay_ms=50.0, loss=0.05), 5733, 0.7584
+)  # both have a part of a fourth segment
+def test_fewer_bytes_are_held_up_no_longer(link: LinkTable, size: int, part: float) -> None:
     # The first slice waits no less than the last, but has only a slice of what the link saves.
     assert travel_s(part * size, link) <= travel_s(size, link) * (1 + 1e-6)
 
