@@ -11,7 +11,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test explore lint docs bench-quick bench clean
+.PHONY: demo test explore mutants lint docs bench-quick bench clean
 
 demo: $(VENV)/.has-examples
 	@mkdir -p out/demo
@@ -22,6 +22,9 @@ test: $(VENV)/.has-dev
 
 explore: $(VENV)/.has-dev
 	@$(BIN)/python -m pytest -n $(JOBS) -m hypothesis --hypothesis-profile=explore
+
+mutants: $(VENV)/.has-mutation
+	@$(BIN)/python tests/mutation/mutants.py
 
 lint: $(VENV)/.has-dev
 	@$(BIN)/ruff check
