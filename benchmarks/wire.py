@@ -108,7 +108,9 @@ def peak_kb() -> int:
 
 
 def channel_of(link: LinkTable | None) -> Tcp:
-    return Tcp(link, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES)
+    return Tcp(
+        None if link is None else link.spec, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES
+    )
 
 
 class Pusher(NodeThread):

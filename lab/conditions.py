@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
+from geomx.channels.emulation.link import LinkSpec
 from lab.errors import Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """One directed link at one moment. Rates count IP packets as they are on the wire, headers and all.
+class Conditions(LinkSpec):
+    """One directed link at one moment. Rates count IP packets as they are on the wire, headers and all."""
 
-    A segment is lost with probability `loss` while the link is good and `burst_loss` while it is bad; before
-    each segment a good link turns bad with probability `burst_enter` and a bad one good with `burst_leave`
-    (Gilbert-Elliott).
-    """
-
-    rate_mbps: float
-    delay_ms: float  # one way
-    jitter_ms: float = 0.0  # the delay wanders within ± this, and never reorders
-    loss: float = 0.0
-    burst_enter: float = 0.0
-    burst_leave: float = 1.0
-    burst_loss: float = 1.0
     queue_ms: float = 100.0  # how long the last segment that still finds room will wait, at the present rate
-    cut: bool = False
 
-    @property
-    def bytes_per_s(self) -> float:
-        """The rate, in bytes a second."""
-        return self.rate_mbps * 125_000.0
-
-    @property
-    def mean_loss(self) -> float:
-        """The share of segments that a long run loses."""
-        if self.burst_enter == 0.0:
-            return self.loss
-        bad = self.burst_enter / (self.burst_enter + self.burst_leave)
-        return bad * self.burst_loss + (1.0 - bad) * self.loss
+    def bytes_in(self, seconds: float) -> float:
+        """How much leaves in so long."""
+        return self.rate_mbps * 125_000.0 * seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +58,6 @@ def faults_of(changes: Mapping[str, Any], where: str) -> list[Fault]:
         elif not RANGES[key].holds(value):
             faults.append(Fault(f"{where}{key}", repr(value), RANGES[key].words))
     return faults
-
-
-def changed(conditions: Conditions, changes: Mapping[str, Any]) -> Conditions:
-    """`conditions` with some of its fields replaced; `changes` have passed `faults_of`."""
-    return replace(conditions, **changes)
 
 
 def jitter_fault(conditions: Conditions, where: str) -> list[Fault]:

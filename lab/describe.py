@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.conditions import KEYS, RANGES, Conditions, changed, faults_of, jitter_fault
+from lab.conditions import KEYS, RANGES, Conditions, faults_of, jitter_fault
 from lab.errors import DescriptionError, Fault
 
 Pair = tuple[str, str]  # from one site to another
@@ -246,7 +246,7 @@ class _Reader:
                 self.faults += jitter_fault(conditions, f"link {a} to {b}: ")
         for index, event in enumerate(events):
             for pair in event.pairs:
-                after = changed(links[pair], event.changes)
+                after = links[pair].changed(event.changes)
                 if after.jitter_ms > after.delay_ms:
                     self.faults += jitter_fault(after, f"event[{index}] on {pair[0]} to {pair[1]}: ")
                     break

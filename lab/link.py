@@ -1,8 +1,8 @@
 """One directed link: what happens to a packet, and when. It reads no clock and no device.
 
-A segment that arrives finds room in the queue or overflows; waits until those before it have left; takes
-`bytes / rate` on the wire; is lost there or not; and arrives `delay` later. Packets of many segments go
-through this in slices of at most two milliseconds of wire time, each handed on when its last segment has left
+This puts packets on a `Line` of `geomx.channels.emulation.link`. A segment that arrives finds room in the queue or
+overflows, and waits until those before it have left; what the line loses nobody sends again. Packets of many segments
+go through this in slices of at most two milliseconds of wire time, each handed on when its last segment has left
 the wire: a message's last byte comes on time, and a large packet on a slow link does not come late as a
 whole.
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from lab.chance import Jitter, Loss
+from geomx.channels.emulation.link import Line
 from lab.conditions import Conditions
 from lab.packets import Packet
 
@@ -58,42 +58,31 @@ class Link:
     """The way from one site to another. Times are seconds on any one clock."""
 
     def __init__(self, conditions: Conditions, chance: Random) -> None:
-        self._chance = chance
+        self._line = Line(conditions, chance)
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._travelling: deque[tuple[float, Packet, int, int]] = deque()
-        self._free_at = -inf  # when the wire has sent all that started
-        self._last_arrival = -inf
+        self._ready_at = -inf  # since when something always waited
         self.counters = Counters()
-        self._adopt(conditions)
 
-    def _adopt(self, conditions: Conditions) -> None:
-        self.conditions = conditions
-        self._bytes_per_s = conditions.bytes_per_s
-        self._room_bytes = conditions.bytes_per_s * conditions.queue_ms / 1e3
-        self._delay_s = conditions.delay_ms / 1e3
-        self._loss = Loss(
-            self._chance,
-            conditions.loss,
-            conditions.burst_enter,
-            conditions.burst_leave,
-            conditions.burst_loss,
-        )
-        self._jitter = Jitter(self._chance, conditions.jitter_ms / 1e3)
+    @property
+    def conditions(self) -> Conditions:
+        """What holds now."""
+        return self._line.spec
 
     def change(self, conditions: Conditions, now: float) -> None:
         """From `now` on other conditions hold. What is on its way keeps its time; a cut loses all of it."""
         if conditions == self.conditions:
             return
         self._start(now)
-        self._adopt(conditions)
+        self._line.change(conditions)
         if conditions.cut:
             self.counters.cut_segments += sum(waiting.end - waiting.first for waiting in self._queue)
             self.counters.cut_segments += sum(end - first for _, _, first, end in self._travelling)
             self._queue.clear()
             self._travelling.clear()
             self._queued_bytes = 0
-            self._free_at = self._last_arrival = -inf
+            self._line.clear()
 
     def arrive(self, packet: Packet, now: float) -> None:
         """A packet reaches the near end."""
@@ -109,14 +98,15 @@ class Link:
         if not fitting:
             return
         if not self._queue:
-            self._free_at = max(self._free_at, now)
+            self._ready_at = now
         self._queue.append(_Waiting(packet, fitting))
         self._queued_bytes += packet.run_bytes(0, fitting)
         self._start(now)
 
     def _fitting(self, packet: Packet) -> int:
         """How many of its segments find room; an empty queue always takes one."""
-        room = self._room_bytes - self._queued_bytes
+        conditions = self.conditions
+        room = conditions.bytes_in(conditions.queue_ms / 1e3) - self._queued_bytes
         if packet.wire_bytes <= room:
             return packet.segments
         fitting = max(0, int(room // packet.segment_bytes))
@@ -124,26 +114,24 @@ class Link:
 
     def _start(self, now: float) -> None:
         """Put on the wire every slice whose turn came at or before `now`."""
-        while self._queue and self._free_at <= now:
+        line = self._line
+        while self._queue and line.free_at <= now:
             waiting = self._queue[0]
             packet, first = waiting.packet, waiting.first
-            slice_segments = max(1, int(self._bytes_per_s * SLICE_S / packet.segment_bytes))
+            slice_segments = max(1, int(line.spec.bytes_in(SLICE_S) / packet.segment_bytes))
             end = min(waiting.end, first + slice_segments)
             size_bytes = packet.run_bytes(first, end)
-            self._free_at += size_bytes / self._bytes_per_s
             self._queued_bytes -= size_bytes
-            self._send(packet, first, end)
+            self._travel(packet, first, end, line.arrival(line.send(size_bytes, self._ready_at)))
             if end == waiting.end:
                 self._queue.popleft()
             else:
                 waiting.first = end
 
-    def _send(self, packet: Packet, first: int, end: int) -> None:
-        """Draw who survives, and when they arrive: never before those who left earlier."""
-        arrival = self._free_at + max(0.0, self._delay_s + self._jitter.offset_s(self._free_at))
-        self._last_arrival = arrival = max(arrival, self._last_arrival)
+    def _travel(self, packet: Packet, first: int, end: int, arrival: float) -> None:
+        """Draw who survives of those that have left."""
         survivors = 0
-        for begin, stop in self._loss.survivors(end - first):
+        for begin, stop in self._line.losing.survivors(end - first):
             self._travelling.append((arrival, packet, first + begin, first + stop))
             survivors += stop - begin
         self.counters.lost_segments += end - first - survivors
@@ -155,7 +143,7 @@ class Link:
         """
         if self._travelling:
             return self._travelling[0][0]
-        return self._free_at if self._queue else inf
+        return self._line.free_at if self._queue else inf
 
     def due(self, now: float) -> list[bytes]:
         """The packets that have reached the far end by `now`, in order."""

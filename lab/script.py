@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from lab.conditions import Conditions, changed
+from lab.conditions import Conditions
 from lab.describe import Event, Pair
 
 
@@ -61,5 +61,5 @@ class Script:
         at_s = self._moments[self._next - 1] if self._next else -inf
         for event in self._events:
             if pair in event.pairs and event.at_s <= at_s < event.until_s:
-                base = changed(base, event.changes)
+                base = base.changed(event.changes)
         return base

@@ -9,7 +9,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from lab.conditions import changed, faults_of, jitter_fault
+from lab.conditions import faults_of, jitter_fault
 from lab.describe import EVERY_SITE, Network, Pair, pairs_of
 from lab.errors import DescriptionError, Fault
 from lab.link import Link
@@ -88,7 +88,7 @@ class Switch:
         pairs = [] if faults else pairs_of(self._names, source, target, both)
         if not faults and not pairs:
             faults.append(Fault("to", repr(target), "another site than from"))
-        new = {pair: changed(self._base[pair], changes) for pair in pairs}
+        new = {pair: self._base[pair].changed(changes) for pair in pairs}
         for (a, b), conditions in new.items():
             faults += jitter_fault(conditions, f"{a} to {b}: ")
         if faults:

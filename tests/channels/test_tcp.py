@@ -11,7 +11,7 @@ import torch
 from wires import ANY_PORT, LOOPS, Witness, pair, run_on, state, stranger, tensor
 
 from geomx.channels import connection as connection_module
-from geomx.channels.emulation.shaping import PlainLink
+from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.tcp import Tcp, split_address
 from geomx.errors import ConfigError
 from geomx.wire.frames import PREFIX, Parser
@@ -144,7 +144,7 @@ def test_ipv6_hosts_stand_in_brackets(loop_name):
 
 
 def test_a_shaped_connection_carries_everything_in_order_of_urgency(loop_name):
-    link = PlainLink(rate_mbps=400, delay_ms=2, jitter_ms=1, loss=0.01)
+    link = LinkSpec(rate_mbps=400, delay_ms=2, jitter_ms=1, loss=0.01)
 
     async def main():
         async with pair(Tcp(link, seed=3)) as (ours, mine, theirs, their):
@@ -175,7 +175,7 @@ def test_more_messages_than_that_wait_where_they_are_less_urgent(loop_name, monk
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="not every system has it")
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [({}, 512 << 10), ({"link": PlainLink()}, 64 << 10), ({"chunk_bytes": 999}, 999)],
+    [({}, 512 << 10), ({"link": LinkSpec()}, 64 << 10), ({"chunk_bytes": 999}, 999)],
 )
 def test_the_kernel_holds_one_chunk_and_waits_for_no_other(loop_name, settings, expected):
     async def main():
@@ -199,7 +199,7 @@ def test_connections_of_one_dialler_share_its_link(loop_name, monkeypatch):
     monkeypatch.setattr(connection_module.TcpConnection, "deliver", record)
 
     async def main():
-        tcp, witnesses = Tcp(PlainLink(rate_mbps=100), chunk_bytes=1000), [Witness(), Witness()]
+        tcp, witnesses = Tcp(LinkSpec(rate_mbps=100), chunk_bytes=1000), [Witness(), Witness()]
         doors = [await Tcp().listen(ANY_PORT, witness, witness.accept) for witness in witnesses]
         connections = [await tcp.dial(door.address, Witness()) for door in doors]
         for priority, connection in zip((5, 1), connections, strict=True):
@@ -221,7 +221,7 @@ def test_an_accepted_connection_is_shaped_once_it_is_known_who_has_come(loop_nam
         tcp = Tcp()
         async with pair(tcp) as (_, mine, theirs, _):
             theirs.write(1, state(200_000), tensor(200_000, 1), priority=1)
-            tcp.shape(theirs, tcp.downlink(PlainLink(rate_mbps=400, delay_ms=1)))
+            tcp.shape(theirs, tcp.downlink(LinkSpec(rate_mbps=400, delay_ms=1)))
             theirs.write(2, state(200_000), tensor(200_000, 2), priority=0)
             await mine.until(lambda: len(mine.messages) == 2)
             assert all(torch.equal(payload, tensor(200_000, n)) for n, _, payload in mine.messages)
@@ -231,16 +231,16 @@ def test_an_accepted_connection_is_shaped_once_it_is_known_who_has_come(loop_nam
 
 def test_a_cut_holds_bytes_and_whoever_dials_until_it_heals(loop_name):
     async def main():
-        tcp, link = Tcp(PlainLink(delay_ms=1)), PlainLink(rate_mbps=400)
+        tcp, link = Tcp(LinkSpec(delay_ms=1)), LinkSpec(rate_mbps=400)
         async with pair(tcp, Tcp()) as (ours, _, _, their):
-            tcp.uplink.change(link, cut=True)
+            tcp.uplink.change(link.changed({"cut": True}))
             ours.write(1, state(100_000), tensor(100_000, 1), priority=0)
             for _ in range(50):
                 await asyncio.sleep(0)
             assert ours.bytes_sent == 0
             with pytest.raises(OSError, match="the emulated link is cut"):
                 await tcp.dial(ours.peer_address, Witness())
-            tcp.uplink.change(link, cut=False)
+            tcp.uplink.change(link)
             await their.until(lambda: len(their.messages) == 1)
             assert torch.equal(their.messages[0][2], tensor(100_000, 1))
             (await tcp.dial(ours.peer_address, Witness())).close("done")
@@ -251,13 +251,13 @@ def test_a_cut_holds_bytes_and_whoever_dials_until_it_heals(loop_name):
 def test_a_peer_that_dials_again_finds_its_downlink_as_it_is_by_then(loop_name):
     async def main():
         listener, dialler = Tcp(), Tcp()
-        downlink = listener.downlink(PlainLink())
+        downlink = listener.downlink(LinkSpec())
         witness, mine = Witness(), Witness()
         door = await listener.listen(ANY_PORT, witness, witness.accept)
         first = await dialler.dial(door.address, Witness())
         await witness.until(lambda: len(witness.accepted) == 1)
         listener.shape(witness.accepted[0], downlink)
-        downlink.change(PlainLink(), cut=True)
+        downlink.change(LinkSpec(cut=True))
         first.close("dialling anew")
         again = await dialler.dial(door.address, mine)
         await witness.until(lambda: len(witness.accepted) == 2)
@@ -266,7 +266,7 @@ def test_a_peer_that_dials_again_finds_its_downlink_as_it_is_by_then(loop_name):
         for _ in range(50):
             await asyncio.sleep(0)
         assert witness.accepted[1].bytes_sent == 0
-        downlink.change(PlainLink(), cut=False)
+        downlink.change(LinkSpec())
         await mine.until(lambda: len(mine.messages) == 1)
         again.close("done")
         await door.close()

@@ -12,7 +12,7 @@ import torch
 from wires import ANY_PORT, LOOPS, Witness, pair, run_on, state, stranger, tensor
 
 from geomx.channels import connection as connection_module
-from geomx.channels.emulation.shaping import PlainLink
+from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.tcp import Tcp
 from geomx.wire.frames import PREFIX
 from geomx.wire.messages import Ack, Beat, Refuse, encode_head
@@ -64,7 +64,7 @@ def test_half_a_frame_and_silence_takes_nothing_and_can_be_closed(loop_name):
     run_on(loop_name, main)
 
 
-@pytest.mark.parametrize("link", [None, PlainLink(rate_mbps=100, delay_ms=5)])
+@pytest.mark.parametrize("link", [None, LinkSpec(rate_mbps=100, delay_ms=5)])
 def test_close_says_the_last_words_and_nothing_else(loop_name, link):
     async def main():
         async with pair(Tcp(), Tcp(link)) as (_, mine, theirs, their):
@@ -167,7 +167,7 @@ def test_a_peer_that_floods_and_never_reads_is_cut_off(loop_name, monkeypatch):
     run_on(loop_name, main)
 
 
-@pytest.mark.parametrize("link", [None, PlainLink(rate_mbps=100, delay_ms=120)])
+@pytest.mark.parametrize("link", [None, LinkSpec(rate_mbps=100, delay_ms=120)])
 def test_gone_waits_for_the_last_words(loop_name, link):
     """However long the link is: a node that ends may stop its loop after that."""
 

@@ -168,7 +168,7 @@ event = [
 
 def test_events_lie_upon_each_other_and_show_again_what_they_covered():
     run = Run.parse(EVENTS + TWO_PARTIES, "two.toml")
-    assert [(change.at_s, change.words) for change in run.link_changes_of("B")] == [
+    assert [(change.at_s, change.link.words) for change in run.link_changes_of("B")] == [
         (30, "5 Mbit/s, 20 ms one way"),
         (40, "cut"),
         (42, "5 Mbit/s, 50 ms one way"),
@@ -188,7 +188,7 @@ def test_an_event_that_changes_nothing_is_no_change():
 def test_a_later_event_may_heal_a_cut():
     text = 'event = [{at_s = 1, party = "A", cut = true}, {at_s = 3, party = "A", cut = false}]'
     run = Run.parse(f"wan.link = {{}}\n{text}\n{TWO_PARTIES}", "two.toml")
-    assert [(change.at_s, change.cut) for change in run.link_changes_of("A")] == [(1, True), (3, False)]
+    assert [(change.at_s, change.link.cut) for change in run.link_changes_of("A")] == [(1, True), (3, False)]
 
 
 def test_addresses_are_filled_in():

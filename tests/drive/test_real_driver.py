@@ -13,7 +13,7 @@ from trees import topology_of
 from wires import LOOPS, Witness, run_on
 
 from geomx.channels.contract import Channel
-from geomx.channels.emulation.shaping import PlainLink
+from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import contexts
 from geomx.drive.real import Driver, ListeningEdge, Wiring
@@ -89,7 +89,7 @@ def test_many_strangers_at_once_do_not_keep_a_member_out(loop_name):
     run_on(loop_name, main)
 
 
-@pytest.mark.parametrize("link", [None, PlainLink(rate_mbps=100, delay_ms=150)])
+@pytest.mark.parametrize("link", [None, LinkSpec(rate_mbps=100, delay_ms=150)])
 def test_what_a_node_fails_with_reaches_its_peers_before_its_loop_may_end(loop_name, link):
     async def main():
         async with serving(Tcp(link)) as (address, _, task):

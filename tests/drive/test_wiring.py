@@ -27,8 +27,8 @@ def made(name: str) -> list[tuple[str, float, float, float, bool]]:
     """What each change does: (party, when, rate, delay, cut)."""
     rows = []
     for change, make in wire(RUN, name).changes:
-        link, cut = make.args
-        rows.append((change.party, change.at_s, link.rate_mbps, link.delay_ms, cut))
+        (link,) = make.args
+        rows.append((change.party, change.at_s, link.rate_mbps, link.delay_ms, link.cut))
     return rows
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from segments import on_the_wire, tcp
 
-from lab.conditions import Conditions, changed
+from lab.conditions import Conditions
 from lab.link import Link
 from lab.packets import Packet
 
@@ -63,7 +63,7 @@ def test_a_large_packet_comes_in_slices_of_wire_time_and_its_last_segment_on_tim
     assert way.counters.under_way == 5
     times = [when for when, _ in arrivals(way)]
     assert times == [pytest.approx(at) for at in (0.012, 0.012, 0.014, 0.014, 0.015)]
-    fast = link(changed(PLAIN, {"rate_mbps": 1200.0}))
+    fast = link(PLAIN.changed({"rate_mbps": 1200.0}))
     fast.arrive(packet(segments=40), 0.0)
     assert len(fast.due(1.0)) == 1
 
@@ -91,7 +91,7 @@ def test_every_segment_is_accounted_for_and_none_overtakes(packets, seed):
 
 
 def test_the_queue_is_bounded_in_time_at_the_present_rate():
-    way = link(changed(PLAIN, {"queue_ms": 10.0}))
+    way = link(PLAIN.changed({"queue_ms": 10.0}))
     for number in range(40):
         way.arrive(packet(sequence=number * MSS), 0.0)
     assert way.counters.overflowed_segments == 40 - 11  # ten wait, one is on the wire
@@ -99,14 +99,14 @@ def test_the_queue_is_bounded_in_time_at_the_present_rate():
 
 
 def test_the_part_of_a_large_packet_that_fits_is_taken():
-    way = link(changed(PLAIN, {"queue_ms": 10.0}))
+    way = link(PLAIN.changed({"queue_ms": 10.0}))
     way.arrive(packet(segments=40), 0.0)
     assert way.counters.overflowed_segments == 30
     assert len(arrivals(way)) == 10
 
 
 def test_a_queue_of_nothing_still_carries_one_segment_at_a_time():
-    way = link(changed(PLAIN, {"queue_ms": 0.0}))
+    way = link(PLAIN.changed({"queue_ms": 0.0}))
     way.arrive(packet(), 0.0)
     way.arrive(packet(), 0.0001)
     way.arrive(packet(), 0.0002)
@@ -118,7 +118,7 @@ def test_a_new_rate_holds_for_what_has_not_started():
     way = link()
     for _ in range(10):
         way.arrive(packet(), 0.0)
-    way.change(changed(PLAIN, {"rate_mbps": 1.2}), 0.0045)  # the fifth is on the wire
+    way.change(PLAIN.changed({"rate_mbps": 1.2}), 0.0045)  # the fifth is on the wire
     times = [when for when, _ in arrivals(way)]
     assert times[4] == pytest.approx(0.015)
     assert times[5:] == [pytest.approx(0.025 + 0.01 * number) for number in range(5)]
@@ -127,7 +127,7 @@ def test_a_new_rate_holds_for_what_has_not_started():
 def test_a_shorter_delay_does_not_let_anything_overtake():
     way = link()
     way.arrive(packet(sequence=0), 0.0)
-    way.change(changed(PLAIN, {"delay_ms": 1.0}), 0.001)
+    way.change(PLAIN.changed({"delay_ms": 1.0}), 0.001)
     way.arrive(packet(sequence=MSS), 0.002)
     assert arrivals(way) == [(pytest.approx(0.011), 0), (pytest.approx(0.011), MSS)]
 
@@ -137,7 +137,7 @@ def test_a_cut_loses_what_is_on_its_way_and_what_comes():
     for _ in range(20):
         way.arrive(packet(), 0.0)
     assert len(arrivals(way, until=0.0125)) == 2
-    way.change(changed(PLAIN, {"cut": True}), 0.0125)
+    way.change(PLAIN.changed({"cut": True}), 0.0125)
     way.arrive(packet(segments=3), 0.013)
     assert way.next_at() == inf
     assert way.counters.cut_segments == 18 + 3
@@ -148,7 +148,7 @@ def test_a_cut_loses_what_is_on_its_way_and_what_comes():
 
 
 def test_lost_segments_take_their_time_on_the_wire():
-    way = link(changed(PLAIN, {"loss": 0.5}))
+    way = link(PLAIN.changed({"loss": 0.5}))
     for number in range(100):
         way.arrive(packet(sequence=number * MSS), 0.0)
     seen = arrivals(way)

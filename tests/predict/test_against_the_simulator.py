@@ -61,7 +61,7 @@ def simulated(policy: str, scenario: str, codec: str = "dense", count: int = STE
     def main(run: LiveRun) -> float:
         made, optimizer = run.attach(*_model_and_optimizer())
         times = []
-        port = run._exchange.port
+        port = run._client.port
         while len(ended) < 4:
             run.weight(4)
             optimizer.zero_grad()

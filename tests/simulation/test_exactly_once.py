@@ -62,6 +62,6 @@ def test_a_run_replays_from_its_seed() -> None:
     for _ in range(2):
         topology = topology_of([2, 1], 2, QUICK_RESEND)
         loop = Loop(layout_of(3), topology.workers, ROUNDS)
-        run_tree(topology, loop, Network(20.0, 30.0, 10.0, 0.1, 0.1, 0.2), seed=7)
+        run_tree(topology, loop, Network(20.0, 30.0, 10.0, 0.1, duplicate=0.1, reorder=0.2), seed=7)
         histories.append(loop.arrived)
     assert histories[0] == histories[1]

@@ -114,7 +114,7 @@ class TcpConnection(asyncio.BufferedProtocol):
             return
         self._state = _ConnectionState.CLOSING
         self._lanes.clear(keep=0)
-        delay_s = self._pacer.delay_s if self._pacer else 0.0
+        delay_s = self._pacer.spec.delay_ms / 1e3 if self._pacer else 0.0
         self._deadline = self._loop.call_later(CLOSE_LIMIT_S + delay_s, self._transport.abort)
         self._wake()
         self._shut_if_flushed()

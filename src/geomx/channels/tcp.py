@@ -23,8 +23,9 @@ from geomx.channels import bbr
 from geomx.channels import congestion as congestion_control
 from geomx.channels.connection import TcpConnection, format_address
 from geomx.channels.contract import Connection, ConnectionHandler
+from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.pacing import LinkPacer
-from geomx.channels.emulation.shaping import EmulatedLink, LinkSpec, Shaper
+from geomx.channels.emulation.shaping import EmulatedLink
 from geomx.channels.tls import Contexts, report_to
 from geomx.errors import ConfigError, Fault
 
@@ -81,7 +82,7 @@ class Tcp:
         answers leaves some to the next. The receiver hears of the connection only after this has returned.
         """
         host, port = split_address(address)
-        if self.uplink is not None and self.uplink.is_cut:
+        if self.uplink is not None and self.uplink.spec.cut:
             raise OSError(errno.EHOSTUNREACH, "the emulated link is cut")
         tls: dict[str, Any] = {}
         if self._tls is not None:
@@ -117,7 +118,7 @@ class Tcp:
 
     def downlink(self, link: LinkSpec) -> LinkPacer:
         """A shaped link for `shape`: that of one peer, however often it dials."""
-        return LinkPacer(EmulatedLink(Shaper(link, next(self._seeds))))
+        return LinkPacer(EmulatedLink(link, next(self._seeds)))
 
     def shape(self, connection: Connection, downlink: LinkPacer) -> None:
         """Shape what is written on an accepted connection from now on: it is known only now who has come."""

@@ -36,7 +36,7 @@ def _parties(run: Run) -> list[str]:
 def _changes(run: Run) -> list[str]:
     """`B from 30 s on: 5 Mbit/s, 20 ms one way`."""
     changes = [change for party in run.servers for change in run.link_changes_of(party)]
-    lines = [f"{change.party} from {change.at_s:g} s on: {change.words}" for change in changes]
+    lines = [f"{change.party} from {change.at_s:g} s on: {change.link.words}" for change in changes]
     return ["", *lines] if lines else []
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from geomx.channels.emulation.link import LinkSpec
 from geomx.config.tables import EventTable, LinkTable
 
 KEYS = (*LinkTable.model_fields, "cut")  # what an event may change
@@ -18,37 +19,29 @@ KEYS = (*LinkTable.model_fields, "cut")  # what an event may change
 
 @dataclass(frozen=True, slots=True)
 class LinkChange:
-    """How a party's link is from `at_s` seconds after the beginning of training on. `cut`: nothing passes."""
+    """How a party's link is from `at_s` seconds after the beginning of training on."""
 
     at_s: float
     party: str
-    link: LinkTable
-    cut: bool
-
-    @property
-    def words(self) -> str:
-        """`cut`, or what the link is: `5 Mbit/s, 20 ms one way`."""
-        return "cut" if self.cut else self.link.words
+    link: LinkSpec
 
     @property
     def fields(self) -> dict[str, Any]:
         """What is recorded of it."""
-        told = {"party": self.party, "at_s": self.at_s, "state": self.words, "cut": self.cut}
-        return told | self.link.model_dump()
+        told = {"party": self.party, "at_s": self.at_s, "state": self.link.words}
+        return told | {key: getattr(self.link, key) for key in KEYS}
 
 
-def changes_of(link: LinkTable, events: Sequence[EventTable]) -> Iterator[LinkChange]:
+def changes_of(link: LinkSpec, events: Sequence[EventTable]) -> Iterator[LinkChange]:
     """Every change of a party's link, in order. `events`: of this party, in the order of the file."""
-    last, was_cut = link, False
+    last = link
     for moment in sorted({event.at_s for event in events} | set(map(_until_s, events)) - {inf}):
         lasting = [event for event in events if event.at_s <= moment < _until_s(event)]
         given = [event.model_dump(exclude_none=True, include=set(KEYS)) for event in lasting]
-        covered = {key: value for keys in given for key, value in keys.items()}
-        cut = covered.pop("cut", False)
-        now = link.model_copy(update=covered)
-        if (now, cut) != (last, was_cut):
-            yield LinkChange(moment, events[0].party, now, cut)
-        last, was_cut = now, cut
+        now = link.changed({key: value for keys in given for key, value in keys.items()})
+        if now != last:
+            yield LinkChange(moment, events[0].party, now)
+        last = now
 
 
 def _until_s(event: EventTable) -> float:

@@ -140,7 +140,7 @@ class Run(Description):
     def link_changes_of(self, party: str) -> tuple[LinkChange, ...]:
         """What becomes of that link while the run goes on."""
         link, events = self.link_of(party), [event for event in self.events if event.party == party]
-        return () if link is None else tuple(changes_of(link, events))
+        return () if link is None else tuple(changes_of(link.spec, events))
 
     def pace_mbps_of(self, party: str) -> float:
         """At which the bytes between a party and one shard leave, either way; 0: as TCP finds."""

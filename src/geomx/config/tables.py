@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from geomx.channels.emulation.link import LinkSpec
 from geomx.config.value_types import (
     Address,
     AddressOrNone,
@@ -39,20 +40,18 @@ class LinkTable(Table):
         0.0, ge=0, description="Each way, in Mbit/s on the wire, headers included. 0: unlimited."
     )
     delay_ms: float = Field(0.0, ge=0, description="Delay one way; a round trip takes twice as long.")
-    jitter_ms: float = Field(0.0, ge=0, description="How far the delay strays, to either side.")
+    jitter_ms: float = Field(0.0, ge=0, description="How far the delay wanders, to either side.")
     loss: float = Field(0.0, ge=0, lt=1, description="Share of packets that is lost.")
 
     @property
     def words(self) -> str:
         """`100 Mbit/s, 20 ± 2 ms one way, loss 1 %`."""
-        rate = f"{self.rate_mbps:g} Mbit/s" if self.rate_mbps else "any rate"
-        jitter = f" ± {self.jitter_ms:g}" if self.jitter_ms else ""
-        loss = f", loss {100 * self.loss:g} %" if self.loss else ""
-        return f"{rate}, {self.delay_ms:g}{jitter} ms one way{loss}"
+        return self.spec.words
 
-    def shared(self, shares: int) -> LinkTable:
-        """What each of so many has of it."""
-        return self.model_copy(update={"rate_mbps": self.rate_mbps / shares})
+    @property
+    def spec(self) -> LinkSpec:
+        """The link that is imitated."""
+        return LinkSpec(**self.model_dump())
 
 
 class DelayTable(Table):

@@ -28,7 +28,7 @@ def _wire_shard(run: Run, name: str) -> Wiring:
     """Each party has its own link down; the shards, which do not see each other's traffic, get equal shares of it."""
     channel = _tcp(run, run.wan, None, WAN_CHUNK_BYTES)
     links = {party: link for party in run.servers if (link := run.link_of(party)) is not None}
-    downlinks = {party: channel.downlink(link.shared(run.run.shards)) for party, link in links.items()}
+    downlinks = {party: channel.downlink(link.spec.shared(run.run.shards)) for party, link in links.items()}
 
     def shape(connection: Connection, peer: str) -> None:
         if peer in run.servers:
@@ -60,14 +60,13 @@ def _changes(
 ) -> list[tuple[LinkChange, Callable[[], None]]]:
     """What becomes of a party's link, one way, and how it is done to the pacer."""
     return [
-        (change, partial(pacer.change, change.link.shared(shares), change.cut))
-        for change in run.link_changes_of(party)
+        (change, partial(pacer.change, change.link.shared(shares))) for change in run.link_changes_of(party)
     ]
 
 
 def _tcp(run: Run, edge: EdgeTable, link: LinkTable | None, chunk_bytes: int, pace_mbps: float = 0.0) -> Tcp:
     return Tcp(
-        link,
+        None if link is None else link.spec,
         chunk_bytes=chunk_bytes,
         congestion=edge.congestion,
         pace_mbps=pace_mbps,

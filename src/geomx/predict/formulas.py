@@ -57,7 +57,7 @@ def link_s(size_bytes: float, link: LinkTable) -> float:
 
 
 def travel_s(size_bytes: float, link: LinkTable) -> float:
-    """How long the last byte is under way: delay, jitter, and what losses hold it up.
+    """How long the last byte is under way on average: delay, and what losses hold it up. Jitter wanders to both sides.
 
     Nothing overtakes within a stream, so of many chunks the unluckiest counts. A segment that is lost comes one round
     trip R later. With λ losses a second, at random, the last byte of a long stream is held up by R − (1 − e^(−λR))/λ on
@@ -77,4 +77,4 @@ def travel_s(size_bytes: float, link: LinkTable) -> float:
             held_up_s = losses * (round_trip_s - window_s / 2)
         else:
             held_up_s = round_trip_s * lost - (lost / losses_per_s - window_s * (1.0 - lost))
-    return 1e-3 * (link.delay_ms + link.jitter_ms) + held_up_s
+    return 1e-3 * link.delay_ms + held_up_s

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from geomx.channels.emulation.shaping import PACKET_BYTES, SEGMENT_BYTES
-from geomx.config import LinkTable, Run
+from geomx.channels.emulation.link import LinkSpec
+from geomx.channels.emulation.shaping import HEADERS
+from geomx.config import Run
 from geomx.errors import ConfigError, Fault
 from geomx.simulate.network import Network
 from geomx.simulate.simulator import Simulator
@@ -17,22 +18,21 @@ def emulate(run: Run, simulator: Simulator) -> None:
     for party in run.servers:
         if run.lan.link is not None:
             for worker in run.workers_of(party):
-                simulator.link(worker, party, _network(run, run.lan.link))
+                simulator.link(worker, party, _network(run, run.lan.link.spec))
         link = run.link_of(party)
         if link is None:
             continue
         shards = run.run.shards
         for shard in run.shard_names:
-            simulator.link(party, shard, _network(run, link.shared(shards)))
+            simulator.link(party, shard, _network(run, link.spec.shared(shards)))
             for change in run.link_changes_of(party):
-                network = _network(run, change.link.shared(shards), change.cut)
+                network = _network(run, change.link.shared(shards))
                 simulator.change(party, shard, change.at_s, network, change.fields)
 
 
-def _network(run: Run, link: LinkTable, cut: bool = False) -> Network:
+def _network(run: Run, link: LinkSpec) -> Network:
     """A description counts the headers that the simulator does not have."""
     if link.loss:
         fault = Fault("link.loss", f"{link.loss:g}", "0", "the simulator loses whole messages, not packets")
         raise ConfigError(f"run {run.run.name}", [fault])
-    rate_mbps = link.rate_mbps * SEGMENT_BYTES / PACKET_BYTES
-    return Network(rate_mbps, link.delay_ms, link.jitter_ms, cut=cut)
+    return Network(link.rate_mbps / HEADERS, link.delay_ms, link.jitter_ms, cut=link.cut)

@@ -1,34 +1,126 @@
-"""The simulated network: how its links behave, and what stands on them."""
+"""The simulated network: what its links make of whole messages, and what stands on them.
+
+A message that is lost does not come, and one may come twice or late: then sessions must resend
+(`Patience.resend_s`). Where a `Network` does none of that, a connection behaves like TCP.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Protocol
+
+from geomx.channels.emulation.link import Line, LinkSpec
+
+LATE_S = 0.05  # at most, of a message that others overtake
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """How the links behave. Shares are per message; `rate_mbps` 0: no limit; `cut`: nothing leaves."""
+class Network(LinkSpec):
+    """How the links behave. What is lost are messages; rates count their bytes alone, without headers of packets."""
 
-    rate_mbps: float = 0.0
-    delay_ms: float = 0.0
-    jitter_ms: float = 0.0
-    loss: float = 0.0
-    duplicate: float = 0.0
+    duplicate: float = 0.0  # share of messages that come twice
     reorder: float = 0.0  # share of messages that are held up, so that later ones overtake them
-    cut: bool = False
+
+
+class MessageLine(Line[Network]):
+    """A line for whole messages."""
+
+    def arrivals(self, left_at: float, surely: bool) -> Iterator[float]:
+        """When a message that has left comes; `surely`: once."""
+        at = self.arrival(left_at)
+        for _ in range(1 if surely else self._copies()):
+            late = self._happens(self.spec.reorder)
+            yield at + self._chance.uniform(0.0, LATE_S) if late else at
+
+    def _copies(self) -> int:
+        if not self.losing.survivors(1):
+            return 0
+        return 2 if self._happens(self.spec.duplicate) else 1
+
+    def _happens(self, probability: float) -> bool:
+        return probability > 0.0 and self._chance.random() < probability
+
+
+class Clock(Protocol):
+    """What lets time pass."""
+
+    now: float
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Do something at a time of the clock."""
 
 
 @dataclass(slots=True)
-class SimulatedLink:
-    """One direction between two nodes: what waits to be sent, most urgent first."""
+class _Waiting:
+    """What of a message has not left yet, and what its arrival is."""
 
-    network: Network
-    queue: list[tuple[int, int, list[Any]]] = field(default_factory=list)
-    busy: bool = False
-    last_delivery: float = 0.0
-    silent_until: float = 0.0
-    sent_bytes: int = 0
+    size_bytes: int
+    arrive: Callable[[], None]
+    surely: bool
+
+
+class SimulatedLink:
+    """One direction between two nodes: between the chunks of a message, one that is more urgent overtakes."""
+
+    def __init__(self, network: Network, clock: Clock, chance: Random, chunk_bytes: int) -> None:
+        self.silent_until = 0.0  # nothing arrives before, whatever leaves
+        self.sent_bytes = 0
+        self._line = MessageLine(network, chance)
+        self._clock = clock
+        self._chunk_bytes = chunk_bytes
+        self._queue: list[tuple[int, int, _Waiting]] = []
+        self._numbers = count()
+        self._busy = False
+
+    @property
+    def network(self) -> Network:
+        """How the link behaves."""
+        return self._line.spec
+
+    def change(self, network: Network) -> None:
+        """From the next chunk on the link is so."""
+        self._line.change(network)
+        if not self._busy:
+            self._transmit()
+
+    def put(self, size_bytes: int, priority: int, arrive: Callable[[], None], surely: bool) -> None:
+        """A message wants to leave. `surely`: it arrives once, whatever happens to others."""
+        self.sent_bytes += size_bytes
+        network = self._line.spec
+        if not (network.rate_mbps or network.cut or self._busy):
+            self._travel(arrive, surely)
+            return
+        heapq.heappush(self._queue, (priority, next(self._numbers), _Waiting(size_bytes, arrive, surely)))
+        if not self._busy:
+            self._transmit()
+
+    def _transmit(self) -> None:
+        """Send one chunk of the most urgent message."""
+        self._busy = bool(self._queue) and not self._line.spec.cut
+        if not self._busy:
+            return
+        key = heapq.heappop(self._queue)
+        waiting = key[2]
+        chunk_bytes = min(waiting.size_bytes, self._chunk_bytes)
+        waiting.size_bytes -= chunk_bytes
+
+        def sent() -> None:
+            if waiting.size_bytes:
+                heapq.heappush(self._queue, key)
+            else:
+                self._travel(waiting.arrive, waiting.surely)
+            self._transmit()
+
+        self._clock.at(self._line.send(chunk_bytes, self._clock.now), sent)
+
+    def _travel(self, arrive: Callable[[], None], surely: bool) -> None:
+        left_at = max(self._clock.now, self.silent_until)
+        for arrival in self._line.arrivals(left_at, surely):
+            self._clock.at(arrival, arrive)
 
 
 @dataclass(slots=True)

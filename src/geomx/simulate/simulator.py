@@ -5,11 +5,10 @@ was planned; the seed decides every random draw. So a run is a function of its s
 passes only here: a link takes size / rate and a delay, a node's jobs take the bytes that they touch /
 `memory_bytes_per_s`, one after the other, and a program sleeps as long as it says.
 
-A connection behaves like TCP unless its `Network` loses, doubles or swaps messages; then sessions must resend
-(`Patience.resend_s`). `cut` makes a link fall silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP
-does. A link that has changed sends its next chunk as it is by then; one whose `Network` is cut sends none, and what has
-left already arrives. Programs (training loops) run in threads of their own, but one at a time and only while the clock
-stands still.
+Links follow the model of `channels.emulation.link`; `network.py` says what becomes of messages. `cut` makes a link fall
+silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP does. A link whose `Network` is cut sends
+nothing, and what has left already arrives. Programs (training loops) run in threads of their own, but one at a time and
+only while the clock stands still.
 """
 
 from __future__ import annotations
@@ -81,7 +80,8 @@ class Simulator:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.now = 0.0
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # for programs; each link has a chance of its own
+        self._seed = seed
         self.notes: list[tuple[float, str, Note]] = []
         self._network = network or Network()
         self._memory_bytes_per_s = memory_bytes_per_s
@@ -111,7 +111,7 @@ class Simulator:
         for ends in ((one, other), (other, one)):
             self._networks[ends] = network
             if ends in self._links:
-                self._adopt(self._links[ends], network)
+                self._links[ends].change(network)
 
     def change(
         self, one: str, other: str, at_s: float, network: Network, told: Mapping[str, Any] | None = None
@@ -149,7 +149,7 @@ class Simulator:
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Do something at a time of the clock: cut, crash, pause, add."""
-        self._plan(time - self.now, action)
+        heapq.heappush(self._heap, (max(time, self.now), next(self._order), action))
 
     def cut(self, one: str, other: str, duration_s: float, reset: bool = False) -> None:
         """Nothing passes between two nodes for a while; `reset`: their connections break at once as well."""
@@ -287,7 +287,7 @@ class Simulator:
                 self._plan(at_s, functools.partial(self._change, source, target, network, told))
 
     def _change(self, source: str, target: str, network: Network, told: Mapping[str, Any]) -> None:
-        self._adopt(self._link(source, target), network)
+        self._link(source, target).change(network)
         self.notes.append((self.now, source, Note("link", dict(told))))
 
     # -- the network -------------------------------------------------------------------------------------------
@@ -295,20 +295,15 @@ class Simulator:
     def _link(self, source: str, target: str) -> SimulatedLink:
         link = self._links.get((source, target))
         if link is None:
-            link = self._links[source, target] = SimulatedLink(
-                self._networks.get((source, target), self._network)
-            )
+            network = self._networks.get((source, target), self._network)
+            chance = random.Random(f"{self._seed} {source} {target}")
+            link = SimulatedLink(network, self, chance, self._chunk_bytes)
+            self._links[source, target] = link
         return link
-
-    def _adopt(self, link: SimulatedLink, network: Network) -> None:
-        link.network = network
-        if not link.busy:
-            self._transmit(link)
 
     def _dial(self, host: _SimulatedNode, peer: str) -> None:
         link = self._link(host.node.name, peer)
-        round_trip_s = 2e-3 * link.network.delay_ms
-        self._plan(max(round_trip_s, 1e-6), lambda: self._connect(host, peer))
+        self._plan(max(2e-3 * link.network.delay_ms, 1e-6), lambda: self._connect(host, peer))
 
     def _connect(self, host: _SimulatedNode, peer: str) -> None:
         target = self._hosts.get(peer)
@@ -328,58 +323,13 @@ class Simulator:
         if connection is None or not connection.alive:
             return
         target, number = connection.ends[host.node.name]
-        link = self._link(host.node.name, target)
         size = HEADER_BYTES + (0 if write.payload is None else write.payload.nbytes)
-        link.sent_bytes += size
-        if not (link.network.rate_mbps or link.network.cut or link.busy):
-            self._propagate(link, connection, target, number, write)
-            return
-        heapq.heappush(
-            link.queue, (write.priority, next(self._order), [size, connection, target, number, write])
+        self._link(host.node.name, target).put(
+            size,
+            write.priority,
+            lambda: self._arrive(connection, target, number, write),
+            surely=write.message is _GOODBYE,
         )
-        if not link.busy:
-            self._transmit(link)
-
-    def _transmit(self, link: SimulatedLink) -> None:
-        """Send one chunk of the most urgent message; what is more urgent may overtake behind it."""
-        link.busy = bool(link.queue) and not link.network.cut
-        if not link.busy:
-            return
-        item = link.queue[0][2]
-        chunk = min(item[0], self._chunk_bytes)
-        item[0] -= chunk
-        key = link.queue[0]
-
-        def sent() -> None:
-            if not item[0]:
-                link.queue.remove(key)
-                heapq.heapify(link.queue)
-                _, connection, target, number, write = item
-                self._propagate(link, connection, target, number, write)
-            self._transmit(link)
-
-        rate_mbps = link.network.rate_mbps
-        self._plan(chunk * 8e-6 / rate_mbps if rate_mbps else 0.0, sent)
-
-    def _propagate(
-        self, link: SimulatedLink, connection: SimulatedConnection, target: str, number: int, write: Write
-    ) -> None:
-        network = link.network
-        copies = 1
-        if write.message is _GOODBYE:
-            pass
-        elif network.loss and self.random.random() < network.loss:
-            copies = 0
-        elif network.duplicate and self.random.random() < network.duplicate:
-            copies = 2
-        for _ in range(copies):
-            delay = 1e-3 * max(0.0, network.delay_ms + self.random.uniform(-1, 1) * network.jitter_ms)
-            arrival = max(self.now, link.silent_until) + delay
-            if network.reorder and self.random.random() < network.reorder:
-                arrival += self.random.uniform(0.0, 0.05)
-            else:
-                arrival = link.last_delivery = max(arrival, link.last_delivery)
-            self._plan(arrival - self.now, lambda: self._arrive(connection, target, number, write))
 
     def _arrive(self, connection: SimulatedConnection, target: str, number: int, write: Write) -> None:
         host = self._hosts[target]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from geomx.channels.emulation.shaping import EmulatedLink, LinkSpec, PacedStream
+from geomx.channels.emulation.link import LinkSpec
+from geomx.channels.emulation.shaping import EmulatedLink, PacedStream
 
 TICK_S = 0.001  # uvloop's timers count milliseconds; waking more often would only burn the processor
 
@@ -19,20 +20,15 @@ class LinkPacer:
         self._due_at = 0.0
 
     @property
-    def delay_s(self) -> float:
-        """How long a chunk travels, at least on average."""
-        return self._uplink.delay_s
+    def spec(self) -> LinkSpec:
+        """How the link is."""
+        return self._uplink.spec
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether nothing passes."""
-        return self._uplink.is_cut
-
-    def change(self, link: LinkSpec, cut: bool) -> None:
-        """From now on the link is so; `cut`: nothing passes."""
+    def change(self, spec: LinkSpec) -> None:
+        """From now on the link is so."""
         now = time.monotonic()
         self._uplink.run(now)
-        self._uplink.change(link, cut, now)
+        self._uplink.change(spec, now)
         self._wake_at(now, now)
 
     def want(self, sender: PacedStream) -> None:

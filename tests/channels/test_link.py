@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.chance import Jitter, Loss, geometric
+from geomx.channels.emulation.link import Jitter, Line, LinkSpec, Loss, geometric
 
 
 def lost(model, counts):
@@ -68,6 +68,7 @@ def test_geometric_at_its_ends():
     chance = Random(5)
     assert geometric(chance, 0.0) == inf
     assert geometric(chance, 1.0) == 0
+    assert geometric(chance, 5e-324) == inf
     assert sum(geometric(chance, 0.25) for _ in range(40_000)) / 40_000 == pytest.approx(3.0, rel=0.05)
 
 
@@ -90,3 +91,47 @@ def test_jitter_wanders_about_zero():
     assert abs(sum(offsets) / len(offsets)) < 0.0002
     assert max(offsets) > 0.0045
     assert min(offsets) < -0.0045
+
+
+@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 100_000), st.floats(0.0, 0.2)), max_size=40))
+def test_nothing_overtakes_on_a_line_whatever_becomes_of_it(seed, sent):
+    specs = [LinkSpec(100.0, 20.0, 15.0), LinkSpec(delay_ms=5.0, jitter_ms=30.0), LinkSpec(1.0, 60.0)]
+    line = Line(specs[0], Random(seed))
+    ready_at, before = 0.0, -inf
+    for number, (size_bytes, pause_s) in enumerate(sent):
+        line.change(specs[number // 4 % 3])
+        ready_at += pause_s
+        left_at = line.send(size_bytes, ready_at)
+        assert left_at >= ready_at + size_bytes * line.spec.s_per_byte - 1e-9
+        arrival = line.arrival(left_at)
+        assert arrival >= max(before, left_at)
+        before = arrival
+
+
+def test_a_delay_wanders_to_both_sides_of_its_mean_within_its_bounds():
+    line = Line(LinkSpec(delay_ms=20.0, jitter_ms=5.0), Random(7))
+    travels = [line.arrival(at) - at for at in (step * 0.001 for step in range(100_000))]
+    assert min(travels) == pytest.approx(0.015, abs=3e-4)
+    assert max(travels) == pytest.approx(0.025, abs=3e-4)
+    assert sum(travels) / len(travels) == pytest.approx(0.020, abs=3e-4)
+
+
+def test_a_seed_draws_the_same_again():
+    drawn = []
+    for seed in (1, 1, 2):
+        line = Line(LinkSpec(100.0, 20.0, 5.0, 0.05), Random(seed))
+        drawn.append([(line.arrival(line.send(1500, 0.0)), line.losing.survivors(40)) for _ in range(50)])
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (LinkSpec(), "any rate, 0 ms one way"),
+        (LinkSpec(100.0, 20.0, 2.0, 0.01), "100 Mbit/s, 20 ± 2 ms one way, loss 1 %"),
+        (LinkSpec(5.0, burst_enter=0.01, burst_leave=0.09), "5 Mbit/s, 0 ms one way, loss 10 %"),
+        (LinkSpec(5.0, cut=True), "cut"),
+    ],
+)
+def test_a_link_in_words(spec, words):
+    assert spec.words == words
