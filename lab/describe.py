@@ -46,11 +46,6 @@ class Event:
     changes: Mapping[str, Any]
     for_s: float | None = None
 
-    @property
-    def until_s(self) -> float:
-        """When it is over."""
-        return float("inf") if self.for_s is None else self.at_s + self.for_s
-
 
 @dataclass(frozen=True, slots=True)
 class Network:

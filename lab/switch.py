@@ -74,8 +74,7 @@ class Switch:
 
     def begin(self, now: float) -> None:
         """The script begins, or begins again, at `now`."""
-        self._script.begin(now)
-        self._apply(set(self._script.pairs()) | self._script.due(now), now)
+        self._apply(self._script.begin(now), now)
 
     def change(self, source: str, target: str, both: bool, changes: Mapping[str, Any], now: float) -> None:
         """Change what holds where no event does. DescriptionError names what is not allowed."""
@@ -99,7 +98,7 @@ class Switch:
     def _apply(self, pairs: set[Pair], now: float) -> None:
         for pair in pairs:
             link = self._links[pair]
-            link.change(self._script.conditions(pair, self._base[pair], now), now)
+            link.change(self._script.conditions(pair, self._base[pair]), now)
             self._plan(link)
 
     def state(self, now: float) -> dict[str, Any]:

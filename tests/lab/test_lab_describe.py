@@ -85,7 +85,7 @@ def test_the_document_shows_a_network_that_can_be_read_and_lists_every_condition
     (block,) = re.findall(r"^```toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     network = describe(tomllib.loads(block))
     assert network.links[("A", "hub")].loss == 0.001
-    assert [event.until_s for event in network.events] == [50, 65]
+    assert [(event.at_s, event.for_s) for event in network.events] == [(30, 20), (60, 5)]
     listed = re.findall(
         r"^\| `(\w+)` \|", page.partition("| key | unit |")[2].partition("\n\n")[0], re.MULTILINE
     )

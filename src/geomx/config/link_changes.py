@@ -1,4 +1,4 @@
-"""What a run's events make of a party's emulated link, as a series of changes.
+"""What events make of a link, as a series of changes: those of a run's description, and those of the lab's networks.
 
 Events lie upon each other in the order of the file: while several of them last, the later ones win, key by key. When
 one is over, what it covered shows again.
@@ -6,15 +6,39 @@ one is over, what it covered shows again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from geomx.channels.emulation.link import LinkSpec
 from geomx.config.tables import EventTable, LinkTable
 
 KEYS = (*LinkTable.model_fields, "cut")  # what an event may change
+
+
+class Event(Protocol):
+    """From `at_s` on, for `for_s` seconds or for good, `changes` hold."""
+
+    @property
+    def at_s(self) -> float: ...
+
+    @property
+    def for_s(self) -> float | None: ...
+
+    @property
+    def changes(self) -> Mapping[str, Any]: ...
+
+
+def overlays(events: Sequence[Event]) -> Iterator[tuple[float, dict[str, Any]]]:
+    """What lies over a link from each moment on, in order of time. `events`: in the order of the file."""
+    for moment in sorted({event.at_s for event in events} | set(map(_until_s, events)) - {inf}):
+        lasting = [event.changes for event in events if event.at_s <= moment < _until_s(event)]
+        yield moment, {key: value for changes in lasting for key, value in changes.items()}
+
+
+def _until_s(event: Event) -> float:
+    return inf if event.for_s is None else event.at_s + event.for_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +59,8 @@ class LinkChange:
 def changes_of(link: LinkSpec, events: Sequence[EventTable]) -> Iterator[LinkChange]:
     """Every change of a party's link, in order. `events`: of this party, in the order of the file."""
     last = link
-    for moment in sorted({event.at_s for event in events} | set(map(_until_s, events)) - {inf}):
-        lasting = [event for event in events if event.at_s <= moment < _until_s(event)]
-        given = [event.model_dump(exclude_none=True, include=set(KEYS)) for event in lasting]
-        now = link.changed({key: value for keys in given for key, value in keys.items()})
+    for at_s, changes in overlays(events):
+        now = link.changed(changes)
         if now != last:
-            yield LinkChange(moment, events[0].party, now)
+            yield LinkChange(at_s, events[0].party, now)
         last = now
-
-
-def _until_s(event: EventTable) -> float:
-    return inf if event.for_s is None else event.at_s + event.for_s

@@ -219,6 +219,11 @@ class EventTable(Table):
         None, description="`true`: nothing passes, until `for_s` is over or a later event says `cut = false`."
     )
 
+    @property
+    def changes(self) -> dict[str, float | bool]:
+        """What of the link is different."""
+        return self.model_dump(exclude_none=True, exclude={"at_s", "for_s", "party"})
+
 
 class EdgeTable(Table):
     """What the edges of one tier have in common."""
