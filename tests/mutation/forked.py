@@ -51,7 +51,7 @@ class Tests:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        settings = hypothesis.settings
+        settings = hypothesis.settings  # noqa: TID251 (a profile of its own)
         settings.register_profile("mutation", settings.default, derandomize=True, database=None)
         settings.load_profile("mutation")
 

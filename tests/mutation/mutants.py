@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}  # read when a process starts
-PACKAGES = [f"src/geomx/{name}" for name in ("protocol", "node", "sync", "codecs")]
+PACKAGES = [f"src/geomx/{name}" for name in ("wire", "rounds", "node", "sync", "codecs")]
 OUTCOMES = ("killed", "survived", "timed out", "not covered")
 
 
