@@ -272,6 +272,7 @@ OTHER_VALUES = {
     "event[0].cut": "false",
     **{f"event[0].{key}": "0.9" for key in ("at_s", "for_s", "rate_mbps", "delay_ms", "jitter_ms", "loss")},
     **{f"{tier}.codec_{way}": "other:Codec" for tier in ("wan", "lan") for way in ("up", "down")},
+    **{f"{tier}.channel": "other:Channel" for tier in ("wan", "lan")},
     **{f"{tier}.congestion": "reno" for tier in ("wan", "lan")},
     **{f"{tier}.heartbeat_s": "0.9" for tier in ("wan", "lan")},
     **{f"{tier}.timeout_s": "99" for tier in ("wan", "lan")},

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from geomx.channels.contract import EdgeSettings
+from geomx.channels.tcp import Tcp
 from geomx.config import Run
 from geomx.drive.wiring import wire
+from geomx.errors import ConfigError
+
+PLAIN = """
+global.addresses = ["127.0.0.1:1"]
+party = [{ name = "A", workers = 1, address = "127.0.0.1:3" }]
+"""
 
 RUN = Run.parse(
     """
@@ -47,3 +60,34 @@ def test_a_change_is_made_to_the_link_that_connections_use() -> None:
     assert uplink is wiring.peers["global/1"][0].uplink
     for _, make in wiring.changes:
         assert make.func.__self__ is uplink
+
+
+class Plain:
+    """A channel that carries bytes and imitates nothing."""
+
+    def __init__(self, edge: EdgeSettings) -> None:
+        self.edge = edge
+
+    dial = listen = None
+
+
+def test_a_description_names_a_channel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Plain=Plain))
+    run = Run.parse(PLAIN, "plain.toml", ("wan.channel=mine:Plain",))
+    wiring = wire(run, "A")
+    channel, _ = wiring.peers["global/0"]
+    assert isinstance(channel, Plain)
+    assert channel.edge.seed == run.run.seed
+    assert isinstance(wire(run, "global/0").listening.channel, Plain)
+    assert isinstance(wiring.listening.channel, Tcp)
+
+
+@pytest.mark.parametrize("key", ["wan.link={rate_mbps=10}", "wan.pace_mbps=10"])
+@pytest.mark.parametrize("node", ["A", "global/0"])
+def test_a_channel_that_imitates_nothing_has_no_link(
+    key: str, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Plain=Plain))
+    run = Run.parse(PLAIN, "plain.toml", ("wan.channel=mine:Plain", key))
+    with pytest.raises(ConfigError, match=r"wan\.channel: found 'mine:Plain'; allowed: `tcp`"):
+        wire(run, node)

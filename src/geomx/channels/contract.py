@@ -8,9 +8,15 @@ one. A connection never retries, never acknowledges and never looks into a messa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from geomx.channels.emulation.link import LinkSpec
 from geomx.wire.messages import Message
+
+if TYPE_CHECKING:
+    from geomx.channels.emulation.pacing import LinkPacer
+    from geomx.channels.tls import Contexts
 
 
 class ConnectionHandler(Protocol):
@@ -56,6 +62,27 @@ class Listener(Protocol):
         """Take no more connections; those that stand are not touched."""
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeSettings:
+    """What a description says of the edges that a channel is made for.
+
+    Attributes:
+        link: the emulated link that what is written shares; None: the network as it is.
+        chunk_bytes: the grain at which messages overtake each other; None: the channel's default.
+        congestion: TCP's congestion control, by the kernel's name; `system`: as the machine is set.
+        pace_mbps: 10^6 bits of payload a second at which dialled connections send at most; 0: as fast as it goes.
+        tls: both sides' contexts; None: plain.
+        seed: of whatever is drawn by chance.
+    """
+
+    link: LinkSpec | None = None
+    chunk_bytes: int | None = None
+    congestion: str = "system"
+    pace_mbps: float = 0.0
+    tls: Contexts | None = None
+    seed: int = 0
+
+
 class Channel(Protocol):
     """One way to cross an edge."""
 
@@ -66,3 +93,23 @@ class Channel(Protocol):
         self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
     ) -> Listener:
         """Accept connections at `host:port` (port 0: any free one)."""
+
+
+# What a registry's name or `module:Class` stands for; parameters of a spec are its keyword-only arguments.
+ChannelFactory = Callable[[EdgeSettings], Channel]
+
+
+@runtime_checkable
+class ShapingChannel(Channel, Protocol):
+    """A channel that imitates links, and paces what it sends. Only such a one can have `link` or `pace_mbps`."""
+
+    uplink: LinkPacer | None
+
+    def downlink(self, link: LinkSpec) -> LinkPacer:
+        """A shaped link for `shape`: that of one peer, however often it dials."""
+
+    def shape(self, connection: Connection, downlink: LinkPacer) -> None:
+        """Shape what is written on an accepted connection from now on."""
+
+    def pace(self, connection: Connection, mbps: float) -> None:
+        """Let the kernel send no faster than this from now on; 0: as fast as it goes."""

@@ -22,7 +22,7 @@ from typing import Any
 from geomx.channels import bbr
 from geomx.channels import congestion as congestion_control
 from geomx.channels.connection import TcpConnection, format_address
-from geomx.channels.contract import Connection, ConnectionHandler
+from geomx.channels.contract import Connection, ConnectionHandler, EdgeSettings
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.emulation.shaping import EmulatedLink
@@ -149,6 +149,18 @@ class Tcp:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._chunk_bytes)
         congestion_control.choose(sock, self._congestion)
+
+
+def of_edge(edge: EdgeSettings) -> Tcp:
+    """The channel `tcp` of a description. Raises `ConfigError`."""
+    return Tcp(
+        edge.link,
+        chunk_bytes=edge.chunk_bytes,
+        congestion=edge.congestion,
+        pace_mbps=edge.pace_mbps,
+        tls=edge.tls,
+        seed=edge.seed,
+    )
 
 
 async def _connected(host: str, port: int) -> socket.socket:

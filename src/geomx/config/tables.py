@@ -14,6 +14,7 @@ from geomx.channels.emulation.link import LinkSpec
 from geomx.config.value_types import (
     Address,
     AddressOrNone,
+    ChannelName,
     CodecName,
     CompensationName,
     File,
@@ -232,6 +233,10 @@ class EdgeTable(Table):
         "dense", description="What contributions travel as: a codec, and parameters as `ratio=0.01`."
     )
     codec_down: CodecName = Field("dense", description="What updates travel as.")
+    channel: ChannelName = Field(
+        "tcp",
+        description="How bytes cross: a channel, which may be your own (see [extending](extending.md)).",
+    )
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system",
         description="TCP's congestion control. `system`: as this machine is set. `bbr`: for links that lose packets, "

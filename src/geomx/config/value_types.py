@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
+from geomx.channels import channels
 from geomx.codecs import codecs
 from geomx.optim import compensations
 from geomx.sync import policies
@@ -67,6 +68,7 @@ CompensationName = Annotated[
         compensations.names, _SETTINGS, ", with parameters as `strength=0.04` behind it, or nothing", True
     ),
 ]
+ChannelName = Annotated[str, _choice(channels.names, _SETTINGS, ", with parameters as `key=value` behind it")]
 RuleName = Annotated[str, TextForm('your own as "module:Class", or nothing', f"({_CLASS})?")]
 CodecName = Annotated[str, _choice(codecs.names, _SETTINGS, ", with parameters as `ratio=0.01` behind it")]
 LanCodecName = Annotated[

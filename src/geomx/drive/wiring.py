@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
-from geomx.channels.contract import Connection
+from geomx.channels import channels
+from geomx.channels.contract import Channel, Connection, EdgeSettings, ShapingChannel
 from geomx.channels.emulation.pacing import LinkPacer
-from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
+from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES
 from geomx.channels.tls import Contexts, contexts
-from geomx.config import EdgeTable, LinkChange, LinkTable, Run
+from geomx.config import LinkChange, LinkTable, Run
 from geomx.drive.real import ListeningEdge, Wiring
+from geomx.errors import ConfigError, Fault
+
+Tier = Literal["wan", "lan"]
 
 
 def wire(run: Run, name: str) -> Wiring:
@@ -20,24 +25,27 @@ def wire(run: Run, name: str) -> Wiring:
     if name in run.servers:
         return _wire_local_server(run, name)
     party = name.rpartition("/")[0]
-    channel = _tcp(run, run.lan, run.lan.link, LAN_CHUNK_BYTES)
+    channel = _channel(run, "lan", run.lan.link, LAN_CHUNK_BYTES)
     return Wiring(peers={party: (channel, run.address_of(party))})
 
 
 def _wire_shard(run: Run, name: str) -> Wiring:
     """Each party has its own link down; the shards, which do not see each other's traffic, get equal shares of it."""
-    channel = _tcp(run, run.wan, None, WAN_CHUNK_BYTES)
+    channel, lead = _channel(run, "wan", None, WAN_CHUNK_BYTES), run.shard_names[0]
+    peers = {} if name == lead else {lead: (channel, run.address_of(lead))}
     links = {party: link for party in run.servers if (link := run.link_of(party)) is not None}
-    downlinks = {party: channel.downlink(link.spec.shared(run.run.shards)) for party, link in links.items()}
+    paces = {party: mbps for party in run.servers if (mbps := run.pace_mbps_of(party))}
+    if not (links or paces):
+        return Wiring(ListeningEdge(channel, run.listen_address_of(name)), peers)
+    shaping = _shaping(run, "wan", channel)
+    downlinks = {party: shaping.downlink(link.spec.shared(run.run.shards)) for party, link in links.items()}
 
     def shape(connection: Connection, peer: str) -> None:
-        if peer in run.servers:
-            channel.pace(connection, run.pace_mbps_of(peer))
+        if peer in paces:
+            shaping.pace(connection, paces[peer])
         if peer in downlinks:
-            channel.shape(connection, downlinks[peer])
+            shaping.shape(connection, downlinks[peer])
 
-    lead = run.shard_names[0]
-    peers = {} if name == lead else {lead: (channel, run.address_of(lead))}
     changes = [
         change
         for party, downlink in downlinks.items()
@@ -48,10 +56,11 @@ def _wire_shard(run: Run, name: str) -> Wiring:
 
 def _wire_local_server(run: Run, name: str) -> Wiring:
     """All connections to the shards leave through the party's one link."""
-    lan = _tcp(run, run.lan, run.lan.link, LAN_CHUNK_BYTES)
-    wan = _tcp(run, run.wan, run.link_of(name), WAN_CHUNK_BYTES, run.pace_mbps_of(name))
+    lan = _channel(run, "lan", run.lan.link, LAN_CHUNK_BYTES)
+    wan = _channel(run, "wan", run.link_of(name), WAN_CHUNK_BYTES, run.pace_mbps_of(name))
     peers = {shard: (wan, run.address_of(shard)) for shard in run.shard_names}
-    changes = [] if wan.uplink is None else _changes(run, name, wan.uplink, 1)
+    uplink = wan.uplink if isinstance(wan, ShapingChannel) else None
+    changes = [] if uplink is None else _changes(run, name, uplink, 1)
     return Wiring(ListeningEdge(lan, run.listen_address_of(name)), peers, changes)
 
 
@@ -64,15 +73,23 @@ def _changes(
     ]
 
 
-def _tcp(run: Run, edge: EdgeTable, link: LinkTable | None, chunk_bytes: int, pace_mbps: float = 0.0) -> Tcp:
-    return Tcp(
-        None if link is None else link.spec,
-        chunk_bytes=chunk_bytes,
-        congestion=edge.congestion,
-        pace_mbps=pace_mbps,
-        tls=_tls(run),
-        seed=run.run.seed,
-    )
+def _channel(
+    run: Run, tier: Tier, link: LinkTable | None, chunk_bytes: int, pace_mbps: float = 0.0
+) -> Channel:
+    """The channel of a tier's edges. Raises `ConfigError` where it cannot do what the description asks of it."""
+    edge = run.wan if tier == "wan" else run.lan
+    spec = None if link is None else link.spec
+    settings = EdgeSettings(spec, chunk_bytes, edge.congestion, pace_mbps, _tls(run), run.run.seed)
+    made: Channel = channels.make(edge.channel, settings)
+    return _shaping(run, tier, made) if spec is not None or pace_mbps else made
+
+
+def _shaping(run: Run, tier: Tier, channel: Channel) -> ShapingChannel:
+    if isinstance(channel, ShapingChannel):
+        return channel
+    name = (run.wan if tier == "wan" else run.lan).channel
+    hint = "it imitates no links and paces nothing: take `tcp`, or leave out link and pace_mbps"
+    raise ConfigError(f"run {run.run.name}", [Fault(f"{tier}.channel", repr(name), "`tcp`", hint)])
 
 
 def _tls(run: Run) -> Contexts | None:
