@@ -130,8 +130,8 @@ class Link:
 
     def _travel(self, packet: Packet, first: int, end: int, arrival: float) -> None:
         """Draw who survives of those that have left."""
-        survivors = 0
-        for begin, stop in self._line.losing.survivors(end - first):
+        survivors, losing = 0, self._line.losing
+        for begin, stop in losing.survivors(end - first) if losing else ((0, end - first),):
             self._travelling.append((arrival, packet, first + begin, first + stop))
             survivors += stop - begin
         self.counters.lost_segments += end - first - survivors

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from geomx.channels.emulation.link import Jitter, Line, LinkSpec, Loss, geometric
 
 
+def losing(chance, loss, enter, leave, burst_loss):
+    return Loss(chance, LinkSpec(loss=loss, burst_enter=enter, burst_leave=leave, burst_loss=burst_loss))
+
+
 def lost(model, counts):
     """The numbers of the lost segments, over packets of `counts` segments each."""
     numbers, base = [], 0
@@ -24,14 +28,14 @@ def lost(model, counts):
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 60), min_size=1, max_size=40))
 def test_losses_do_not_depend_on_how_segments_are_packed(seed, counts):
-    sync_group = lost(Loss(Random(seed), 0.1, 0.05, 0.3, 0.9), counts)
-    alone = lost(Loss(Random(seed), 0.1, 0.05, 0.3, 0.9), [1] * sum(counts))
+    sync_group = lost(losing(Random(seed), 0.1, 0.05, 0.3, 0.9), counts)
+    alone = lost(losing(Random(seed), 0.1, 0.05, 0.3, 0.9), [1] * sum(counts))
     assert sync_group == alone
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60))
 def test_runs_lie_apart_and_in_order(seed, count):
-    runs = Loss(Random(seed), 0.3, 0.1, 0.2, 1.0).survivors(count)
+    runs = losing(Random(seed), 0.3, 0.1, 0.2, 1.0).survivors(count)
     for (_, end), (first, _) in pairwise(runs):
         assert end < first
 
@@ -39,14 +43,14 @@ def test_runs_lie_apart_and_in_order(seed, count):
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.05, 0.5])
 def test_random_loss_loses_its_share(share):
     count = 400_000
-    found = len(lost(Loss(Random(1), share, 0.0, 1.0, 1.0), [40] * (count // 40))) / count
+    found = len(lost(losing(Random(1), share, 0.0, 1.0, 1.0), [40] * (count // 40))) / count
     assert abs(found - share) < 4 * sqrt(share * (1 - share) / count)
 
 
 def test_bursts_have_their_share_and_their_length():
     enter, leave = 0.002, 0.1
     count = 1_000_000
-    numbers = lost(Loss(Random(2), 0.0, enter, leave, 1.0), [50] * (count // 50))
+    numbers = lost(losing(Random(2), 0.0, enter, leave, 1.0), [50] * (count // 50))
     bursts = 1 + sum(b - a > 1 for a, b in pairwise(numbers))
     assert len(numbers) / count == pytest.approx(enter / (enter + leave), rel=0.1)
     assert len(numbers) / bursts == pytest.approx(1 / leave, rel=0.1)
@@ -54,13 +58,13 @@ def test_bursts_have_their_share_and_their_length():
 
 def test_the_good_state_loses_too():
     count = 1_000_000
-    found = len(lost(Loss(Random(3), 0.01, 0.01, 0.09, 0.5), [50] * (count // 50))) / count
+    found = len(lost(losing(Random(3), 0.01, 0.01, 0.09, 0.5), [50] * (count // 50))) / count
     assert found == pytest.approx(0.9 * 0.01 + 0.1 * 0.5, rel=0.05)
 
 
 @pytest.mark.parametrize(("enter", "leave"), [(0.0, 1.0), (0.5, 0.5), (1e-9, 1e-9)])
 def test_a_link_without_loss_loses_nothing_and_does_not_search_for_ever(enter, leave):
-    model = Loss(Random(4), 0.0, enter, leave, 0.0)
+    model = losing(Random(4), 0.0, enter, leave, 0.0)
     assert lost(model, [45] * 1000) == []
 
 

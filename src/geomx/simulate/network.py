@@ -7,7 +7,7 @@ A message that is lost does not come, and one may come twice or late: then sessi
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from random import Random
@@ -16,6 +16,9 @@ from typing import Protocol
 from geomx.channels.emulation.link import Line, LinkSpec
 
 LATE_S = 0.05  # at most, of a message that others overtake
+Waiting = tuple[
+    int, int, int, Callable[[], None], bool
+]  # priority, number, bytes that have not left; see `put`
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +30,21 @@ class Network(LinkSpec):
 
 
 class MessageLine(Line[Network]):
-    """A line for whole messages."""
+    """A line for whole messages: some are lost, others come twice, or late."""
 
-    def arrivals(self, left_at: float, surely: bool) -> Iterator[float]:
+    def arrivals(self, left_at: float, surely: bool) -> Iterable[float]:
         """When a message that has left comes; `surely`: once."""
-        at = self.arrival(left_at)
-        for _ in range(1 if surely else self._copies()):
-            late = self._happens(self.spec.reorder)
-            yield at + self._chance.uniform(0.0, LATE_S) if late else at
-
-    def _copies(self) -> int:
-        if not self.losing.survivors(1):
-            return 0
-        return 2 if self._happens(self.spec.duplicate) else 1
-
-    def _happens(self, probability: float) -> bool:
-        return probability > 0.0 and self._chance.random() < probability
+        at, spec, chance = self.arrival(left_at), self.spec, self._chance
+        if surely:
+            copies = 1
+        elif self.losing and not self.losing.survivors(1):
+            copies = 0
+        else:
+            copies = 2 if spec.duplicate and chance.random() < spec.duplicate else 1
+        if not spec.reorder:
+            return (at,) * copies
+        late = (chance.random() < spec.reorder for _ in range(copies))
+        return [at + chance.uniform(0.0, LATE_S) if is_late else at for is_late in late]
 
 
 class Clock(Protocol):
@@ -54,15 +56,6 @@ class Clock(Protocol):
         """Do something at a time of the clock."""
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """What of a message has not left yet, and what its arrival is."""
-
-    size_bytes: int
-    arrive: Callable[[], None]
-    surely: bool
-
-
 class SimulatedLink:
     """One direction between two nodes: between the chunks of a message, one that is more urgent overtakes."""
 
@@ -72,7 +65,8 @@ class SimulatedLink:
         self._line = MessageLine(network, chance)
         self._clock = clock
         self._chunk_bytes = chunk_bytes
-        self._queue: list[tuple[int, int, _Waiting]] = []
+        self._queue: list[Waiting] = []
+        self._sending: Waiting
         self._numbers = count()
         self._busy = False
 
@@ -94,28 +88,26 @@ class SimulatedLink:
         if not (network.rate_mbps or network.cut or self._busy):
             self._travel(arrive, surely)
             return
-        heapq.heappush(self._queue, (priority, next(self._numbers), _Waiting(size_bytes, arrive, surely)))
+        heapq.heappush(self._queue, (priority, next(self._numbers), size_bytes, arrive, surely))
         if not self._busy:
             self._transmit()
 
     def _transmit(self) -> None:
         """Send one chunk of the most urgent message."""
         self._busy = bool(self._queue) and not self._line.spec.cut
-        if not self._busy:
-            return
-        key = heapq.heappop(self._queue)
-        waiting = key[2]
-        chunk_bytes = min(waiting.size_bytes, self._chunk_bytes)
-        waiting.size_bytes -= chunk_bytes
+        if self._busy:
+            priority, number, size_bytes, arrive, surely = heapq.heappop(self._queue)
+            chunk_bytes = min(size_bytes, self._chunk_bytes)
+            self._sending = (priority, number, size_bytes - chunk_bytes, arrive, surely)
+            self._clock.at(self._line.send(chunk_bytes, self._clock.now), self._sent)
 
-        def sent() -> None:
-            if waiting.size_bytes:
-                heapq.heappush(self._queue, key)
-            else:
-                self._travel(waiting.arrive, waiting.surely)
-            self._transmit()
-
-        self._clock.at(self._line.send(chunk_bytes, self._clock.now), sent)
+    def _sent(self) -> None:
+        _, _, size_bytes, arrive, surely = self._sending
+        if size_bytes:
+            heapq.heappush(self._queue, self._sending)
+        else:
+            self._travel(arrive, surely)
+        self._transmit()
 
     def _travel(self, arrive: Callable[[], None], surely: bool) -> None:
         left_at = max(self._clock.now, self.silent_until)

@@ -85,9 +85,7 @@ class Simulator:
         self.notes: list[tuple[float, str, Note]] = []
         self._network = network or Network()
         self._memory_bytes_per_s = memory_bytes_per_s
-        self._chunk_bytes = (
-            chunk_bytes  # how finely messages overtake each other, and how many events they take
-        )
+        self._chunk_bytes = chunk_bytes  # how finely messages overtake each other, for more events
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)

@@ -100,7 +100,7 @@ class Line(Generic[Spec]):
         self._s_per_byte = spec.s_per_byte
         self.delay_s = spec.delay_ms / 1e3
         self._jitter = Jitter(self._chance, spec.jitter_ms / 1e3) if spec.jitter_ms else None
-        self.losing = Loss(self._chance, spec.loss, spec.burst_enter, spec.burst_leave, spec.burst_loss)
+        self.losing = Loss(self._chance, spec) if spec.mean_loss else None
 
     def clear(self) -> None:
         """Forget what is under way: it was lost with a cut."""
@@ -135,14 +135,13 @@ def geometric(chance: Random, probability: float) -> float:
 class Loss:
     """Which of the segments that pass one by one survive."""
 
-    def __init__(self, chance: Random, loss: float, enter: float, leave: float, burst_loss: float) -> None:
-        """`loss` and `burst_loss`: of a segment in the good and the bad state; `enter`, `leave`: the bad state."""
+    def __init__(self, chance: Random, spec: LinkSpec) -> None:
         self._chance = chance
-        self._loss = (loss, burst_loss)
-        self._turn = (enter, leave)
+        self._loss = (spec.loss, spec.burst_loss)  # of a segment in the good and the bad state
+        self._turn = (spec.burst_enter, spec.burst_leave)
         self._state = 0  # 1 is bad
-        self._stay = geometric(chance, enter)  # segments until the state turns
-        self._clear = geometric(chance, loss)  # segments until one is lost, if the state lasts so long
+        self._stay = geometric(chance, spec.burst_enter)  # segments until the state turns
+        self._clear = geometric(chance, spec.loss)  # segments until one is lost, if the state lasts so long
 
     def survivors(self, count: int) -> list[Run]:
         """The runs that are left of the next `count` segments."""

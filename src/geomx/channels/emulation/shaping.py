@@ -42,18 +42,15 @@ class StreamLine(Line[LinkSpec]):
 
     def transmit(self, size_bytes: int, ready_at: float, after: float = -math.inf) -> float:
         """Put a chunk on the link; when it is delivered. `after`: the delivery before it on the same stream."""
-        lost, rounds = self._losses(math.ceil(size_bytes / SEGMENT_BYTES))
+        lost = rounds = 0
+        sent = math.ceil(size_bytes / SEGMENT_BYTES)
+        while self.losing and sent and rounds < MOST_ROUNDS:
+            for first, end in self.losing.survivors(sent):
+                sent -= end - first  # what is left is sent again
+            lost += sent
+            rounds += sent > 0
         left_at = self.send((size_bytes + lost * SEGMENT_BYTES) * HEADERS, ready_at)
         return max(self.arrival(left_at) + rounds * 2 * self.delay_s, after)
-
-    def _losses(self, segments: int) -> tuple[int, int]:
-        """How many transmissions of these segments were lost, and the most of any one of them."""
-        total = rounds = 0
-        while segments and rounds < MOST_ROUNDS:
-            segments -= sum(end - first for first, end in self.losing.survivors(segments))
-            total += segments
-            rounds += segments > 0
-        return total, rounds
 
 
 class PacedStream(Hashable, Protocol):
@@ -117,7 +114,7 @@ class EmulatedLink:
 
     def run(self, now: float) -> float | None:
         """Send and deliver what is due; returns when to call again, None: after the next `want` or `change`."""
-        if self.spec.cut:
+        if self._line.spec.cut:
             return None
         while self._flying and self._flying[0][0] <= now:
             _, _, sender, chunk = heapq.heappop(self._flying)
