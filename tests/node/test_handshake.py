@@ -72,6 +72,13 @@ def test_who_does_not_belong_is_refused_with_a_code(message: Hello, code: str) -
     assert not server.stopped
 
 
+@pytest.mark.parametrize(("workers", "expected"), [(8, "A/7, not C/7"), (9, "A/7 and 1 more, not C/7")])
+def test_a_refusal_names_eight_of_those_who_belong(workers: int, expected: str) -> None:
+    server = Driven("A", plan_of([workers]))
+    server.greet(1, hello("C/7"))
+    assert server.refusal(1).reason.endswith(expected)
+
+
 def test_a_stranger_may_not_announce_a_payload() -> None:
     server = Driven("A")
     server(Opened(1))
