@@ -282,6 +282,16 @@ def test_a_damaged_payload_is_refused_or_gives_finite_numbers(spec: str, data: A
     assert torch.isfinite(decoded).all()
 
 
+@pytest.mark.parametrize("spec", ["int8", "int4"])
+def test_a_code_that_no_encoder_writes_is_refused(spec: str) -> None:
+    """Codes lie in ±127 and ±7, of which each is written as a number without a sign: one is left over."""
+    codec, slice_ = made(spec), slice_of(64)
+    payload = codec.encode(slice_, 0, drawn(64))
+    payload[-1] = 0xFF
+    with pytest.raises(ProtocolError, match="a code lies outside its range"):
+        codec.decode(slice_, payload)
+
+
 @examples(60)
 @given(st.binary(max_size=300))
 @pytest.mark.parametrize("spec", SPECS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from driven import push
-
 from geomx.node.turn_log import TurnLog
 from geomx.protocol.messages import Update
 
