@@ -125,18 +125,14 @@ def test_a_library_of_another_system_is_not_used(tmp_path, monkeypatch) -> None:
 def test_a_library_of_another_source_is_not_used(tmp_path, monkeypatch) -> None:
     """It would be called with other arguments than it expects."""
     path = tmp_path / "kernels.so"
-    path.write_bytes(library.LIBRARY.read_bytes())
-    monkeypatch.setattr(library, "LIBRARY", path)
-    assert library.load() is not None  # an installed package may come without the source
-    sources = path.with_suffix("")
-    sources.mkdir()
-    (sources / "values.c").write_bytes(b"/* later */")
-    with pytest.warns(UserWarning, match="install geomx again"):
-        assert library.load() is None
-
-
-def test_they_can_be_switched_off() -> None:
-    with native.switched_off():  # which switches them on again behind the block
-        native.switch_off()
-        assert not native.available()
-        assert native.peak(torch.ones(3)) is None
+    path.write_bytes(native.LIBRARY.read_bytes())
+    monkeypatch.setattr(native, "LIBRARY", path)
+    assert native._load() is not None  # an installed package may come without the source
+    source, own = path.with_suffix(".c"), native._load().source()
+    others = [b"/* %d */" % number for number in range(100)]
+    for other in (min(others, key=native.digest_of), max(others, key=native.digest_of)):
+        source.write_bytes(other)
+        with pytest.warns(UserWarning, match="install geomx again"):
+            assert native._load() is None
+    assert native.digest_of(min(others, key=native.digest_of)) < own
+    assert native.digest_of(max(others, key=native.digest_of)) > own
