@@ -128,6 +128,14 @@ def test_a_misleading_sample_does_no_harm() -> None:
         assert 2000 <= sent <= 4500
 
 
+def test_where_the_sample_holds_what_is_large_alone_no_fewer_are_sent() -> None:
+    codec, piece, values = BiSparse(Stream(), ratio=0.01), piece_of(300_000), 1e-3 * drawn(300_000)
+    sample = codec._sample_for(piece, 0, 3000)
+    assert sample is not None
+    values[sample.start :: sample.stride][:40] = 5.0
+    assert int((codec.decode(piece, codec.encode(piece, 0, values)) != 0).sum()) == 3000
+
+
 def test_bi_sparse_follows_the_paper() -> None:
     """u ← m·u + x, v ← v + u, the largest of v are sent, u and v are zeroed there."""
     codec, slice_ = BiSparse(RngKey(), ratio=0.1, momentum=0.9, values="float32"), slice_of(1000)
