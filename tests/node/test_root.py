@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from driven import (
     LAYOUT,
     Driven,
@@ -109,6 +110,15 @@ def test_nobody_contributing_changes_nothing_and_is_answered():
     step(server, turn=2, weight=0.0)
     (update,) = answers(server, 2)
     assert (update.weight, update.size) == (0.0, 0)
+
+
+def test_an_assign_to_which_nobody_gives_a_value_changes_nothing_and_is_answered():
+    server = global_server()
+    before = server.node.upside._weights[0].clone()
+    step(server, kind="assign", operation="load()", hyper=b"", present=b"\x00", size=0)
+    (update,) = answers(server)
+    assert (update.kind, update.size) == ("assign", 0)
+    assert torch.equal(server.node.upside._weights[0], before)
 
 
 def test_hyper_parameters_go_up_once_and_again_when_they_were_long_ago(monkeypatch):
