@@ -21,6 +21,7 @@ from geomx.errors import (
 from geomx.wire.messages import (
     Fetch,
     Hyper,
+    Leave,
     Update,
 )
 
@@ -119,6 +120,12 @@ def test_an_assign_to_which_nobody_gives_a_value_changes_nothing_and_is_answered
     (update,) = answers(server)
     assert (update.kind, update.size) == ("assign", 0)
     assert torch.equal(server.node.upside._weights[0], before)
+
+
+def test_who_leaves_without_a_turn_is_noted():
+    server = local_server()
+    server.say(1, Leave({}, ("A/0",)))
+    assert server.noted("left") == [{"peer": "A/0", "turn": -1}]
 
 
 def test_hyper_parameters_go_up_once_and_again_when_they_were_long_ago(monkeypatch):
