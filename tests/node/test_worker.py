@@ -1,0 +1,48 @@
+"""A worker by itself: what it keeps."""
+
+from __future__ import annotations
+
+import torch
+from driven import LAYOUT, SETTINGS, Driven
+from trees import SGD, plan_of
+
+from geomx.node.build import Edge
+from geomx.node.contract import Called, Write
+from geomx.node.local import Contribution
+from geomx.protocol.messages import Attached, Push, Update
+
+DENSE = LAYOUT.slices[2]
+
+
+def contribute(node: Driven, turn: int, value: float) -> torch.Tensor:
+    """A gradient of slice 2, the same everywhere; returns the payload that leaves."""
+    values = torch.full((DENSE.elements,), value)
+    call = Contribution(turn, DENSE.index, "gradient", "step()", 1.0, values, None, dict(SGD))
+    (sent,) = [
+        e for e in node(Called("contribute", (call,))) if isinstance(e, Write) and e.payload is not None
+    ]
+    assert isinstance(sent.message, Push)
+    return sent.payload
+
+
+def update(node: Driven, turn: int) -> None:
+    values = torch.zeros(DENSE.elements)
+    node.say(
+        1,
+        Update(turn, DENSE.index, "gradient", 1.0, None, False, size=values.nbytes),
+        values.view(torch.uint8),
+    )
+
+
+def test_what_a_codec_holds_back_outlasts_an_update() -> None:
+    """Half of the elements leave in one step, the others in the next."""
+    node = Driven("A/0", plan_of([1], lan=Edge("topk ratio=0.5", "dense")))
+    node.reach(1, "A")
+    node(Called("attach", (LAYOUT, SETTINGS)))
+    node.say(1, Attached())
+    codec = node.node._uplink._up
+    first = codec.decode(DENSE, contribute(node, 1, 1.0))
+    update(node, 1)
+    second = codec.decode(DENSE, contribute(node, 2, 0.0))
+    assert torch.equal(first + second, torch.ones(DENSE.elements))
+    assert first.count_nonzero() == DENSE.elements // 2
