@@ -1,9 +1,9 @@
-"""A worker by itself: what it keeps."""
+"""A worker by itself: what it keeps, and what it tells of its slices."""
 
 from __future__ import annotations
 
 import torch
-from driven import LAYOUT, SETTINGS, Driven
+from driven import LAYOUT, SETTINGS, Driven, worker
 from trees import SGD, plan_of
 
 from geomx.node.build import Edge
@@ -46,3 +46,14 @@ def test_what_a_codec_holds_back_outlasts_an_update() -> None:
     second = codec.decode(DENSE, contribute(node, 2, 0.0))
     assert torch.equal(first + second, torch.ones(DENSE.elements))
     assert first.count_nonzero() == DENSE.elements // 2
+
+
+def test_the_trace_has_a_span_from_the_push_of_a_slice_to_its_update() -> None:
+    node = worker()
+    node.now = 2.0
+    contribute(node, 1, 1.0)
+    node.now = 5.0
+    update(node, 0)  # of what another incarnation has pushed
+    assert node.noted("span") == []
+    update(node, 1)
+    assert node.noted("span") == [{"track": "slice 2", "label": "gradient 1", "start": 2.0, "stop": 5.0}]
