@@ -1,4 +1,4 @@
-"""A worker by itself: what it keeps, and what it tells of its slices."""
+"""A worker by itself: what it keeps, what it tells of its slices, and how it looks for its local server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from driven import LAYOUT, SETTINGS, Driven, worker
 from trees import SGD, plan_of
 
 from geomx.node.build import Edge
-from geomx.node.contract import Called, Write
+from geomx.node.contract import Called, Closed, Timer, Write
 from geomx.node.local import Contribution
 from geomx.protocol.messages import Attached, Push, Update
 
@@ -57,3 +57,15 @@ def test_the_trace_has_a_span_from_the_push_of_a_slice_to_its_update() -> None:
     assert node.noted("span") == []
     update(node, 1)
     assert node.noted("span") == [{"track": "slice 2", "label": "gradient 1", "start": 2.0, "stop": 5.0}]
+
+
+def test_who_cannot_be_reached_is_dialled_again_after_pauses_that_grow_up_to_a_second() -> None:
+    node = Driven("A/0")
+
+    def pauses(times: int) -> list[float]:
+        effects = [effect for _ in range(times) for effect in node(Closed(1, "A", "refused"))]
+        return [effect.delay_s for effect in effects if isinstance(effect, Timer) and effect.key == "dial A"]
+
+    assert pauses(7) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    node.reach(1, "A")
+    assert pauses(2) == [0.05, 0.1]
