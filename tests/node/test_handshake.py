@@ -74,7 +74,7 @@ def test_who_does_not_belong_is_refused_with_a_code(message: Hello, code: str) -
 
 @pytest.mark.parametrize(("workers", "expected"), [(8, "A/7, not C/7"), (9, "A/7 and 1 more, not C/7")])
 def test_a_refusal_names_eight_of_those_who_belong(workers: int, expected: str) -> None:
-    server = Driven("A", plan_of([workers]))
+    server = Driven("A", topology_of([workers]))
     server.greet(1, hello("C/7"))
     assert server.refusal(1).reason.endswith(expected)
 
