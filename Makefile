@@ -1,5 +1,7 @@
 # make demo          train one model over two data centers, emulated on this machine
 # make test          run the tests
+# make examples      run the long ones: all cells of grids of which the tests run the pairs, a small cell of the benchmark
+# make faults        run faults in more places, policies and seeds, in real processes as well
 # make explore       try many new examples of each property that the tests state
 # make bench-quick   geomx beside PyTorch DDP, MXNet and the floor, over one emulated network; ten minutes, needs root
 # make bench         every system, network and workload; hours. Stopped, it goes on from there when it is run again
@@ -11,14 +13,17 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test explore mutants lint docs bench-quick bench clean
+.PHONY: demo test examples faults explore lint docs bench-quick bench clean
 
 demo: $(VENV)/.has-examples
 	@mkdir -p out/demo
 	@$(BIN)/geomx run examples/demo.toml --report out/demo/report.json --trace out/demo/trace.json
 
 test: $(VENV)/.has-dev
-	@$(BIN)/python -m pytest -n $(JOBS)
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not examples and not faults"
+
+examples faults: $(VENV)/.has-dev
+	@$(BIN)/python -m pytest -n $(JOBS) -m $@
 
 explore: $(VENV)/.has-dev
 	@$(BIN)/python -m pytest -n $(JOBS) -m hypothesis --hypothesis-profile=explore

@@ -1,9 +1,13 @@
-"""How many examples of a property are tried: a few that are always the same, or many new ones (`make explore`)."""
+"""How much is tried: of a property, a few examples that are always the same or many new ones; of a grid, its pairs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -24,9 +28,27 @@ def register() -> None:
         derandomize=False,
         database=DirectoryBasedExampleDatabase(DATABASE),
         print_blob=True,
-        max_examples=30 * USUAL,
+        max_examples=10 * USUAL,
     )
     settings.load_profile("geomx")
+
+
+def pairwise(*axes: Iterable[Any]) -> list[Any]:
+    """The cells of a grid, for `parametrize`; those that add no new pair of values are left to `make examples`."""
+    cells = list(product(*(list(enumerate(axis)) for axis in axes)))
+    pairs_of = [
+        set(combinations([(axis, place) for axis, (place, _) in enumerate(cell)], 2)) for cell in cells
+    ]
+    missing, chosen = set().union(*pairs_of), set[int]()
+    while missing:
+        best = max(range(len(cells)), key=lambda number: len(pairs_of[number] & missing))
+        chosen.add(best)
+        missing -= pairs_of[best]
+    rest = pytest.mark.examples
+    return [
+        pytest.param(*(value for _, value in cell), marks=() if number in chosen else rest)
+        for number, cell in enumerate(cells)
+    ]
 
 
 def examples(usual: int) -> settings:

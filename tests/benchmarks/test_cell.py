@@ -19,6 +19,7 @@ PARAMETERS = 20_000
 
 @pytest.mark.lab
 @pytest.mark.processes
+@pytest.mark.examples
 @pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))
 def test_a_cell_of_geomx_beside_raw_sockets_leaves_its_figures(tmp_path):
     path = tmp_path / "cell.jsonl"

@@ -145,13 +145,14 @@ def test_a_run_of_two_parties_leaves_a_report_and_a_trace(script: Path, tmp_path
 
 @pytest.mark.processes
 def test_a_script_that_raises_ends_the_run_and_is_named(script: Path, tmp_path: Path) -> None:
-    words = ("-m", "geomx", "run", str(tmp_path / "two.toml"), 'run.arguments=["B/0"]', *PATIENT)
+    (tmp_path / "one.toml").write_text(TOML.partition('[[party]]\nname = "B"')[0])
+    words = ("-m", "geomx", "run", str(tmp_path / "one.toml"), 'run.arguments=["A/0"]', *PATIENT)
     done = python(*words, TMPDIR=str(tmp_path))
     assert done.returncode == 1
-    assert "B/0      │ ValueError: B/0 has had enough" in done.stderr
+    assert "A/0      │ ValueError: A/0 has had enough" in done.stderr
     verdict = done.stderr[done.stderr.rindex("\ngeomx: ") + 1 :]
-    assert verdict.startswith("geomx: the run failed at B/0: ")
-    assert "ValueError: B/0 has had enough" in verdict
+    assert verdict.startswith("geomx: the run failed at A/0: ")
+    assert "ValueError: A/0 has had enough" in verdict
     assert not list(tmp_path.glob("geomx-*"))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from driven import LAYOUT, SETTINGS, Driven, worker
-from trees import SGD, plan_of
-
 from geomx.node.build import Edge
-from geomx.node.contract import Called, Closed, Timer, Write
 from geomx.node.local import Contribution
 from geomx.protocol.messages import Attached, Push, Update
+from trees import SGD, plan_of
+
+from geomx.node.contract import Called, Closed, Timer, Write
 
 DENSE = LAYOUT.slices[2]
 

@@ -93,11 +93,21 @@ def cell(algorithm: str, codec: str, shards: int) -> dict[str, Any]:
 
 
 @pytest.mark.no_cover
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_goes_with_a_codec_and_a_number_of_shards(algorithm: str) -> None:
+    """The diagonal; what each part does is tested by itself."""
+    place = list(ALGORITHMS).index(algorithm)
+    codec, shards = list(CODECS)[place % len(CODECS)], SHARDS[place % len(SHARDS)]
+    assert cell(algorithm, codec, shards)["result"] == "trains"
+
+
+@pytest.mark.examples
+@pytest.mark.no_cover
 def test_every_algorithm_goes_with_every_codec_and_number_of_shards() -> None:
     cells = [
         cell(algorithm, codec, shards) for algorithm in ALGORITHMS for codec in CODECS for shards in SHARDS
     ]
-    assert all(each["result"] == "trains" or each["reason"] for each in cells)
+    assert [each for each in cells if each["result"] != "trains"] == []  # those that are refused: none
     path = ROOT / "out" / "matrix.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"cells": cells}, indent=1) + "\n")

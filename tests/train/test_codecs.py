@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from exploring import pairwise
 from live_runs import batch, place_of, samples_of, small_model, train, weights
 
 from geomx.errors import NotFinite, RunFailed, Unsupported
@@ -48,9 +49,7 @@ def check(results: dict[str, Any]) -> None:
     assert after < 0.7 * before
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("place", ["server", "workers"])
-@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize(("codec", "place", "shards"), pairwise(LOSSY, ["server", "workers"], [1, 3]))
 def test_replicas_stay_equal_and_learn(codec: str, place: str, shards: int) -> None:
     settings = Settings(slice_elements=512, size_lower_bound=100, place=place)  # type: ignore[arg-type]
     results, _ = train([2, 1], script(place), settings, shards, wan=Edge(codec, codec))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from exploring import pairwise
 from live_runs import assert_close, joined, parts_of, place_of, small_model, train, weights
 from torch import nn
 
@@ -54,10 +55,9 @@ def script(name: str, dtype: torch.dtype) -> Callable[[LiveRun], dict[str, torch
     return main
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("parties", [1, 2, 3])
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "workers", "parties", "shards"), pairwise(OPTIMIZERS, [1, 2, 4], [1, 2, 3], [1, 2])
+)
 def test_equals_one_process_on_the_concatenated_batches(
     name: str, workers: int, parties: int, shards: int
 ) -> None:

@@ -293,6 +293,10 @@ def test_parameters_of_another_class_are_waited_for() -> None:
     assert_equal(overlapped["B/0"], waited["B/0"])
 
 
+# torch deprecates tracing; users have traced modules all the same.
+@pytest.mark.filterwarnings(
+    r"ignore:`torch.jit.trace(_method)?` is deprecated:DeprecationWarning:torch.jit._trace"
+)
 def test_a_scripted_module_is_waited_for() -> None:
     def main(run: LiveRun) -> tuple[list[str], torch.Tensor]:
         model = small_model()

@@ -53,7 +53,9 @@ def counted(simulator: Simulator, shards: int) -> list[int]:
     raise AssertionError("no shard has a ledger")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 20))]
+)
 @pytest.mark.parametrize("spec", ALGORITHMS)
 def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: int) -> None:
     """The ledger has every contribution once; where timing decides nothing, the weights have the undisturbed bits."""
@@ -86,10 +88,17 @@ def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: i
         assert_equal(results["B/0"], calm["B/0"])
 
 
+VICTIMS = (("A/1", Edge("bisparse ratio=0.2", "int8")), ("B/0", Edge("dense", "dense")))
+
+
 @pytest.mark.parametrize(
-    ("victim", "wan"), [("A/1", Edge("bisparse ratio=0.2", "int8")), ("B/0", Edge("dense", "dense"))]
+    ("spec", "victim", "wan"),
+    [  # each algorithm with one of them, the other one left to `make faults`
+        pytest.param(spec, *victim, marks=() if (place + other) % 2 == 0 else pytest.mark.faults)
+        for place, spec in enumerate(ALGORITHMS)
+        for other, victim in enumerate(VICTIMS)
+    ],
 )
-@pytest.mark.parametrize("spec", ALGORITHMS)
 def test_a_worker_that_is_killed_and_started_again_catches_up(spec: str, victim: str, wan: Edge) -> None:
     """Whenever it dies: in between two steps, or with half of its slices pushed. No step of the others is lost."""
     usual = script(sgd, 30, uneven)
