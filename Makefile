@@ -3,6 +3,7 @@
 # make examples      run the long ones: all cells of grids of which the tests run the pairs, a small cell of the benchmark
 # make faults        run faults in more places, policies and seeds, in real processes as well
 # make explore       try many new examples of each property that the tests state
+# make mutants       make small changes to the code, one at a time, and tell which of them the tests do not notice
 # make bench-quick   geomx beside PyTorch DDP, MXNet and the floor, over one emulated network; ten minutes, needs root
 # make bench         every system, network and workload; hours. Stopped, it goes on from there when it is run again
 #
@@ -13,7 +14,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test examples faults explore lint docs bench-quick bench clean
+.PHONY: demo test examples faults explore mutants lint docs bench-quick bench clean
 
 demo: $(VENV)/.has-examples
 	@mkdir -p out/demo

@@ -129,11 +129,11 @@ def test_a_misleading_sample_does_no_harm() -> None:
 
 
 def test_where_the_sample_holds_what_is_large_alone_no_fewer_are_sent() -> None:
-    codec, piece, values = BiSparse(Stream(), ratio=0.01), piece_of(300_000), 1e-3 * drawn(300_000)
-    sample = codec._sample_for(piece, 0, 3000)
+    codec, slice_, values = BiSparse(RngKey(), ratio=0.01), slice_of(300_000), 1e-3 * drawn(300_000)
+    sample = codec._sample_for(slice_, 0, 3000)
     assert sample is not None
     values[sample.start :: sample.stride][:40] = 5.0
-    assert int((codec.decode(piece, codec.encode(piece, 0, values)) != 0).sum()) == 3000
+    assert int((codec.decode(slice_, codec.encode(slice_, 0, values)) != 0).sum()) == 3000
 
 
 def test_bi_sparse_follows_the_paper() -> None:
