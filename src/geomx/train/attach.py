@@ -48,6 +48,22 @@ class AttachedModel:
     ledger: Ledger
     broadcast: Broadcast
     pending: PendingWeights
+    guard: Guard
+
+    def receive(self, arrived: Arrived) -> None:
+        """Give an arrival to whoever made the call that it answers; on the training thread."""
+        update, values = arrived.update, arrived.values
+        slice_ = self.model_slices.layout.slices[update.slice]
+        if slice_.role == "ledger":
+            self.ledger.arrived(values)
+        elif self.steps.answers(slice_, update):
+            self.steps.arrived(slice_, arrived)
+        else:
+            self.broadcast.arrived(slice_, values)
+            if update.kind == "assign" and slice_.role == "weight" and values is not None:
+                self.steps.reassigned(slice_, values)
+        self.pending.arrived(slice_.index)
+        self.guard.written(slice_)
 
     def unhook(self) -> None:
         """Leave the model as it came, but for its weights."""
@@ -82,48 +98,30 @@ def attach(
         lambda: optimizer.param_groups,
         on_server and settings.policy.plans is GradientStep,
     )
+    parts = (context, model_slices, intra_party, ledger, guard)
     steps: Steps
     if local:
         alike = len(context.party_members) == 1 or isinstance(intra_party, DdpAveraged)
-        steps = LocalSteps(context, model_slices, intra_party, ledger, guard, optimizer, alike)
+        steps = LocalSteps(*parts, optimizer, alike)
+    elif rule is None:
+        steps = GradientSteps(*parts, OnWorkers(model_slices, optimizer, clip_norm), pending)
     elif settings.policy.plans is AccumulateStep:
-        assert rule is not None  # it was checked
-        placement = OnServer(model_slices, optimizer, rule)
-        steps = AccumulateSteps(context, model_slices, intra_party, ledger, guard, placement)
+        steps = AccumulateSteps(*parts, OnServer(model_slices, optimizer, rule))
     else:
-        runs = (
-            OnServer(model_slices, optimizer, rule) if rule else OnWorkers(model_slices, optimizer, clip_norm)
-        )
-        steps = GradientSteps(context, model_slices, intra_party, ledger, guard, runs, pending)
-
-    def receive(arrived: Arrived) -> None:
-        """Give an arrival to whoever made the call that it answers."""
-        update, values = arrived.update, arrived.values
-        slice_ = model_slices.layout.slices[update.slice]
-        if slice_.role == "ledger":
-            ledger.arrived(values)
-        elif steps.answers(slice_, update):
-            steps.arrived(slice_, arrived)
-        else:
-            broadcast.arrived(slice_, values)
-            if update.kind == "assign" and slice_.role == "weight" and values is not None:
-                steps.reassigned(slice_, values)
-        pending.arrived(slice_.index)
-        guard.written(slice_)
-
-    client.receive = receive
+        steps = GradientSteps(*parts, OnServer(model_slices, optimizer, rule), pending)
     wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     states = wrapped.take_state() if on_server and optimizer.state else None
-    if client.attach(
-        model_slices.layout, _manifest(optimizer, rule, kind, settings, clip_norm), steps.cohort
-    ):
+    attached = AttachedModel(
+        model, client, wrapped, kind, model_slices, intra_party, steps, ledger, broadcast, pending, guard
+    )
+    client.receive = attached.receive
+    manifest = _manifest(optimizer, rule, kind, settings, clip_norm)
+    if client.attach(model_slices.layout, manifest, steps.cohort):
         broadcast.assign("attach()", model_slices.layout.slices, states)
     steps.hook()
     pending.hook()
-    return AttachedModel(
-        model, client, wrapped, kind, model_slices, intra_party, steps, ledger, broadcast, pending
-    )
+    return attached
 
 
 def _intra_party(
