@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from geomx.config.overrides import literal
+from geomx.errors import ConfigError
 from lab import namespaces, system
 from lab.check import check
-from lab.conditions import Conditions
 from lab.control import Control
 from lab.describe import CONGESTION, Network, describe, load
 from lab.errors import LabError, RouterError, Unavailable
 from lab.lab import Lab
+from lab.link import Conditions
 
 SKIPPED = 77  # exit status where this machine or user cannot have a lab, as test runners know it
 _DOWN_AFTER_S = 20.0
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         system.require()
         return int(chosen.run(chosen) or 0)
-    except LabError as error:
+    except (LabError, ConfigError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return SKIPPED if isinstance(error, Unavailable) else 2
 
@@ -98,12 +100,7 @@ def _keep(chosen: argparse.Namespace) -> None:
     with Lab(load(chosen.file, chosen.congestion), {"kept": True}) as lab:
         lab.begin()
         print(lab.owner, flush=True)
-        ends = {
-            signal.SIGTERM,
-            signal.SIGINT,
-            signal.SIGHUP,
-            signal.SIGCHLD,
-        }  # the last: the router has ended
+        ends = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}  # the last: the router's end
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
         signal.sigwait(ends)
 
@@ -204,20 +201,15 @@ def _begin(chosen: argparse.Namespace) -> None:
 
 def _set(chosen: argparse.Namespace) -> None:
     changes = dict(_change(text) for text in chosen.changes)
-    pair = {"from": chosen.source, "to": chosen.target}
-    _ask(_choose(chosen.lab), "set", **pair, both=chosen.both, changes=changes)
+    pair = {"from": chosen.source, "to": chosen.target, "both": chosen.both}
+    _ask(_choose(chosen.lab), "set", link={**changes, **pair})
 
 
 def _change(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise LabError(f"{text!r} is not KEY=VALUE, such as rate_mbps=5")
-    if value in ("true", "false"):
-        return key, value == "true"
-    try:
-        return key, float(value)
-    except ValueError:
-        return key, value  # the router names what is allowed
+    return key, literal(value)  # the router names what is allowed
 
 
 def _shell(chosen: argparse.Namespace) -> None:

@@ -1,50 +1,105 @@
-"""A network's description: TOML in, frozen dataclasses out, every fault named at once.
+"""A network's description: TOML in, frozen values out, every fault named at once with its key and line.
 
 `[default]` holds the conditions of every directed pair of sites, each `[[link]]` changes some of them for the
 pairs that it names (`"*"` names every site), and each `[[event]]` does so for a while. Where several speak of
-one pair, the later one in the file wins.
+one pair, the later one in the file wins. The tables are checked as those of a run are, by `geomx.config.checking`.
 """
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from lab.conditions import KEYS, RANGES, Conditions, faults_of, jitter_fault
-from lab.errors import DescriptionError, Fault
+from pydantic import Field
+
+from geomx.config.checking import Rule, Values, change_something, checked, unique_names
+from geomx.config.document import Document, read_text, read_toml
+from geomx.config.fields import keys, words
+from geomx.config.problems import KeyPath, Problem, nearest, shown
+from geomx.config.tables import Table
+from geomx.config.value_types import TextForm
+from lab.errors import LabError
+from lab.link import Conditions
 
 Pair = tuple[str, str]  # from one site to another
+Congestion = Literal["bbr", "cubic"]
 
-CONGESTION = ("bbr", "cubic")
+CONGESTION: tuple[str, ...] = get_args(Congestion)
 EVERY_SITE = "*"
 MAX_SITES = 32  # what is told of all their links, two for each pair, is one message
 MAX_HOSTS = 200
-_TOP = ("site", "default", "link", "event", "congestion", "seed")
-_REQUIRED = ("rate_mbps", "delay_ms")
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,14}")
+SiteName = Annotated[
+    str, TextForm("a letter, then up to 14 letters, digits, `-` and `_`", r"[A-Za-z][A-Za-z0-9_-]{0,14}")
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+# -- tables ---------------------------------------------------------------------------------------
+
+
+class Site(Table):
     """One data center: `hosts` addresses in one namespace, or with `lan_mbps` a namespace for each host."""
 
-    name: str
-    hosts: int = 1
-    lan_mbps: float | None = None
+    name: SiteName
+    hosts: int = Field(1, ge=1, le=MAX_HOSTS)
+    lan_mbps: float | None = Field(None, ge=0.01, le=100_000)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """From `at_s` on, for `for_s` seconds or for good, `changes` hold on `pairs`."""
+class ConditionsTable(Table):
+    """Conditions of a link: those that are given."""
 
-    at_s: float
-    pairs: tuple[Pair, ...]
-    changes: Mapping[str, Any]
-    for_s: float | None = None
+    rate_mbps: float | None = Field(None, ge=0.01, le=100_000)
+    delay_ms: float | None = Field(None, ge=0, le=60_000)
+    jitter_ms: float | None = Field(None, ge=0, le=60_000)
+    loss: float | None = Field(None, ge=0, le=0.9)
+    burst_enter: float | None = Field(None, ge=0, le=0.5)
+    burst_leave: float | None = Field(None, ge=0.0001, le=1)
+    burst_loss: float | None = Field(None, ge=0, le=1)
+    cut: bool | None = None
+    queue_ms: float | None = Field(None, ge=0, le=60_000)
+
+    @property
+    def changes(self) -> dict[str, float | bool]:
+        """The conditions that are given."""
+        return self.model_dump(include=set(KEYS), exclude_none=True)
+
+
+KEYS = tuple(ConditionsTable.model_fields)
+
+
+class PairTable(ConditionsTable):
+    """Conditions of the pairs from one site, or all, to another, or all."""
+
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    both: bool = False
+
+    def pairs(self, names: Sequence[str]) -> tuple[Pair, ...]:
+        """Of these sites."""
+        return pairs_of(names, self.source, self.target, self.both)
+
+
+class EventTable(PairTable):
+    """The same from `at_s` on, for `for_s` seconds or for good."""
+
+    at_s: float = Field(ge=0)
+    for_s: float | None = Field(None, gt=0)
+
+
+class NetworkTable(Table):
+    """The whole description."""
+
+    sites: tuple[Site, ...] = Field(alias="site", strict=False, min_length=2, max_length=MAX_SITES)
+    default: ConditionsTable = Field(default_factory=ConditionsTable)
+    links: tuple[PairTable, ...] = Field((), alias="link", strict=False)
+    events: tuple[EventTable, ...] = Field((), alias="event", strict=False)
+    congestion: Congestion = "bbr"
+    seed: int = 0
+
+
+# -- what they become -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +109,7 @@ class Network:
     source: str
     sites: tuple[Site, ...]
     links: Mapping[Pair, Conditions]
-    events: tuple[Event, ...]
+    events: tuple[EventTable, ...]
     congestion: str
     seed: int
     table: Mapping[str, Any] = field(repr=False, compare=False)
@@ -65,47 +120,53 @@ class Network:
             if site.name == name:
                 return site
         names = ", ".join(site.name for site in self.sites)
-        raise DescriptionError(self.source, [Fault("site", repr(name), names)])
+        raise LabError(f"{self.source} has no site {name}; it has {names}")
 
 
 def load(path: str | Path, congestion: str | None = None) -> Network:
-    """Read a TOML file. `congestion` overrides the file's. DescriptionError names every fault."""
-    path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise DescriptionError(
-            str(path), [Fault("file", error.strerror or str(error), "a readable file")]
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DescriptionError(str(path), [Fault("file", str(error), "TOML")]) from None
+    """Read a TOML file. `congestion` overrides the file's. Raises `ConfigError` with every fault."""
+    document = read_toml(read_text(Path(path)), str(path))
     if congestion is not None:
-        table["congestion"] = congestion
-    return describe(table, str(path))
+        document.data["congestion"] = congestion
+        document.places[("congestion",)] = "instead of the file's"
+    return _network(document, str(path))
 
 
 def describe(table: Mapping[str, Any], source: str = "description") -> Network:
-    """A network from a parsed table. DescriptionError names every fault."""
-    reader = _Reader()
-    reader.known(table, _TOP, "")
-    sites = reader.sites(table.get("site"))
-    names = tuple(site.name for site in sites)
-    links = reader.links(table.get("default"), reader.tables(table, "link"), names)
-    events = reader.events(reader.tables(table, "event"), names)
-    congestion = table.get("congestion", CONGESTION[0])
-    if congestion not in CONGESTION:
-        reader.fault("congestion", repr(congestion), ", ".join(CONGESTION))
-    seed = table.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        reader.fault("seed", repr(seed), "an integer")
-    if not reader.faults:
-        reader.wandering(links, events)
-    if reader.faults:
-        raise DescriptionError(source, reader.faults)
-    return Network(source, sites, links, events, congestion, seed, dict(table))
+    """A network from a parsed table. Raises `ConfigError` with every fault."""
+    return _network(Document(dict(table)), source)
 
 
-def pairs_of(names: Sequence[str], source: str, target: str, both: bool) -> tuple[Pair, ...]:
+def _network(document: Document, source: str) -> Network:
+    described = checked(NetworkTable, document, source, RULES)
+    names = [site.name for site in described.sites]
+    settings = {pair: dict(described.default.changes) for pair in pairs_of(names)}
+    for link in described.links:
+        for pair in link.pairs(names):
+            settings[pair].update(link.changes)
+    links = {pair: Conditions().changed(setting) for pair, setting in settings.items()}
+    rest = described.events, described.congestion, described.seed, document.data
+    return Network(source, described.sites, links, *rest)
+
+
+def changed_by_hand(links: Mapping[Pair, Conditions], request: Mapping[str, Any]) -> dict[Pair, Conditions]:
+    """What a request makes of the links that it speaks of: the keys of a `[[link]]`. Raises `ConfigError`."""
+    names = list(dict.fromkeys(source for source, _ in links))
+
+    def rules(values: Values) -> Iterator[Problem]:
+        yield from _faults_of_ends((), values, names)
+        for pair in _pairs(values, names):
+            if problem := _jitter_above_delay([((), asdict(links[pair])), ((), values)], pair):
+                yield problem
+                return
+
+    table = checked(PairTable, Document(dict(request)), "set", (rules,))
+    return {pair: links[pair].changed(table.changes) for pair in table.pairs(names)}
+
+
+def pairs_of(
+    names: Sequence[str], source: str = EVERY_SITE, target: str = EVERY_SITE, both: bool = False
+) -> tuple[Pair, ...]:
     """The directed pairs that `from`, `to` and `both` of a table mean."""
     here = names if source == EVERY_SITE else (source,)
     there = names if target == EVERY_SITE else (target,)
@@ -115,133 +176,97 @@ def pairs_of(names: Sequence[str], source: str, target: str, both: bool) -> tupl
     return tuple(dict.fromkeys(pairs))
 
 
-class _Reader:
-    """Collects faults while it reads, so that a user sees all of them."""
+# -- what keys must be to each other --------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.faults: list[Fault] = []
+Layers = list[tuple[KeyPath, Mapping[str, Any]]]  # tables with their places, the later ones upon the others
 
-    def fault(self, where: str, found: str, allowed: str) -> None:
-        self.faults.append(Fault(where, found, allowed))
 
-    def known(self, table: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
-        for key in table:
-            if key not in keys:
-                self.fault(f"{where}{key}", "an unknown key", ", ".join(keys))
+def _names(values: Values) -> list[str]:
+    """The sites; none where one is not known."""
+    names = [site.get("name") for site in values["site"]]
+    return [] if None in names else names
 
-    def tables(self, table: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-        found = table.get(key, [])
-        if isinstance(found, list) and all(isinstance(entry, Mapping) for entry in found):
-            return found
-        self.fault(key, repr(found), f"tables, each headed [[{key}]]")
-        return []
 
-    def number(self, table: Mapping[str, Any], key: str, where: str, low: float) -> float | None:
-        value = table.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value < float("inf"):
-            return float(value)
-        self.fault(
-            f"{where}{key}", "nothing" if value is None else repr(value), f"a number of at least {low:g}"
-        )
+def _pairs(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Pair, ...]:
+    source, target = row.get("from", ""), row.get("to", "")
+    if not {source, target} <= {*names, EVERY_SITE}:
+        return ()
+    return pairs_of(names, source, target, row.get("both", False))
+
+
+def _rows(values: Values, key: str) -> Layers:
+    return [((key, index), row) for index, row in enumerate(values[key])]
+
+
+def _layers(values: Values, names: Sequence[str]) -> dict[Pair, Layers]:
+    """The tables that speak of each pair, but for events."""
+    layers: dict[Pair, Layers] = {pair: [(("default",), values["default"])] for pair in pairs_of(names)}
+    for path, row in _rows(values, "link"):
+        for pair in _pairs(row, names):
+            layers[pair].append((path, row))
+    return layers
+
+
+def _ends_are_sites(values: Values) -> Iterator[Problem]:
+    names = _names(values)
+    for path, row in [*_rows(values, "link"), *_rows(values, "event")] if names else []:
+        yield from _faults_of_ends(path, row, names)
+
+
+def _faults_of_ends(path: KeyPath, row: Mapping[str, Any], names: Sequence[str]) -> Iterator[Problem]:
+    allowed = (*names, EVERY_SITE)
+    for key in ("from", "to"):
+        if row.get(key, EVERY_SITE) not in allowed:
+            known = ", ".join(f"`{name}`" for name in allowed)
+            yield Problem((*path, key), shown(row[key]), known, nearest(row[key], names))
+    if row.get("from", EVERY_SITE) == row.get("to") != EVERY_SITE:
+        yield Problem((*path, "to"), shown(row["to"]), "another site than `from`")
+
+
+def _every_pair_has_a_rate_and_a_delay(values: Values) -> Iterator[Problem]:
+    layers = _layers(values, _names(values))
+    for key in ("rate_mbps", "delay_ms"):
+        for (a, b), rows in layers.items():
+            if all(key in row and row[key] is None for _, row in rows):
+                yield Problem(("default", key), f"nothing for {a} to {b}", words(keys(ConditionsTable)[key]))
+                break  # one pair shows it; the others lack the same
+
+
+def _jitter_within_delays(values: Values) -> Iterator[Problem]:
+    """A delay cannot wander below zero: as the file has it, and after each event."""
+    layers = _layers(values, _names(values))
+    found: dict[KeyPath, Problem] = {}  # one pair shows it; the others have it from the same table
+    for pair, rows in layers.items():
+        if problem := _jitter_above_delay(rows, pair):
+            found.setdefault(problem.path, problem)
+    for path, row in _rows(values, "event"):
+        for pair in _pairs(row, _names(values)):
+            problem = _jitter_above_delay([*layers[pair], (path, row)], pair)
+            if problem and problem.path[:2] == path:
+                found.setdefault(problem.path, problem)
+    yield from found.values()
+
+
+def _jitter_above_delay(layers: Layers, pair: Pair) -> Problem | None:
+    """At the last table that has a say in it."""
+    value, at = {"jitter_ms": 0.0, "delay_ms": 0.0}, KeyPath()
+    for path, row in layers:
+        for key in value:
+            if key not in row:
+                return None
+            if row[key] is not None:
+                value[key], at = row[key], path
+    if value["jitter_ms"] <= value["delay_ms"]:
         return None
+    found = f"{value['jitter_ms']:g} from {pair[0]} to {pair[1]}"
+    return Problem((*at, "jitter_ms"), found, f"number ≤ {value['delay_ms']:g}, the `delay_ms` there")
 
-    def sites(self, entries: Any) -> tuple[Site, ...]:
-        if not isinstance(entries, list) or not 2 <= len(entries) <= MAX_SITES:
-            found = "nothing" if entries is None else "something else"
-            count = f"{len(entries)} sites" if isinstance(entries, list) else found
-            self.fault("site", count, f"2 to {MAX_SITES} tables headed [[site]]")
-            return ()
-        sites = [self._site(entry, f"site[{index}].") for index, entry in enumerate(entries)]
-        names = [site.name for site in sites]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                self.fault(f"site[{index}].name", repr(name), "a name that no other site has")
-        return tuple(sites)
 
-    def _site(self, entry: Any, where: str) -> Site:
-        if not isinstance(entry, Mapping):
-            self.fault(where.rstrip("."), repr(entry), "a table headed [[site]]")
-            return Site("")
-        self.known(entry, ("name", "hosts", "lan_mbps"), where)
-        name, hosts, lan_mbps = entry.get("name"), entry.get("hosts", 1), entry.get("lan_mbps")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            self.fault(f"{where}name", repr(name), "a letter, then up to 14 letters, digits, - and _")
-        if not isinstance(hosts, int) or isinstance(hosts, bool) or not 1 <= hosts <= MAX_HOSTS:
-            self.fault(f"{where}hosts", repr(hosts), f"an integer from 1 to {MAX_HOSTS}")
-        if lan_mbps is not None and not RANGES["rate_mbps"].holds(lan_mbps):
-            self.fault(f"{where}lan_mbps", repr(lan_mbps), RANGES["rate_mbps"].words)
-        return Site(str(name), hosts, lan_mbps)
-
-    def links(
-        self, default: Any, entries: Sequence[Mapping[str, Any]], names: Sequence[str]
-    ) -> dict[Pair, Conditions]:
-        default = {} if default is None else default
-        if not isinstance(default, Mapping):
-            self.fault("default", repr(default), "a table headed [default]")
-            return {}
-        self.faults += faults_of(default, "default.")
-        settings = {pair: dict(default) for pair in pairs_of(names, EVERY_SITE, EVERY_SITE, False)}
-        for index, entry in enumerate(entries):
-            where = f"link[{index}]."
-            self.known(entry, ("from", "to", "both", *KEYS), where)
-            changes = self._changes(entry, where)
-            for pair in self._pairs(entry, names, where):
-                settings[pair].update(changes)
-        for pair, setting in settings.items():
-            missing = [key for key in _REQUIRED if key not in setting]
-            for key in missing:
-                self.fault(f"default.{key}", f"nothing for {pair[0]} to {pair[1]}", RANGES[key].words)
-            if missing:  # one pair shows it; the others lack the same
-                break
-        return {} if self.faults else {pair: Conditions(**setting) for pair, setting in settings.items()}
-
-    def events(self, entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[Event, ...]:
-        events = []
-        for index, entry in enumerate(entries):
-            where = f"event[{index}]."
-            self.known(entry, ("at_s", "for_s", "from", "to", "both", *KEYS), where)
-            at_s = self.number(entry, "at_s", where, 0.0)
-            for_s = self.number(entry, "for_s", where, 0.001) if "for_s" in entry else None
-            changes = self._changes(entry, where)
-            pairs = self._pairs(entry, names, where)
-            events.append(Event(at_s or 0.0, pairs, changes, for_s))
-        return tuple(events)
-
-    def _changes(self, entry: Mapping[str, Any], where: str) -> dict[str, Any]:
-        changes = {key: value for key, value in entry.items() if key in KEYS}
-        if not changes:
-            self.fault(where.rstrip("."), "nothing that changes", ", ".join(KEYS))
-        self.faults += faults_of(changes, where)
-        return changes
-
-    def _pairs(self, entry: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[Pair, ...]:
-        ends = [entry.get(key) for key in ("from", "to")]
-        for key, end in zip(("from", "to"), ends, strict=True):
-            if end != EVERY_SITE and end not in names:
-                self.fault(
-                    f"{where}{key}", "nothing" if end is None else repr(end), ", ".join((*names, '"*"'))
-                )
-        both = entry.get("both", False)
-        if not isinstance(both, bool):
-            self.fault(f"{where}both", repr(both), "true, false")
-        if any(end != EVERY_SITE and end not in names for end in ends):
-            return ()
-        pairs = pairs_of(names, str(ends[0]), str(ends[1]), both is True)
-        if not pairs:
-            self.fault(f"{where}to", repr(ends[1]), "another site than from")
-        return pairs
-
-    def wandering(self, links: Mapping[Pair, Conditions], events: Sequence[Event]) -> None:
-        """Refuse jitter above the delay, in the file and after each of its events."""
-        told: set[tuple[float, float]] = set()  # one pair shows it; the others have it from the same table
-        for (a, b), conditions in links.items():
-            values = (conditions.jitter_ms, conditions.delay_ms)
-            if values not in told:
-                told.add(values)
-                self.faults += jitter_fault(conditions, f"link {a} to {b}: ")
-        for index, event in enumerate(events):
-            for pair in event.pairs:
-                after = links[pair].changed(event.changes)
-                if after.jitter_ms > after.delay_ms:
-                    self.faults += jitter_fault(after, f"event[{index}] on {pair[0]} to {pair[1]}: ")
-                    break
+RULES: tuple[Rule, ...] = (
+    partial(unique_names, key="site"),
+    _ends_are_sites,
+    partial(change_something, key="link", changing=KEYS),
+    partial(change_something, key="event", changing=KEYS),
+    _every_pair_has_a_rate_and_a_delay,
+    _jitter_within_delays,
+)

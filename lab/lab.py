@@ -16,11 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from lab import namespaces, router, system
-from lab.conditions import Conditions
 from lab.control import Control
 from lab.describe import Network, Pair, load
 from lab.errors import LabError, RouterError
-from lab.link import Counters
+from lab.link import Conditions, Counters
 
 _STOP_AFTER_S = 10.0
 _labs = count()
@@ -182,7 +181,7 @@ class Lab:
 
     def set(self, a: str, b: str, both: bool = False, **changes: Any) -> None:
         """Change conditions of the link from `a` to `b` ("*" is every site): `lab.set("A", "B", rate_mbps=5)`."""
-        self._ask("set", **{"from": a, "to": b, "both": both, "changes": changes})
+        self._ask("set", link={**changes, "from": a, "to": b, "both": both})
 
     def cut(self, a: str, b: str, both: bool = True) -> None:
         """Lose all that is on the link and all that comes, until it is healed."""

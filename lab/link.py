@@ -17,11 +17,21 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from geomx.channels.emulation.link import Line
-from lab.conditions import Conditions
+from geomx.channels.emulation.link import Line, LinkSpec
 from lab.packets import Packet
 
 SLICE_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions(LinkSpec):
+    """A link at one moment. Rates count IP packets as they are on the wire, headers and all."""
+
+    queue_ms: float = 100.0  # how long the last segment that still finds room will wait, at the present rate
+
+    def bytes_in(self, seconds: float) -> float:
+        """How much leaves in so long."""
+        return self.rate_mbps * 125_000.0 * seconds
 
 
 @dataclass(slots=True)

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from geomx.channels.emulation.shaping import HEADERS
 from lab.describe import Pair
 from lab.errors import LabError
 from lab.lab import Lab
 
-SEGMENT_BYTES = 1500  # on the wire: IPv4 and TCP headers and time stamps take 52
-PAYLOAD_BYTES = 1448
 _CHUNK_BYTES = 256 << 10
 _DATAGRAM_BYTES = 64
 _DATAGRAMS_AT_ONCE = 64
@@ -135,7 +134,7 @@ def flows(lab: Lab, pairs: Sequence[Pair], congestion: str, warm_s: float, for_s
         took_s = _pump(connections, began_at + for_s) - began_at
         return [
             Flow(
-                (connection.received_bytes - start) * SEGMENT_BYTES / PAYLOAD_BYTES / took_s / 125_000,
+                (connection.received_bytes - start) * HEADERS / took_s / 125_000,
                 connection.retransmitted(),
             )
             for connection, start in zip(connections, before, strict=True)

@@ -23,6 +23,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from geomx.errors import ConfigError
 from lab import namespaces, system
 from lab.control import MAX_MESSAGE_BYTES
 from lab.describe import describe
@@ -122,7 +123,7 @@ class Router:
         try:
             request = json.loads(asked)
             return {"ok": self._do(request.pop("do"), request)}
-        except LabError as error:
+        except (LabError, ConfigError) as error:
             return {"error": str(error)}
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             return {"error": f"not a request: {error!r}"}
@@ -130,8 +131,7 @@ class Router:
     def _do(self, what: str, request: dict[str, Any]) -> Any:
         now = time.monotonic()
         if what == "set":
-            pair = request["from"], request["to"]
-            return self._switch.change(*pair, request["both"], request["changes"], now)
+            return self._switch.change(request["link"], now)
         if what == "begin":
             return self._switch.begin(now)
         if what == "status":

@@ -5,25 +5,26 @@ What lies over what is the same as in a run's description: `geomx.config.link_ch
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
 from geomx.config.link_changes import overlays
-from lab.conditions import Conditions
-from lab.describe import Event, Pair
+from lab.describe import EventTable, Pair
+from lab.link import Conditions
 
 
 class Script:
     """Plays events on a clock of its own, which stands still until `begin`. Times are in seconds."""
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        pairs = {pair for event in events for pair in event.pairs}
-        moments = [
-            (at_s, pair, changes)
-            for pair in pairs
-            for at_s, changes in overlays([event for event in events if pair in event.pairs])
-        ]
+    def __init__(self, events: Sequence[EventTable], names: Sequence[str]) -> None:
+        """`names`: of all sites."""
+        spoken_of: dict[Pair, list[EventTable]] = defaultdict(list)
+        for event in events:
+            for pair in event.pairs(names):
+                spoken_of[pair].append(event)
+        moments = [(at_s, pair, over) for pair, own in spoken_of.items() for at_s, over in overlays(own)]
         self._moments = sorted(moments, key=lambda moment: moment[:2])
         self._over: dict[Pair, Mapping[str, Any]] = {}  # what lies over a pair now
         self._began_at = inf

@@ -9,9 +9,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from lab.conditions import faults_of, jitter_fault
-from lab.describe import EVERY_SITE, Network, Pair, pairs_of
-from lab.errors import DescriptionError, Fault
+from lab.describe import Network, Pair, changed_by_hand
 from lab.link import Link
 from lab.packets import Packet
 from lab.script import Script
@@ -23,7 +21,7 @@ class Switch:
     def __init__(self, network: Network) -> None:
         self._names = [site.name for site in network.sites]
         self._base = dict(network.links)  # what holds where no event does
-        self._script = Script(network.events)
+        self._script = Script(network.events, self._names)
         self._links = {
             pair: Link(conditions, Random(f"{network.seed} {pair[0]} {pair[1]}"))
             for pair, conditions in network.links.items()
@@ -76,24 +74,11 @@ class Switch:
         """The script begins, or begins again, at `now`."""
         self._apply(self._script.begin(now), now)
 
-    def change(self, source: str, target: str, both: bool, changes: Mapping[str, Any], now: float) -> None:
-        """Change what holds where no event does. DescriptionError names what is not allowed."""
-        faults = [
-            Fault(key, repr(end), ", ".join((*self._names, '"*"')))
-            for key, end in (("from", source), ("to", target))
-            if end not in (*self._names, EVERY_SITE)
-        ]
-        faults += faults_of(changes, "")
-        pairs = [] if faults else pairs_of(self._names, source, target, both)
-        if not faults and not pairs:
-            faults.append(Fault("to", repr(target), "another site than from"))
-        new = {pair: self._base[pair].changed(changes) for pair in pairs}
-        for (a, b), conditions in new.items():
-            faults += jitter_fault(conditions, f"{a} to {b}: ")
-        if faults:
-            raise DescriptionError("set", faults)
+    def change(self, request: Mapping[str, Any], now: float) -> None:
+        """Change what holds where no event does. `ConfigError` names what is not allowed."""
+        new = changed_by_hand(self._base, request)
         self._base.update(new)
-        self._apply(set(pairs), now)
+        self._apply(set(new), now)
 
     def _apply(self, pairs: set[Pair], now: float) -> None:
         for pair in pairs:

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 import lab
-from lab.conditions import KEYS
-from lab.describe import describe, load
-from lab.errors import DescriptionError
+from geomx.errors import ConfigError
+from lab.describe import KEYS, describe, load
 
 NETWORKS = sorted((Path(lab.__file__).parent / "networks").glob("*.toml"))
 PLAIN = {
@@ -93,82 +92,120 @@ def test_the_document_shows_a_network_that_can_be_read_and_lists_every_condition
 
 
 def faults(**changes):
-    with pytest.raises(DescriptionError) as refused:
+    with pytest.raises(ConfigError) as refused:
         describe({**PLAIN, **changes}, "net.toml")
     assert str(refused.value).startswith(f"net.toml: {len(refused.value.faults)} fault")
     return [str(fault) for fault in refused.value.faults]
 
 
-def test_every_fault_is_named_at_once_with_its_key_and_what_is_allowed():
-    named = faults(
-        congestion="vegas",
-        links=[],
-        default={"rate_mbps": 0, "delay_ms": "15", "jiter_ms": 1},
-        link=[{"from": "A", "to": "D", "both": 1, "loss": 1}, {"from": "A", "to": "A", "rate_mbps": 1}],
-        event=[{"from": "A", "to": "B"}],
-    )
-    assert [fault.split(":")[0] for fault in named] == [
-        "links",
-        "default.rate_mbps",
-        "default.delay_ms",
-        "default.jiter_ms",
-        "link[0].loss",
-        "link[0].to",
-        "link[0].both",
-        "link[1].to",
-        "event[0].at_s",
-        "event[0]",
-        "congestion",
+EVERYTHING_WRONG = """
+congestion = "vegas"  # <- congestion
+links = []  # <- links
+site = [{ name = "A" }, { name = "B" }, { name = "B", host = 3 }]  # <- site[2].name  # <- site[2].host
+[default]
+rate_mbps = 0  # <- default.rate_mbps
+delay_ms = "15"  # <- default.delay_ms
+jiter_ms = 1  # <- default.jiter_ms
+[[link]]
+from = "A"
+to = "D"  # <- link[0].to
+both = 1  # <- link[0].both
+loss = 1  # <- link[0].loss
+[[link]]
+from = "A"
+to = "A"  # <- link[1].to
+rate_mbps = 1
+[[event]]  # <- event[0].at_s  # <- event[0]
+from = "A"
+to = "B"
+"""
+
+
+def test_every_fault_is_named_at_once_with_its_key_and_line(tmp_path):
+    path = tmp_path / "net.toml"
+    path.write_text(EVERYTHING_WRONG)
+    with pytest.raises(ConfigError) as refused:
+        load(path)
+    expected = [
+        f"{key} (line {number})"
+        for number, line in enumerate(EVERYTHING_WRONG.split("\n"), 1)
+        for key in re.findall(r"# <- (\S+)", line)
     ]
-    assert all("allowed: " in fault for fault in named)
-    assert "link[0].to: found 'D'; allowed: A, B, C, \"*\"" in named
+    assert sorted(fault.where for fault in refused.value.faults) == sorted(expected)
+
+
+def test_a_congestion_control_in_place_of_the_files_is_named_as_such(tmp_path):
+    path = tmp_path / "net.toml"
+    path.write_text('site = [{name = "A"}, {name = "B"}]\ndefault = {rate_mbps = 1, delay_ms = 1}\n')
+    with pytest.raises(ConfigError, match=r"congestion \(instead of the file's\): found \"vegas\""):
+        load(path, "vegas")
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"site": [{"name": "A"}]}, "site: found 1 sites; allowed: 2 to 32"),
-        ({"site": 3}, "site: found something else"),
-        ({"site": [{"name": "A"}, {"name": "A"}]}, "site[1].name: found 'A'; allowed: a name that no other"),
-        ({"site": [{"name": "A b"}, {"name": "B"}]}, "site[0].name: found 'A b'"),
-        ({"site": [{"name": "A", "hosts": 0}, {"name": "B", "lan_mbps": -1}]}, "site[0].hosts: found 0"),
-        ({"site": ["A", "B"]}, "site[0]: found 'A'"),
-        ({"default": {"delay_ms": 1}}, "default.rate_mbps: found nothing for A to B"),
-        ({"default": 5}, "default: found 5"),
-        ({"default": {"rate_mbps": True, "delay_ms": 1}}, "default.rate_mbps: found True"),
-        ({"default": {"rate_mbps": float("nan"), "delay_ms": 1}}, "default.rate_mbps: found nan"),
+        ({"site": [{"name": "A"}]}, 'site: found [{"name": "A"}]; allowed: 2 to 32 `[[site]]` tables'),
+        ({"site": 3}, "site: found 3; allowed: 2 to 32 `[[site]]` tables"),
+        (
+            {"site": [{"name": "A"}, {"name": "A"}]},
+            'site[1].name: found "A"; allowed: a name that no other site has',
+        ),
+        ({"site": [{"name": "A b"}, {"name": "B"}]}, 'site[0].name: found "A b"; allowed: a letter, then'),
+        (
+            {"site": [{"name": "A", "hosts": 0}, {"name": "B", "lan_mbps": -1}]},
+            "site[0].hosts: found 0; allowed: integer ≥ 1, ≤ 200",
+        ),
+        ({"site": ["A", "B"]}, 'site[0]: found "A"'),
+        ({"default": {"delay_ms": 1}}, "default.rate_mbps: found nothing for A to B; allowed: number ≥ 0.01"),
+        ({"default": 5}, "default: found 5; allowed: table of `rate_mbps`, "),
+        ({"default": {"rate_mbps": True, "delay_ms": 1}}, "default.rate_mbps: found true"),
+        ({"default": {"rate_mbps": float("nan"), "delay_ms": 1}}, "default.rate_mbps: found NaN"),
+        ({"default": {"rat_mbps": 1}}, "default.rat_mbps: found an unknown key"),
         (
             {"default": {"rate_mbps": 1, "delay_ms": 1, "jitter_ms": 2}},
-            "link A to B: jitter_ms: found 2; allowed: at most delay_ms",
+            "default.jitter_ms: found 2 from A to B; allowed: number ≤ 1, the `delay_ms` there",
         ),
-        ({"link": {"from": "A"}}, "link: found {'from': 'A'}; allowed: tables, each headed [[link]]"),
-        ({"link": [{"from": "A", "to": "B"}]}, "link[0]: found nothing that changes"),
-        ({"event": [{"at_s": -1, "from": "A", "to": "B", "cut": True}]}, "event[0].at_s: found -1"),
+        (
+            {"link": [{"from": "A", "to": "C", "jitter_ms": 15}, {"from": "*", "to": "C", "delay_ms": 9}]},
+            "link[1].jitter_ms: found 15 from A to C; allowed: number ≤ 9",
+        ),
+        ({"link": {"from": "A"}}, 'link: found {"from": "A"}; allowed: one `[[link]]` table or more'),
+        ({"link": [{"from": "A", "to": "B"}]}, "link[0]: found nothing that changes; allowed: `rate_mbps`, "),
+        (
+            {"link": [{"from": "a", "to": "B", "cut": True}]},
+            'link[0].from: found "a"; allowed: `A`, `B`, `C`',
+        ),
+        (
+            {"event": [{"at_s": -1, "from": "A", "to": "B", "cut": True}]},
+            "event[0].at_s: found -1; allowed: number ≥ 0",
+        ),
         (
             {"event": [{"at_s": 1, "for_s": 0, "from": "A", "to": "B", "cut": True}]},
-            "event[0].for_s: found 0",
+            "event[0].for_s: found 0; allowed: number > 0",
         ),
         (
             {"event": [{"at_s": 1, "from": "A", "to": "B", "cut": 1}]},
-            "event[0].cut: found 1; allowed: true, false",
+            "event[0].cut: found 1; allowed: true or false",
         ),
         (
             {"event": [{"at_s": 1, "from": "A", "to": "B", "delay_ms": 0, "jitter_ms": 1}]},
-            "event[0] on A to B: jitter_ms",
+            "event[0].jitter_ms: found 1 from A to B; allowed: number ≤ 0",
         ),
-        ({"seed": "x"}, "seed: found 'x'"),
+        ({"seed": "x"}, 'seed: found "x"; allowed: integer'),
     ],
 )
-def test_a_fault_is_named(changes, named):
-    assert any(fault.startswith(named) for fault in faults(**changes)), faults(**changes)
+def test_a_fault_is_named_and_makes_no_others(changes, named):
+    (fault, *others) = faults(**changes)
+    assert fault.startswith(named)
+    assert all(other.startswith("site[1]") for other in others)  # where two sites have one
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("site = [", "allowed: TOML"), (None, "allowed: a readable file")]
+    ("text", "named"), [("site = [", "allowed: TOML"), (None, "allowed: a file that can be read")]
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, text, named):
     path = tmp_path / "net.toml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(DescriptionError, match=named):
+    with pytest.raises(ConfigError, match=named):
         load(path)

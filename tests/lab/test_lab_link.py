@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from segments import on_the_wire, tcp
 
-from lab.conditions import Conditions
-from lab.link import Link
+from lab.link import Conditions, Link
 from lab.packets import Packet
 
 SEGMENT = 1500

@@ -4,9 +4,9 @@ from math import inf
 import pytest
 from segments import on_the_wire, tcp
 
+from geomx.errors import ConfigError
 from lab.control import MAX_MESSAGE_BYTES
 from lab.describe import MAX_SITES, describe
-from lab.errors import DescriptionError
 from lab.switch import Switch
 
 SITES = [{"name": "A"}, {"name": "B"}, {"name": "C"}]
@@ -93,7 +93,7 @@ def test_what_is_set_by_hand_lies_below_events_and_a_script_can_begin_again():
     net = switch(event=[{"at_s": 1, "for_s": 1, "from": "A", "to": "B", "rate_mbps": 5}])
     net.begin(0.0)
     handed(net, 1.0)
-    net.change("A", "B", False, {"rate_mbps": 99}, 1.5)
+    net.change({"from": "A", "to": "B", "rate_mbps": 99}, 1.5)
     assert conditions(net, "A", "B")["rate_mbps"] == 5
     handed(net, 2.0)
     assert conditions(net, "A", "B")["rate_mbps"] == 99
@@ -107,8 +107,8 @@ def test_what_is_set_by_hand_lies_below_events_and_a_script_can_begin_again():
 def test_what_travels_at_a_cut_is_lost_and_the_agenda_goes_on():
     net = switch()
     net.arrive(0, to_site(2, 1), 0.0)
-    net.change("A", "B", True, {"cut": True}, 0.005)
-    net.change("A", "B", True, {"cut": False}, 0.006)
+    net.change({"from": "A", "to": "B", "both": True, "cut": True}, 0.005)
+    net.change({"from": "A", "to": "B", "both": True, "cut": False}, 0.006)
     net.arrive(0, to_site(2, 2), 0.006)
     assert handed(net) == [(0.017, 1, 2)]
 
@@ -116,17 +116,22 @@ def test_what_travels_at_a_cut_is_lost_and_the_agenda_goes_on():
 @pytest.mark.parametrize(
     ("a", "b", "changes", "named"),
     [
-        ("A", "Z", {"loss": 0.1}, "'Z'; allowed: A, B, C"),
+        ("A", "Z", {"loss": 0.1}, 'to: found "Z"; allowed: `A`, `B`, `C`, `*`'),
         ("A", "A", {"loss": 0.1}, "another site"),
         ("A", "B", {"lost": 0.1}, "lost: found an unknown key"),
-        ("A", "B", {"loss": 1}, "loss: found 1; allowed: a share"),
-        ("*", "*", {"jitter_ms": 11}, "jitter_ms: found 11; allowed: at most delay_ms, here 10"),
+        ("A", "B", {"loss": 1}, "loss: found 1; allowed: number ≥ 0, ≤ 0.9"),
+        (
+            "*",
+            "*",
+            {"jitter_ms": 11},
+            "jitter_ms: found 11 from A to B; allowed: number ≤ 10, the `delay_ms` there",
+        ),
     ],
 )
 def test_a_change_that_is_not_allowed_changes_nothing(a, b, changes, named):
     net = switch()
     before = net.state(0.0)
-    with pytest.raises(DescriptionError) as refused:
-        net.change(a, b, False, changes, 0.0)
+    with pytest.raises(ConfigError) as refused:
+        net.change({"from": a, "to": b, **changes}, 0.0)
     assert named in str(refused.value)
     assert net.state(0.0) == before

@@ -1,4 +1,4 @@
-"""A run's description as it stands in its file: the values, and the line of each key."""
+"""A description as it stands in its file: the values, and the line of each key."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from geomx.config.problems import KeyPath, Problem, dotted, shown
+from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
 from geomx.errors import ConfigError, Fault
 
 
@@ -41,6 +42,18 @@ def _where(path: KeyPath, place: int | str) -> str:
     if isinstance(place, int):
         return f"{dotted(path)} (line {place})"
     return f"{dotted(path)} ({place})" if place else dotted(path)
+
+
+def read_text(path: Path) -> str:
+    """Raises `ConfigError` where there is no such text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        near = nearest(path.name, (other.name for other in path.parent.glob(f"*{path.suffix}")))
+        fault = Fault(str(path), error.strerror or str(error), "a file that can be read", near)
+    except UnicodeDecodeError as error:
+        fault = Fault(str(path), f"byte {error.start} is no UTF-8", "a text file in UTF-8")
+    raise ConfigError(str(path), [fault])
 
 
 def read_toml(text: str, source: str) -> Document:

@@ -25,6 +25,9 @@ def keys(table: type[Table]) -> dict[str, FieldInfo]:
 
 def words(field: FieldInfo) -> str:
     """What a field allows: `integer ≥ 1`."""
+    if get_origin(field.annotation) is tuple and as_table(field.annotation):
+        tables, lengths = f"`[[{field.alias}]]`", _lengths(field.metadata)
+        return f"{lengths} {tables} tables" if lengths else f"one {tables} table or more"
     return _words(field.annotation, field.metadata)
 
 
@@ -38,8 +41,7 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Literal:
         return ", ".join(f'"{name}"' for name in inner)
     if table := as_table(annotation):
-        several = f"one `[[{table.__name__.removesuffix('Table').lower()}]]` table or more"
-        return several if origin is tuple else f"table of {', '.join(f'`{key}`' for key in keys(table))}"
+        return f"table of {', '.join(f'`{key}`' for key in keys(table))}"
     if origin is tuple:
         return f"list of {_words(inner[0])}"
     return f"{_PLAIN[annotation]} {', '.join(_bounds(metadata))}".strip()
@@ -52,6 +54,12 @@ def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
                 yield f"{sign} {getattr(item, name)}"
 
 
+def _lengths(metadata: Sequence[Any]) -> str:
+    """`2 to 32`, where there is a most."""
+    least = next((item.min_length for item in metadata if hasattr(item, "min_length")), 0)
+    return next((f"{least} to {item.max_length}" for item in metadata if hasattr(item, "max_length")), "")
+
+
 def as_table(annotation: Any) -> type[Table] | None:
     """The table inside an annotation, also inside `X | None` and `tuple[X, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, Table):
@@ -59,12 +67,17 @@ def as_table(annotation: Any) -> type[Table] | None:
     return next(filter(None, map(as_table, get_args(annotation))), None)
 
 
-TABLES = {key: table for key, field in keys(Description).items() if (table := as_table(field.annotation))}
+def tables_of(kind: type[Table]) -> dict[str, type[Table]]:
+    """The tables that stand in a table, by key."""
+    return {key: table for key, field in keys(kind).items() if (table := as_table(field.annotation))}
 
 
-def is_listed(name: str) -> bool:
+TABLES = tables_of(Description)
+
+
+def is_listed(name: str, kind: type[Table] = Description) -> bool:
     """Whether there may be several tables of a name: `[[party]]`, `[[event]]`."""
-    return get_origin(keys(Description)[name].annotation) is tuple
+    return get_origin(keys(kind)[name].annotation) is tuple
 
 
 def _names(field: FieldInfo) -> tuple[str, ...]:
@@ -74,16 +87,16 @@ def _names(field: FieldInfo) -> tuple[str, ...]:
     return next((item.names for item in field.metadata if isinstance(item, TextForm)), ())
 
 
-def _table_of(path: KeyPath) -> type[Table]:
+def _table_of(path: KeyPath, kind: type[Table]) -> type[Table]:
     """The table in which the last key of `path` stands."""
-    table: type[Table] = Description
+    table = kind
     for key in path[:-1]:
         if isinstance(key, str):
             table = as_table(keys(table)[key].annotation) or table
     return table
 
 
-def _homes(key: str, table: type[Table] = Description, prefix: str = "") -> Iterator[str]:
+def _homes(key: str, table: type[Table], prefix: str = "") -> Iterator[str]:
     """Where a key would be at home: `wan.codec_up`, `lan.codec_up`."""
     for name, field in keys(table).items():
         if name == key:
@@ -92,32 +105,36 @@ def _homes(key: str, table: type[Table] = Description, prefix: str = "") -> Iter
             yield from _homes(key, inner, f"{prefix}{name}.")
 
 
-def _unknown(path: KeyPath, value: Any) -> Problem:
-    known, key = keys(_table_of(path)), str(path[-1])
-    homes = list(_homes(key))
+def _unknown(path: KeyPath, value: Any, kind: type[Table]) -> Problem:
+    known, key = keys(_table_of(path, kind)), str(path[-1])
+    homes = list(_homes(key, kind))
     hint = f"there is {', '.join(homes)}" if homes else nearest(key, known)
     what = "an unknown table" if isinstance(value, dict) else "an unknown key"
     return Problem(path, what, ", ".join(f"`{name}`" for name in known), hint)
 
 
-def _wrong(path: KeyPath, value: Any, missing: bool) -> Problem:
+def _wrong(path: KeyPath, value: Any, missing: bool, kind: type[Table]) -> Problem:
     named = path
     while isinstance(named[-1], int):
         named = named[:-1]
-    field = keys(_table_of(named))[str(named[-1])]
+    field = keys(_table_of(named, kind))[str(named[-1])]
     if missing:
         return Problem(path, "nothing", words(field))
     return Problem(path, shown(value), words(field), nearest(value, _names(field)))
 
 
-def field_problems(error: ValidationError) -> list[Problem]:
-    """Each fault that pydantic found, in our words."""
+def field_problems(error: ValidationError, kind: type[Table]) -> list[Problem]:
+    """Each fault that pydantic found in a table, in our words."""
     problems: dict[str, Problem] = {}
-    for item in error.errors(include_url=False, include_context=False):
+    items = error.errors(include_url=False, include_context=False)
+    outer = {item["loc"][:depth] for item in items for depth in range(len(item["loc"]))}
+    for item in items:
         path = item["loc"]
+        if item["type"] == "too_short" and path in outer:
+            continue  # tables that have faults of their own were not counted
         if item["type"] == "extra_forbidden":
-            problem = _unknown(path, item["input"])
+            problem = _unknown(path, item["input"], kind)
         else:
-            problem = _wrong(path, item["input"], item["type"] == "missing")
+            problem = _wrong(path, item["input"], item["type"] == "missing", kind)
         problems.setdefault(dotted(path), problem)
     return list(problems.values())

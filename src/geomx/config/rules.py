@@ -1,64 +1,17 @@
-"""What keys must be to each other.
-
-Rules run on descriptions that have other faults, too, so that a user hears of all faults at once. So they
-read plain values, by table and key: a key that has a fault of its own is absent, and a rule that misses a key
-does not judge. A key that was left out has its default, unless its table has an unknown key: that may be what
-was meant.
-"""
+"""What a run's keys must be to each other, as `checking.py` asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from geomx.config.fields import TABLES, is_listed, keys
+from geomx.config.checking import Rule, Values, change_something, unique_names
 from geomx.config.link_changes import KEYS
 from geomx.config.problems import KeyPath, Problem, nearest, shown
-from geomx.config.tables import Table
 
 HEARTBEATS_MISSED = 3
 TLS_FILES = ("certificate", "key", "authority")
-
-Values = dict[str, Any]  # table -> key -> value; "party" and "event" -> [key -> value]
-
-
-def broken_rules(data: Mapping[str, Any], faulty: Iterable[KeyPath]) -> list[Problem]:
-    """Every contradiction between keys of `data` that have no fault of their own."""
-    values = _usable(data, set(faulty))
-    return [problem for rule in RULES for problem in rule(values)]
-
-
-def _usable(data: Mapping[str, Any], faulty: set[KeyPath]) -> Values:
-    unknown_tables = any(name not in TABLES for name in data)
-    values: Values = {}
-    for name, table in TABLES.items():
-        given = data.get(name, {})
-        if is_listed(name):
-            rows = list(given) if isinstance(given, (list, tuple)) else []
-            values[name] = [_keys(table, row, (name, i), faulty) for i, row in enumerate(rows)]
-        elif name not in data and unknown_tables:
-            values[name] = {}
-        else:
-            values[name] = _keys(table, given, (name,), faulty)
-    return values
-
-
-def _keys(table: type[Table], given: Any, path: KeyPath, faulty: set[KeyPath]) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        return {}
-    suspect = {fault[len(path)] for fault in faulty if fault[: len(path)] == path and len(fault) > len(path)}
-    complete = all(key in keys(table) for key in given)
-    defaults = table.model_construct().model_dump(by_alias=True) if complete else {}
-    return {key: value for key, value in {**defaults, **given}.items() if key not in suspect}
-
-
-def _unique_names(values: Values) -> Iterator[Problem]:
-    first: dict[str, int] = {}
-    for index, party in enumerate(values["party"]):
-        name = party.get("name")
-        if name is not None and first.setdefault(name, index) != index:
-            where = f"it is the name of party[{first[name]}]"
-            yield Problem(("party", index, "name"), shown(name), "a name that no other party has", where)
 
 
 def _one_address_a_shard(values: Values) -> Iterator[Problem]:
@@ -149,12 +102,6 @@ def _parties_of_events(values: Values) -> Iterator[Problem]:
             yield Problem(path, found, "a party with an emulated link", hint)
 
 
-def _events_change_something(values: Values) -> Iterator[Problem]:
-    for index, event in enumerate(values["event"]):
-        if all(key in event and event[key] is None for key in KEYS):
-            yield Problem(("event", index), "nothing that changes", ", ".join(f"`{key}`" for key in KEYS))
-
-
 def _events_in_order(values: Values) -> Iterator[Problem]:
     """Of one party's events the later one wins: it must be later in the file as well."""
     last: dict[str, float] = {}
@@ -179,8 +126,8 @@ def _cuts_heal(values: Values) -> Iterator[Problem]:
             yield Problem(("event", index, "for_s"), "nothing", allowed, "the link would stay cut")
 
 
-RULES: tuple[Callable[[Values], Iterator[Problem]], ...] = (
-    _unique_names,
+RULES: tuple[Rule, ...] = (
+    partial(unique_names, key="party"),
     _one_address_a_shard,
     _listeners_have_addresses,
     _unique_addresses,
@@ -189,7 +136,7 @@ RULES: tuple[Callable[[Values], Iterator[Problem]], ...] = (
     _whole_tls,
     _arguments_for_a_script,
     _parties_of_events,
-    _events_change_something,
+    partial(change_something, key="event", changing=KEYS),
     _events_in_order,
     _cuts_heal,
 )

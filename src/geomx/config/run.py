@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
-from geomx.config.document import Document, read_json, read_toml
-from geomx.config.fields import field_problems
+from geomx.config.checking import broken, checked
+from geomx.config.document import Document, read_json, read_text, read_toml
 from geomx.config.link_changes import LinkChange, changes_of
 from geomx.config.overrides import apply_overrides
 from geomx.config.problems import nearest
-from geomx.config.rules import broken_rules
+from geomx.config.rules import RULES
 from geomx.config.tables import Description, LinkTable, PartyTable
 from geomx.errors import ConfigError, Fault
 
@@ -54,7 +54,7 @@ class Run(Description):
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
-        if problems := broken_rules(self.model_dump(by_alias=True), ()):
+        if problems := broken(RULES, Description, self.model_dump(by_alias=True)):
             raise ConfigError(f"run {self.run.name}", Document({}).faults(problems))
         return self
 
@@ -63,17 +63,7 @@ class Run(Description):
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Read a `.toml`, or a `.json` that `save` wrote. Raises `ConfigError` with every fault."""
-        path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            near = nearest(path.name, (other.name for other in path.parent.glob(f"*{path.suffix}")))
-            fault = Fault(str(path), error.strerror or str(error), "a file that can be read", near)
-        except UnicodeDecodeError as error:
-            fault = Fault(str(path), f"byte {error.start} is no UTF-8", "a text file in UTF-8")
-        else:
-            return cls.parse(text, str(path), overrides)
-        raise ConfigError(str(path), [fault])
+        return cls.parse(read_text(Path(path)), str(path), overrides)
 
     @classmethod
     def parse(cls, text: str, source: str, overrides: Sequence[str] = ()) -> Self:
@@ -87,14 +77,7 @@ class Run(Description):
     def _checked(cls, document: Document, source: str, faults: Sequence[Fault] = ()) -> Self:
         """The run that a document describes; raises `ConfigError` with its faults and those found before."""
         context = {"folder": Path(source).parent}
-        try:
-            Description.model_validate(document.data, context=context)
-            problems = []
-        except ValidationError as error:
-            problems = field_problems(error)
-        problems += broken_rules(document.data, [problem.path for problem in problems])
-        if faults or problems:
-            raise ConfigError(source, [*document.faults(problems), *faults])
+        checked(Description, document, source, RULES, context, faults)
         return cls.model_validate(document.data, context=context)
 
     def save(self, path: str | Path) -> None:

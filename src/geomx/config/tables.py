@@ -6,9 +6,9 @@ What keys must be to each other stands in `rules.py`. A key's attribute has the 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from geomx.channels.emulation.link import LinkSpec
 from geomx.config.value_types import (
@@ -288,12 +288,6 @@ class TlsTable(Table):
     )
 
 
-def _at_least_one(parties: tuple[PartyTable, ...]) -> tuple[PartyTable, ...]:
-    if not parties:
-        raise ValueError("a run has at least one party")
-    return parties
-
-
 class Description(Table):
     """All tables of a run; each is valid by itself."""
 
@@ -303,9 +297,7 @@ class Description(Table):
     worker: WorkerTable = Field(default_factory=WorkerTable)
     layout: LayoutTable = Field(default_factory=LayoutTable)
     global_: GlobalTable = Field(default_factory=GlobalTable, alias="global")
-    parties: Annotated[tuple[PartyTable, ...], AfterValidator(_at_least_one)] = Field(
-        alias="party", strict=False
-    )
+    parties: tuple[PartyTable, ...] = Field(alias="party", strict=False, min_length=1)
     wan: WanTable = Field(default_factory=WanTable)
     lan: LanTable = Field(default_factory=LanTable)
     limits: LimitsTable = Field(default_factory=LimitsTable)
