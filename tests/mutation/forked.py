@@ -27,7 +27,6 @@ AT_ONCE = 2
 TEST_S = (
     30  # of a core: a test that takes longer has hung, as has one that four times as much has passed over
 )
-MUTANT_S = 60  # of tests for each mutant, as they take without it; it may use three times that of a core
 MEMORY_BYTES = 8 << 30  # whatever a mutant does to a size
 HUNG = (signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU)  # what ends a process at one of these limits
 TREES = [OUT / f"tree-{n}" for n in range(AT_ONCE)]
@@ -90,12 +89,13 @@ def set_limit(test_s: float) -> None:
 
 @dataclass
 class Job:
-    """One pytest: of the tree as it is, or with one file changed."""
+    """One pytest: of the tree as it is, or with one file changed; `most_s`: of a core, all tests together."""
 
     tests: Tests
     arguments: list[str]
     file: str = ""
     code: str = ""
+    most_s: int = 0
     status: int = 0
     seconds: float = 0.0
 
@@ -163,7 +163,7 @@ def fork(job: Job, tree: Path) -> int:
         if job.file:  # the others leave compiled code behind
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
             sys.dont_write_bytecode = True
-            resource.setrlimit(resource.RLIMIT_CPU, (3 * MUTANT_S, 3 * MUTANT_S + 5))
+            resource.setrlimit(resource.RLIMIT_CPU, (job.most_s, job.most_s + 5))
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         set_limit(job.tests.limit_s)  # for the imports
         torch.set_num_threads(1)

@@ -1,11 +1,12 @@
 """Mutation testing: of some small changes to the code, drawn by chance, how many do the tests notice?
 
     pip install -e ".[mutation]"
-    python tests/mutation/mutants.py [--number 100] [--seed 1] [PACKAGE ...]
+    python tests/mutation/mutants.py [--number 100] [--seed 1] [--seconds 60] [PACKAGE ...]
 
 Cosmic Ray makes the changes. For each that is drawn, the tests that execute the changed line run in a copy of the
-tree, the fastest first, until one fails. Which tests these are is found once, and again when anything in `src` or
-`tests` has changed. All of it is kept under `out/mutation`.
+tree, the fastest first, until one fails or `--seconds` of a core are used up; the list says how many of them ran. Which
+tests these are is found once, and again when anything in `src` or `tests` has changed. All of it is kept under
+`out/mutation`.
 
 Packages are drawn from in proportion to their *places*, the spots where an operator fits; each place is drawn once at
 most, however many operators fit. A draw depends on the text at the places and not on the names of files, and a
@@ -24,13 +25,13 @@ import os
 import signal
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
 
 import coverage
-from forked import AT_ONCE, HUNG, MUTANT_S, OUT, PRISTINE, TEST_S, Job, Tests, copy_trees, run
+from forked import AT_ONCE, HUNG, OUT, PRISTINE, TEST_S, Job, Tests, copy_trees, run
 from places import Place, draw, mutated, places
 from rich.console import Console
 from rich.table import Table
@@ -94,24 +95,15 @@ def read(folder: Path) -> tuple[dict[str, float], dict[str, dict[int, set[str]]]
     return seconds, lines
 
 
-def covering(place: Place, lines: dict[str, dict[int, set[str]]]) -> set[str]:
-    """The tests that execute a place. What is executed at import is everybody's who uses the file, or its folder."""
+def covering(place: Place, lines: dict[str, dict[int, set[str]]], tests: Iterable[str]) -> set[str]:
+    """The tests that execute a place: all of them if it is executed at import, before any test begins."""
     here = lines[place.file]
-    tests = here[place.line] or here[place.statement]
-    if place.at_import or tests == {""}:
-        folder = [there for file, there in lines.items() if Path(file).parent == Path(place.file).parent]
-        tests = tests.union(*users(here)) - {""} or tests.union(
-            *(each for there in folder for each in users(there))
-        )
-    return tests - {""}
+    found = here[place.line] or here[place.statement]
+    return set(tests) if place.at_import or found == {""} else found - {""}
 
 
-def users(here: dict[int, set[str]]) -> Iterator[set[str]]:
-    return (tests for tests in here.values() if "" not in tests)
-
-
-def try_all(mutants: Sequence[Mutant], code: dict[int, str]) -> None:
-    """Runs their tests. Whatever a test says that does not pass without a mutant either, does not count."""
+def try_all(mutants: Sequence[Mutant], code: dict[int, str], most_s: int) -> None:
+    """Runs their tests, each in at most `most_s` of a core. What fails without a mutant too does not count."""
     logs = OUT / "logs"
     logs.mkdir(exist_ok=True)
     warm = [
@@ -125,7 +117,7 @@ def try_all(mutants: Sequence[Mutant], code: dict[int, str]) -> None:
         for number, mutant in enumerate(todo):
             mutant.tests = [test for test in mutant.tests if test not in unsound]
             tests = Tests(logs / f"{Path(mutant.file).stem}-{mutant.line}-{number}.report", mutant.tests)
-            jobs.append(Job(tests, ["-x", *files_of(mutant.tests)], mutant.file, code[id(mutant)]))
+            jobs.append(Job(tests, ["-x", *files_of(mutant.tests)], mutant.file, code[id(mutant)], most_s))
         by_job = {id(job): mutant for job, mutant in zip(jobs, todo, strict=True)}
         for done, job in enumerate(run(jobs), 1):
             judge(mutant := by_job[id(job)], job)
@@ -184,6 +176,7 @@ def main() -> None:
     )
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=int, default=60, help="of tests for each mutant")
     options = parser.parse_args()
     began = monotonic()
     os.nice(10)
@@ -201,17 +194,21 @@ def main() -> None:
             operator, changed = mutated(source, place)
             diff = difflib.unified_diff(source.splitlines(), changed.splitlines(), n=1, lineterm="")
             mutant = Mutant(package, place.file, place.line, operator, "\n".join([*diff][3:]))
-            ranked = sorted(covering(place, lines), key=lambda test: (seconds.get(test, math.inf), test))
+            ranked = sorted(
+                covering(place, lines, seconds), key=lambda test: (seconds.get(test, math.inf), test)
+            )
             affordable = [test for test in ranked if seconds.get(test, math.inf) <= TEST_S / 3]
             spent = itertools.accumulate(seconds[test] for test in affordable)
-            mutant.tests = [test for test, sum_s in zip(affordable, spent, strict=True) if sum_s <= MUTANT_S]
+            mutant.tests = [
+                test for test, sum_s in zip(affordable, spent, strict=True) if sum_s <= options.seconds
+            ]
             mutant.covering = len(ranked)
             mutants.append(mutant)
             code[id(mutant)] = changed
-    try_all(mutants, code)
+    try_all(mutants, code, 3 * options.seconds)
     show(mutants, options.packages)
     path = OUT / f"seed-{options.seed}-{options.number}.json"
-    path.write_text(json.dumps([asdict(mutant) for mutant in mutants], indent=1))
+    path.write_text(json.dumps([asdict(one) | {"tests": len(one.tests)} for one in mutants], indent=1))
     print(f"{monotonic() - began:.0f} s; all mutants in {path}")
 
 
