@@ -70,7 +70,7 @@ def test_a_record_is_in_the_file_without_close(tmp_path: Path) -> None:
     recorder.record("step", turn=1)
     found: list[Record] = []
     patience = threading.Event()
-    for _ in range(1000):
+    for _ in range(30_000):
         found += [record for record in files.new() if record.name != "clock"]
         if found:
             break
