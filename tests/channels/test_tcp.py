@@ -168,6 +168,7 @@ def test_more_messages_than_that_wait_where_they_are_less_urgent(loop_name, monk
             for number in range(1, 301):
                 ours.write(number, state(1000), tensor(1000), priority=3)
             await their.until(lambda: len(their.messages) == 300)
+            assert their.numbers == list(range(1, 301))
 
     run_on(loop_name, main)
 

@@ -76,11 +76,19 @@ def test_files_that_the_architecture_names_exist() -> None:
     assert [name for name in sorted(named) if not (ROOT / "src" / "geomx" / name).is_file()] == []
 
 
+def links_of(page: Path) -> list[str]:
+    """To what lies beside it."""
+    found = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    return [target for target in found if not target.startswith("https://")]
+
+
+def test_pages_link_to_each_other() -> None:
+    assert sum(len(links_of(page)) for page in PAGES) > 50
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if target.startswith("https://"):
-            continue
+    for target in links_of(page):
         path, _, anchor = target.partition("#")
         file = page.parent / path if path else page
         assert file.is_file(), f"{page.name} links to {target}"

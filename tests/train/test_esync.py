@@ -178,7 +178,7 @@ def test_the_way_to_the_server_counts() -> None:
 
     results, _ = train([1, 1], script(sgd, lambda *_: 0.05), settings("esync"), policy="esync", faults=slow)
     assert results["B/0"].steps == [1] * ROUNDS
-    assert all(steps > 2 for steps in results["A/0"].steps[3:])
+    assert min(results["A/0"].steps[3:]) > 2
 
 
 def test_the_way_counts_of_models_of_many_slices_too() -> None:

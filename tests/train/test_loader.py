@@ -221,12 +221,11 @@ def test_unequal_shares_give_the_mean_over_all_samples(workers: int, batch: int,
     settings = Settings(place=place)  # type: ignore[arg-type]
     results, _ = train(parties, lambda run: epochs_of(run, DataLoader(DATA, batch)), settings)
     expected, turns = expected_epochs(workers, batch)
-    extra = 0
-    if len({len(range(place, N, workers)) % batch == 0 for place in range(workers)}) > 1:
-        extra = None  # whether the ends fall together depends on the shares
+    # Otherwise whether the ends fall together depends on the shares.
+    together = len({len(range(place, N, workers)) % batch == 0 for place in range(workers)}) == 1
     for ours, taken in results.values():
         assert_close(ours, expected)
-        assert taken == turns or extra is None
+        assert taken == turns if together else taken >= turns
         assert_equal(ours, next(iter(results.values()))[0])
 
 

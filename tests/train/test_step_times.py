@@ -71,6 +71,7 @@ def test_what_comes_between_two_passes_belongs_to_no_step() -> None:
 @pytest.mark.parametrize("policy", ["hfa k1=1 k2=2", "downpour"])
 def test_steps_of_every_kind_tell(policy: str) -> None:
     _, *others = steps_of(Settings(policy=policies.make(policy)), policy)
+    assert len(others) == STEPS - 1
     for step in others:
         assert step["compute_s"] == pytest.approx(FORWARD_S + BACKWARD_S)
         assert step["backward_s"] is None  # nothing leaves in backward
