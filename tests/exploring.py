@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 USUAL = 100
@@ -17,17 +17,16 @@ DATABASE = Path(__file__).parents[1] / ".hypothesis" / "examples"
 
 def register() -> None:
     """The two profiles, and the one that is in force unless `--hypothesis-profile` names the other."""
+    # On a busy machine anything is drawn slowly.
+    patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
     # A change is judged by the same examples everywhere, so that what fails has been broken by the change.
-    settings.register_profile(
-        "geomx", deadline=None, derandomize=True, database=None, print_blob=True, max_examples=USUAL
-    )
+    settings.register_profile("geomx", **patient, derandomize=True, database=None, max_examples=USUAL)
     # What this finds is kept in the database until it is mended, and becomes an `@example`.
     settings.register_profile(
         "explore",
-        deadline=None,
+        **patient,
         derandomize=False,
         database=DirectoryBasedExampleDatabase(DATABASE),
-        print_blob=True,
         max_examples=10 * USUAL,
     )
     settings.load_profile("geomx")
