@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
+import pytest
 import torch
 import uvloop
 
@@ -18,6 +19,15 @@ from geomx.wire.messages import Message, State, payload_size
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 ANY_PORT = "127.0.0.1:0"
 PATIENCE_S = 300.0  # a test that waits for longer than this fails
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """For the `conftest.py` of a folder. A test that needs a short limit sets it itself, and waits for nothing else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("geomx.channels.connection.CLOSE_LIMIT_S", PATIENCE_S)
+        patch.setattr("geomx.channels.tcp.DIAL_LIMIT_S", PATIENCE_S)
+        yield
 
 
 def run_on(loop_name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

@@ -69,6 +69,8 @@ timeout_s = 120
 [wan]
 heartbeat_s = 0.5
 timeout_s = 120
+[limits]
+stop_s = 120
 [[party]]
 name = "A"
 workers = 1

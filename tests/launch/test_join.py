@@ -106,7 +106,8 @@ at_s = 0.6
 party = "A"
 rate_mbps = 5
 """
-PATIENT = ("wan.timeout_s=120", "lan.timeout_s=120")  # nobody is lost because the machine is busy
+# Nobody is lost, or ended, because the machine is busy.
+PATIENT = ("wan.timeout_s=120", "lan.timeout_s=120", "limits.stop_s=120")
 
 
 @pytest.mark.processes

@@ -49,7 +49,8 @@ def make():
     return torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.Linear(50, 10))
 """
 ONE = ["--algorithm", "fsa", "--codec", "dense"]
-PATIENT = ["wan.timeout_s=120", "lan.timeout_s=120"]  # nobody is lost because the machine is busy
+# Nobody is lost, or ended, because the machine is busy.
+PATIENT = ["wan.timeout_s=120", "lan.timeout_s=120", "limits.stop_s=120"]
 GIVEN = ["--parameters", "100000", "--step-ms", "50"]
 
 
