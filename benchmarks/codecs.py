@@ -10,14 +10,18 @@ payload has been compared with the CPU's; the rows are in `out/bench/codecs_cuda
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
+from dataclasses import asdict
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from rich.console import Console
 
+from benchmarks import sweep
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs.pack import native
 from geomx.codecs.pack.noise import RngKey
@@ -35,21 +39,17 @@ GEOMX_BYTES = 8  # what GeoMX's Bi-Sparse sends for an entry, up; down, up to th
 
 
 def check_cuda(slice_: Slice) -> None:
-    """Exit where there is no GPU, or where a codec gives other bytes on one."""
+    """Exit where there is no GPU, or where a codec gives other bytes, or decodes to other values, on one."""
     if not torch.cuda.is_available():
         sys.exit("codecs: PyTorch finds no CUDA device here")
     values = 1e-3 * torch.randn(slice_.elements, generator=torch.Generator().manual_seed(0))
     for spec in SPECS:
         here, there = (make_codec(spec, RngKey()) for _ in range(2))
         for turn in range(3):
-            ours = here.encode(slice_, turn, values)
-            theirs = there.encode(slice_, turn, values.to("cuda"))
-            if not torch.equal(ours, theirs.cpu()):
-                sys.exit(f"codecs: `{spec}` gives other bytes on the GPU than on the CPU, in turn {turn}")
-            if not torch.equal(here.decode(slice_, ours), there.decode(slice_, theirs).cpu()):
-                sys.exit(
-                    f"codecs: `{spec}` decodes to other values on the GPU than on the CPU, in turn {turn}"
-                )
+            ours, theirs = here.encode(slice_, turn, values), there.encode(slice_, turn, values.to("cuda"))
+            decoded = here.decode(slice_, ours), there.decode(slice_, theirs).cpu()
+            if not (torch.equal(ours, theirs.cpu()) and torch.equal(*decoded)):
+                sys.exit(f"codecs: `{spec}` gives other bits on the GPU than on the CPU, in turn {turn}")
     print("every codec gives the same bits on the GPU as on the CPU")
 
 
@@ -61,46 +61,25 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
+    where = f"{'compiled kernels' if native.available() else 'torch operations alone'}, one core"
+    name = "codecs.jsonl"
     if options.device == "cuda":
         check_cuda(slices_like(options.parameters)[0])
-    memories, costs, rows = [], [], []
+        where, name = torch.cuda.get_device_name(), "codecs_cuda.jsonl"
+    memories, costs = [], []
     for spec in SPECS:
-        memory = memory_of(options.device)  # anew: a neighbour may take much of it for a while
+        memories.append(memory_of(options.device))  # anew: a neighbour may take much of it for a while
         slices = slices_like(options.parameters, slices_wanted(spec))
-        each = cost(spec, slices, memory, options.rounds, options.device)
-        memories.append(memory)
-        costs.append(each)
-        name, *parameters = each.spec.split()
-        rows.append(
-            {
-                "codec": name,
-                "parameters": " ".join(parameters),
-                "slices": each.slices,
-                "kernels": native.available(),
-                "bytes_up": each.sent_bytes,
-                "bytes_down": each.sent_bytes,
-                "ratio_up": each.ratio,
-                "ratio_down": each.ratio,
-                "encode_s": each.encode_s,
-                "decode_s": each.decode_s,
-                "floor_s": each.floor_s,
-                "decode_floor_s": each.decode_floor_s,
-                "memory_updating_bytes_s": memory.updating,
-                "memory_copying_bytes_s": memory.copying,
-            }
-        )
-    path = Path("out/bench") / ("codecs.jsonl" if options.device == "cpu" else "codecs_cuda.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    kernels = "compiled kernels" if native.available() else "torch operations alone"
-    where = torch.cuda.get_device_name() if options.device == "cuda" else f"{kernels}, one core"
+        costs.append(cost(spec, slices, memories[-1], options.rounds, options.device))
+    rows = [
+        {**asdict(each), "ratio": each.ratio, "memory": memory._asdict(), "kernels": native.available()}
+        for each, memory in zip(costs, memories, strict=True)
+    ]
+    sweep.keep(sweep.OUT / name, rows, "w")
     median = Memory(*(statistics.median(rates) for rates in zip(*memories, strict=True)))
-    title = f"{options.parameters:,} parameters; {where}\nmemory: {median}"
-    Console(width=110).print(table_of(title, costs))
-    entries = round(0.01 * options.parameters)
-    print(
-        f"GeoMX's Bi-Sparse at 1 %: {GEOMX_BYTES * entries / 1e6:.3g} MB up, up to that times the parties down"
-    )
+    Console(width=110).print(table_of(f"{options.parameters:,} parameters; {where}\nmemory: {median}", costs))
+    own_mb = GEOMX_BYTES * 0.01 * options.parameters / 1e6
+    print(f"GeoMX's Bi-Sparse at 1 %: {own_mb:.3g} MB up, up to that times the parties down")
 
 
 if __name__ == "__main__":

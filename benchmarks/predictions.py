@@ -13,32 +13,28 @@ it, without any link; then each algorithm runs with each codec as `geomx run` do
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from geomx.launch.topology import compared
+from torch import nn
 
-import geomx  # noqa: E402
-from geomx.config import Run  # noqa: E402
-from geomx.launch.local_run import rehearse  # noqa: E402
-from geomx.launch.plan import compared  # noqa: E402
-from geomx.launch.plan_facts import Sources, known  # noqa: E402
-from geomx.observe.records import Record  # noqa: E402
-from geomx.predict.facts import Rhythm  # noqa: E402
+import geomx
+from benchmarks import sweep
+from geomx.config import Run
+from geomx.launch.local_run import rehearse
+from geomx.launch.plan_facts import Sources, known
+from geomx.observe.records import Record
+from geomx.predict.facts import Rhythm
 
-OUTPUT = ROOT / "out" / "bench" / "predictions.jsonl"
 LINKS = {
     "50 Mbit/s, 20 ms": ["wan.link={rate_mbps = 50, delay_ms = 10}"],
     "20 Mbit/s, 100 ms": ["wan.link={rate_mbps = 20, delay_ms = 50}"],
@@ -56,21 +52,11 @@ CODECS = ("dense", "int8", "bisparse ratio=0.01")
 WIDTH, BATCH, STEP_S = 708, 4, 0.06
 SECONDS, LEAST_PERIODS, WARM_STEPS = 6.0, 3, 2
 TOML = """
-[run]
-name = "predictions"
-arguments = ["--train"]
-[limits]
-start_s = 600
-[wan]
-timeout_s = 60
-[lan]
-timeout_s = 60
-[[party]]
-name = "A"
-workers = 2
-[[party]]
-name = "B"
-workers = 1
+run = { name = "predictions", arguments = ["--train"] }
+limits.start_s = 600
+wan.timeout_s = 60
+lan.timeout_s = 60
+party = [{ name = "A", workers = 2 }, { name = "B", workers = 1 }]
 """
 
 
@@ -124,65 +110,45 @@ def measured(run: Run, period: int) -> tuple[float, int]:
 
 
 def rows_of(
-    link: str, algorithms: Sequence[str], codecs: Sequence[str], known_cells: Collection[tuple[str, str, str]]
-) -> Iterator[dict[str, Any]]:
+    link: str, algorithms: Sequence[str], codecs: Sequence[str], known_cells: Collection[tuple[str, ...]]
+) -> Iterator[sweep.Row]:
     """Predict all cells of a link, then measure those that are not known; the plainest first."""
     base = Run.parse(TOML, "predictions.toml", [f'run.script="{Path(__file__).resolve()}"', *LINKS[link]])
     facts = known(base, Sources(measure=True))
     computes = {site.name: round(site.compute_s, 4) for site in facts.sites}
     predicted, _ = compared(base, facts, algorithms, [(codec, codec) for codec in codecs])
-    order = [(codec, algorithm) for codec in codecs for algorithm in algorithms]
-    for row in sorted(predicted, key=lambda row: order.index((row.codecs[0], row.algorithm))):
-        up, down = row.codecs
-        if (row.algorithm, up, link) in known_cells:
+    for row in sorted(
+        predicted, key=lambda row: (codecs.index(row.codecs[0]), algorithms.index(row.algorithm))
+    ):
+        algorithm, (up, down), prediction = row.algorithm, row.codecs, row.prediction
+        if (algorithm, up, link) in known_cells:
             continue
-        run = base.changed([f"sync.policy={row.algorithm}", f"wan.codec_up={up}", f"wan.codec_down={down}"])
-        rounds = row.prediction.round_s / row.prediction.step_s
-        step_s, periods = measured(run, Rhythm.of(row.algorithm).steps)
-        ratio = row.prediction.step_s / step_s
-        found = {
-                "link": link, "algorithm": row.algorithm, "codec": up, "predicted_s": row.prediction.round_s,
-                "measured_s": step_s * rounds, "ratio": ratio, "periods": periods, "compute_s": computes,
-                "load": os.getloadavg()[0],
+        run = base.changed([f"sync.policy={algorithm}", f"wan.codec_up={up}", f"wan.codec_down={down}"])
+        step_s, periods = measured(run, Rhythm.of(algorithm).steps)
+        yield {
+            "link": link, "algorithm": algorithm, "codec": up, "predicted_s": prediction.round_s,
+            "measured_s": step_s * prediction.round_s / prediction.step_s, "ratio": prediction.step_s / step_s,
+            "periods": periods, "compute_s": computes, "load": os.getloadavg()[0],
         }  # fmt: skip
-        print(f"{link:46} {row.algorithm:37} {up:20} {line(found)}", flush=True)
-        yield found
 
 
-def rows_kept() -> list[dict[str, Any]]:
-    """What has been measured."""
-    return (
-        [json.loads(line) for line in OUTPUT.read_text(encoding="utf-8").splitlines()]
-        if OUTPUT.exists()
-        else []
-    )
-
-
-def line(row: dict[str, Any]) -> str:
-    return f"predicted {row['predicted_s']:.3f} measured {row['measured_s']:.3f} s a round, {row['ratio'] - 1:+.0%}"
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[sweep.Row]) -> str:
     """Markdown: a line for each algorithm and codec, a column for each link."""
     links = list(dict.fromkeys(row["link"] for row in rows))
-    cells = {(row["algorithm"], row["codec"], row["link"]): row for row in rows}
     lines = [f"| algorithm | codec | {' | '.join(links)} |", "|---" * 2 + "|---:" * len(links) + "|"]
-    for algorithm, codec in dict.fromkeys((row["algorithm"], row["codec"]) for row in rows):
-        found = [cells.get((algorithm, codec, link)) for link in links]
-        shown = [
-            f"{row['predicted_s']:.2f} / {row['measured_s']:.2f} ({row['ratio'] - 1:+.0%})" if row else "–"
-            for row in found
-        ]
-        lines.append(f"| `{algorithm}` | `{codec}` | {' | '.join(shown)} |")
+    for (algorithm, codec), same in sweep.grouped(rows, "algorithm", "codec").items():
+        shown = {row["link"]: shown_as(row) for row in same}
+        lines.append(f"| `{algorithm}` | `{codec}` | {' | '.join(shown.get(link, '–') for link in links)} |")
     return "\n".join(lines)
 
 
+def shown_as(row: sweep.Row) -> str:
+    return f"{row['predicted_s']:.2f} / {row['measured_s']:.2f} ({row['ratio'] - 1:+.0%})"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--missing", action="store_true", help="keep what has been measured")
+    parser = sweep.parser_of(__doc__, sweep.OUT / "predictions.jsonl")
+    parser.add_argument("--train", action="store_true", help="what the runs that are measured do")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--links", nargs="+", type=int, default=range(len(LINKS)), help="by number, from 0")
     parser.add_argument("--only", nargs="+", default=ALGORITHMS, metavar="ALGORITHM")
@@ -190,16 +156,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.train:
         train()
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     if not (options.table or options.missing):
-        OUTPUT.write_text("")
-    cells = {(row["algorithm"], row["codec"], row["link"]) for row in rows_kept()}
+        sweep.keep(options.out, [], "w")
+    cells = {(row["algorithm"], row["codec"], row["link"]) for row in sweep.rows_of(options.out)}
     for link in () if options.table else [list(LINKS)[place] for place in options.links]:
         for row in rows_of(link, options.only, options.codecs, cells):
-            with OUTPUT.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-    kept = rows_kept()
+            sweep.keep(options.out, [row])
+            print(f"{link:46} {row['algorithm']:37} {row['codec']:20} {shown_as(row)} s a round", flush=True)
     order = {name: place for place, name in enumerate((*ALGORITHMS, *CODECS))}
+    kept = sweep.rows_of(options.out)
     kept.sort(key=lambda row: (order.get(row["algorithm"], 99), order.get(row["codec"], 99)))
     print(table(kept))
 

@@ -10,25 +10,26 @@ import bisect
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MARK = "GEOMX_BENCH_NODE"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
-GRACE_S = 5.0
 
 
-@dataclass
 class Meter:
     """Follows the processes of one turn, whose marks are `TURN:NODE`."""
 
-    turn: str
-    peak_mb: dict[str, float] = field(default_factory=dict)
-    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
-    _cpu_s: dict[tuple[int, str], tuple[str, float]] = field(default_factory=dict)  # by pid and start time
+    def __init__(self, turn: str) -> None:
+        self.turn = turn
+        self.peak_mb: dict[str, float] = {}
+        self.samples: list[tuple[float, dict[str, float]]] = []
+        self._cpu_s: dict[
+            tuple[int, str], tuple[str, float]
+        ] = {}  # by pid and start time, of the ended as well
 
     def mark(self, node: str) -> dict[str, str]:
         """The variable by which a node's processes are known."""
@@ -36,18 +37,19 @@ class Meter:
 
     def sample(self) -> None:
         """Look at every process now."""
-        now, rss_mb = time.monotonic(), dict[str, float]()
-        for pid, node in self.living().items():
-            stat = _stat(pid)
-            if stat is not None:
-                self._cpu_s[pid, stat[19]] = node, (int(stat[11]) + int(stat[12])) / TICKS_PER_S
-                rss_mb[node] = rss_mb.get(node, 0.0) + int(stat[21]) * PAGE_MB
+        now, rss_mb, cpu_s = time.monotonic(), Counter[str](), Counter[str]()
+        for pid, node in living(self.turn).items():
+            with suppress(OSError):
+                # behind the name, which is in brackets; [0] is the state
+                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if stat[0] != "Z":
+                    self._cpu_s[pid, stat[19]] = node, (int(stat[11]) + int(stat[12])) / TICKS_PER_S
+                    rss_mb[node] += int(stat[21]) * PAGE_MB
         for node, size in rss_mb.items():
             self.peak_mb[node] = max(size, self.peak_mb.get(node, 0.0))
-        sums: dict[str, float] = {}
         for node, seconds in self._cpu_s.values():
-            sums[node] = sums.get(node, 0.0) + seconds
-        self.samples.append((now, sums))
+            cpu_s[node] += seconds
+        self.samples.append((now, dict(cpu_s)))
 
     def cpu_s(self, begin: float, end: float) -> dict[str, float]:
         """CPU seconds by node between two moments of the monotonic clock; between two samples they grow evenly.
@@ -67,71 +69,41 @@ class Meter:
         share = (moment - since) / (until - since) if until > since else 0.0
         return {node: used + (behind.get(node, used) - used) * share for node, used in before.items()}
 
-    def living(self) -> dict[int, str]:
-        """The node of each process that lives."""
-        return _living(self.turn)
-
-    def end_all(self, grace_s: float = GRACE_S) -> None:
+    def end_all(self, grace_s: float = 5.0) -> None:
         """End every process that is left: politely, then not."""
-        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, grace_s)):
-            until = time.monotonic() + patience_s
-            left = self.living()
-            for pid in left:
-                _signal(pid, number)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            until = time.monotonic() + grace_s
+            left = living(self.turn)
+            _signal(left, number)
             while left and time.monotonic() < until:
                 time.sleep(0.05)
-                left = self.living()
-            if not left:
-                return
+                left = living(self.turn)
 
 
 @contextmanager
 def others_stopped() -> Iterator[None]:
     """Within it, every other process of this process's turn stands still; outside a turn there are none."""
     turn, _, _ = os.environ.get(MARK, "").partition(":")
-    others = _living(turn).keys() - {os.getpid()} if turn else set()
+    others = living(turn).keys() - {os.getpid()} if turn else set()
     try:
-        for pid in others:
-            _signal(pid, signal.SIGSTOP)
+        _signal(others, signal.SIGSTOP)
         yield
     finally:
-        for pid in others:
-            _signal(pid, signal.SIGCONT)
+        _signal(others, signal.SIGCONT)
 
 
-def _living(turn: str) -> dict[int, str]:
-    """The node of each process of a turn."""
-    found = {}
-    want = f"{MARK}={turn}:".encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (mark := _mark(folder, want)) is not None:
-            found[int(folder.name)] = mark
+def living(turn: str) -> dict[int, str]:
+    """The node of each process of a turn that lives."""
+    found, want = {}, f"{MARK}={turn}:".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # a process of somebody else, or one that has ended
+            _, mark, behind = path.read_bytes().partition(want)
+            if mark:
+                found[int(path.parent.name)] = behind.split(b"\0", 1)[0].decode()
     return found
 
 
-def _mark(folder: Path, want: bytes) -> str | None:
-    """The node that a process belongs to; None for the processes of others, and for those that have ended."""
-    try:
-        environment = (folder / "environ").read_bytes()
-    except OSError:
-        return None
-    start = environment.find(want)
-    if start < 0:
-        return None
-    return environment[start + len(want) :].split(b"\0", 1)[0].decode()
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat behind the name: [0] is the state."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

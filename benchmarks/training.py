@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import processes
+from benchmarks.cells import Cell
 
 DEVICES = Path("/proc/self/net/dev")
 SYNTHETIC_TENSORS = 10
@@ -28,61 +29,53 @@ RATE, SGD_RATE = 3e-3, 0.1  # Adam's, for every system alike; SGD's
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a training process is to do, and its place among the others."""
+    """What a process is to do, and its place among the others. `options`: of the cell's configuration."""
 
+    cell: Cell
     name: str
-    party: int
-    rank: int
-    parties: int
-    workers: int
-    workload: str
-    parameters: int
-    batch: int
-    step_ms: float
-    steps: int
-    evaluate_every: int
-    target_accuracy: float | None
-    options: dict[str, Any]
-    addresses: dict[str, str]
-    folder: Path
+    folder: Path = Path()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def here(cls) -> Job:
+        """The one that this process was started for."""
+        path, name = sys.argv[1:3]
+        told = json.loads(Path(path).read_text())
+        return cls(Cell(**told.pop("cell")), name, Path(path).parent, **told)
+
+    @property
+    def text(self) -> str:
+        """As JSON, of every process of a turn."""
+        return json.dumps({"cell": asdict(self.cell), "options": self.options, "addresses": self.addresses})
+
+    @property
+    def party(self) -> str:
+        return self.name.partition("/")[0]
 
     @property
     def place(self) -> int:
         """This worker among all of the run."""
-        return self.party * self.workers + self.rank
+        return self.cell.worker_names.index(self.name)
 
     @property
     def everyone(self) -> int:
         """How many workers the run has."""
-        return self.parties * self.workers
+        return self.cell.parties * self.cell.workers
 
 
-def begin(argv: list[str] | None = None) -> tuple[Job, Watch]:
-    """The job that this process was started for, and a watch for it."""
-    path, name = (sys.argv if argv is None else argv)[1:3]
-    fields = json.loads(Path(path).read_text())
-    party, _, rank = name.partition("/")
-    place = {"party": fields.pop("party_names").index(party), "rank": int(rank)}
-    job = Job(name=name, folder=Path(path).parent, **place, **fields)
-    return job, Watch(job)
-
-
-@dataclass
 class Watch:
-    """Writes down each step of one process."""
+    """Writes down each step of one worker. `note`: goes with the next line."""
 
-    job: Job
-    step_count: int = 0
-    note: str = ""  # goes with the next line
-    _file: Any = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._file = record_path(self.job.folder, self.job.name).open("a", buffering=1)
+    def __init__(self, job: Job) -> None:
+        self.note = ""
+        self._job, self._is_first, self._step = job, job.place == 0, 0
+        self._file = record_path(job.folder, job.name).open("a", buffering=1)
 
     def steps(self, accuracy: Callable[[], float] | None = None) -> Iterator[int]:
         """The numbers of the job's steps, from 1; each is written down when the loop comes back."""
         self.start()
-        for step in range(1, self.job.steps + 1):
+        for step in range(1, self._job.cell.steps + 1):
             yield step
             self.step(accuracy)
 
@@ -92,18 +85,18 @@ class Watch:
 
     def step(self, accuracy: Callable[[], float] | None = None) -> None:
         """One step has ended. The first worker evaluates when it is due; all others stand still meanwhile."""
-        self.step_count += 1
+        self._step += 1
         line = self._line()
         self._write(line)
-        every = self.job.evaluate_every
-        if accuracy is not None and every and self.job.place == 0 and self.step_count % every == 0:
+        every = self._job.cell.evaluate_every
+        if accuracy is not None and every and self._is_first and self._step % every == 0:
             with processes.others_stopped():
                 value = accuracy()
             self._write(line | {"accuracy": value, "until": time.monotonic()})
 
     def _line(self) -> dict[str, Any]:
         sent, received = wan_counters()
-        return {"t": time.monotonic(), "step": self.step_count, "sent": sent, "received": received}
+        return {"t": time.monotonic(), "step": self._step, "sent": sent, "received": received}
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.note:
@@ -118,13 +111,9 @@ def record_path(folder: Path, name: str) -> Path:
 
 def wan_counters(devices: Path = DEVICES) -> tuple[int, int]:
     """Bytes that have left and entered this process's namespace, over every device but the loopback."""
-    sent = received = 0
-    for line in devices.read_text().splitlines()[2:]:
-        device, _, numbers = line.partition(":")
-        if device.strip() != "lo":
-            columns = numbers.split()
-            received, sent = received + int(columns[0]), sent + int(columns[8])
-    return sent, received
+    lines = (line.partition(":") for line in devices.read_text().splitlines()[2:])
+    counted = [numbers.split() for device, _, numbers in lines if device.strip() != "lo"]
+    return sum(int(columns[8]) for columns in counted), sum(int(columns[0]) for columns in counted)
 
 
 def synthetic_sizes(parameters: int) -> list[int]:
@@ -137,11 +126,11 @@ def synthetic_sizes(parameters: int) -> list[int]:
 def wait_for(path: Path, limit_s: float = 120.0) -> str:
     """The text of a file that another process will write; raises TimeoutError."""
     until = time.monotonic() + limit_s
-    while time.monotonic() < until:
-        if path.exists():
-            return path.read_text()
+    while not path.exists():
+        if time.monotonic() >= until:
+            raise TimeoutError(f"{path.name} was not written within {limit_s:.0f} s")
         time.sleep(0.02)
-    raise TimeoutError(f"{path.name} was not written within {limit_s:.0f} s")
+    return path.read_text()
 
 
 def publish(path: Path, text: str) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import OK, Cell
 from benchmarks.grounds import Ground
-from benchmarks.measures import Turn, measured_span, reached, read_steps
+from benchmarks.measures import Steps, Turn, measured_span, reached, read_steps
 from benchmarks.processes import Meter
-from benchmarks.systems.base import ROOT, Desk, Node, System
+from benchmarks.systems.adapters import ROOT, Desk, Node, System
+from benchmarks.training import Job
 
 LOOK_S, LOOK_AT_STEPS_S = 0.25, 5.0
 END_S = 30.0  # from the last step of all: some systems hang now and then while their nodes part
@@ -32,16 +32,14 @@ def run_turn(cell: Cell, system: System, ground: Ground, python: Path, keep: boo
     """Run a cell once. Whatever happens, none of its processes is left. `keep`: its folder, which is printed."""
     folder = Path(tempfile.mkdtemp(prefix="geomx-bench-"))
     load, at = os.getloadavg()[0], datetime.now(UTC).isoformat(timespec="seconds")
-    meter = Meter(folder.name)
-    options = {**system.configs[cell.config], **cell.options}
-    desk = Desk(cell, ground, python, folder, options)
+    desk, meter = Desk(cell, ground, python, folder, system.configs[cell.config]), Meter(folder.name)
     try:
         ground.begin()
         nodes, addresses = system.nodes(desk)
-        desk.job.write_text(json.dumps(job_of(desk, addresses)))
-        watched = _Watched(desk, meter)
-        state = watched.run(nodes)
-        steps = read_steps(folder, cell.worker_names)
+        desk.job.write_text(Job(cell, "", folder, desk.options, addresses).text)
+        watched = _Watched(desk, meter, nodes)
+        state = watched.run()
+        steps = watched.steps()
         span = measured_span(steps, cell)
         if state == OK and span is None and reached(steps, cell) is None:
             state = "it ended before a round could be measured"
@@ -54,58 +52,43 @@ def run_turn(cell: Cell, system: System, ground: Ground, python: Path, keep: boo
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def job_of(desk: Desk, addresses: Mapping[str, str]) -> dict[str, Any]:
-    """What the training processes are told; see `benchmarks.training.Job`."""
-    cell, workload = desk.cell, desk.cell.workload
-    return {
-        "party_names": cell.sites,
-        "parties": cell.parties,
-        "workers": cell.workers,
-        "workload": workload.name,
-        "parameters": workload.parameters,
-        "batch": workload.batch,
-        "step_ms": workload.step_ms,
-        "steps": cell.steps,
-        "evaluate_every": workload.evaluate_every,
-        "target_accuracy": workload.target_accuracy,
-        "options": dict(desk.options),
-        "addresses": dict(addresses),
-    }
-
-
 class _Watched:
     """The processes of one turn, from the first start until there is something to tell.
 
     `note`: of a turn that went well, but for what was noted.
     """
 
-    def __init__(self, desk: Desk, meter: Meter) -> None:
-        self._desk, self._meter = desk, meter
+    def __init__(self, desk: Desk, meter: Meter, nodes: Sequence[Node]) -> None:
+        self._desk, self._cell, self._meter, self._nodes = desk, desk.cell, meter, nodes
         self._running: dict[str, subprocess.Popen[Any]] = {}
         self.note = ""
 
-    def run(self, nodes: Sequence[Node]) -> str:
+    def run(self) -> str:
         """`ok`, or why there will be no figures."""
         look_at = time.monotonic() + LOOK_AT_STEPS_S
-        until = time.monotonic() + self._desk.cell.limit_s
+        until = time.monotonic() + self._cell.limit_s
         try:
-            for node in nodes:
+            for node in self._nodes:
                 self._start(node)
             while time.monotonic() < until:
                 time.sleep(LOOK_S)
                 self._meter.sample()
-                state = self._state(nodes)
+                state = self._state()
                 if state is not None:
                     return state
                 if time.monotonic() >= look_at:
-                    has_ended = self._least_step() >= self._desk.cell.steps
-                    look_at = math.inf if has_ended else time.monotonic() + LOOK_AT_STEPS_S
-                    until = min(until, time.monotonic() + END_S) if has_ended else until
-            return self._overdue(nodes)
+                    look_at = time.monotonic() + LOOK_AT_STEPS_S
+                    if self._least_step() >= self._cell.steps:
+                        look_at, until = math.inf, min(until, time.monotonic() + END_S)
+            return self._overdue()
         finally:
             self._meter.end_all(SERVERS_GRACE_S)
             for process in self._running.values():
                 process.wait()
+
+    def steps(self) -> Steps:
+        """What the workers have written down so far."""
+        return read_steps(self._desk.folder, self._cell.worker_names)
 
     def _start(self, node: Node) -> None:
         env = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
@@ -114,36 +97,31 @@ class _Watched:
         with self._output(node).open("wb") as output:
             self._running[node.name] = self._desk.ground.start(node.site, node.argv, env, output)
 
-    def _state(self, nodes: Sequence[Node]) -> str | None:
+    def _state(self) -> str | None:
         """None while the turn goes on."""
-        ended = {node.name: self._running[node.name].poll() for node in nodes}
-        for node in nodes:
+        ended = {node.name: self._running[node.name].poll() for node in self._nodes}
+        for node in self._nodes:
             if ended[node.name]:
                 return f"{node.name} ended with status {ended[node.name]}: {self._last_words(node)}"
-        if all(ended[node.name] is not None for node in nodes if not node.serves):
+        if all(ended[node.name] is not None for node in self._nodes if not node.serves):
             return OK
-        cell = self._desk.cell
-        if cell.workload.target_accuracy is None:
-            return None
-        first = read_steps(self._desk.folder, cell.worker_names[:1])
-        return OK if reached(first, cell) else None
+        return OK if self._cell.target_accuracy is not None and reached(self.steps(), self._cell) else None
 
-    def _overdue(self, nodes: Sequence[Node]) -> str:
+    def _overdue(self) -> str:
         """How far the workers had come, for a turn that was too slow or hung; `ok` if it hung behind its last step."""
-        cell, least = self._desk.cell, self._least_step()
-        stopped = f"it was stopped after {cell.limit_s:g} s"
+        least, stopped = self._least_step(), f"it was stopped after {self._cell.limit_s:g} s"
         if least < 0:
-            return f"{stopped} {NOT_BEGUN}; {nodes[-1].name}: {self._last_words(nodes[-1])}"
-        if least < cell.steps:
-            return f"{stopped}, at step {least} of {cell.steps}"
+            last = self._nodes[-1]
+            return f"{stopped} {NOT_BEGUN}; {last.name}: {self._last_words(last)}"
+        if least < self._cell.steps:
+            return f"{stopped}, at step {least} of {self._cell.steps}"
         self.note = "all steps were made, but its processes did not end, and were stopped"
         return OK
 
     def _least_step(self) -> int:
         """To which step all workers have come; -1 before all have begun."""
-        steps = read_steps(self._desk.folder, self._desk.cell.worker_names)
-        last = [lines[-1]["step"] for lines in steps.values() if lines]
-        return int(min(last)) if len(last) == len(self._desk.cell.worker_names) else -1
+        last = [lines[-1]["step"] for lines in self.steps().values()]
+        return int(min(last)) if len(last) == len(self._cell.worker_names) else -1
 
     def _output(self, node: Node) -> Path:
         return self._desk.folder / f"{node.name.replace('/', '.')}.out"
@@ -155,11 +133,8 @@ class _Watched:
         return (errors or lines or ["it said nothing"])[-1][:300]
 
 
-def _modelled_cpu(steps: Mapping[str, Sequence[Mapping[str, Any]]], cell: Cell) -> dict[str, float]:
-    """What a simulated run says of its nodes; empty for real ones."""
-    for lines in steps.values():
-        told = [line["cpu"] for line in lines if "cpu" in line]
-        if told:
-            warm = min(cell.warmup * cell.every, len(told) - 1)
-            return {node: told[-1][node] - told[warm][node] for node in told[-1]}
-    return {}
+def _modelled_cpu(steps: Steps, cell: Cell) -> dict[str, float]:
+    """What a simulated run says of its nodes in its measured rounds; empty for real ones."""
+    told = [line["cpu"] for lines in steps.values() for line in lines if "cpu" in line]
+    warm = min(cell.warmup * cell.every, len(told) - 1)
+    return {node: told[-1][node] - told[warm][node] for node in told[-1]} if told else {}

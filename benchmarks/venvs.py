@@ -1,9 +1,6 @@
 """A virtual environment for each system, made from its pinned requirements when it is first needed."""
 
-from __future__ import annotations
-
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
@@ -32,42 +29,22 @@ def python_of(name: str, requirements: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         print(f"installing {name} into {folder} ...", flush=True)
         venv.create(folder, with_pip=True)
-        _pip(python, "install", "--quiet", "-r", str(requirements))
+        command = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-r"]
+        try:
+            subprocess.run(
+                [*command, str(requirements)], capture_output=True, text=True, check=True, timeout=LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            raise InstallError(f"pip did not end within {LIMIT_S} s") from None
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip() or "pip said nothing").splitlines()[-1].strip()
+            raise InstallError(f"it does not install: {last}") from None
         stamp.write_text(wanted)
     return python
 
 
-def versions_of(python: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """The versions of these packages in an environment, and of its Python."""
-    script = (
-        "import importlib.metadata as m, json, platform, sys\n"
-        "found = {'python': platform.python_version()}\n"
-        "for name in sys.argv[1:]:\n"
-        "    try: found[name] = m.version(name)\n"
-        "    except m.PackageNotFoundError: pass\n"
-        "print(json.dumps(found))"
-    )
-    done = subprocess.run(
-        [str(python), "-c", script, *names], capture_output=True, text=True, check=True, timeout=60
-    )
-    versions: dict[str, str] = json.loads(done.stdout)
-    return versions
-
-
-def names_in(requirements: Path) -> tuple[str, ...]:
-    """The packages that a file of pinned requirements names."""
-    if not requirements.exists():
-        return ()
-    lines = [line.split("#")[0].strip() for line in requirements.read_text().splitlines()]
-    return tuple(line.split("==")[0].split("[")[0].strip() for line in lines if line)
-
-
-def _pip(python: Path, *arguments: str) -> None:
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        raise InstallError(f"pip did not end within {LIMIT_S} s") from None
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.strip()] or ["pip said nothing"]
-        raise InstallError(f"it does not install: {errors[-1].strip()}")
+def pins_in(requirements: Path) -> dict[str, str]:
+    """The versions that a file of pinned requirements names, if there is one, by package."""
+    text = requirements.read_text() if requirements.exists() else ""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return dict(line.split("==") for line in lines if line)

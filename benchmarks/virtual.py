@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from benchmarks import training, workloads
+from benchmarks import workloads
+from benchmarks.cells import Cell
+from benchmarks.training import Job
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.node.factory import make_node
 from geomx.node.root import Root
-from geomx.node.server import Server
-from geomx.node.topology import Topology
-from geomx.simulate.programs import Program
-from geomx.simulate.simulator import Simulator
 from geomx.train import LiveRun, Settings
 
-BATCH = 32
-PARTIES = {"A": ("A/0", "A/1"), "B": ("B/0", "B/1")}
+
+def parties(workers: int = 2) -> dict[str, tuple[str, ...]]:
+    """A and B, of so many workers each."""
+    return {party: tuple(f"{party}/{rank}" for rank in range(workers)) for party in ("A", "B")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +45,34 @@ def train(
     simulator: Simulator,
     settings: Settings,
     model: str,
-    seed: int,
     loop: Callable[[Seat], None],
     goes_on: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run `loop` on every worker until all have ended, or as long as `goes_on()`. Raises what a worker has raised."""
     torch.set_num_threads(1)
     reuse_freed_blocks()
+    workers = len(plan.workers) // len(plan.parties)
+    cell = Cell("geomx", "", model, 0, "", parties=len(plan.parties), workers=workers)
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)
-        party, _, rank = program.name.partition("/")
+        name = program.name
+        mine = plan.parties[name.partition("/")[0]]
         run = LiveRun(
             program,
-            name=program.name,
+            name=name,
             members=plan.workers,
-            party_members=plan.parties[party],
+            party_members=mine,
             settings=settings,
             clock=lambda: program.now,
         )
-        job = _job(plan, program.name, list(plan.parties).index(party), int(rank), model)
         with run:
-            loop(Seat(run, workloads.task(job, seed), program, roots))
+            loop(Seat(run, workloads.task(Job(cell, name), settings.seed), program, roots))
 
     nodes = [make_node(plan, name) for name in plan.nodes]
     for node in nodes:
         simulator.add(node)
-    upsides = [node.upside for node in nodes if isinstance(node, Server)]
+    upsides = [getattr(node, "upside", None) for node in nodes]
     roots = tuple(upside for upside in upsides if isinstance(upside, Root))
     programs = [simulator.program(worker, main) for worker in plan.workers]
     simulator.run(while_=goes_on)
@@ -86,12 +86,3 @@ def wan_bytes(plan: Topology, simulator: Simulator) -> tuple[float, float]:
     ways = [(party, shard) for party in plan.parties for shard in plan.shards]
     up = sum(simulator.sent_bytes(party, shard) for party, shard in ways)
     return up, sum(simulator.sent_bytes(shard, party) for party, shard in ways)
-
-
-def _job(plan: Topology, name: str, party: int, rank: int, model: str) -> training.Job:
-    workers = len(plan.workers) // len(plan.parties)
-    return training.Job(
-        name=name, party=party, rank=rank, parties=len(plan.parties), workers=workers, workload=model, parameters=0,
-        batch=BATCH, step_ms=0.0, steps=0, evaluate_every=0, target_accuracy=None, options={}, addresses={},
-        folder=Path(),
-    )  # fmt: skip

@@ -5,17 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cells import Cell, Result, Workload, read_results, write_results
-from benchmarks.floors import Path as Way
+from benchmarks.cells import Cell, Result, read_results, write_results
+from benchmarks.grounds import Way
 from benchmarks.measures import Turn, measured_span, percentile, reached, read_steps, result_of, round_times
 
-WORKLOAD = Workload("cnn-179k", 1000, batch=10)
 WAYS = [Way(100, 100, 0.03)]
 
 
 def cell_of(**more):
-    settings = {"rounds": 4, "warmup": 1, "parties": 2, "workers": 1} | more
-    return Cell("geomx", "dense", settings.pop("workload", WORKLOAD), "100mbit-30ms", **settings)
+    settings = {"rounds_a_turn": 4, "warmup": 1, "parties": 2, "workers": 1, "batch": 10} | more
+    return Cell("geomx", "dense", "cnn-179k", 1000, "100mbit-30ms", **settings)
 
 
 def steps_of(cell, step_s=0.5, start=100.0, bytes_up=300, bytes_down=200):
@@ -102,7 +101,7 @@ def test_nothing_is_measured_where_a_worker_did_not_warm_up():
 
 
 class TestTheTarget:
-    cell = cell_of(workload=Workload("cnn-179k", 1000, target_accuracy=0.85, evaluate_every=2))
+    cell = cell_of(target_accuracy=0.85, evaluate_every=2)
 
     def steps(self, *looks):
         """Lines of both workers, with what the first saw at its looks of 2 s: (step, accuracy)."""
@@ -125,7 +124,7 @@ class TestTheTarget:
     def test_a_look_is_no_time_of_training_for_anybody(self):
         steps = self.steps((2, 0.7), (4, 0.9))
         result = result_of(self.cell, [Turn("now", 0.5, steps=steps)], WAYS)
-        assert result.samples_per_s == pytest.approx(2 * self.cell.workload.batch / 0.5)
+        assert result.samples_per_s == pytest.approx(2 * self.cell.batch / 0.5)
 
     def test_the_clock_starts_with_whoever_begins_last(self):
         steps = self.steps((4, 0.9))
@@ -137,7 +136,7 @@ class TestTheTarget:
         assert found.wan_bytes == 2 * 4 * (300 + 200)
 
     def test_bytes_between_parties_are_counted_once(self):
-        cell = cell_of(workload=self.cell.workload, hub="A")
+        cell = replace(self.cell, hub="A")
         assert reached(self.steps((4, 0.9)), cell).wan_bytes == 2 * 4 * 300
 
     def test_is_not_reached_by_less(self):
@@ -167,7 +166,7 @@ def test_results_come_back_from_their_lines(tmp_path):
 
 def test_a_cell_takes_the_place_of_itself_alone(tmp_path):
     path = tmp_path / "suite.jsonl"
-    here = Cell("geomx", "dense", Workload("synthetic", 10), "100mbit-30ms")
+    here = Cell("geomx", "dense", "synthetic", 10, "100mbit-30ms")
     elsewhere = [replace(here, **more) for more in ({"network": "unequal"}, {"hub": "A"}, {"config": "fp16"})]
     peer = replace(here, system="ddp", config="fp32", hub="none")
     cells = [here, *elsewhere, peer]
@@ -180,7 +179,7 @@ def test_a_cell_takes_the_place_of_itself_alone(tmp_path):
 
 def test_what_is_run_again_alone_stands_beside_the_sittings_raw_sockets(tmp_path):
     path = tmp_path / "suite.jsonl"
-    here = Cell("geomx", "dense", Workload("synthetic", 10), "100mbit-30ms")
+    here = Cell("geomx", "dense", "synthetic", 10, "100mbit-30ms")
     raw, peer = replace(here, system="raw", config="sockets"), replace(here, system="ddp", hub="none")
     write_results(path, [Result.of(raw, round_s_median=2.0), Result.of(here)])
     write_results(path, [Result.of(here), Result.of(peer)])

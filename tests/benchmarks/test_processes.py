@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import turn as turn_module
-from benchmarks.cells import Cell, synthetic
-from benchmarks.grounds import Loopback
-from benchmarks.processes import Meter
-from benchmarks.systems.base import ROOT, Node
+from benchmarks.cells import Cell
+from benchmarks.grounds import Ground
+from benchmarks.processes import Meter, living
+from benchmarks.systems.adapters import ROOT, Node, System
 from benchmarks.training import record_path
 from benchmarks.turn import run_turn
 
@@ -33,10 +33,10 @@ def test_a_child_that_has_left_for_a_session_of_its_own_is_ended_too():
     with start(meter, "A/0", FORKS_AWAY) as process:
         process.stdout.readline()
         process.stdout.readline()
-        assert list(meter.living().values()) == ["A/0", "A/0"]
+        assert list(living("test-forks").values()) == ["A/0", "A/0"]
         meter.end_all()
         process.wait()
-    assert meter.living() == {}
+    assert living("test-forks") == {}
 
 
 BURNS = """
@@ -114,35 +114,27 @@ def state(pid, expected):
     return found
 
 
-class Scripted:
-    """A system whose workers run a given script, behind so many steps that they have written down already."""
+def scripted(script, steps=None):
+    """An adapter whose workers run a given script, behind so many steps that they have written down already."""
 
-    has_hub = False
-    configs = {"only": {}}  # noqa: RUF012
-
-    def __init__(self, script, steps=None):
-        self.script, self.steps = script, steps
-
-    def refuses(self, cell):
-        return None
-
-    def nodes(self, desk):
-        if self.steps is not None:
-            lines = "".join(f'{{"t":{step}.0,"step":{step}}}\n' for step in range(self.steps + 1))
+    def nodes(desk):
+        if steps is not None:
+            lines = "".join(f'{{"t":{step}.0,"step":{step}}}\n' for step in range(steps + 1))
             for name in desk.cell.worker_names:
                 record_path(desk.folder, name).write_text(lines)
-        argv = [sys.executable, "-c", self.script, str(desk.job)]
+        argv = [sys.executable, "-c", script, str(desk.job)]
         return [Node(name, name[0], (*argv, name)) for name in desk.cell.worker_names], {}
 
-
-def turn_with(tmp_path, script, limit_s=600.0, steps=None):
-    cell = Cell(
-        "scripted", "only", synthetic(10), "100mbit-30ms", 2, 1, "none", rounds=2, warmup=1, limit_s=limit_s
-    )
-    return run_turn(cell, Scripted(script, steps), Loopback(), tmp_path)
+    return nodes
 
 
-TRAINS = "from benchmarks import training\n_, watch = training.begin()\nfor step in watch.steps(): pass"
+def turn_with(tmp_path, script, limit_s=60.0, steps=None):
+    cell = Cell("scripted", "only", "synthetic", 10, "100mbit-30ms", 2, 1, "none")
+    cell.rounds_a_turn, cell.warmup, cell.limit_s = 2, 1, limit_s
+    return run_turn(cell, System(scripted(script, steps), {"only": {}}), Ground(), tmp_path)
+
+
+TRAINS = "from benchmarks.training import Job, Watch\nfor step in Watch(Job.here()).steps(): pass"
 
 
 def test_a_turn_that_ends_well_has_the_steps_of_its_workers(tmp_path):

@@ -10,7 +10,7 @@ from benchmarks import run, sitting, venvs
 from benchmarks.cells import Result, read_results, write_results
 from benchmarks.measures import Turn
 from benchmarks.sitting import Facts, sittings
-from benchmarks.suites import fallback
+from benchmarks.suites import cells_of_suite
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_sitting_that_has_results_of_this_commit_is_left_out(
     commit, still_asked, asked, tmp_path, monkeypatch
 ):
     path = tmp_path / "fallback.jsonl"
-    first = sittings(fallback().cells)[0]
+    first = sittings(cells_of_suite("fallback"))[0]
     write_results(path, [Result.of(cell, commit=commit) for cell in first])
     monkeypatch.setattr(sys, "argv", ["run.py", "fallback", "--missing", "--out", str(path)])
     assert run.main() == 0
@@ -39,7 +39,7 @@ def test_a_sitting_that_has_results_of_this_commit_is_left_out(
 
 def test_a_sitting_that_lacks_a_cell_is_run_again_whole(asked, tmp_path, monkeypatch):
     path = tmp_path / "fallback.jsonl"
-    first = sittings(fallback().cells)[0]
+    first = sittings(cells_of_suite("fallback"))[0]
     write_results(path, [Result.of(cell, commit="now") for cell in first[1:]])
     monkeypatch.setattr(sys, "argv", ["run.py", "fallback", "--missing", "--out", str(path)])
     assert run.main() == 0
@@ -48,7 +48,7 @@ def test_a_sitting_that_lacks_a_cell_is_run_again_whole(asked, tmp_path, monkeyp
 
 def test_a_sitting_that_is_stopped_leaves_what_it_has(tmp_path, monkeypatch):
     path = tmp_path / "fallback.jsonl"
-    cells = [replace(cell, where="loopback") for cell in sittings(fallback().cells)[0]]
+    cells = [replace(cell, where="loopback") for cell in sittings(cells_of_suite("fallback"))[0]]
     asked = []
 
     def turn(cell, *_):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks import systems
-from benchmarks.cells import CNN_179K
+from benchmarks.cells import Cell
+from benchmarks.grounds import Ground
 from benchmarks.page import settings
-from benchmarks.suites import FAST, base
-from benchmarks.systems.geomx.adapter import _toml
+from benchmarks.systems.adapters import SYSTEMS, Desk, geomx_toml
 from geomx.config import Run
 
-CONFIGS = systems.find("geomx").configs
-CELL = replace(base(CNN_179K, FAST, 2, 2), system="geomx", hub="own site")
+CONFIGS = SYSTEMS["geomx"].configs
+CELL = Cell("geomx", "", "cnn-179k", 178_762, "100mbit-30ms")
 LOCAL = {"A": "10.0.0.1:7000", "B": "10.0.1.1:7000"}
 
 
@@ -22,7 +21,8 @@ LOCAL = {"A": "10.0.0.1:7000", "B": "10.0.1.1:7000"}
 def test_each_is_a_description_that_has_what_it_sets(config: str) -> None:
     options = CONFIGS[config]
     shards = [f"10.0.2.1:{7000 + shard}" for shard in range(options.get("run.shards", 1))]
-    run = Run.parse(_toml(CELL, options, shards, LOCAL), "bench.toml")
+    desk = Desk(CELL, Ground(), Path(), Path(), options)
+    run = Run.parse(geomx_toml(desk, shards, LOCAL), "bench.toml")
     keys = {key: value for key, value in options.items() if "." in key}
     assert run == run.changed([f"{key}={value}" for key, value in keys.items()])
     assert [run.party(site).workers for site in LOCAL] == [2, 2]

@@ -1,10 +1,12 @@
 """What training processes share."""
 
 import json
+import sys
 
 import pytest
 
-from benchmarks.training import Watch, begin, publish, synthetic_sizes, wait_for, wan_counters
+from benchmarks.cells import Cell
+from benchmarks.training import Job, Watch, publish, synthetic_sizes, wait_for, wan_counters
 
 DEVICES = """Inter-|   Receive                    |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
@@ -14,51 +16,42 @@ DEVICES = """Inter-|   Receive                    |  Transmit
 
 
 @pytest.fixture
-def job_file(tmp_path):
-    fields = {
-        "party_names": ["A", "B"],
-        "parties": 2,
-        "workers": 2,
-        "workload": "synthetic",
-        "parameters": 10,
-    }
-    fields |= {"batch": 4, "step_ms": 0.0, "steps": 4, "evaluate_every": 2, "target_accuracy": 0.5}
-    path = tmp_path / "job.json"
-    path.write_text(json.dumps(fields | {"options": {}, "addresses": {}}))
-    return path
+def job_of(tmp_path, monkeypatch):
+    """The job of a worker, as its process gets it."""
+
+    def job(name):
+        cell = Cell("", "", "synthetic", 10, "", batch=4, rounds_a_turn=3, warmup=1)
+        cell.evaluate_every, cell.target_accuracy = 2, 0.5
+        path = tmp_path / "job.json"
+        path.write_text(Job(cell, "").text)
+        monkeypatch.setattr(sys, "argv", ["train.py", str(path), name])
+        return Job.here()
+
+    return job
 
 
 def lines(job):
-    return [
-        json.loads(line)
-        for line in (job.folder / f"{job.name.replace('/', '.')}.steps.jsonl").read_text().splitlines()
-    ]
+    path = job.folder / f"{job.name.replace('/', '.')}.steps.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_worker_knows_its_place(job_file):
-    job, _ = begin(["train.py", str(job_file), "B/1"])
-    assert (job.party, job.rank, job.place, job.everyone) == (1, 1, 3, 4)
+def test_a_worker_knows_its_place(job_of):
+    job = job_of("B/1")
+    assert (job.party, job.place, job.everyone, job.cell.steps) == ("B", 3, 4, 4)
 
 
-def test_the_beginning_and_each_step_are_written_down(job_file):
-    job, watch = begin(["train.py", str(job_file), "B/0"])
-    assert list(watch.steps()) == [1, 2, 3, 4]
+def test_the_beginning_and_each_step_are_written_down(job_of):
+    job = job_of("B/0")
+    assert list(Watch(job).steps()) == [1, 2, 3, 4]
     assert [line["step"] for line in lines(job)] == [0, 1, 2, 3, 4]
 
 
-def test_the_first_worker_looks_when_it_is_due(job_file):
-    job, watch = begin(["train.py", str(job_file), "A/0"])
-    for _ in watch.steps(lambda: 0.25):
+@pytest.mark.parametrize(("name", "looks"), [("A/0", [2, 4]), ("A/1", [])])
+def test_the_first_worker_alone_looks_when_it_is_due(name, looks, job_of):
+    job = job_of(name)
+    for _ in Watch(job).steps(lambda: 0.25):
         pass
-    assert [line["step"] for line in lines(job) if "accuracy" in line] == [2, 4]
-
-
-def test_the_others_do_not_look(job_file):
-    job, watch = begin(["train.py", str(job_file), "A/1"])
-    assert isinstance(watch, Watch)
-    for _ in watch.steps(lambda: 0.25):
-        pass
-    assert not [line for line in lines(job) if "accuracy" in line]
+    assert [line["step"] for line in lines(job) if "accuracy" in line] == looks
 
 
 def test_the_loopback_is_no_wan(tmp_path):

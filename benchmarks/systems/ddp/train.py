@@ -18,20 +18,15 @@ WARMUP = 2  # steps that PowerSGD and post-local SGD make in full before they be
 
 
 def main() -> None:
-    job, watch = training.begin()
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://{job.addresses['store']}", rank=job.place, world_size=job.everyone
-    )
+    job = training.Job.here()
+    store = f"tcp://{job.addresses['store']}"
+    dist.init_process_group("gloo", init_method=store, rank=job.place, world_size=job.everyone)
     task = workloads.task(job)
     # One bucket: PowerSGD over gloo takes no more, and the model's tensors are few.
-    model = DistributedDataParallel(
-        task.model, bucket_cap_mb=1000 if job.options["hook"] == "powersgd" else None
-    )
+    bucket_mb = 1000 if job.options["hook"] == "powersgd" else None
+    model = DistributedDataParallel(task.model, bucket_cap_mb=bucket_mb)
     optimizer = hooked(job, model, workloads.optimizer(job, task.model))
-    for _ in watch.steps(task.accuracy):
-        optimizer.zero_grad()
-        task.loss(model).backward()
-        optimizer.step()
+    workloads.train(training.Watch(job), task, optimizer, model)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -50,8 +45,7 @@ def hooked(
         subgroup, _ = dist.new_subgroups(1)
         state = post_localSGD_hook.PostLocalSGDState(None, subgroup, start_localSGD_iter=WARMUP)
         model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-        averager = averagers.PeriodicModelAverager(**averaging(job.options["every"]))
-        return PostLocalSGDOptimizer(optimizer, averager)
+        return PostLocalSGDOptimizer(optimizer, averagers.PeriodicModelAverager(**averaging(job.cell.every)))
     elif hook == "hierarchical":
         model.register_comm_hook(Tiers(job), through_leaders)
     return optimizer
@@ -70,11 +64,14 @@ class Tiers:
     """
 
     def __init__(self, job: training.Job) -> None:
-        parties = [list(range(p * job.workers, (p + 1) * job.workers)) for p in range(job.parties)]
-        self.up, self.down = ([dist.new_group(ranks) for ranks in parties][job.party] for _ in range(2))
+        workers, place = job.cell.workers, job.place
+        parties = [list(range(first, first + workers)) for first in range(0, job.everyone, workers)]
+        self.up, self.down = (
+            [dist.new_group(ranks) for ranks in parties][place // workers] for _ in range(2)
+        )
         self.leaders = dist.new_group([ranks[0] for ranks in parties])
-        self.leader = parties[job.party][0]
-        self.leads = job.rank == 0
+        self.leader = place - place % workers
+        self.leads = place == self.leader
         self.everyone = job.everyone
         self.half = bool(job.options.get("half"))
         self.legs = [ThreadPoolExecutor(1) for _ in range(3)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import flwr
@@ -20,47 +17,34 @@ MESSAGE_BYTES = 2**31 - 1
 
 
 def main() -> None:
-    if sys.argv[2] == "server":
-        serve(json.loads(Path(sys.argv[1]).read_text()))
-        return
-    job, watch = training.begin()
-    client = Client(job, watch)
-    flwr.client.start_client(
-        server_address=job.addresses["server"],
-        client=client.to_client(),
-        grpc_max_message_length=MESSAGE_BYTES,
-        insecure=True,
-        max_wait_time=60.0,
-    )
+    job = training.Job.here()
+    shared = {"server_address": job.addresses["server"], "grpc_max_message_length": MESSAGE_BYTES}
+    if job.name == "server":
+        serve(job, **shared)
+    else:
+        flwr.client.start_client(client=Client(job).to_client(), insecure=True, max_wait_time=60.0, **shared)
 
 
-def serve(job: dict[str, Any]) -> None:
+def serve(job: training.Job, **shared: Any) -> None:
     """Average what all clients return, round after round."""
-    everyone = job["parties"] * job["workers"]
     strategy = FedAvg(
         fraction_fit=1.0,
         fraction_evaluate=0.0,
-        min_fit_clients=everyone,
+        min_fit_clients=job.everyone,
         min_evaluate_clients=0,
-        min_available_clients=everyone,
+        min_available_clients=job.everyone,
         accept_failures=False,
     )
     # The last fit's average arrives with one more round, which ends no step that is written down.
-    rounds = job["steps"] // job["options"]["every"] + 1
-    flwr.server.start_server(
-        server_address=job["addresses"]["server"],
-        config=ServerConfig(num_rounds=rounds),
-        strategy=strategy,
-        grpc_max_message_length=MESSAGE_BYTES,
-    )
+    config = ServerConfig(num_rounds=job.cell.steps // job.cell.every + 1)
+    flwr.server.start_server(config=config, strategy=strategy, **shared)
 
 
 class Client(NumPyClient):
     """Trains for a few steps on the weights that it gets, and returns its own."""
 
-    def __init__(self, job: training.Job, watch: training.Watch) -> None:
-        self._job, self._watch = job, watch
-        self._task = workloads.task(job)
+    def __init__(self, job: training.Job) -> None:
+        self._cell, self._watch, self._task = job.cell, training.Watch(job), workloads.task(job)
         self._optimizer = workloads.optimizer(job, self._task.model)
         self._begun = False
 
@@ -76,13 +60,13 @@ class Client(NumPyClient):
         else:
             self._watch.start()
             self._begun = True
-        for step in range(self._job.options["every"]):
+        for step in range(self._cell.every):
             if step:
-                self._watch.step(None)
+                self._watch.step()
             self._optimizer.zero_grad()
             self._task.loss(self._task.model).backward()
             self._optimizer.step()
-        return self.get_parameters(config), self._job.batch, {}
+        return self.get_parameters(config), self._cell.batch, {}
 
 
 if __name__ == "__main__":

@@ -19,12 +19,9 @@ SPARED = 0.05
 
 
 def main() -> None:
-    job, watch = training.begin()
-    dht = join(job)
-    task = workloads.task(job)
-    optimizer = workloads.optimizer(job, task.model)
-    parameters = list(task.model.parameters())
-    every = job.options["every"]
+    job = training.Job.here()
+    watch, dht, task = training.Watch(job), join(job), workloads.task(job)
+    parameters, every = list(task.model.parameters()), job.cell.every
     averager = DecentralizedAverager(
         [torch.zeros_like(parameter) for parameter in parameters],
         dht,
@@ -36,32 +33,32 @@ def main() -> None:
         start=True,
     )
     watch.note = probe(averager, job)
-    for step in watch.steps(task.accuracy):
-        optimizer.zero_grad()
-        task.loss(task.model).backward()
+
+    def gradients(_: int) -> None:
         if every == 1:
             average(averager, [parameter.grad for parameter in parameters], job.everyone)
-        optimizer.step()
+
+    def weights(step: int) -> None:
         if every > 1 and step % every == 0:
             average(averager, [parameter.data for parameter in parameters], job.everyone)
-    training.publish(job.folder / f"{job.name.replace('/', '.')}.done", "")
-    for party in range(job.parties):  # a peer that leaves takes its part of the last average with it
-        for rank in range(job.workers):
-            training.wait_for(job.folder / f"{'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[party]}.{rank}.done")
+
+    optimizer = workloads.optimizer(job, task.model)
+    workloads.train(watch, task, optimizer, before_step=gradients, behind_step=weights)
+    done = [job.folder / f"{name.replace('/', '.')}.done" for name in job.cell.worker_names]
+    training.publish(done[job.place], "")
+    for path in done:  # a peer that leaves takes its part of the last average with it
+        training.wait_for(path)
     averager.shutdown()
     dht.shutdown()
 
 
 def join(job: training.Job) -> hivemind.DHT:
     """The first peer publishes its address, the others begin from there."""
-    here = f"/ip4/{job.addresses[job.name.partition('/')[0]]}/tcp/0"
-    known, begin = job.folder / "first-peer", None
-    if job.place:
-        begin = training.wait_for(known).split()
+    known = job.folder / "first-peer"
     dht = hivemind.DHT(
-        begin,
+        training.wait_for(known).split() if job.place else None,
         start=True,
-        host_maddrs=[here],
+        host_maddrs=[f"/ip4/{job.addresses[job.party]}/tcp/0"],
         use_relay=False,
         use_auto_relay=False,
         auto_nat=False,
@@ -92,9 +89,8 @@ def probe(averager: DecentralizedAverager, job: training.Job) -> str:
     mine = [ramp + job.place for ramp in ramps]
     average(averager, mine, job.everyone)
     mean = (job.everyone - 1) / 2
-    right = sum(
-        int(((found - ramp - mean).abs() < 0.2).sum()) for found, ramp in zip(mine, ramps, strict=True)
-    )
+    pairs = zip(mine, ramps, strict=True)
+    right = sum(int(((found - ramp - mean).abs() < 0.2).sum()) for found, ramp in pairs)
     elements = sum(ramp.numel() for ramp in ramps)
     missing = f"averaging left out {1 - right / elements:.1%} of the elements, and reported success"
     if right < (1 - SPARED) * elements:

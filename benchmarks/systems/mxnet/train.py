@@ -15,16 +15,15 @@ from mxnet import autograd, gluon, nd
 
 from benchmarks import data, training
 
-DENSE = {"cnn-179k": (256, 128), "cnn-1m": (1024, 512), "cnn-10m": (4096, 1920)}
-TEST_BATCH = 1000
 PAUSE_S = 3.0
 
 
 def main() -> None:
-    job, watch = training.begin()
+    job = training.Job.here()
+    watch, cell = training.Watch(job), job.cell
     mx.random.seed(0)
     np.random.seed(0)  # Gluon's initialisers draw from it
-    task = Synthetic(job) if job.workload == "synthetic" else Cnn(job)
+    task = Synthetic(job) if cell.workload == "synthetic" else Cnn(job)
     store = mx.kv.create(job.options["store"])
     if job.options.get("compression"):
         store.set_gradient_compression({"type": job.options["compression"], "threshold": 0.5})
@@ -36,9 +35,8 @@ def main() -> None:
     store.pull(keys, task.weights)
     task.take()
     if job.options["store"] == "dist_async":
-        watch.note = (
-            "nobody waits: A's workers, beside the server, are far ahead. Seconds are the median worker's"
-        )
+        behind = "A's workers, beside the server, are far ahead"
+        watch.note = f"nobody waits: {behind}. Seconds are the median worker's"
     for _ in watch.steps(task.accuracy):
         task.backward()
         for key, gradient, weight in zip(keys, task.gradients(), task.weights, strict=True):
@@ -56,9 +54,9 @@ class Synthetic:
 
     def __init__(self, job: training.Job) -> None:
         self.optimizer = mx.optimizer.SGD(learning_rate=1e-3)
-        self.weights = [nd.zeros(size) for size in training.synthetic_sizes(job.parameters)]
+        self.weights = [nd.zeros(size) for size in training.synthetic_sizes(job.cell.parameters)]
         self._given = [1e-3 * nd.random.normal(shape=weight.shape) for weight in self.weights]
-        self._step_s = 1e-3 * job.step_ms
+        self._step_s = 1e-3 * job.cell.step_ms
 
     def backward(self) -> None:
         time.sleep(self._step_s)
@@ -78,21 +76,22 @@ class Cnn:
         self._images, self._labels = data.fashion_mnist("train")
         self._order = np.random.default_rng(1 + job.place)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
-        self._net = cnn(job.workload)
+        self._net = cnn(job.cell.workload)
         self._net.initialize(mx.init.Xavier())
         self._parameters = list(self._net.collect_params().values())
         # The server adds what workers push: the mean over all samples is wanted.
-        self.optimizer = mx.optimizer.Adam(
-            learning_rate=training.RATE, rescale_grad=1 / (job.batch * job.everyone)
-        )
+        scale = 1 / (job.cell.batch * job.everyone)
+        self.optimizer = mx.optimizer.Adam(learning_rate=training.RATE, rescale_grad=scale)
         # Arrays of their own: those of the net may be in a layout of oneDNN, which the store does not take.
         self.weights = [parameter.data().copy() for parameter in self._parameters]
 
     def backward(self) -> None:
-        share = len(self._labels) // self._job.everyone
-        chosen = self._order.integers(share, size=self._job.batch) * self._job.everyone + self._job.place
+        everyone = self._job.everyone
+        drawn = self._order.integers(len(self._labels) // everyone, size=self._job.cell.batch)
+        chosen = drawn * everyone + self._job.place
         with autograd.record():
-            loss = self._loss(self._net(scaled(self._images[chosen])), nd.array(self._labels[chosen]))
+            classes = self._net(nd.array(data.scaled(self._images[chosen])))
+            loss = self._loss(classes, nd.array(self._labels[chosen]))
         loss.backward()
 
     def gradients(self) -> list[Any]:
@@ -104,18 +103,12 @@ class Cnn:
             parameter.set_data(weight)
 
     def accuracy(self) -> float:
-        """The share of the 10,000 test images that the model gets right."""
-        images, labels = data.fashion_mnist("test")
-        right = 0
-        for start in range(0, len(labels), TEST_BATCH):
-            named = self._net(scaled(images[start : start + TEST_BATCH])).argmax(axis=1).asnumpy()
-            right += int((named == labels[start : start + TEST_BATCH]).sum())
-        return right / len(labels)
+        return data.accuracy(lambda images: self._net(nd.array(images)).argmax(axis=1).asnumpy())
 
 
 def cnn(name: str) -> Any:
     """All sizes are given, so that the weights are there before the first image."""
-    wide, narrow = DENSE[name]
+    wide, narrow = data.DENSE[name]
     net = gluon.nn.HybridSequential()
     for before, channels in ((1, 16), (16, 32)):
         net.add(gluon.nn.Conv2D(channels, kernel_size=5, in_channels=before, activation="relu"))
@@ -124,10 +117,6 @@ def cnn(name: str) -> Any:
     for before, units, activation in ((512, wide, "relu"), (wide, narrow, "relu"), (narrow, 10, None)):
         net.add(gluon.nn.Dense(units, in_units=before, activation=activation))
     return net
-
-
-def scaled(images: Any) -> Any:
-    return nd.array((images[:, None].astype(np.float32) / 255 - data.MEAN) / data.DEVIATION)
 
 
 if __name__ == "__main__":

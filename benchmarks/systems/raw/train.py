@@ -6,13 +6,11 @@ nothing else of it. No arithmetic is done.
 
 from __future__ import annotations
 
-import json
 import queue
 import socket
-import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 from benchmarks import training
 
@@ -21,24 +19,20 @@ DIAL_S = 60.0
 
 
 def main() -> None:
-    if sys.argv[2] == "hub":
-        hub(json.loads(Path(sys.argv[1]).read_text()))
+    job = training.Job.here()
+    host, _, port = job.addresses["hub"].rpartition(":")
+    if job.name == "hub":
+        hub(host, int(port), job.cell.parties, job.cell.size_bytes)
     else:
-        party(*training.begin())
+        party(dial(host, int(port)), job.cell.size_bytes, training.Watch(job))
 
 
-def blocks(size_bytes: int) -> list[int]:
-    """The sizes of a round's blocks."""
-    whole, rest = divmod(size_bytes, BLOCK_BYTES)
-    return [BLOCK_BYTES] * whole + ([rest] if rest else [])
-
-
-def hub(job: dict) -> None:
+def hub(host: str, port: int, parties: int, size_bytes: int) -> None:
     """Serve every party until they hang up."""
-    host, _, port = job["addresses"]["hub"].rpartition(":")
-    with socket.create_server((host, int(port)), backlog=64) as door:
-        ends = [door.accept()[0] for _ in range(job["parties"])]
-    sizes = blocks(4 * job["parameters"])
+    with socket.create_server((host, port), backlog=64) as door:
+        ends = [door.accept()[0] for _ in range(parties)]
+    whole, rest = divmod(size_bytes, BLOCK_BYTES)
+    sizes = [BLOCK_BYTES] * whole + ([rest] if rest else [])
     arrived: list[queue.SimpleQueue[bool]] = [queue.SimpleQueue() for _ in ends]
     leaving: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in ends]
     for end, here, out in zip(ends, arrived, leaving, strict=True):
@@ -47,22 +41,22 @@ def hub(job: dict) -> None:
         threading.Thread(target=send, args=(end, out), daemon=True).start()
     while True:
         for size in sizes:
-            here = [each.get() for each in arrived]
-            if not all(here):
+            are_here = [each.get() for each in arrived]
+            if not all(are_here):
                 return
             for out in leaving:
                 out.put(size)
 
 
-def receive(end: socket.socket, sizes: list[int], arrived: queue.SimpleQueue[bool]) -> None:
+def receive(end: socket.socket, sizes: Sequence[int], arrived: queue.SimpleQueue[bool]) -> None:
     """Tell of each block that has come; False at the end."""
     memory = memoryview(bytearray(BLOCK_BYTES))
     while True:
         for size in sizes:
-            if not fill(end, memory[:size]):
-                arrived.put(False)
+            has_come = fill(end, memory[:size])
+            arrived.put(has_come)
+            if not has_come:
                 return
-            arrived.put(True)
 
 
 def send(end: socket.socket, leaving: queue.SimpleQueue[int]) -> None:
@@ -73,34 +67,28 @@ def send(end: socket.socket, leaving: queue.SimpleQueue[int]) -> None:
 
 def fill(end: socket.socket, view: memoryview) -> bool:
     """Receive exactly this much; False where the other side has hung up."""
-    while view:
-        count = end.recv_into(view)
-        if not count:
-            return False
+    while view and (count := end.recv_into(view)):
         view = view[count:]
-    return True
+    return not view
 
 
-def party(job: training.Job, watch: training.Watch) -> None:
+def party(end: socket.socket, size_bytes: int, watch: training.Watch) -> None:
     """Send and receive a round's bytes, round after round."""
-    size = 4 * job.parameters
-    mine, into = bytes(size), memoryview(bytearray(size))
-    with dial(job.addresses["hub"]) as end:
-        for _ in watch.steps():
-            sender = threading.Thread(target=end.sendall, args=(mine,))
-            sender.start()
-            if not fill(end, into):
-                raise ConnectionError("the hub hung up")
-            sender.join()
+    mine, into = bytes(size_bytes), memoryview(bytearray(size_bytes))
+    for _ in watch.steps():
+        sender = threading.Thread(target=end.sendall, args=(mine,))
+        sender.start()
+        if not fill(end, into):
+            raise ConnectionError("the hub hung up")
+        sender.join()
 
 
-def dial(address: str) -> socket.socket:
+def dial(host: str, port: int) -> socket.socket:
     """Connect to the hub, which may not listen yet."""
-    host, _, port = address.rpartition(":")
     until = time.monotonic() + DIAL_S
     while True:
         try:
-            end = socket.create_connection((host, int(port)))
+            end = socket.create_connection((host, port))
         except ConnectionRefusedError:
             if time.monotonic() > until:
                 raise

@@ -1,24 +1,24 @@
 """A whole run of geomx in the simulator: the real nodes, a virtual clock, a network of given rate and delay.
 
 Model of the machine: a node has a processor of its own that touches memory at `MEMORY_BYTES_PER_S`; each directed
-pair of nodes has a link of its own. Within a party links are as fast as this machine's loopback.
+pair of nodes has a link of its own. Within a party links are as fast as this machine's loopback. Tensors have shapes
+but no values, so that a thousand parties find place in a process.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from benchmarks import training
+from benchmarks.cells import Cell
 from geomx.layout import Layout, Tensor
 from geomx.node.contract import Effect, Event, Job
 from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Contribution, Ready
-from geomx.node.topology import Topology
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.presence import pack
 
@@ -26,39 +26,40 @@ MEMORY_BYTES_PER_S = 2e9
 CHUNK_BYTES = 256 << 10  # larger than the real ones: nothing overtakes here, and there are fewer events
 LAN = Network(rate_mbps=16_000.0, delay_ms=0.05)
 HEADERS = 1500 / 1448  # of IP and TCP, which the lab's rates count
-SGD = {
-    "lr": 1e-3,
-    "momentum": 0.0,
-    "dampening": 0.0,
-    "weight_decay": 0.0,
-    "nesterov": False,
-    "maximize": False,
-}
+OFF = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+SGD = {"lr": 1e-3, **OFF}
 
 
 class Counted:
-    """A node, and how many bytes its jobs have touched."""
+    """A node, and how many seconds its jobs have touched memory."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
-        self.touched_bytes = 0
+        self.cpu_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._node, name)
 
     def handle(self, event: Event, now: float) -> Iterable[Effect]:
         effects = list(self._node.handle(event, now))
-        self.touched_bytes += sum(effect.cost_bytes for effect in effects if isinstance(effect, Job))
+        self.cpu_s += (
+            sum(effect.cost_bytes for effect in effects if isinstance(effect, Job)) / MEMORY_BYTES_PER_S
+        )
         return effects
 
 
 class Loop:
-    """A training loop without a thread: it computes for a while and pushes, as soon as it has every update."""
+    """A training loop without a thread: it computes for a while and pushes, as soon as it has every update.
 
-    def __init__(self, run: Run, name: str, place: int) -> None:
-        self._run, self._name, self._place = run, name, place
-        self._turn = 0
-        self._missing = 0
+    `stepped`: hears of each turn of which it has all; turn 0 is the beginning.
+    """
+
+    def __init__(
+        self, simulator: Simulator, name: str, cell: Cell, layout: Layout, stepped: Callable[[int], None]
+    ) -> None:
+        self._simulator, self._name, self._cell, self._layout = simulator, name, cell, layout
+        self._stepped, self._is_first = stepped, name == cell.worker_names[0]
+        self._turn = self._missing = 0
 
     def __call__(self, item: Any) -> None:
         if isinstance(item, Ready):
@@ -66,91 +67,61 @@ class Loop:
         elif isinstance(item, Arrived):
             self._missing -= 1
             if not self._missing:
-                self._stepped()
+                self._end_turn()
 
-    def _stepped(self) -> None:
-        run = self._run
-        run.stepped(self._name, self._turn)
+    def _end_turn(self) -> None:
+        self._stepped(self._turn)
         self._turn += 1
-        if self._turn > run.job.steps:
-            run.simulator.call(self._name, "leave", {"": run.job.steps})
+        if self._turn > self._cell.steps:
+            self._simulator.call(self._name, "leave", {"": self._cell.steps})
         else:
-            run.simulator.at(run.simulator.now + 1e-3 * run.job.step_ms, self._push)
+            self._simulator.at(self._simulator.now + 1e-3 * self._cell.step_ms, self._push)
 
     def _push(self) -> None:
-        slices = self._run.layout.slices
-        self._missing = len(slices)
-        for slice_ in slices:
-            weights = torch.empty(slice_.elements, device="meta")
+        self._missing = len(self._layout.slices)
+        for slice_ in self._layout.slices:
+            weights, present = torch.empty(slice_.elements, device="meta"), None
             if self._turn:
-                mine = Contribution.of(
-                    self._turn, slice_.index, "gradient", "step()", 1.0, weights, None, SGD
-                )
-            elif self._place:
-                absent = pack([False] * len(slice_.parts))
-                mine = Contribution.of(0, slice_.index, "assign", "attach()", 0.0, None, absent)
+                mine = Contribution(self._turn, slice_.index, "gradient", "step()", 1.0, weights, None, SGD)
             else:
-                mine = Contribution.of(0, slice_.index, "assign", "attach()", 0.0, weights)
-            self._run.simulator.call(self._name, "contribute", mine)
-
-
-class Run:
-    """All nodes of a run, and the lines that its first worker's steps are written down in."""
-
-    def __init__(self, job: training.Job, parties: tuple[str, ...]) -> None:
-        self.job = job
-        plan = Topology(
-            "bench", {party: tuple(f"{party}/{r}" for r in range(job.workers)) for party in parties}
-        )
-        sizes = training.synthetic_sizes(job.parameters)
-        self.layout = Layout(
-            tuple(Tensor(f"{place}", (size,), "float32") for place, size in enumerate(sizes))
-        )
-        wan = Network(
-            rate_mbps=float(job.addresses["rate_mbps"]) / HEADERS, delay_ms=float(job.addresses["delay_ms"])
-        )
-        self.simulator = Simulator(0, wan, MEMORY_BYTES_PER_S, CHUNK_BYTES)
-        self.nodes = {name: Counted(make_node(plan, name)) for name in plan.nodes}
-        for node in self.nodes.values():
-            self.simulator.add(node)  # type: ignore[arg-type]
-        for place, name in enumerate(plan.workers):
-            self.simulator.link(name, plan.parents(name)[0], LAN)
-            self.simulator.listen(name, Loop(self, name, place))
-        self.first = plan.workers[0]
-        self.plan = plan
-        self.lines: list[dict[str, Any]] = []
-
-    def stepped(self, name: str, turn: int) -> None:
-        """The first worker has every update of a turn; turn 0 is the beginning."""
-        if name != self.first:
-            return
-        party = name.partition("/")[0]
-        cpu: dict[str, float] = defaultdict(float)
-        for node in ("global/0", party, name):
-            cpu[node] = self.nodes[node].touched_bytes / MEMORY_BYTES_PER_S
-        sent = self.simulator.sent_bytes(party, "global/0")
-        received = self.simulator.sent_bytes("global/0", party)
-        line = {"t": self.simulator.now, "step": turn, "sent": sent, "received": received, "paused": 0.0}
-        self.lines.append(line | {"cpu": dict(cpu)})
-
-    def run(self) -> None:
-        """To the end; raises what ended a node."""
-        self.simulator.run(1.0)
-        for name in self.plan.workers:
-            self.simulator.call(name, "attach", self.layout, {"optimizer": "torch.optim.SGD"})
-        self.simulator.run(1e6)
-        for name in self.plan.nodes:
-            if (error := self.simulator.error_of(name)) is not None:
-                raise error
+                if not self._is_first:
+                    weights, present = None, pack([False] * len(slice_.parts))
+                mine = Contribution(0, slice_.index, "assign", "attach()", 0.0, weights, present)
+            self._simulator.call(self._name, "contribute", mine)
 
 
 def main() -> None:
-    job, _ = training.begin()
-    told = json.loads((job.folder / "job.json").read_text())
-    run = Run(job, tuple(told["party_names"]))
-    run.run()
-    with training.record_path(job.folder, job.name).open("w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in run.lines)
+    """To the end; raises what ended a node."""
+    job = training.Job.here()
+    cell, told = job.cell, {key: float(value) for key, value in job.addresses.items()}
+    parties = {party: tuple(f"{party}/{rank}" for rank in range(cell.workers)) for party in cell.sites}
+    plan = Plan("bench", parties)
+    sizes = training.synthetic_sizes(cell.parameters)
+    layout = Layout(tuple(Tensor(f"{place}", (size,), "float32") for place, size in enumerate(sizes)))
+    wan = Network(rate_mbps=told["rate_mbps"] / HEADERS, delay_ms=told["delay_ms"])
+    simulator = Simulator(0, wan, MEMORY_BYTES_PER_S, CHUNK_BYTES)
+    nodes = {name: Counted(make_node(plan, name)) for name in plan.nodes}
+    for node in nodes.values():
+        simulator.add(node)  # type: ignore[arg-type]
+    file = training.record_path(job.folder, job.name).open("w")
+
+    def write_down(turn: int) -> None:
+        ways = {"sent": (job.party, "global/0"), "received": ("global/0", job.party)}
+        moved = {key: simulator.sent_bytes(*way) for key, way in ways.items()}
+        cpu = {name: nodes[name].cpu_s for name in ("global/0", job.party, job.name)}
+        file.write(json.dumps({"t": simulator.now, "step": turn, **moved, "cpu": cpu}) + "\n")
+
+    for name in plan.workers:
+        simulator.link(name, plan.parents(name)[0], LAN)
+        stepped = write_down if name == job.name else lambda turn: None
+        simulator.listen(name, Loop(simulator, name, cell, layout, stepped))
+    simulator.run(1.0)
+    for name in plan.workers:
+        simulator.call(name, "attach", layout, {"optimizer": "torch.optim.SGD"})
+    simulator.run(1e6)
+    errors = [error for name in plan.nodes if (error := simulator.error_of(name)) is not None]
+    if errors:
+        raise errors[0]
 
 
 if __name__ == "__main__":

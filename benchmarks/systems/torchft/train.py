@@ -18,27 +18,16 @@ PATIENCE = timedelta(seconds=120)
 
 
 def main() -> None:
-    job, watch = training.begin()
-    task = workloads.task(job)
-    manager, store = managed(job, task.model)
-    if job.options["every"] == 1:
-        each_step(job, watch, task, manager)
-    else:
-        diloco(job, watch, task, manager)
-    manager.shutdown(wait=False)
-    del store
-
-
-def managed(job: training.Job, model: torch.nn.Module) -> tuple[Manager, dist.TCPStore]:
-    """A replica group of one; all begin with the same weights, so there is nothing to copy at the start."""
-    here = job.addresses[job.name.partition("/")[0]]
+    job = training.Job.here()
+    watch, task, every = training.Watch(job), workloads.task(job), job.cell.every
+    here = job.addresses[job.party]
     store = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)
-    manager = Manager(
+    manager = Manager(  # of a replica group of one; all begin with the same weights, so nothing is copied at the start
         pg=ProcessGroupGloo(timeout=PATIENCE),
-        load_state_dict=model.load_state_dict,
-        state_dict=model.state_dict,
+        load_state_dict=task.model.load_state_dict,
+        state_dict=task.model.state_dict,
         min_replica_size=job.everyone,
-        use_async_quorum=job.options["every"] == 1,
+        use_async_quorum=every == 1,
         timeout=PATIENCE,
         quorum_timeout=PATIENCE,
         connect_timeout=PATIENCE,
@@ -51,28 +40,22 @@ def managed(job: training.Job, model: torch.nn.Module) -> tuple[Manager, dist.TC
         hostname=here,
         init_sync=False,
     )
-    return manager, store
 
-
-def each_step(job: training.Job, watch: training.Watch, task: workloads.Task, manager: Manager) -> None:
-    model = DistributedDataParallel(manager, task.model)
-    optimizer = OptimizerWrapper(manager, workloads.optimizer(job, task.model))
-    for _ in watch.steps(task.accuracy):
-        optimizer.zero_grad()
-        task.loss(model).backward()
-        optimizer.step()
+    def everyone_took_part(_: int) -> None:
         if manager.num_participants() != job.everyone:
             raise RuntimeError(f"a step had {manager.num_participants()} of {job.everyone} replicas")
 
-
-def diloco(job: training.Job, watch: training.Watch, task: workloads.Task, manager: Manager) -> None:
-    inner = workloads.optimizer(job, task.model)
-    outer = torch.optim.SGD(task.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    with DiLoCo(manager, [task.model], inner, outer, sync_every=job.options["every"], pin_memory=False):
-        for _ in watch.steps(task.accuracy):
-            inner.zero_grad()
-            task.loss(task.model).backward()
-            inner.step()
+    optimizer = workloads.optimizer(job, task.model)
+    if every == 1:
+        model = DistributedDataParallel(manager, task.model)
+        optimizer = OptimizerWrapper(manager, optimizer)
+        workloads.train(watch, task, optimizer, model, behind_step=everyone_took_part)
+    else:
+        outer = torch.optim.SGD(task.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        with DiLoCo(manager, [task.model], optimizer, outer, sync_every=every, pin_memory=False):
+            workloads.train(watch, task, optimizer)
+    manager.shutdown(wait=False)
+    del store
 
 
 if __name__ == "__main__":
