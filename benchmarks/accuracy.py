@@ -6,12 +6,9 @@ One process trains on batches of 128; the run's four workers, two in each of two
 a table, and leaves its figures in `out/bench/one_process.jsonl`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,19 +31,11 @@ def alone(script: list[str]) -> float:
 
 def in_parties(script: list[str]) -> float:
     """The final accuracy of the same script in a run of two parties of two workers."""
-    with tempfile.TemporaryDirectory() as folder:
-        report, arguments = Path(folder, "report.json"), json.dumps([*script, "--batch", "32"])
-        command = [
-            sys.executable,
-            "-m",
-            "geomx",
-            "run",
-            str(EXAMPLES / "demo.toml"),
-            f"run.arguments={arguments}",
-        ]
-        with Path(folder, "log").open("w") as output:
-            subprocess.run([*command, "--report", str(report)], check=True, stdout=output, stderr=output)
-        return float(json.loads(report.read_text())["final_accuracy"])
+    arguments = f"run.arguments={json.dumps([*script, '--batch', '32'])}"
+    with tempfile.NamedTemporaryFile() as report:
+        command = [sys.executable, "-m", "geomx", "run", str(EXAMPLES / "demo.toml"), arguments]
+        subprocess.run([*command, "--report", report.name], check=True, capture_output=True)
+        return float(json.loads(Path(report.name).read_text())["final_accuracy"])
 
 
 def main() -> None:
@@ -56,14 +45,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     script = ["--data", options.data, "--epochs", str(options.epochs), "--lr", "0.002", "--seed"]
-    rows, table = [], []
+    rows = []
     for name, train in (("one process", alone), ("2 parties × 2 workers", in_parties)):
         found = [train([*script, str(seed)]) for seed in range(options.seeds)]
-        rows.append({"system": name, "data": options.data, "epochs": options.epochs, "accuracies": found})
-        figures = {"mean": statistics.mean(found), "least": min(found), "most": max(found)}
-        table.append({"": name, **{key: f"{value:.2%}" for key, value in figures.items()}})
+        means = {"mean": sum(found) / len(found), "least": min(found), "most": max(found)}
+        rows.append(
+            {"system": name, "data": options.data, "epochs": options.epochs, **means, "accuracies": found}
+        )
     sweep.keep(sweep.OUT / "one_process.jsonl", rows)
-    sweep.show(f"{options.data}, {options.epochs} epochs: test accuracy", table)
+    sweep.show("Test accuracy", rows)
 
 
 if __name__ == "__main__":

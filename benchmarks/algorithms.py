@@ -3,13 +3,8 @@
     python benchmarks/algorithms.py                          every algorithm, three seeds; hours on two cores
     python benchmarks/algorithms.py --seeds 1 --only FSA HFA
 
-GeoMX's CNN on Fashion-MNIST, 2 parties × 2 workers, batches of 32, Adam. Real nodes and gradients on the simulator's
-virtual clock: a step takes 50 ms, on the workers of a slow party four times as long; a link has 100 Mbit/s and 15 ms
-each way, a slow one 10 Mbit/s. "six unequal": 2 parties × 3 workers, two of which take 49 times as long:
-33 × 6 steps fit into one of theirs, which is the throughput that ESync's paper reports, beside synchronous SGD's. The
-weights that count are the global server's: they are shown the test images whenever the first worker of the first party
-has taken 25 steps, in no time. Leaves rows in out/bench/algorithms.jsonl. Those that the page was made of lie in
-docs/data: copied to out/bench, `--missing` adds to them.
+`algorithms.toml` says what is compared, and how. Leaves rows in out/bench/algorithms.jsonl. Those that the page was
+made of lie in docs/data: copied to out/bench, `--missing` adds to them.
 """
 
 import copy

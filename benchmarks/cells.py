@@ -6,13 +6,11 @@ Needs the standard library alone: every system's training processes read their c
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-OK = "ok"
-HUB_SITE = "hub"
+OK, HUB_SITE = "ok", "hub"
 
 
 @dataclass(slots=True)
@@ -20,8 +18,8 @@ class Cell:
     """One system on one workload and network.
 
     `network`: a file of lab/networks, without its ending. `hub`: where the servers of all parties stand, in a site of
-    their own, in party A's, or "none" where there are none. `every`: steps between two synchronisations, so that a
-    round has this many. `limit_s`: of one turn. `evaluate_every`: steps, 0 for never.
+    their own, in party A's, or "none" where there are none. `where`: lab, loopback or simulator. `every`: steps between
+    two synchronisations, so that a round has this many. `limit_s`: of one turn. `evaluate_every`: steps, 0 for never.
     """
 
     system: str
@@ -33,7 +31,7 @@ class Cell:
     workers: int = 2
     hub: str = "own site"
     congestion: str = "bbr"
-    where: str = "lab"  # or loopback, or simulator
+    where: str = "lab"
     every: int = 1
     batch: int = 32
     step_ms: float = 0.0
@@ -115,7 +113,6 @@ class Result(Cell):
 
     @classmethod
     def of(cls, cell: Cell, **figures: Any) -> Result:
-        """What a cell says of itself, with figures or a state."""
         return cls(**asdict(cell), **figures)
 
     @property
@@ -133,23 +130,21 @@ class Result(Cell):
         return json.dumps(rounded, ensure_ascii=False)
 
 
-def write_results(path: Path, results: Sequence[Result]) -> None:
+def write_results(path: Path, results: list[Result]) -> None:
     """Put the results of one sitting into a suite's file, in the place of those of the same cells."""
-    if not results:
-        return
     new = {result.identity for result in results}
-    kept = [result for result in read_results(path) if result.identity not in new]
-    sitting = [result for result in (*kept, *results) if result.sitting == results[0].sitting]
+    lines = [*(result for result in read_results(path) if result.identity not in new), *results]
+    sitting = [line for line in lines if results and line.sitting == results[0].sitting]
     raw = {result.hub: result.round_s_median for result in sitting if result.system == "raw"}
     for result in sitting:  # who has no hub is held against raw sockets to the one in a site of its own
         result.raw_floor_s = raw.get("own site" if result.hub == "none" else result.hub)
     part = path.with_suffix(".part")
-    part.write_text("".join(result.line() + "\n" for result in (*kept, *results)), encoding="utf-8")
+    part.write_text("".join(line.line() + "\n" for line in lines), encoding="utf-8")
     part.replace(path)
 
 
 def read_results(path: Path) -> list[Result]:
     """The lines of a suite's file, if there is one. Keys that are no longer known are left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
     known = {each.name for each in fields(Result)}
     return [Result(**{k: v for k, v in json.loads(line).items() if k in known}) for line in lines]

@@ -4,9 +4,7 @@
     python benchmarks/codec_accuracy.py --missing            the rest, after it was stopped
     python benchmarks/codec_accuracy.py --models cnn-179k --seeds 1 --only "int4 both ways"
 
-Fashion-MNIST, 2 parties × 2 workers, batches of 32. The nodes are the real ones, on the simulator's virtual clock: a
-codec's accuracy does not depend on the network, and bytes are counted as they would leave for it. The learning rate
-falls to 0 over the run. Leaves rows in out/bench/codec_accuracy.jsonl; `benchmarks/page.py` makes a table and a plot.
+`codec_accuracy.toml` says what is compared, and how. Leaves rows in out/bench/codec_accuracy.jsonl.
 """
 
 import sys

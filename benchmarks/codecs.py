@@ -3,11 +3,9 @@
     python benchmarks/codecs.py [--parameters 10000000] [--rounds 5]
 
 As `geomx inspect codec`, for every codec with the parameters that are worth comparing. Prints a table, and leaves its
-rows in `out/bench/codecs.jsonl`. `--device cuda`: on tensors of a GPU, beside what its memory moves, after each codec's
-payload has been compared with the CPU's; the rows are in `out/bench/codecs_cuda.jsonl`.
+rows in `out/bench/codecs_cpu.jsonl`. `--device cuda`: on tensors of a GPU, beside what its memory moves, after each
+codec's payload has been compared with the CPU's.
 """
-
-from __future__ import annotations
 
 import argparse
 import statistics
@@ -62,20 +60,15 @@ def main() -> None:
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
     where = f"{'compiled kernels' if native.available() else 'torch operations alone'}, one core"
-    name = "codecs.jsonl"
     if options.device == "cuda":
         check_cuda(slices_like(options.parameters)[0])
-        where, name = torch.cuda.get_device_name(), "codecs_cuda.jsonl"
+        where = torch.cuda.get_device_name()
     memories, costs = [], []
     for spec in SPECS:
         memories.append(memory_of(options.device))  # anew: a neighbour may take much of it for a while
         slices = slices_like(options.parameters, slices_wanted(spec))
         costs.append(cost(spec, slices, memories[-1], options.rounds, options.device))
-    rows = [
-        {**asdict(each), "ratio": each.ratio, "memory": memory._asdict(), "kernels": native.available()}
-        for each, memory in zip(costs, memories, strict=True)
-    ]
-    sweep.keep(sweep.OUT / name, rows, "w")
+    sweep.keep(sweep.OUT / f"codecs_{options.device}.jsonl", map(asdict, costs), "w")
     median = Memory(*(statistics.median(rates) for rates in zip(*memories, strict=True)))
     Console(width=110).print(table_of(f"{options.parameters:,} parameters; {where}\nmemory: {median}", costs))
     own_mb = GEOMX_BYTES * 0.01 * options.parameters / 1e6

@@ -1,23 +1,19 @@
 """Where a cell runs: its network and how fast a round can be there, and the sites that its processes stand in."""
 
-from __future__ import annotations
-
+import itertools
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.cells import HUB_SITE, Cell
 from lab.describe import Network, describe, load
 from lab.lab import Lab
 
 NETWORKS = Path(__file__).parents[1] / "lab" / "networks"
-FIRST_PORT = 21_000
-# Each site of a lab is a host whose name is its address: some systems tell others the name of their host.
-AS_A_HOST = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
 
 
 class Way(NamedTuple):
@@ -40,12 +36,11 @@ def round_s(size_bytes: float, ways: Iterable[Way]) -> float:
 
 def network_of(cell: Cell) -> Network:
     """The network of a cell, with a site for each of its parties and for the hub."""
-    path = NETWORKS / f"{cell.network}.toml"
+    path, names = NETWORKS / f"{cell.network}.toml", (*cell.sites, HUB_SITE)
     network = load(path, cell.congestion)
-    if {*cell.sites, HUB_SITE} <= {site.name for site in network.sites}:
+    if {*names} <= {site.name for site in network.sites}:
         return network
-    table = {**network.table, "site": [{"name": name} for name in (*cell.sites, HUB_SITE)]}
-    return describe(table, str(path))
+    return describe({**network.table, "site": [{"name": name} for name in names]}, str(path))
 
 
 def ways_of(cell: Cell) -> dict[str, Way]:
@@ -67,8 +62,7 @@ class Ground:
     """The sites of a lab that is up; without one each site is this machine's loopback."""
 
     def __init__(self, lab: Lab | None = None) -> None:
-        self._lab = lab
-        self._next_port = FIRST_PORT
+        self._lab, self._ports = lab, itertools.count(21_000)
 
     def begin(self) -> None:
         """A turn begins: what the network's file says of times counts from now."""
@@ -82,19 +76,17 @@ class Ground:
     def port(self) -> int:
         """One that nothing listens at, in any site, and that no connection of an earlier turn still waits at."""
         if self._lab:
-            self._next_port += 1
-            return self._next_port
+            return next(self._ports)
         with socket.create_server(("127.0.0.1", 0)) as door:
             return int(door.getsockname()[1])
 
-    def start(
-        self, site: str, argv: Sequence[str], env: Mapping[str, str], output: IO[bytes]
-    ) -> subprocess.Popen[Any]:
-        """Start a process at a site; what it prints goes to `output`."""
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        if self._lab:
-            return self._lab.popen(site, (*AS_A_HOST, self.address(site), *argv), env=env, **pipes)
-        return subprocess.Popen(argv, env=env, **pipes)
+    def start(self, site: str, argv: Iterable[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process at a site; options are those of subprocess.Popen."""
+        if not self._lab:
+            return subprocess.Popen([*argv], **options)
+        # Each site is a host whose name is its address: some systems tell others the name of their host.
+        host = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.address(site))
+        return self._lab.popen(site, (*host, *argv), **options)
 
 
 class Grounds(ExitStack):
@@ -106,9 +98,7 @@ class Grounds(ExitStack):
 
     def of(self, cell: Cell) -> Ground:
         """Where a cell runs."""
-        if cell.where != "lab":
-            return Ground()
         key = cell.network, cell.congestion, cell.parties
-        if key not in self._labs:
+        if cell.where == "lab" and key not in self._labs:
             self._labs[key] = Ground(self.enter_context(Lab(network_of(cell))))
-        return self._labs[key]
+        return self._labs[key] if cell.where == "lab" else Ground()

@@ -9,7 +9,8 @@ calls it in an environment that has it.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def versions() -> list[str]:
     """Of the systems, as their environments pin them."""
     pins = {system.title: pins_in(requirements_of(name)) for name, system in SYSTEMS.items()}
     told = [(title, ", ".join(map(" ".join, mine.items()))) for title, mine in pins.items() if mine]
-    return tables.pairs("system", "versions", told)
+    return tables.markdown([("system", itemgetter(0)), ("versions", itemgetter(1))], told)
 
 
 def settings() -> list[str]:
@@ -105,10 +106,10 @@ def settings() -> list[str]:
         keys = [f"`{key} = {json.dumps(value)}`" for key, value in options.items() if "." in key]
         keys += [say.format(options[key]) for key, say in BESIDE_KEYS.items() if key in options]
         told += [(name, ", ".join(keys))] if keys else []
-    return tables.pairs("configuration", "settings", told)
+    return tables.markdown([("configuration", itemgetter(0)), ("settings", itemgetter(1))], told)
 
 
-def measured(results: Sequence[Result]) -> str:
+def measured(results: list[Result]) -> str:
     """When figures were taken, of which commit, on what machine and how quiet it was."""
     facts = next((r.versions for r in results if r.system == "geomx"), results[0].versions)
     cores = f"{facts.get('cores', '?')} cores{' kept awake' if facts.get('awake') == 'yes' else ''}"
@@ -129,7 +130,7 @@ def from_to(values: Iterable[Any]) -> str:
     return " to ".join(str(value) for value in dict.fromkeys((ordered[0], ordered[-1])))
 
 
-def floors(results: Sequence[Result]) -> str:
+def floors(results: list[Result]) -> str:
     """How often each was run, the formula's floor, and what raw sockets took."""
     floor = next((result.floor_s for result in results if result.floor_s), None)
     raw = next((result.raw_floor_s for result in results if result.raw_floor_s), None)
@@ -138,7 +139,7 @@ def floors(results: Sequence[Result]) -> str:
     return told + (f"; raw sockets took {tables.seconds(raw)} s." if raw else ".")
 
 
-def rounds(name: str, results: Sequence[Result], pictures: Path) -> Parts:
+def rounds(name: str, results: list[Result], pictures: Path) -> Parts:
     """A part for each sitting: a picture and a table."""
     parts: Parts = {}
     for sitting in dict.fromkeys(result.sitting for result in results):
@@ -157,7 +158,7 @@ def rounds(name: str, results: Sequence[Result], pictures: Path) -> Parts:
     return parts
 
 
-def accuracy(name: str, results: Sequence[Result], pictures: Path) -> Parts:
+def accuracy(name: str, results: list[Result], pictures: Path) -> Parts:
     """A table and a picture for each network."""
     section = SUITES[name]["title"]
     parts: Parts = {(section, ""): words(section, first=results[0])}
@@ -168,7 +169,7 @@ def accuracy(name: str, results: Sequence[Result], pictures: Path) -> Parts:
     return parts
 
 
-def one_table(name: str, results: Sequence[Result], pictures: Path) -> Parts:
+def one_table(name: str, results: list[Result], pictures: Path) -> Parts:
     """For `scale` and `fallback`."""
     section, first = SUITES[name]["title"], results[0]
     told = words(section, first=first, network=NETWORK_NAMES[first.network], measured=measured(results))
@@ -179,9 +180,9 @@ def one_table(name: str, results: Sequence[Result], pictures: Path) -> Parts:
 SECTIONS = {"accuracy": accuracy, "scale": one_table, "fallback": one_table}
 
 
-def codecs(rows: Iterable[sweep.Row], pictures: Path) -> Parts:
+def codecs(rows: list[sweep.Row], pictures: Path) -> Parts:
     """For each model a picture, accuracy against bytes, and a table."""
-    parts: Parts = {(CODECS, ""): words(CODECS)}
+    parts = {(CODECS, ""): words(CODECS)}
     for model, mine in sweep.grouped(rows, "model").items():
         seeds = sweep.grouped(mine, "config")
         shown = drawn(pictures / f"bench-codec-accuracy-{model}", "learned", model, seeds)
@@ -190,18 +191,18 @@ def codecs(rows: Iterable[sweep.Row], pictures: Path) -> Parts:
     return parts
 
 
-def policies(rows: Iterable[sweep.Row], pictures: Path) -> Parts:
+def policies(rows: list[sweep.Row], pictures: Path) -> Parts:
     """For each scenario a picture, time against bytes, and a table."""
-    parts: Parts = {(POLICIES, ""): words(POLICIES)}
+    parts, scenarios = {(POLICIES, ""): words(POLICIES)}, sweep.table_of("algorithms")["scenarios"]
     for scenario, mine in sweep.grouped(rows, "scenario").items():
         seeds = sweep.grouped(mine, "algorithm")
         shown = drawn(pictures / f"bench-algorithms-{scenario.replace(' ', '-')}", "unequal", scenario, seeds)
-        title = sweep.table_of("algorithms")["scenarios"][scenario]["title"]
-        parts[POLICIES, title] = [*shown, f"{seeds_of(seeds)}.", "", *tables.unequal(seeds)]
+        told = [*shown, f"{seeds_of(seeds)}.", ""]
+        parts[POLICIES, scenarios[scenario]["title"]] = told + tables.unequal(seeds)
     return parts
 
 
-def seeds_of(seeds: Mapping[str, Sequence[sweep.Row]]) -> str:
+def seeds_of(seeds: dict[str, list[sweep.Row]]) -> str:
     counts = [len(rows) for rows in seeds.values()]
     return f"{from_to(counts)} seed{'s' if max(counts) > 1 else ''}"
 

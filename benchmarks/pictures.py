@@ -1,6 +1,5 @@
 """The plots of the page, as SVG and PNG."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,12 @@ from benchmarks.sweep import Row
 from benchmarks.systems.adapters import SYSTEMS
 from benchmarks.tables import TARGETS, mean, median, title
 
-COLOURS = {name: system.colour for name, system in SYSTEMS.items()}
+Points = list[tuple[float, float, str]]
 GRID = "#e6e6e6"
 FLOOR: dict[str, Any] = {"color": "black", "linewidth": 1, "linestyle": "--"}
 UNCROSSED = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # by the floor's line
-LABEL_SIZE, LINE_PX, CHARACTER_PX = 8.0, 13.0, 5.6  # of the labels at points
-STYLE: dict[str, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "svg.hashsalt": "geomx",
-    "svg.fonttype": "none",
-    "savefig.bbox": "tight",
-}
-mpl.rcParams.update(STYLE)
+LINE_PX, CHARACTER_PX = 13.0, 5.6  # of the labels at points
+plt.style.use(Path(__file__).with_name("plots.mplstyle"))
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -47,13 +36,13 @@ def label(result: Result) -> str:
     return title(result) + (" · in A" if result.hub == "A" else "")
 
 
-def rounds(name: str, results: Sequence[Result], path: Path) -> None:
+def rounds(name: str, results: list[Result], path: Path) -> None:
     """Seconds a step of each system of a sitting, with the floor as a line."""
-    timed = sorted((r for r in results if r.step_s is not None), key=lambda r: r.step_s or 0.0, reverse=True)
+    timed = sorted((r for r in results if r.step_s is not None), key=lambda r: r.step_s, reverse=True)
     if not timed:
         return
     figure, axis = plt.subplots(figsize=(8.5, 1.2 + 0.34 * len(timed)), layout="constrained")
-    values, colours = [r.step_s or 0.0 for r in timed], [COLOURS[r.system] for r in timed]
+    values, colours = [r.step_s for r in timed], [SYSTEMS[r.system].colour for r in timed]
     axis.barh([label(r) for r in timed], values, color=colours, height=0.7)
     for place, value in enumerate(values):
         axis.text(value, place, f" {value:#.3g}", va="center", fontsize=9, bbox=UNCROSSED)
@@ -63,48 +52,45 @@ def rounds(name: str, results: Sequence[Result], path: Path) -> None:
         above = axis.get_xaxis_transform()  # data from left to right, and 1 is the top
         axis.text(floor, 1.01, f"floor {floor:.3g} s", transform=above, fontsize=9, ha="center", va="bottom")
     axis.set_title(name, pad=20)
-    axis.set_xlabel("seconds a step")
-    axis.set_xlim(0, 1.12 * max([*values, floor]))
+    axis.set(xlabel="seconds a step", xlim=(0, 1.12 * max([*values, floor])))
     axis.margins(y=0.02)
     save(figure, path)
 
 
-def accuracy(results: Sequence[Result], path: Path) -> None:
+def accuracy(results: list[Result], path: Path) -> None:
     """Time against bytes to the target, both logarithmic: lower left is better."""
-    figure, axis = plt.subplots(figsize=(8.5, 7.5))
-    points = []
+    axis = plt.figure(figsize=(8.5, 7.5)).subplots()
+    points: Points = []
     for result in results:
         if result.to_accuracy_s and result.to_accuracy_wan_bytes:
             x, y = result.to_accuracy_s, 1e-6 * result.to_accuracy_wan_bytes
-            marker = "s" if result.hub == "A" else "o"
-            axis.scatter(x, y, s=60, color=COLOURS[result.system], marker=marker, zorder=3)
+            marker, colour = "s" if result.hub == "A" else "o", SYSTEMS[result.system].colour
+            axis.scatter(x, y, s=60, color=colour, marker=marker, zorder=3)
             points.append((x, y, label(result)))
     axis.set_title("Time and bytes to the target accuracy (lower left is better)")
     axis.margins(y=0.1)
-    _time_and_bytes(figure, axis, points, "seconds", path)
+    _time_and_bytes(axis, points, "seconds", path)
 
 
-def unequal(scenario: str, seeds: Mapping[str, Sequence[Row]], path: Path) -> None:
+def unequal(scenario: str, seeds: dict[str, list[Row]], path: Path) -> None:
     """Time in one scenario against bytes to the last target: lower left is better."""
-    figure, axis = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
-    target, points = TARGETS[-1], []
-    for algorithm, rows in seeds.items():
-        seconds, moved = median(rows, target, "s"), median(rows, target, "wan_bytes")
-        if seconds is not None and moved is not None:
-            points.append((seconds, 1e-6 * moved, algorithm))
+    axis = plt.figure(figsize=(8.5, 5.5), layout="constrained").subplots()
+    target = TARGETS[-1]
+    found = [
+        (median(rows, target, "s"), median(rows, target, "wan_bytes"), name) for name, rows in seeds.items()
+    ]
+    points = [(seconds, 1e-6 * moved, name) for seconds, moved, name in found if seconds and moved]
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
-    axis.scatter(xs, ys, s=50, color=COLOURS["geomx"], zorder=3)
+    axis.scatter(xs, ys, s=50, color=SYSTEMS["geomx"].colour, zorder=3)
     axis.set_title(scenario)
     axis.margins(y=0.15)
-    _time_and_bytes(figure, axis, points, f"seconds to {target:.0%}", path)
+    _time_and_bytes(axis, points, f"seconds to {target:.0%}", path)
 
 
-def _time_and_bytes(
-    figure: Figure, axis: Axes, points: Sequence[tuple[float, float, str]], across: str, path: Path
-) -> None:
+def _time_and_bytes(axis: Axes, points: Points, across: str, path: Path) -> None:
     """Both logarithmic, with names; no picture without points."""
     if not points:
-        plt.close(figure)
+        plt.close(axis.figure)
         return
     axis.set(xscale="log", yscale="log", xlabel=across, ylabel="MB over the WAN")
     axis.grid(which="both", color=GRID, zorder=0)
@@ -112,18 +98,18 @@ def _time_and_bytes(
         scale.set_major_formatter("{x:,.0f}")
         scale.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     axis.set_xlim(0.85 * min(points)[0], 2.2 * max(points)[0])
-    _name(figure, axis, points)
-    save(figure, path)
+    _name(axis, points)
+    save(axis.figure, path)
 
 
-def learned(model: str, seeds: Mapping[str, Sequence[Row]], path: Path) -> None:
+def learned(model: str, seeds: dict[str, list[Row]], path: Path) -> None:
     """Accuracy on one model against WAN bytes: upper left is better."""
     figure, axis = plt.subplots(figsize=(8.5, 6.5))
-    points = []
+    points: Points = []
     for config, rows in seeds.items():
         x, y = 1e-6 * mean(rows, "wan_bytes_up", "wan_bytes_down"), 100 * mean(rows, "accuracy")
         accuracies = [100 * row["accuracy"] for row in rows]
-        colour = COLOURS["geomx" if rows[0]["optimizer"] == "Adam" else "ddp"]
+        colour = SYSTEMS["geomx" if rows[0]["optimizer"] == "Adam" else "ddp"].colour
         spread = [[y - min(accuracies)], [max(accuracies) - y]]
         axis.errorbar([x], [y], yerr=spread, fmt="o", color=colour, capsize=3)
         points.append((x, y, config))
@@ -132,16 +118,17 @@ def learned(model: str, seeds: Mapping[str, Sequence[Row]], path: Path) -> None:
     axis.grid(which="both", color=GRID)
     axis.margins(y=0.15)
     axis.set_xlim(0.7 * min(points)[0], 3.5 * max(points)[0])
-    _name(figure, axis, points)
+    _name(axis, points)
     save(figure, path)
 
 
-def _name(figure: Figure, axis: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+def _name(axis: Axes, points: Points) -> None:
     """Write a name beside each point: where it would cover another one, above or below, with a line to the point."""
-    figure.canvas.draw()  # from here on it is known where points lie
+    axis.figure.canvas.draw()  # from here on it is known where points lie
     places = [axis.transData.transform((x, y)) for x, y, _ in points]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
     line = {"arrowstyle": "-", "color": "#b0b0b0", "linewidth": 0.6, "relpos": (0.0, 0.5)}
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.0, "va": "center"}
     for x, y, text in sorted(points, key=lambda point: -point[1]):
         left, middle = axis.transData.transform((x, y))
         right = left + 10 + CHARACTER_PX * len(text)
@@ -150,18 +137,21 @@ def _name(figure: Figure, axis: Axes, points: Sequence[tuple[float, float, str]]
             if not any(left + 10 < x1 and x0 < right and low < y1 and y0 < high for x0, y0, x1, y1 in taken):
                 break
         taken.append((left + 10, low, right, high))
-        style: dict[str, Any] = {"textcoords": "offset points", "fontsize": LABEL_SIZE, "va": "center"}
-        offset = (7, shift * 72 / figure.dpi)
+        offset = (7, shift * 72 / axis.figure.dpi)
         axis.annotate(text, (x, y), xytext=offset, arrowprops=line if shift else None, **style)
 
 
-def scale(results: Sequence[Result], path: Path) -> None:
+def scale(results: list[Result], path: Path) -> None:
     """Seconds a round, and CPU seconds of the global server, over the number of parties."""
     figure, (above, below) = plt.subplots(2, figsize=(8.5, 8.4), layout="constrained")
     good = sorted((r for r in results if r.is_ok), key=lambda r: r.parties)
     for system, marker in (("raw", "v"), ("geomx", "o"), ("simulated", "x")):
         mine = [r for r in good if r.system == system]
-        style = {"color": COLOURS[system], "marker": marker, "label": title(mine[0]) if mine else system}
+        style = {
+            "color": SYSTEMS[system].colour,
+            "marker": marker,
+            "label": title(mine[0]) if mine else system,
+        }
         timed = [(r.parties, r.round_s_median) for r in mine if r.round_s_median is not None]
         used = [
             (r.parties, r.cpu_s["global/0"] / r.rounds) for r in mine if r.rounds and r.cpu_s.get("global/0")

@@ -5,19 +5,15 @@
     python benchmarks/predictions.py --missing               only cells that have no row yet
     python benchmarks/predictions.py --table                 the rows that there are, as a table for docs/plan.md
 
-Two parties, A of two workers and B of one; 1,003,944 parameters; a step computes for 60 ms, most of which a worker
-sleeps, so that a busy machine disturbs little. The step is measured once for each link as `geomx plan --measure` does
-it, without any link; then each algorithm runs with each codec as `geomx run` does it, until it has trained for
-`SECONDS`. Leaves rows in out/bench/predictions.jsonl.
+`predictions.toml` says what is compared, and how. Leaves rows in out/bench/predictions.jsonl.
 """
 
-from __future__ import annotations
-
+import itertools
 import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -35,29 +31,10 @@ from geomx.launch.plan_facts import Sources, known
 from geomx.observe.records import Record
 from geomx.predict.facts import Rhythm
 
-LINKS = {
-    "50 Mbit/s, 20 ms": ["wan.link={rate_mbps = 50, delay_ms = 10}"],
-    "20 Mbit/s, 100 ms": ["wan.link={rate_mbps = 20, delay_ms = 50}"],
-    "20 and 10 Mbit/s, 40 ms, B three times slower": [
-        "wan.link={rate_mbps = 20, delay_ms = 20}",
-        "party.B.link={rate_mbps = 10, delay_ms = 20}",
-        "party.B.worker_delay={factor = 3.0}",
-    ],
-}
-ALGORITHMS = (
-    "fsa", "mixed", "mixed staleness=2", "hfa k1=2 k2=4", "diloco every=8", "diloco every=8 fragments=4 overlap=1",
-    "downpour",
-)  # fmt: skip
-CODECS = ("dense", "int8", "bisparse ratio=0.01")
+TABLES = sweep.table_of("predictions")
+LINKS, ALGORITHMS, CODECS = TABLES["links"], TABLES["algorithms"], TABLES["codecs"]
 WIDTH, BATCH, STEP_S = 708, 4, 0.06
 SECONDS, LEAST_PERIODS, WARM_STEPS = 6.0, 3, 2
-TOML = """
-run = { name = "predictions", arguments = ["--train"] }
-limits.start_s = 600
-wan.timeout_s = 60
-lan.timeout_s = 60
-party = [{ name = "A", workers = 2 }, { name = "B", workers = 1 }]
-"""
 
 
 class _Slow(nn.Module):
@@ -110,35 +87,36 @@ def measured(run: Run, period: int) -> tuple[float, int]:
 
 
 def rows_of(
-    link: str, algorithms: Sequence[str], codecs: Sequence[str], known_cells: Collection[tuple[str, ...]]
+    link: str, algorithms: list[str], codecs: list[str], known_cells: set[tuple[str, ...]]
 ) -> Iterator[sweep.Row]:
     """Predict all cells of a link, then measure those that are not known; the plainest first."""
-    base = Run.parse(TOML, "predictions.toml", [f'run.script="{Path(__file__).resolve()}"', *LINKS[link]])
+    script = f'run.script="{Path(__file__).resolve()}"'
+    base = Run.parse(TABLES["run"], "predictions.toml", [script, *LINKS[link]])
     facts = known(base, Sources(measure=True))
     computes = {site.name: round(site.compute_s, 4) for site in facts.sites}
     predicted, _ = compared(base, facts, algorithms, [(codec, codec) for codec in codecs])
-    for row in sorted(
-        predicted, key=lambda row: (codecs.index(row.codecs[0]), algorithms.index(row.algorithm))
-    ):
-        algorithm, (up, down), prediction = row.algorithm, row.codecs, row.prediction
-        if (algorithm, up, link) in known_cells:
+    cells = {(row.codecs[0], row.algorithm): row.prediction for row in predicted}
+    for codec, algorithm in itertools.product(codecs, algorithms):
+        prediction = cells.get((codec, algorithm))
+        if prediction is None or (algorithm, codec, link) in known_cells:
             continue
-        run = base.changed([f"sync.policy={algorithm}", f"wan.codec_up={up}", f"wan.codec_down={down}"])
+        codec_keys = [f"wan.codec_up={codec}", f"wan.codec_down={codec}"]
+        run = base.changed([f"sync.policy={algorithm}", *codec_keys])
         step_s, periods = measured(run, Rhythm.of(algorithm).steps)
-        yield {
-            "link": link, "algorithm": algorithm, "codec": up, "predicted_s": prediction.round_s,
-            "measured_s": step_s * prediction.round_s / prediction.step_s, "ratio": prediction.step_s / step_s,
-            "periods": periods, "compute_s": computes, "load": os.getloadavg()[0],
-        }  # fmt: skip
+        measured_s = step_s * prediction.round_s / prediction.step_s
+        row = {"link": link, "algorithm": algorithm, "codec": codec, "predicted_s": prediction.round_s}
+        row |= {"measured_s": measured_s, "ratio": prediction.step_s / step_s, "periods": periods}
+        yield row | {"compute_s": computes, "load": os.getloadavg()[0]}
 
 
-def table(rows: Sequence[sweep.Row]) -> str:
+def table(rows: list[sweep.Row]) -> str:
     """Markdown: a line for each algorithm and codec, a column for each link."""
     links = list(dict.fromkeys(row["link"] for row in rows))
+    shown = {(row["algorithm"], row["codec"], row["link"]): shown_as(row) for row in rows}
     lines = [f"| algorithm | codec | {' | '.join(links)} |", "|---" * 2 + "|---:" * len(links) + "|"]
-    for (algorithm, codec), same in sweep.grouped(rows, "algorithm", "codec").items():
-        shown = {row["link"]: shown_as(row) for row in same}
-        lines.append(f"| `{algorithm}` | `{codec}` | {' | '.join(shown.get(link, '–') for link in links)} |")
+    for cell in dict.fromkeys((row["algorithm"], row["codec"]) for row in rows):
+        names = [f"`{name}`" for name in cell]
+        lines.append(f"| {' | '.join(names + [shown.get((*cell, link), '–') for link in links])} |")
     return "\n".join(lines)
 
 
@@ -147,7 +125,7 @@ def shown_as(row: sweep.Row) -> str:
 
 
 def main() -> None:
-    parser = sweep.parser_of(__doc__, sweep.OUT / "predictions.jsonl")
+    parser = sweep.parser_of(__doc__, "predictions")
     parser.add_argument("--train", action="store_true", help="what the runs that are measured do")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--links", nargs="+", type=int, default=range(len(LINKS)), help="by number, from 0")

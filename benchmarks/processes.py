@@ -4,9 +4,6 @@ Each is started with a variable in its environment that its descendants inherit,
 namespace they move to. So a turn's processes are found in /proc, and none is left behind.
 """
 
-from __future__ import annotations
-
-import bisect
 import os
 import signal
 import time
@@ -25,8 +22,8 @@ class Meter:
 
     def __init__(self, turn: str) -> None:
         self.turn = turn
-        self.peak_mb: dict[str, float] = {}
-        self.samples: list[tuple[float, dict[str, float]]] = []
+        self.peak_mb = Counter[str]()
+        self.samples: list[tuple[float, dict[str, float]]] = []  # moments, and CPU seconds by node until then
         self._cpu_s: dict[
             tuple[int, str], tuple[str, float]
         ] = {}  # by pid and start time, of the ended as well
@@ -45,29 +42,25 @@ class Meter:
                 if stat[0] != "Z":
                     self._cpu_s[pid, stat[19]] = node, (int(stat[11]) + int(stat[12])) / TICKS_PER_S
                     rss_mb[node] += int(stat[21]) * PAGE_MB
-        for node, size in rss_mb.items():
-            self.peak_mb[node] = max(size, self.peak_mb.get(node, 0.0))
         for node, seconds in self._cpu_s.values():
             cpu_s[node] += seconds
-        self.samples.append((now, dict(cpu_s)))
+        self.peak_mb |= rss_mb  # the larger of both
+        self.samples.append((now, cpu_s))
 
     def cpu_s(self, begin: float, end: float) -> dict[str, float]:
         """CPU seconds by node between two moments of the monotonic clock; between two samples they grow evenly.
 
         Empty where the first worker has ended before the last one had warmed up.
         """
+        from numpy import interp  # noqa: PLC0415 (whoever trains has no meter, and may have no numpy)
+
         if not self.samples or end <= begin:
             return {}
-        first, last = self._cpu_at(begin), self._cpu_at(end)
-        return {node: last[node] - first.get(node, 0.0) for node in sorted(last)}
-
-    def _cpu_at(self, moment: float) -> dict[str, float]:
-        """CPU seconds by node so far; before the first sample as in it, behind the last one as in that."""
-        place = bisect.bisect(self.samples, moment, key=lambda sample: sample[0])
-        since, before = self.samples[max(place - 1, 0)]
-        until, behind = self.samples[min(place, len(self.samples) - 1)]
-        share = (moment - since) / (until - since) if until > since else 0.0
-        return {node: used + (behind.get(node, used) - used) * share for node, used in before.items()}
+        moments = [moment for moment, _ in self.samples]
+        used = {
+            node: [cpu_s.get(node, 0.0) for _, cpu_s in self.samples] for node in sorted(self.samples[-1][1])
+        }
+        return {node: float(interp(end, moments, s) - interp(begin, moments, s)) for node, s in used.items()}
 
     def end_all(self, grace_s: float = 5.0) -> None:
         """End every process that is left: politely, then not."""

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,13 +23,13 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` and `lab` are packages there
 
 from benchmarks import sweep, venvs
-from benchmarks.cells import Cell, read_results, write_results
-from benchmarks.sitting import Facts, Sitting, sittings
+from benchmarks.cells import Cell, read_results
+from benchmarks.sitting import commit_here, machine_here, sit, sittings
 from benchmarks.suites import SUITES, cells_of_suite
 from benchmarks.systems.adapters import SYSTEMS
 from lab import awake
-from lab import system as machine
 from lab.errors import LabError
+from lab.system import missing_here
 
 NAMES = sorted(SUITES.keys() - {"synthetic"})
 
@@ -40,24 +39,28 @@ def main() -> int:
     options = _arguments()
     name = options.suite or "synthetic"
     cells = _cells(name, options)
-    if any(cell.where == "lab" for cell in cells) and (missing := machine.missing_here()):
+    if any(cell.where == "lab" for cell in cells) and (missing := missing_here()):
         print("benchmarks: networks cannot be had here: " + "; ".join(missing), file=sys.stderr)
         return 1
     path = options.out or sweep.OUT / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    facts, groups = Facts.here(), dict(enumerate(sittings(cells), start=1))
+    commit, machine, groups = commit_here(), machine_here(), dict(enumerate(sittings(cells), start=1))
     if options.sittings:
         groups = {number: group for number, group in groups.items() if number in options.sittings}
     if options.missing:
-        known = {result.identity for result in read_results(path) if result.commit == facts.commit}
+        known = {result.identity for result in read_results(path) if result.commit == commit}
         groups = {n: group for n, group in groups.items() if not {cell.identity for cell in group} <= known}
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # what has been started is ended, as after Ctrl-C
     try:
         with nullcontext(False) if options.let_cores_sleep else awake.cores() as are_awake:
-            facts.machine["awake"] = "yes" if are_awake else "no"
-            _run(groups, options.turns or SUITES[name]["turns"], path, facts, options.keep)
+            machine["awake"] = "yes" if are_awake else "no"
+            started = time.monotonic()
+            for number, group in groups.items():
+                minutes, what = (time.monotonic() - started) / 60, ", ".join(map(str, group[0].sitting))
+                print(f"[{minutes:5.1f} min] sitting {number}: {what}", flush=True)
+                sit(group, options.turns or SUITES[name]["turns"], path, commit, machine, options.keep)
     except LabError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
@@ -70,21 +73,6 @@ def main() -> int:
     page = Path(__file__).with_name("page.py")
     python = venvs.python_of("page", page.with_name("requirements.txt"))
     return subprocess.run([str(python), str(page)], check=False).returncode
-
-
-def _run(groups: Mapping[int, Sequence[Cell]], turns: int, path: Path, facts: Facts, keep: bool) -> None:
-    """Sitting after sitting, each of whose results are written when it has ended, or been stopped."""
-    started = time.monotonic()
-    for number, group in groups.items():
-        cell, minutes = group[0], (time.monotonic() - started) / 60
-        what = f"{cell.workload} ({cell.parameters:,} parameters)"
-        where = f"{cell.network}, {cell.congestion}, {cell.shape}"
-        print(f"[{minutes:5.1f} min] sitting {number}: {what}, {where}", flush=True)
-        sitting = Sitting(group, facts)
-        try:
-            sitting.take(turns, keep)
-        finally:
-            write_results(path, sitting.results())
 
 
 def _arguments() -> argparse.Namespace:

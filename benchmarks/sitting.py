@@ -4,13 +4,13 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import venvs
-from benchmarks.cells import OK, Cell, Result
-from benchmarks.grounds import Grounds, ways_of
+from benchmarks.cells import OK, Cell, Result, write_results
+from benchmarks.grounds import Ground, Grounds, ways_of
 from benchmarks.measures import Turn, result_of
 from benchmarks.systems.adapters import ROOT, SYSTEMS, refused, requirements_of
 from benchmarks.turn import NOT_BEGUN, run_turn
@@ -18,25 +18,21 @@ from benchmarks.turn import NOT_BEGUN, run_turn
 OWN_PACKAGES = ("geomx", "torch", "numpy", "uvloop", "msgspec")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the figures of a run of the benchmark have in common."""
+def commit_here() -> str:
+    """Of this working tree. Behind it is a + where more than the page has changed."""
 
-    commit: str
-    machine: dict[str, str]
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout
 
-    @classmethod
-    def here(cls) -> "Facts":
-        """Of this working tree and this machine. Behind the commit is a + where more than the page has changed."""
-        commit = _git("rev-parse", "--short", "HEAD") or "unknown"
-        changed = "+" if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs") else ""
-        machine = {"kernel": platform.release(), "cores": str(len(os.sched_getaffinity(0)))}
-        return cls(commit + changed, machine | {"python": platform.python_version()})
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return (git("rev-parse", "--short", "HEAD").strip() or "unknown") + ("+" if changed.strip() else "")
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+def machine_here() -> dict[str, str]:
+    cores = str(len(os.sched_getaffinity(0)))
+    return {"kernel": platform.release(), "cores": cores, "python": platform.python_version()}
 
 
 def sittings(cells: Iterable[Cell]) -> list[list[Cell]]:
@@ -56,8 +52,7 @@ class _Seat:
     reason: str | None = None
     turns: list[Turn] = field(default_factory=list)
 
-    def prepare(self) -> None:
-        """Install what the cell needs."""
+    def __post_init__(self) -> None:
         self.reason = refused(self.cell)
         try:
             if self.reason is None:
@@ -67,44 +62,51 @@ class _Seat:
         if self.reason is not None:
             print(f"  {self.cell}: {self.reason}", flush=True)
 
-    def result(self, facts: Facts) -> Result:
-        if self.reason is not None:
-            return Result.of(self.cell, state=self.reason, commit=facts.commit, versions=facts.machine)
-        pins = venvs.pins_in(requirements_of(self.cell.system))
-        versions = facts.machine | (pins or {name: importlib.metadata.version(name) for name in OWN_PACKAGES})
-        ways = ways_of(self.cell).values()
-        return result_of(self.cell, self.turns, ways, commit=facts.commit, versions=versions)
+    @property
+    def goes_on(self) -> bool:
+        """Who failed once is not asked again."""
+        return self.reason is None and all(turn.state == OK for turn in self.turns)
 
-
-class Sitting:
-    """Cells that are run in turn. Every one has a result, if only a reason why it has none."""
-
-    def __init__(self, cells: Sequence[Cell], facts: Facts) -> None:
-        self._seats, self._facts = [_Seat(cell) for cell in cells], facts
-        for seat in self._seats:
-            seat.prepare()
-
-    def take(self, turns: int, keep: bool = False) -> None:
-        """Run each cell so many times; who failed once is not asked again. `keep`: the folders of turns."""
-        with Grounds() as grounds:
-            for number in range(1, turns + 1):
-                for seat in self._seats:
-                    if seat.reason is None and all(turn.state == OK for turn in seat.turns):
-                        self._take(seat, grounds, f"  {number}/{turns}  {seat.cell}:", keep)
-
-    def _take(self, seat: _Seat, grounds: Grounds, line: str, keep: bool) -> None:
-        cell = seat.cell
+    def take(self, ground: Ground, number: str, keep: bool) -> None:
+        """One turn more."""
         for is_last in (False, True):
-            turn = run_turn(cell, SYSTEMS[cell.system], grounds.of(cell), seat.python, keep)
+            turn = run_turn(self.cell, SYSTEMS[self.cell.system], ground, self.python, keep)
             if is_last or NOT_BEGUN not in turn.state:
                 break
-            print(f"{line} {turn.state}; once more")  # some systems hang now and then while their nodes meet
-        seat.turns.append(turn)
-        print(line, told(result_of(cell, [turn], ways_of(cell).values())), flush=True)
+            print(
+                f"  {number}  {self.cell}: {turn.state}; once more"
+            )  # some hang now and then while their nodes meet
+        self.turns.append(turn)
+        print(f"  {number}  {self.cell}: {told(self.result([turn]))}", flush=True)
 
-    def results(self) -> list[Result]:
-        """Of the turns so far; of cells that could be run and have had none, nothing."""
-        return [seat.result(self._facts) for seat in self._seats if seat.turns or seat.reason is not None]
+    def result(self, turns: list[Turn]) -> Result:
+        if self.reason is not None:
+            return Result.of(self.cell, state=self.reason)
+        result = result_of(self.cell, turns, ways_of(self.cell).values())
+        pins = venvs.pins_in(requirements_of(self.cell.system))
+        result.versions = pins or {name: importlib.metadata.version(name) for name in OWN_PACKAGES}
+        return result
+
+
+def sit(
+    cells: Iterable[Cell], turns: int, path: Path, commit: str, machine: dict[str, str], keep: bool
+) -> None:
+    """Run each cell so many times; what came of it is written when all has ended, or been stopped.
+
+    Every cell has a result, if only a reason why it has none; but for those that could be run and have had no turn.
+    """
+    seats = [_Seat(cell) for cell in cells]
+    try:
+        with Grounds() as grounds:
+            for number in range(1, turns + 1):
+                for seat in seats:
+                    if seat.goes_on:
+                        seat.take(grounds.of(seat.cell), f"{number}/{turns}", keep)
+    finally:
+        results = [seat.result(seat.turns) for seat in seats if seat.turns or seat.reason is not None]
+        for result in results:
+            result.commit, result.versions = commit, machine | result.versions
+        write_results(path, results)
 
 
 def told(result: Result) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,6 @@ SERVERS = {"none": "", "own site": ", servers in a site of their own", "A": ", s
 TARGETS = (0.80, 0.88)  # of `algorithms.py`
 
 
-def title(result: Result) -> str:
-    """A system and its configuration, as people say it."""
-    if result.system == "raw":
-        return "raw sockets (floor, measured)"
-    return f"{SYSTEMS[result.system].title}, {result.config}"
-
-
 def markdown(columns: Columns, rows: Iterable[Any]) -> list[str]:
     """A table; all columns but the first are numbers, set to the right. Names are not broken into lines."""
     lines = [f"| {' | '.join(name for name, _ in columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
@@ -33,8 +26,11 @@ def markdown(columns: Columns, rows: Iterable[Any]) -> list[str]:
     return lines
 
 
-def pairs(left: str, right: str, rows: Iterable[tuple[str, str]]) -> list[str]:
-    return markdown([(left, lambda row: row[0]), (right, lambda row: row[1])], rows)
+def title(result: Result) -> str:
+    """A system and its configuration, as people say it."""
+    if result.system == "raw":
+        return "raw sockets (floor, measured)"
+    return f"{SYSTEMS[result.system].title}, {result.config}"
 
 
 def seconds(value: float | None) -> str:
@@ -42,25 +38,27 @@ def seconds(value: float | None) -> str:
     return NOTHING if value is None else f"{value:#.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def number(value: float | None) -> str:
-    """To three figures, without zeros behind them."""
-    return NOTHING if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def number(value: float | None, unit: float = 1.0) -> str:
+    """To three figures, without zeros behind them, in units of `unit`."""
+    if value is None:
+        return NOTHING
+    return f"{value / unit:,.0f}" if value / unit >= 100 else f"{value / unit:.3g}"
 
 
-def megabytes(value: float | None) -> str:
-    return number(None if value is None else value / 1e6)
+megabytes = partial(number, unit=1e6)
 
 
-def ratio(above: float | None, below: float | None) -> str:
-    return f"{above / below:.2f}" if above and below else NOTHING
+def times(above: float | None, below: float | None, figures: str = ".2f") -> str:
+    """How many times as large one is as the other."""
+    return f"{above / below:{figures}}" if above and below else NOTHING
 
 
-def quotient(above: float | None, below: float | None) -> str:
-    """To three figures."""
-    return number(above / below if above and below else None)
+def apart(one: float | None, other: float | None) -> str:
+    """How much longer one takes than the other."""
+    return f"{one / other - 1:+.0%}" if one and other else NOTHING
 
 
-def rounds(results: Sequence[Result]) -> list[str]:
+def rounds(results: list[Result]) -> list[str]:
     """The systems of one sitting, the fastest first."""
     dense = next((r.step_s for r in results if (r.system, r.config) == ("geomx", "dense")), None)
 
@@ -72,9 +70,9 @@ def rounds(results: Sequence[Result]) -> list[str]:
         ("servers in", lambda r: STANDS[r.hub]),
         ("seconds a step", lambda r: seconds(r.step_s)),
         ("p95 of a round", lambda r: seconds(r.round_s_p95)),
-        ("× floor", lambda r: ratio(r.ratio_to_floor, 1.0)),
-        ("× raw", lambda r: ratio(r.round_s_median, r.raw_floor_s)),
-        ("× geomx", lambda r: ratio(r.step_s if r.system != "raw" else None, dense)),
+        ("× floor", lambda r: times(r.ratio_to_floor, 1.0)),
+        ("× raw", lambda r: times(r.round_s_median, r.raw_floor_s)),
+        ("× geomx", lambda r: times(r.step_s if r.system != "raw" else None, dense)),
         ("MB up", lambda r: megabytes(r.wan_bytes_up)),
         ("MB down", lambda r: megabytes(r.wan_bytes_down)),
         ("samples/s", lambda r: number(r.samples_per_s if r.system != "raw" else None)),
@@ -85,7 +83,7 @@ def rounds(results: Sequence[Result]) -> list[str]:
     return markdown(columns, good) + missing(results)
 
 
-def missing(results: Sequence[Result]) -> list[str]:
+def missing(results: list[Result]) -> list[str]:
     """Who has no figures, or not all of them, and why."""
     reasons = [(r, r.state.rstrip(".")) for r in results if not r.is_ok]
     reasons += [(r, r.note) for r in results if r.is_ok and r.note]
@@ -93,40 +91,35 @@ def missing(results: Sequence[Result]) -> list[str]:
     return ["", "Not measured, or not wholly:", "", *lines] if lines else []
 
 
-def accuracy(results: Sequence[Result]) -> list[str]:
+def accuracy(results: list[Result]) -> list[str]:
     """Time and bytes to the target, the fastest first, beside the baseline that GeoMX measures itself by."""
     reached = [result for result in results if result.to_accuracy_s is not None]
-    reached.sort(key=lambda result: result.to_accuracy_s or 0.0)
+    reached.sort(key=lambda result: result.to_accuracy_s)
     base = next((r for r in reached if (r.system, r.config) == ("mxnet", "dist_sync")), None)
+
+    def beside(key: str, r: Result) -> str:
+        return number(getattr(base, key) / getattr(r, key) if base and getattr(r, key) else None)
+
     columns: Columns = [
         ("system", title),
         ("servers in", lambda r: STANDS[r.hub]),
         ("seconds", lambda r: number(r.to_accuracy_s)),
         ("MB over the WAN", lambda r: megabytes(r.to_accuracy_wan_bytes)),
-        ("accuracy then", lambda r: f"{r.accuracy:.1%}" if r.accuracy is not None else NOTHING),
-        ("× as fast as MXNet dist_sync", lambda r: quotient(base and base.to_accuracy_s, r.to_accuracy_s)),
-        ("× fewer bytes", lambda r: quotient(base and base.to_accuracy_wan_bytes, r.to_accuracy_wan_bytes)),
+        ("accuracy then", lambda r: f"{r.accuracy:.1%}"),
+        ("× as fast as MXNet dist_sync", partial(beside, "to_accuracy_s")),
+        ("× fewer bytes", partial(beside, "to_accuracy_wan_bytes")),
     ]
     return markdown(columns, reached) + missing([r for r in results if r.to_accuracy_s is None])
 
 
-def apart(one: float | None, other: float | None) -> str:
-    """How much longer one takes than the other."""
-    return f"{one / other - 1:+.0%}" if one and other else NOTHING
-
-
-def scale(results: Sequence[Result]) -> list[str]:
+def scale(results: list[Result]) -> list[str]:
     """Seconds a round and the global server's CPU, by the number of parties."""
     good = {(result.parties, result.system): result for result in results if result.is_ok}
     took = {place: result.round_s_median for place, result in good.items()}
 
     def cpu_s(parties: int) -> float | None:
         real = good.get((parties, "geomx"))
-        return (
-            real.cpu_s["global/0"] / real.rounds
-            if real and real.rounds and "global/0" in real.cpu_s
-            else None
-        )
+        return real.cpu_s["global/0"] / real.rounds if real and "global/0" in real.cpu_s else None
 
     columns: Columns = [
         ("parties", lambda n: f"{n:,}"),
@@ -139,7 +132,7 @@ def scale(results: Sequence[Result]) -> list[str]:
     return markdown(columns, sorted({result.parties for result in results})) + missing(results)
 
 
-def fallback(results: Sequence[Result]) -> list[str]:
+def fallback(results: list[Result]) -> list[str]:
     """The lab's links beside those that geomx imitates itself."""
     places = dict.fromkeys((r.network, r.parameters, r.parties) for r in results)
     took = {(r.network, r.parameters, r.parties, r.where): r.round_s_median for r in results if r.is_ok}
@@ -153,23 +146,23 @@ def fallback(results: Sequence[Result]) -> list[str]:
     return markdown(columns, places) + missing(results)
 
 
-def mean(rows: Sequence[Row], *keys: str) -> float:
+def mean(rows: list[Row], *keys: str) -> float:
     """Over rows, the sum of these."""
     return sum(statistics.fmean(row[key] for row in rows) for key in keys)
 
 
-def learned(seeds: Mapping[str, Sequence[Row]]) -> list[str]:
+def learned(seeds: dict[str, list[Row]]) -> list[str]:
     """Of each configuration's rows, one a seed: accuracy beside the dense run with the same optimizer, and bytes."""
     dense = {rows[0]["optimizer"]: rows for config, rows in seeds.items() if config.startswith("dense")}
     both = ("wan_bytes_up", "wan_bytes_down")
 
-    def points(rows: Sequence[Row]) -> str:
+    def points(rows: list[Row]) -> str:
         base = dense.get(rows[0]["optimizer"])
         return f"{100 * (mean(rows, 'accuracy') - mean(base, 'accuracy')):+.2f}" if base else NOTHING
 
-    def smaller(rows: Sequence[Row]) -> str:
+    def smaller(rows: list[Row]) -> str:
         base = dense.get(rows[0]["optimizer"])
-        return f"{mean(base, *both) / mean(rows, *both):.3g}" if base else NOTHING
+        return times(mean(base, *both), mean(rows, *both), ".3g") if base else NOTHING
 
     columns: Columns = [
         ("codecs", lambda rows: rows[0]["config"]),
@@ -184,15 +177,15 @@ def learned(seeds: Mapping[str, Sequence[Row]]) -> list[str]:
     return markdown(columns, seeds.values())
 
 
-def median(rows: Sequence[Row], target: float, what: str) -> float | None:
+def median(rows: list[Row], target: float, what: str) -> float | None:
     """Seconds (`s`) or `wan_bytes` to a target, over seeds; None where most of them never came there."""
     found = [row[key] for row in rows if row[key := f"to_{target:.0%}_{what}"] is not None]
     return statistics.median(found) if 2 * len(found) > len(rows) else None
 
 
-def unequal(seeds: Mapping[str, Sequence[Row]]) -> list[str]:
+def unequal(seeds: dict[str, list[Row]]) -> list[str]:
     """Of one scenario, each policy's rows: the fastest to the last target first; × is beside FSA's time."""
-    fsa = seeds.get("FSA", ())
+    fsa = seeds.get("FSA", [])
     columns: Columns = [("policy", lambda rows: rows[0]["algorithm"])]
     for target in TARGETS:
         took, moved = (
@@ -201,11 +194,11 @@ def unequal(seeds: Mapping[str, Sequence[Row]]) -> list[str]:
         )
         columns += [
             (f"s to {target:.0%}", lambda rows, took=took: seconds(took(rows))),
-            ("× FSA", lambda rows, took=took: ratio(took(fsa), took(rows))),
+            ("× FSA", lambda rows, took=took: times(took(fsa), took(rows))),
             ("MB", lambda rows, moved=moved: megabytes(moved(rows))),
         ]
 
-    def last(rows: Sequence[Row]) -> list[float]:
+    def last(rows: list[Row]) -> list[float]:
         return [median(rows, target, "s") or math.inf for target in reversed(TARGETS)]
 
     return markdown(columns, sorted(seeds.values(), key=last))

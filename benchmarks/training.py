@@ -1,20 +1,19 @@
 """What every training process of a benchmark shares: its job, and the watch that writes down its steps.
 
 Runs in the environment of each system, so it imports nothing but the standard library. A process is started as
-`python train.py JOB.json NAME`; NAME is `A/0` for the first worker of party A.
-
-One line of JSON for each step goes to the job's folder: `t` (seconds of the monotonic clock, which all processes of the
-machine share), `step` (from 1), `sent` and `received` (bytes over the WAN devices of this process's namespace so far),
-`accuracy` after an evaluation and `until`, when it ended, and a `note` where there is something that readers of the
-figures must know. Step 0 is the beginning.
+`python -m benchmarks.training JOB.json NAME`, which calls `main(job)` of its system; NAME is `A/0` for the first worker
+of party A. A line of JSON for each step goes to the job's folder: `t` (the monotonic clock, which all processes share),
+`step` (0 is the beginning), `sent` and `received` (bytes over the WAN devices of the process's namespace so far),
+`accuracy` after an evaluation and `until`, when it ended, and a `note` for the readers of the figures.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from typing import Any
 from benchmarks import processes
 from benchmarks.cells import Cell
 
-DEVICES = Path("/proc/self/net/dev")
-SYNTHETIC_TENSORS = 10
 RATE, SGD_RATE = 3e-3, 0.1  # Adam's, for every system alike; SGD's
 
 
@@ -34,8 +31,8 @@ class Job:
     cell: Cell
     name: str
     folder: Path = Path()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    addresses: Mapping[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def here(cls) -> Job:
@@ -68,8 +65,7 @@ class Watch:
     """Writes down each step of one worker. `note`: goes with the next line."""
 
     def __init__(self, job: Job) -> None:
-        self.note = ""
-        self._job, self._is_first, self._step = job, job.place == 0, 0
+        self.note, self._job, self._step = "", job, 0
         self._file = record_path(job.folder, job.name).open("a", buffering=1)
 
     def steps(self, accuracy: Callable[[], float] | None = None) -> Iterator[int]:
@@ -81,27 +77,24 @@ class Watch:
 
     def start(self) -> None:
         """The first step begins."""
-        self._write(self._line())
+        self._write()
 
     def step(self, accuracy: Callable[[], float] | None = None) -> None:
         """One step has ended. The first worker evaluates when it is due; all others stand still meanwhile."""
         self._step += 1
-        line = self._line()
-        self._write(line)
-        every = self._job.cell.evaluate_every
-        if accuracy is not None and every and self._is_first and self._step % every == 0:
+        line, every = self._write(), self._job.cell.evaluate_every
+        if accuracy is not None and every and self._step % every == 0 and self._job.place == 0:
             with processes.others_stopped():
                 value = accuracy()
             self._write(line | {"accuracy": value, "until": time.monotonic()})
 
-    def _line(self) -> dict[str, Any]:
-        sent, received = wan_counters()
-        return {"t": time.monotonic(), "step": self._step, "sent": sent, "received": received}
-
-    def _write(self, line: dict[str, Any]) -> None:
-        if self.note:
-            line, self.note = line | {"note": self.note}, ""
-        self._file.write(json.dumps(line) + "\n")
+    def _write(self, line: dict[str, Any] | None = None) -> dict[str, Any]:
+        if line is None:
+            sent, received = wan_counters()
+            line = {"t": time.monotonic(), "step": self._step, "sent": sent, "received": received}
+        note, self.note = {"note": self.note} if self.note else {}, ""
+        self._file.write(json.dumps(line | note) + "\n")
+        return line
 
 
 def record_path(folder: Path, name: str) -> Path:
@@ -109,7 +102,7 @@ def record_path(folder: Path, name: str) -> Path:
     return folder / f"{name.replace('/', '.')}.steps.jsonl"
 
 
-def wan_counters(devices: Path = DEVICES) -> tuple[int, int]:
+def wan_counters(devices: Path = Path("/proc/self/net/dev")) -> tuple[int, int]:
     """Bytes that have left and entered this process's namespace, over every device but the loopback."""
     lines = (line.partition(":") for line in devices.read_text().splitlines()[2:])
     counted = [numbers.split() for device, _, numbers in lines if device.strip() != "lo"]
@@ -118,9 +111,8 @@ def wan_counters(devices: Path = DEVICES) -> tuple[int, int]:
 
 def synthetic_sizes(parameters: int) -> list[int]:
     """The elements of each tensor of a synthetic model: ten of nearly one size."""
-    small, larger = divmod(parameters, SYNTHETIC_TENSORS)
-    sizes = [small + (place < larger) for place in range(SYNTHETIC_TENSORS)]
-    return [size for size in sizes if size]
+    small, larger = divmod(parameters, 10)
+    return [small + 1] * larger + ([small] * (10 - larger) if small else [])
 
 
 def wait_for(path: Path, limit_s: float = 120.0) -> str:
@@ -138,3 +130,8 @@ def publish(path: Path, text: str) -> None:
     part = path.with_suffix(".part")
     part.write_text(text)
     part.rename(path)
+
+
+if __name__ == "__main__":
+    job = Job.here()
+    importlib.import_module(f"benchmarks.systems.{job.cell.system}.train").main(job)

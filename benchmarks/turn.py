@@ -1,7 +1,5 @@
 """One turn of one cell: its processes are started, watched and ended, and what they wrote down is read."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -23,7 +21,7 @@ from benchmarks.training import Job
 LOOK_S, LOOK_AT_STEPS_S = 0.25, 5.0
 END_S = 30.0  # from the last step of all: some systems hang now and then while their nodes part
 SERVERS_GRACE_S = 2.0
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR")
 NOT_BEGUN = "before all workers had begun"
 
@@ -38,8 +36,7 @@ def run_turn(cell: Cell, system: System, ground: Ground, python: Path, keep: boo
         nodes, addresses = system.nodes(desk)
         desk.job.write_text(Job(cell, "", folder, desk.options, addresses).text)
         watched = _Watched(desk, meter, nodes)
-        state = watched.run()
-        steps = watched.steps()
+        state, steps = watched.run(), read_steps(folder, cell.worker_names)
         span = measured_span(steps, cell)
         if state == OK and span is None and reached(steps, cell) is None:
             state = "it ended before a round could be measured"
@@ -73,8 +70,7 @@ class _Watched:
             while time.monotonic() < until:
                 time.sleep(LOOK_S)
                 self._meter.sample()
-                state = self._state()
-                if state is not None:
+                if (state := self._state()) is not None:
                     return state
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + LOOK_AT_STEPS_S
@@ -86,16 +82,13 @@ class _Watched:
             for process in self._running.values():
                 process.wait()
 
-    def steps(self) -> Steps:
-        """What the workers have written down so far."""
-        return read_steps(self._desk.folder, self._cell.worker_names)
-
     def _start(self, node: Node) -> None:
         env = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
-        env |= dict.fromkeys(THREADS, "1") | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        env |= THREADS | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         env |= self._meter.mark(node.name) | dict(node.env)
-        with self._output(node).open("wb") as output:
-            self._running[node.name] = self._desk.ground.start(node.site, node.argv, env, output)
+        with self._output(node).open("wb") as out:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            self._running[node.name] = self._desk.ground.start(node.site, node.argv, env=env, **pipes)
 
     def _state(self) -> str | None:
         """None while the turn goes on."""
@@ -105,7 +98,10 @@ class _Watched:
                 return f"{node.name} ended with status {ended[node.name]}: {self._last_words(node)}"
         if all(ended[node.name] is not None for node in self._nodes if not node.serves):
             return OK
-        return OK if self._cell.target_accuracy is not None and reached(self.steps(), self._cell) else None
+        if self._cell.target_accuracy is None:
+            return None
+        first = read_steps(self._desk.folder, self._cell.worker_names[:1])
+        return OK if reached(first, self._cell) else None
 
     def _overdue(self) -> str:
         """How far the workers had come, for a turn that was too slow or hung; `ok` if it hung behind its last step."""
@@ -120,8 +116,8 @@ class _Watched:
 
     def _least_step(self) -> int:
         """To which step all workers have come; -1 before all have begun."""
-        last = [lines[-1]["step"] for lines in self.steps().values()]
-        return int(min(last)) if len(last) == len(self._cell.worker_names) else -1
+        steps = read_steps(self._desk.folder, self._cell.worker_names)
+        return min(steps[name][-1]["step"] if name in steps else -1 for name in self._cell.worker_names)
 
     def _output(self, node: Node) -> Path:
         return self._desk.folder / f"{node.name.replace('/', '.')}.out"

@@ -1,7 +1,5 @@
 """Real nodes and gradients on the simulator's virtual clock: what becomes of a training, however slow the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,15 +27,15 @@ class Seat:
     run: LiveRun
     task: workloads.Task
     program: Program
-    roots: tuple[Root, ...]
+    roots: list[Root]
 
+    @torch.no_grad()
     def copy_global(self, model: nn.Module) -> None:
         """Give `model` the weights that the global servers have now, in no time."""
         tensors = dict(model.named_parameters())
-        with torch.no_grad():
-            for root in self.roots:
-                for name, part, values in root.parts():
-                    tensors[name].view(-1)[part.start : part.stop] = values
+        for root in self.roots:
+            for name, part, values in root.parts():
+                tensors[name].view(-1)[part.start : part.stop] = values
 
 
 def train(
@@ -56,24 +54,15 @@ def train(
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)
-        name = program.name
-        mine = plan.parties[name.partition("/")[0]]
-        run = LiveRun(
-            program,
-            name=name,
-            members=plan.workers,
-            party_members=mine,
-            settings=settings,
-            clock=lambda: program.now,
-        )
-        with run:
-            loop(Seat(run, workloads.task(Job(cell, name), settings.seed), program, roots))
+        job = Job(cell, program.name)
+        places = {"name": job.name, "members": plan.workers, "party_members": plan.parties[job.party]}
+        with LiveRun(program, **places, settings=settings, clock=lambda: program.now) as run:
+            loop(Seat(run, workloads.task(job, settings.seed), program, roots))
 
     nodes = [make_node(plan, name) for name in plan.nodes]
     for node in nodes:
         simulator.add(node)
-    upsides = [getattr(node, "upside", None) for node in nodes]
-    roots = tuple(upside for upside in upsides if isinstance(upside, Root))
+    roots = [node.upside for node in nodes if isinstance(getattr(node, "upside", None), Root)]
     programs = [simulator.program(worker, main) for worker in plan.workers]
     simulator.run(while_=goes_on)
     for program in programs:

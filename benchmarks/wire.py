@@ -7,8 +7,6 @@
 Systems take turns, a few rounds each, so that what disturbs the machine disturbs all of them; figures are medians.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import socket
@@ -31,17 +29,17 @@ from benchmarks.systems.raw.train import fill
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
 from geomx.codecs.spec import slices_wanted
-from geomx.config import LinkTable
 from geomx.drive.loops import run_loop
 from geomx.drive.real import Driver, Wiring
 from geomx.drive.threads import NodeThread
 from geomx.layout import Layout, Tensor, automatic_slice_elements
 from geomx.node.factory import make_node
 from geomx.node.port import Contribution, Left, Ready
-from geomx.node.topology import Edge, Topology
+from geomx.node.topology import Edge
 from geomx.observe.costs import Memory, cost, memory_of
+from geomx.observe.records import Recorder
 
-MIB = 1 << 20
+MIB, PARAMETERS = 1 << 20, 10_000_000
 PLAIN, LINK = Edge(), Link(rate_mbps=100.0, delay_ms=20.0)
 BLOCK = 5  # rounds that one system makes before it is another's turn
 SPARSE = "bisparse ratio=0.01"
@@ -53,27 +51,22 @@ OFF = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False
 SGD = {"lr": 0.1, **OFF}
 
 
-class Silent:
-    """A recorder that keeps nothing."""
-
-    def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
-        """Nothing."""
-
-
-def plan_of(workers: int, edge: Edge) -> Topology:
-    return Topology(
-        "wire", {"W": tuple(f"W/{rank}" for rank in range(workers))}, flat=True, wan=edge, lan=edge
-    )
-
-
-def layout_of(parameters: int, *codecs: str) -> Layout:
+def layout_of(parameters: int, edge: Edge) -> Layout:
     """As a run with these codecs cuts its model."""
     tensors = (Tensor("weights", (parameters,), "float32"),)
-    return Layout(tensors, slice_elements=automatic_slice_elements(tensors, slices_wanted(*codecs)))
+    wanted = slices_wanted(edge.codec_up, edge.codec_down)
+    return Layout(tensors, slice_elements=automatic_slice_elements(tensors, wanted))
 
 
-def channel_of(link: Link | None) -> Tcp:
-    return Tcp(link, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES)
+def driver_of(name: str, workers: int, link: Link | None, edge: Edge, port: int, give: Any = None) -> Driver:
+    """A node of the wire's run: `global/0`, or `W/0`, `W/1`, ..."""
+    parties = {"W": tuple(f"W/{rank}" for rank in range(workers))}
+    node = make_node(Plan("wire", parties, flat=True, wan=edge, lan=edge), name)
+    channel = Tcp(link, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES)
+    address, recorder = f"127.0.0.1:{port}", Recorder(None, name)
+    if name == "global/0":
+        return Driver(node, Wiring(Door(channel, address)), recorder)
+    return Driver(node, Wiring(peers={"global/0": (channel, address)}), recorder, give)
 
 
 def elsewhere(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -89,52 +82,48 @@ def peak_kb() -> int:
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
-def serve(port: int, workers: int, link: Link | None, edge: Edge) -> dict[str, float]:
+def serve(workers: int, link: Link | None, edge: Edge, port: int) -> dict[str, float]:
     """The server's process; what it used."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # torch imports what it needs now
     reuse_freed_blocks()  # as `geomx serve` does
     before_kb, start = peak_kb(), time.process_time()
-    door = Door(channel_of(link), f"127.0.0.1:{port}")
-    run_loop(Driver(make_node(plan_of(workers, edge), "global/0"), Wiring(door), Silent()).run())
+    run_loop(driver_of("global/0", workers, link, edge, port).run())
     return {"cpu_s": time.process_time() - start, "peak_bytes": 1024 * (peak_kb() - before_kb)}
 
 
 class Pusher(NodeThread):
     """A worker of the wire's run, driven by hand."""
 
-    def __init__(self, port: int, rank: int, workers: int, link: LinkTable | None, edge: Edge) -> None:
-        super().__init__(f"W/{rank}", Silent(), 60.0)
-        node = make_node(plan_of(workers, edge), f"W/{rank}")
-        wiring = Wiring(peers={"global/0": (channel_of(link), f"127.0.0.1:{port}")})
-        self._driver = Driver(node, wiring, Silent(), self.port.give)
-        self.inbox: list[Any] = []
-        self.turn = 0
-        self.first = rank == 0
+    def __init__(self, rank: int, *run: Any) -> None:
+        super().__init__(f"W/{rank}", Recorder(None, f"W/{rank}"), 60.0)
+        self._driver = driver_of(f"W/{rank}", *run, self.port.give)
+        self._inbox: list[Any] = []
+        self._turn, self._rank = 0, rank
 
     def drivers(self) -> list[Driver]:
         return [self._driver]
 
     def attach(self, layout: Layout, optimizer: str) -> None:
-        self.layout = layout
-        self.port.listen(self.inbox.append)
+        self._slices = layout.slices
+        self.port.listen(self._inbox.append)
         self.start()
         self.port.call("attach", layout, {"optimizer": optimizer})
-        self._until(lambda: any(isinstance(item, Ready) for item in self.inbox))
-        self.push([torch.zeros(p.elements) if self.first else None for p in layout.slices], "assign")
+        self._until(lambda: any(isinstance(item, Ready) for item in self._inbox))
+        self.push([None if self._rank else torch.zeros(piece.elements) for piece in layout.slices], "assign")
 
     def push(self, values: list[torch.Tensor | None], kind: Any = "gradient") -> None:
-        self.inbox.clear()
-        for slice_, mine in zip(self.layout.slices, values, strict=True):
+        self._inbox.clear()
+        for slice_, mine in zip(self._slices, values, strict=True):
             present = None if mine is not None else bytes((len(slice_.parts) + 7) // 8)
-            share = Contribution.of(self.turn, slice_.index, kind, "step()", 1.0, mine, present, SGD)
+            share = Contribution(self._turn, slice_.index, kind, "step()", 1.0, mine, present, SGD)
             self.port.call("contribute", share)
-        self.turn += 1
-        self._until(lambda: len(self.inbox) == len(values))
+        self._turn += 1
+        self._until(lambda: len(self._inbox) == len(values))
 
     def leave(self) -> None:
-        self.port.call("leave", {"": self.turn})
-        self._until(lambda: any(isinstance(item, Left) for item in self.inbox))
+        self.port.call("leave", {"": self._turn})
+        self._until(lambda: any(isinstance(item, Left) for item in self._inbox))
         self.stop()
 
     def _until(self, ready: Callable[[], bool]) -> None:
@@ -145,14 +134,15 @@ class Geomx:
     """A server process and workers in this one; `round()` pushes everything and waits for all of it."""
 
     def __init__(
-        self, size_bytes: int, optimizer: str, workers: int = 1, link: Link | None = None, edge: Edge = PLAIN
+        self, size_bytes: int, optimizer: str, workers: int = 1, link: Any = None, edge: Edge = PLAIN
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as door:
-            port = door.getsockname()[1]
-        self.server = elsewhere(serve, port, workers, link, edge)
-        layout = layout_of(size_bytes // 4, edge.codec_up, edge.codec_down)
-        self.workers = [Pusher(port, rank, workers, link, edge) for rank in range(workers)]
-        self.threads = ThreadPoolExecutor(workers)
+            run = (workers, link, edge, door.getsockname()[1])
+        self.server, layout = elsewhere(serve, *run), layout_of(size_bytes // 4, edge)
+        self.workers, self.threads = (
+            [Pusher(rank, *run) for rank in range(workers)],
+            ThreadPoolExecutor(workers),
+        )
         self._each(lambda worker: worker.attach(layout, optimizer))
         self.gradients = [torch.randn(slice_.elements) for slice_ in layout.slices]
 
@@ -165,14 +155,13 @@ class Geomx:
 
     def close(self) -> dict[str, float]:
         self._each(Pusher.leave)
-        usage: dict[str, float] = self.server.result(timeout=60)
-        return usage
+        return self.server.result(timeout=60)
 
     def _each(self, action: Callable[[Pusher], None]) -> None:
         list(self.threads.map(action, self.workers))
 
 
-def echo(port: int, size: int, block_bytes: int) -> None:
+def echo(port: int, size: int, block_bytes: int) -> dict[str, float]:
     """The raw server: sends back every block that has come, while the next comes in."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -191,6 +180,7 @@ def echo(port: int, size: int, block_bytes: int) -> None:
                 fill(sock, block)
                 arrived.release()
             sender.join()
+    return {"cpu_s": float("nan"), "peak_bytes": float("nan")}
 
 
 class Raw:
@@ -213,8 +203,7 @@ class Raw:
 
     def close(self) -> dict[str, float]:
         self.sock.close()
-        self.server.result(timeout=10)
-        return {}
+        return self.server.result(timeout=10)
 
 
 def loopback(size_bytes: int, rounds: int) -> list[sweep.Row]:
@@ -232,10 +221,10 @@ def loopback(size_bytes: int, rounds: int) -> list[sweep.Row]:
     moved_gb = 2 * size_bytes * (rounds // BLOCK) * (BLOCK + 1) / 1e9
     base, rows = statistics.median(times["raw sockets"]), []
     for name, system in systems.items():
-        usage, seconds = system.close(), statistics.median(times[name])
+        used, seconds = system.close(), statistics.median(times[name])
         row = {"system": name, "round_ms": 1e3 * seconds, "gb_per_s": 2 * size_bytes / seconds / 1e9}
-        row |= {"of_raw": base / seconds, "server_cpu_s_per_gb": usage.get("cpu_s", float("nan")) / moved_gb}
-        rows.append(row | {"server_peak_of_model": usage.get("peak_bytes", float("nan")) / size_bytes})
+        row |= {"of_raw": base / seconds, "server_cpu_s_per_gb": used["cpu_s"] / moved_gb}
+        rows.append(row | {"server_peak_of_model": used["peak_bytes"] / size_bytes})
     return rows
 
 
@@ -249,36 +238,35 @@ def memory(size_bytes: int, workers: int) -> sweep.Row:
 
 
 def link_s(size_bytes: float) -> float:
-    """So many bytes each way at once, and one round trip."""
-    assert LINK.rate_mbps is not None
+    """So many bytes each way at once over the link, and one round trip."""
     return 2e-3 * LINK.delay_ms + 8e-6 * size_bytes / LINK.rate_mbps
 
 
-def over_link(parameters: int, rounds: int, edge: Edge = PLAIN, warmup: int = 0) -> float:
-    """The median of dense or coded rounds over the emulated link."""
-    system = Geomx(4 * parameters, "torch.optim.SGD", link=LINK, edge=edge)
+def over_link(rounds: int, edge: Edge = PLAIN, warmup: int = 0) -> float:
+    """The median of rounds over the emulated link."""
+    system = Geomx(4 * PARAMETERS, "torch.optim.SGD", link=LINK, edge=edge)
     times = [system.round() for _ in range(warmup + rounds)]
     system.close()
     return statistics.median(times[warmup:])
 
 
-def coded(codecs: str, parameters: int, rounds: int, memory: Memory) -> sweep.Row:
+def coded(codecs: str, rounds: int, rates: Memory) -> sweep.Row:
     """A party's round with codecs, against its floor.
 
     That is the compressed bytes at the link's rate, a round trip, and what arithmetic takes one after the other, as
     measured in this run: encoding and decoding up, SGD's passes, encoding and decoding down.
     """
     up, _, down = codecs.partition("; ")
-    down = down or up
-    slices = layout_of(parameters, up, down).slices
-    ways = [cost(spec, slices, memory, 3) for spec in (up, down)]
-    sgd_bytes = 5 * 4 * parameters  # the sum reads and writes, the step reads two and writes one
-    arithmetic_s = sgd_bytes / memory.updating + sum(way.encode_s + way.decode_s for way in ways)
-    sent = [way.sent_bytes for way in ways]
-    seconds = over_link(parameters, rounds, Edge(up, down), warmup=2)
-    row = {"system": f"{up}; {down}", "kb_up": 1e-3 * sent[0], "kb_down": 1e-3 * sent[1], "round_s": seconds}
-    row |= {"link_s": link_s(max(sent)), "arithmetic_s": arithmetic_s}
-    return row | {"of_floor": seconds / (link_s(max(sent)) + arithmetic_s)}
+    edge = Edge(up, down or up)
+    ways = [
+        cost(spec, layout_of(PARAMETERS, edge).slices, rates, 3) for spec in (edge.codec_up, edge.codec_down)
+    ]
+    sgd_bytes = 5 * 4 * PARAMETERS  # the sum reads and writes, the step reads two and writes one
+    arithmetic_s = sgd_bytes / rates.updating + sum(way.encode_s + way.decode_s for way in ways)
+    seconds, moving_s = over_link(rounds, edge, warmup=2), link_s(max(way.sent_bytes for way in ways))
+    row = {"system": codecs, "kb_up": 1e-3 * ways[0].sent_bytes, "kb_down": 1e-3 * ways[1].sent_bytes}
+    row |= {"round_s": seconds, "link_s": moving_s, "arithmetic_s": arithmetic_s}
+    return row | {"of_floor": seconds / (moving_s + arithmetic_s)}
 
 
 def main() -> None:
@@ -289,20 +277,18 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=64)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rounds, size_bytes, parameters = options.rounds, options.mib * MIB, 10_000_000
+    rounds, size_bytes, link = options.rounds, options.mib * MIB, "10 M parameters, 100 Mbit/s, 40 ms"
     if options.codecs:
         rates = memory_of()
-        rows = [coded(codecs, parameters, min(rounds, 7), rates) for codecs in CODECS]
-        keep("codecs", "10 M parameters, 100 Mbit/s, 40 ms, each codec beside its own floor", rows)
+        rows = [coded(codecs, min(rounds, 7), rates) for codecs in CODECS]
+        keep("codecs", f"{link}, each codec beside its own floor", rows)
     elif options.link:
-        seconds, floor_s = over_link(parameters, min(rounds, 3)), link_s(4 * parameters)
         row = {
-            "parameters": parameters,
-            "round_s": seconds,
-            "floor_s": floor_s,
-            "of_floor": seconds / floor_s,
+            "parameters": PARAMETERS,
+            "round_s": over_link(min(rounds, 3)),
+            "floor_s": link_s(4 * PARAMETERS),
         }
-        keep("link", "10 M parameters, 100 Mbit/s, 40 ms", [row])
+        keep("link", link, [row | {"of_floor": row["round_s"] / row["floor_s"]}])
     else:
         keep("loopback", f"{options.mib} MiB pushed and answered", loopback(size_bytes, rounds))
         keep("memory", "Memory of the server", [memory(size_bytes, workers) for workers in (1, 2, 4)])

@@ -49,21 +49,16 @@ def optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=RATE)
 
 
-def train(
-    watch: Watch,
-    task: Task,
-    optimizer: torch.optim.Optimizer,
-    model: nn.Module | None = None,
-    before_step: Callable[[int], None] = lambda step: None,
-    behind_step: Callable[[int], None] = lambda step: None,
-) -> None:
-    """A plain loop. `model`: what a system has wrapped around the task's."""
+def train(watch: Watch, task: Task, optimizer: Any, model: nn.Module | None = None, **calls: Any) -> None:
+    """A plain loop. `model`: what a system has wrapped around the task's. `before`, `behind`: called at each step."""
     for step in watch.steps(task.accuracy):
         optimizer.zero_grad()
         task.loss(model or task.model).backward()
-        before_step(step)
+        if "before" in calls:
+            calls["before"](step)
         optimizer.step()
-        behind_step(step)
+        if "behind" in calls:
+            calls["behind"](step)
 
 
 def cnn(name: str) -> nn.Sequential:
@@ -101,26 +96,18 @@ class Gpt(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(self._block() for _ in range(LAYERS))
-        self.last = nn.LayerNorm(WIDTH)
-        self.register_buffer(
-            "mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False
-        )
-
-    @staticmethod
-    def _block() -> nn.TransformerEncoderLayer:
-        block = nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        block.self_attn = nn.MultiheadAttention(WIDTH, HEADS, bias=False, batch_first=True)
-        return block
+        self.blocks, self.last = nn.ModuleList(), nn.LayerNorm(WIDTH)
+        shape = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        for _ in range(LAYERS):
+            self.blocks.append(nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, **shape))
+            self.blocks[-1].self_attn = nn.MultiheadAttention(WIDTH, HEADS, bias=False, batch_first=True)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         for block in self.blocks:
-            x = block(x, self.mask, is_causal=True)
-        last: torch.Tensor = self.last(x)
-        return last @ self.tokens.weight.T
+            x = block(x, mask, is_causal=True)
+        return self.last(x) @ self.tokens.weight.T
 
 
 def _gpt(job: Job, order: torch.Generator) -> Task:
@@ -158,5 +145,4 @@ class Synthetic(nn.Module):
 
     def forward(self) -> torch.Tensor:
         time.sleep(self._step_s)
-        loss: torch.Tensor = Given.apply(self._gradients, *self.pieces)  # type: ignore[no-untyped-call]
-        return loss
+        return Given.apply(self._gradients, *self.pieces)

@@ -66,7 +66,7 @@ def test_what_a_node_used_is_known_after_it_has_ended():
 def test_cpu_seconds_grow_evenly_between_two_samples():
     meter = Meter("turn")
     meter.samples = [(1.0, {"A": 0.0}), (2.0, {"A": 1.0}), (3.0, {"A": 5.0, "B": 1.0})]
-    assert meter.cpu_s(1.5, 2.25) == {"A": pytest.approx(2.0 - 0.5)}
+    assert meter.cpu_s(1.5, 2.25) == {"A": pytest.approx(2.0 - 0.5), "B": pytest.approx(0.25)}
     assert meter.cpu_s(0.0, 9.0) == {"A": 5.0, "B": 1.0}
 
 

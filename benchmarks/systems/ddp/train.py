@@ -17,8 +17,7 @@ from benchmarks import training, workloads
 WARMUP = 2  # steps that PowerSGD and post-local SGD make in full before they begin
 
 
-def main() -> None:
-    job = training.Job.here()
+def main(job: training.Job) -> None:
     store = f"tcp://{job.addresses['store']}"
     dist.init_process_group("gloo", init_method=store, rank=job.place, world_size=job.everyone)
     task = workloads.task(job)
@@ -105,7 +104,3 @@ def through_leaders(tiers: Tiers, bucket: dist.GradBucket) -> torch.futures.Futu
 
     tiers.legs[0].submit(go, 0)
     return done
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Flower's server, or one of its clients. A client's fit is a round: it ends when the next fit comes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flwr
@@ -16,8 +14,7 @@ from benchmarks import training, workloads
 MESSAGE_BYTES = 2**31 - 1
 
 
-def main() -> None:
-    job = training.Job.here()
+def main(job: training.Job) -> None:
     shared = {"server_address": job.addresses["server"], "grpc_max_message_length": MESSAGE_BYTES}
     if job.name == "server":
         serve(job, **shared)
@@ -67,7 +64,3 @@ class Client(NumPyClient):
             self._task.loss(self._task.model).backward()
             self._optimizer.step()
         return self.get_parameters(config), self._cell.batch, {}
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,7 @@ import geomx
 from benchmarks import training, workloads
 
 
-def main() -> None:
-    job = training.Job.here()
+def main(job: training.Job) -> None:
     task, watch = workloads.task(job), training.Watch(job)
     run = geomx.join()
     model, optimizer = run.attach(task.model, workloads.optimizer(job, task.model))
@@ -13,7 +12,3 @@ def main() -> None:
         watch.note = "it chooses how many steps lie between two exchanges; a round here is ten steps"
     workloads.train(watch, task, optimizer, model)
     run.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,6 @@ hivemind goes on, and reports success, where averaging reached only some peers o
 the run, and so does the second where more than `SPARED` were left out; less is noted beside the figures.
 """
 
-from __future__ import annotations
-
 import hivemind
 import torch
 from hivemind.averaging import DecentralizedAverager
@@ -18,8 +16,7 @@ TIMEOUT_S = 60.0
 SPARED = 0.05
 
 
-def main() -> None:
-    job = training.Job.here()
+def main(job: training.Job) -> None:
     watch, dht, task = training.Watch(job), join(job), workloads.task(job)
     parameters, every = list(task.model.parameters()), job.cell.every
     averager = DecentralizedAverager(
@@ -43,7 +40,7 @@ def main() -> None:
             average(averager, [parameter.data for parameter in parameters], job.everyone)
 
     optimizer = workloads.optimizer(job, task.model)
-    workloads.train(watch, task, optimizer, before_step=gradients, behind_step=weights)
+    workloads.train(watch, task, optimizer, before=gradients, behind=weights)
     done = [job.folder / f"{name.replace('/', '.')}.done" for name in job.cell.worker_names]
     training.publish(done[job.place], "")
     for path in done:  # a peer that leaves takes its part of the last average with it
@@ -96,7 +93,3 @@ def probe(averager: DecentralizedAverager, job: training.Job) -> str:
     if right < (1 - SPARED) * elements:
         raise RuntimeError(missing)
     return missing if right < elements else ""
-
-
-if __name__ == "__main__":
-    main()

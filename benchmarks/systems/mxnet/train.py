@@ -4,8 +4,6 @@ All keys are initialised, then all workers pause, and only then is anything pull
 does not have yet ends the server.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -18,15 +16,14 @@ from benchmarks import data, training
 PAUSE_S = 3.0
 
 
-def main() -> None:
-    job = training.Job.here()
-    watch, cell = training.Watch(job), job.cell
+def main(job: training.Job) -> None:
+    watch, options = training.Watch(job), job.options
     mx.random.seed(0)
     np.random.seed(0)  # Gluon's initialisers draw from it
-    task = Synthetic(job) if cell.workload == "synthetic" else Cnn(job)
-    store = mx.kv.create(job.options["store"])
-    if job.options.get("compression"):
-        store.set_gradient_compression({"type": job.options["compression"], "threshold": 0.5})
+    task = Synthetic(job) if job.cell.workload == "synthetic" else Cnn(job)
+    store = mx.kv.create(options["store"])
+    if "compression" in options:
+        store.set_gradient_compression({"type": options["compression"], "threshold": 0.5})
     if job.place == 0:
         store.set_optimizer(task.optimizer)
     keys = list(range(len(task.weights)))
@@ -34,9 +31,9 @@ def main() -> None:
     time.sleep(PAUSE_S)
     store.pull(keys, task.weights)
     task.take()
-    if job.options["store"] == "dist_async":
-        behind = "A's workers, beside the server, are far ahead"
-        watch.note = f"nobody waits: {behind}. Seconds are the median worker's"
+    if options["store"] == "dist_async":
+        told = "nobody waits: A's workers, beside the server, are far ahead."
+        watch.note = f"{told} Seconds are the median worker's"
     for _ in watch.steps(task.accuracy):
         task.backward()
         for key, gradient, weight in zip(keys, task.gradients(), task.weights, strict=True):
@@ -55,14 +52,8 @@ class Synthetic:
     def __init__(self, job: training.Job) -> None:
         self.optimizer = mx.optimizer.SGD(learning_rate=1e-3)
         self.weights = [nd.zeros(size) for size in training.synthetic_sizes(job.cell.parameters)]
-        self._given = [1e-3 * nd.random.normal(shape=weight.shape) for weight in self.weights]
-        self._step_s = 1e-3 * job.cell.step_ms
-
-    def backward(self) -> None:
-        time.sleep(self._step_s)
-
-    def gradients(self) -> list[Any]:
-        return self._given
+        given = [1e-3 * nd.random.normal(shape=weight.shape) for weight in self.weights]
+        self.gradients, self.backward = lambda: given, lambda: time.sleep(1e-3 * job.cell.step_ms)
 
     def take(self) -> None:
         """There is no model to put the weights into."""
@@ -72,11 +63,10 @@ class Cnn:
     """GeoMX's CNN, with wider dense layers where more parameters are wanted."""
 
     def __init__(self, job: training.Job) -> None:
-        self._job = job
+        self._job, self._net = job, cnn(job.cell.workload)
         self._images, self._labels = data.fashion_mnist("train")
         self._order = np.random.default_rng(1 + job.place)
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
-        self._net = cnn(job.cell.workload)
         self._net.initialize(mx.init.Xavier())
         self._parameters = list(self._net.collect_params().values())
         # The server adds what workers push: the mean over all samples is wanted.
@@ -117,7 +107,3 @@ def cnn(name: str) -> Any:
     for before, units, activation in ((512, wide, "relu"), (wide, narrow, "relu"), (narrow, 10, None)):
         net.add(gluon.nn.Dense(units, in_units=before, activation=activation))
     return net
-
-
-if __name__ == "__main__":
-    main()

@@ -4,13 +4,11 @@ The hub sends a block back once it has that block from every party: the dependen
 nothing else of it. No arithmetic is done.
 """
 
-from __future__ import annotations
-
-import queue
+import itertools
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from queue import SimpleQueue
 
 from benchmarks import training
 
@@ -18,51 +16,44 @@ BLOCK_BYTES = 128 << 10
 DIAL_S = 60.0
 
 
-def main() -> None:
-    job = training.Job.here()
+def main(job: training.Job) -> None:
     host, _, port = job.addresses["hub"].rpartition(":")
     if job.name == "hub":
-        hub(host, int(port), job.cell.parties, job.cell.size_bytes)
+        with socket.create_server((host, int(port)), backlog=64) as door:
+            hub([door.accept()[0] for _ in range(job.cell.parties)], job.cell.size_bytes)
     else:
         party(dial(host, int(port)), job.cell.size_bytes, training.Watch(job))
 
 
-def hub(host: str, port: int, parties: int, size_bytes: int) -> None:
+def hub(ends: list[socket.socket], size_bytes: int) -> None:
     """Serve every party until they hang up."""
-    with socket.create_server((host, port), backlog=64) as door:
-        ends = [door.accept()[0] for _ in range(parties)]
     whole, rest = divmod(size_bytes, BLOCK_BYTES)
     sizes = [BLOCK_BYTES] * whole + ([rest] if rest else [])
-    arrived: list[queue.SimpleQueue[bool]] = [queue.SimpleQueue() for _ in ends]
-    leaving: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in ends]
-    for end, here, out in zip(ends, arrived, leaving, strict=True):
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=receive, args=(end, sizes, here), daemon=True).start()
-        threading.Thread(target=send, args=(end, out), daemon=True).start()
-    while True:
-        for size in sizes:
-            are_here = [each.get() for each in arrived]
-            if not all(are_here):
-                return
-            for out in leaving:
-                out.put(size)
 
-
-def receive(end: socket.socket, sizes: Sequence[int], arrived: queue.SimpleQueue[bool]) -> None:
-    """Tell of each block that has come; False at the end."""
-    memory = memoryview(bytearray(BLOCK_BYTES))
-    while True:
-        for size in sizes:
+    def receive(end: socket.socket, arrived: SimpleQueue[bool]) -> None:
+        memory = memoryview(bytearray(BLOCK_BYTES))
+        for size in itertools.cycle(sizes):
             has_come = fill(end, memory[:size])
             arrived.put(has_come)
             if not has_come:
                 return
 
+    def send(end: socket.socket, leaving: SimpleQueue[int]) -> None:
+        memory = memoryview(bytes(BLOCK_BYTES))
+        while True:
+            end.sendall(memory[: leaving.get()])
 
-def send(end: socket.socket, leaving: queue.SimpleQueue[int]) -> None:
-    memory = memoryview(bytes(BLOCK_BYTES))
-    while True:
-        end.sendall(memory[: leaving.get()])
+    lanes = [(end, SimpleQueue[bool](), SimpleQueue[int]()) for end in ends]
+    for end, arrived, leaving in lanes:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=receive, args=(end, arrived), daemon=True).start()
+        threading.Thread(target=send, args=(end, leaving), daemon=True).start()
+    for size in itertools.cycle(sizes):
+        have_come = [arrived.get() for _, arrived, _ in lanes]
+        if not all(have_come):
+            return
+        for _, _, leaving in lanes:
+            leaving.put(size)
 
 
 def fill(end: socket.socket, view: memoryview) -> bool:
@@ -96,7 +87,3 @@ def dial(host: str, port: int) -> socket.socket:
         else:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return end
-
-
-if __name__ == "__main__":
-    main()

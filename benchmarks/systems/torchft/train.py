@@ -1,7 +1,5 @@
 """A replica of torchft, over gloo."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import torch
@@ -17,8 +15,7 @@ from benchmarks import training, workloads
 PATIENCE = timedelta(seconds=120)
 
 
-def main() -> None:
-    job = training.Job.here()
+def main(job: training.Job) -> None:
     watch, task, every = training.Watch(job), workloads.task(job), job.cell.every
     here = job.addresses[job.party]
     store = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)
@@ -49,14 +46,10 @@ def main() -> None:
     if every == 1:
         model = DistributedDataParallel(manager, task.model)
         optimizer = OptimizerWrapper(manager, optimizer)
-        workloads.train(watch, task, optimizer, model, behind_step=everyone_took_part)
+        workloads.train(watch, task, optimizer, model, behind=everyone_took_part)
     else:
         outer = torch.optim.SGD(task.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         with DiLoCo(manager, [task.model], optimizer, outer, sync_every=every, pin_memory=False):
             workloads.train(watch, task, optimizer)
     manager.shutdown(wait=False)
     del store
-
-
-if __name__ == "__main__":
-    main()
