@@ -146,7 +146,8 @@ def result_of(cell: Cell, turns: list[Turn], ways: Iterable[Way]) -> Result:
     good = [turn for turn in turns if turn.state == OK]
     failures = [turn.state for turn in turns if turn.state != OK]
     result = Result.of(cell, load=turns[0].load, floor_s=round_s(cell.size_bytes, ways) or None)
-    result.accuracy = max((look["accuracy"] for turn in turns for look in looks(turn.steps)), default=None)
+    seen = [look["accuracy"] for turn in good or turns for look in looks(turn.steps)]
+    result.accuracy = max(seen, default=None)
     if not good:
         result.state = failures[0]
         return result
