@@ -38,7 +38,7 @@ def trained(config: str, model: str, rounds: int, seed: int) -> dict[str, Any]:
     """One run; its row."""
     codec_up, codec_down = RECIPES[config]["up"], RECIPES[config]["down"]
     name = RECIPES[config].get("optimizer", "Adam")
-    topology = Topology("codecs", virtual.parties(), wan=Edge(codec_up, codec_down))
+    plan = Topology("codecs", virtual.parties(), wan=Edge(codec_up, codec_down))
     simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
 
     def loop(seat: virtual.Seat) -> None:

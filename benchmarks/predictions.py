@@ -20,13 +20,13 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
-from geomx.launch.topology import compared
 from torch import nn
 
 import geomx
 from benchmarks import sweep
 from geomx.config import Run
 from geomx.launch.local_run import rehearse
+from geomx.launch.plan import compared
 from geomx.launch.plan_facts import Sources, known
 from geomx.observe.records import Record
 from geomx.predict.facts import Rhythm

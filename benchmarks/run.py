@@ -27,6 +27,7 @@ from benchmarks.cells import Cell, read_results
 from benchmarks.sitting import commit_here, machine_here, sit, sittings
 from benchmarks.suites import SUITES, cells_of_suite
 from benchmarks.systems.adapters import SYSTEMS
+from geomx.errors import ConfigError
 from lab import awake
 from lab.errors import LabError
 from lab.system import missing_here
@@ -61,7 +62,7 @@ def main() -> int:
                 minutes, what = (time.monotonic() - started) / 60, ", ".join(map(str, group[0].sitting))
                 print(f"[{minutes:5.1f} min] sitting {number}: {what}", flush=True)
                 sit(group, options.turns or SUITES[name]["turns"], path, commit, machine, options.keep)
-    except LabError as error:
+    except (LabError, ConfigError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

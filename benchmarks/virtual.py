@@ -12,6 +12,9 @@ from benchmarks.training import Job
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.node.factory import make_node
 from geomx.node.root import Root
+from geomx.node.topology import Topology
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Simulator
 from geomx.train import LiveRun, Settings
 
 
@@ -62,7 +65,7 @@ def train(
     nodes = [make_node(plan, name) for name in plan.nodes]
     for node in nodes:
         simulator.add(node)
-    roots = [node.upside for node in nodes if isinstance(getattr(node, "upside", None), Root)]
+    roots = [node.sink for node in nodes if isinstance(getattr(node, "sink", None), Root)]
     programs = [simulator.program(worker, main) for worker in plan.workers]
     simulator.run(while_=goes_on)
     for program in programs:

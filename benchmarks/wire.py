@@ -29,18 +29,19 @@ from benchmarks.systems.raw.train import fill
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
 from geomx.codecs.spec import slices_wanted
+from geomx.config import LinkTable
 from geomx.drive.loops import run_loop
-from geomx.drive.real import Driver, Wiring
+from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.drive.threads import NodeThread
 from geomx.layout import Layout, Tensor, automatic_slice_elements
 from geomx.node.factory import make_node
 from geomx.node.port import Contribution, Left, Ready
-from geomx.node.topology import Edge
+from geomx.node.topology import Edge, Topology
 from geomx.observe.costs import Memory, cost, memory_of
 from geomx.observe.records import Recorder
 
 MIB, PARAMETERS = 1 << 20, 10_000_000
-PLAIN, LINK = Edge(), Link(rate_mbps=100.0, delay_ms=20.0)
+PLAIN, LINK = Edge(), LinkTable(rate_mbps=100.0, delay_ms=20.0)
 BLOCK = 5  # rounds that one system makes before it is another's turn
 SPARSE = "bisparse ratio=0.01"
 CODECS = (  # up; down where it is another one
@@ -58,14 +59,18 @@ def layout_of(parameters: int, edge: Edge) -> Layout:
     return Layout(tensors, slice_elements=automatic_slice_elements(tensors, wanted))
 
 
-def driver_of(name: str, workers: int, link: Link | None, edge: Edge, port: int, give: Any = None) -> Driver:
+def driver_of(
+    name: str, workers: int, link: LinkTable | None, edge: Edge, port: int, give: Any = None
+) -> Driver:
     """A node of the wire's run: `global/0`, or `W/0`, `W/1`, ..."""
     parties = {"W": tuple(f"W/{rank}" for rank in range(workers))}
-    node = make_node(Plan("wire", parties, flat=True, wan=edge, lan=edge), name)
-    channel = Tcp(link, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES)
+    node = make_node(Topology("wire", parties, flat=True, wan=edge, lan=edge), name)
+    channel = Tcp(
+        None if link is None else link.spec, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES
+    )
     address, recorder = f"127.0.0.1:{port}", Recorder(None, name)
     if name == "global/0":
-        return Driver(node, Wiring(Door(channel, address)), recorder)
+        return Driver(node, Wiring(ListeningEdge(channel, address)), recorder)
     return Driver(node, Wiring(peers={"global/0": (channel, address)}), recorder, give)
 
 
@@ -82,7 +87,7 @@ def peak_kb() -> int:
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
-def serve(workers: int, link: Link | None, edge: Edge, port: int) -> dict[str, float]:
+def serve(workers: int, link: LinkTable | None, edge: Edge, port: int) -> dict[str, float]:
     """The server's process; what it used."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # torch imports what it needs now
@@ -110,13 +115,15 @@ class Pusher(NodeThread):
         self.start()
         self.port.call("attach", layout, {"optimizer": optimizer})
         self._until(lambda: any(isinstance(item, Ready) for item in self._inbox))
-        self.push([None if self._rank else torch.zeros(piece.elements) for piece in layout.slices], "assign")
+        self.push(
+            [None if self._rank else torch.zeros(slice_.elements) for slice_ in layout.slices], "assign"
+        )
 
     def push(self, values: list[torch.Tensor | None], kind: Any = "gradient") -> None:
         self._inbox.clear()
         for slice_, mine in zip(self._slices, values, strict=True):
             present = None if mine is not None else bytes((len(slice_.parts) + 7) // 8)
-            share = Contribution(self._turn, slice_.index, kind, "step()", 1.0, mine, present, SGD)
+            share = Contribution.of(self._turn, slice_.index, kind, "step()", 1.0, mine, present, SGD)
             self.port.call("contribute", share)
         self._turn += 1
         self._until(lambda: len(self._inbox) == len(values))

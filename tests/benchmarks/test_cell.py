@@ -17,9 +17,9 @@ MISSING = system.missing_here()
 PARAMETERS = 20_000
 
 
+@pytest.mark.examples
 @pytest.mark.lab
 @pytest.mark.processes
-@pytest.mark.examples
 @pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))
 def test_a_cell_of_geomx_beside_raw_sockets_leaves_its_figures(tmp_path):
     path = tmp_path / "cell.jsonl"

@@ -128,7 +128,7 @@ def scripted(script, steps=None):
     return nodes
 
 
-def turn_with(tmp_path, script, limit_s=60.0, steps=None):
+def turn_with(tmp_path, script, limit_s=600.0, steps=None):
     cell = Cell("scripted", "only", "synthetic", 10, "100mbit-30ms", 2, 1, "none")
     cell.rounds_a_turn, cell.warmup, cell.limit_s = 2, 1, limit_s
     return run_turn(cell, System(scripted(script, steps), {"only": {}}), Ground(), tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from geomx.cli import BAD_USAGE, FAILED, OK, main
 from geomx.launch.plan import ALGORITHMS, CODECS
 from geomx.observe.costs import Memory
-from geomx.sync.contract import policies
+from geomx.sync import policies
 
 TOML = """
 [run]

@@ -115,11 +115,11 @@ def test_nobody_contributing_changes_nothing_and_is_answered():
 
 def test_an_assign_to_which_nobody_gives_a_value_changes_nothing_and_is_answered():
     server = global_server()
-    before = server.node.upside._weights[0].clone()
+    before = server.node.sink._weights[0].clone()
     step(server, kind="assign", operation="load()", hyper=b"", present=b"\x00", size=0)
     (update,) = answers(server)
     assert (update.kind, update.size) == ("assign", 0)
-    assert torch.equal(server.node.upside._weights[0], before)
+    assert torch.equal(server.node.sink._weights[0], before)
 
 
 def test_who_leaves_without_a_turn_is_noted():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from driven import LAYOUT, SETTINGS, Driven, worker
-from geomx.node.build import Edge
-from geomx.node.local import Contribution
-from geomx.protocol.messages import Attached, Push, Update
-from trees import SGD, plan_of
+from trees import SGD, topology_of
 
 from geomx.node.contract import Called, Closed, Timer, Write
+from geomx.node.port import Contribution
+from geomx.node.topology import Edge
+from geomx.wire.messages import Attached, Push, Update
 
 DENSE = LAYOUT.slices[2]
 
@@ -17,7 +17,7 @@ DENSE = LAYOUT.slices[2]
 def contribute(node: Driven, turn: int, value: float) -> torch.Tensor:
     """A gradient of slice 2, the same everywhere; returns the payload that leaves."""
     values = torch.full((DENSE.elements,), value)
-    call = Contribution(turn, DENSE.index, "gradient", "step()", 1.0, values, None, dict(SGD))
+    call = Contribution.of(turn, DENSE.index, "gradient", "step()", 1.0, values, None, dict(SGD))
     (sent,) = [
         e for e in node(Called("contribute", (call,))) if isinstance(e, Write) and e.payload is not None
     ]
@@ -36,7 +36,7 @@ def update(node: Driven, turn: int) -> None:
 
 def test_what_a_codec_holds_back_outlasts_an_update() -> None:
     """Half of the elements leave in one step, the others in the next."""
-    node = Driven("A/0", plan_of([1], lan=Edge("topk ratio=0.5", "dense")))
+    node = Driven("A/0", topology_of([1], lan=Edge("topk ratio=0.5", "dense")))
     node.reach(1, "A")
     node(Called("attach", (LAYOUT, SETTINGS)))
     node.say(1, Attached())

@@ -16,6 +16,7 @@ from geomx.layout import Layout, Tensor
 from geomx.node.contract import Effect, Event, Job
 from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Contribution, Ready
+from geomx.node.topology import Topology
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.presence import pack
 
@@ -73,12 +74,14 @@ class Loop:
         for slice_ in self._run.layout.slices:
             weights = torch.empty(slice_.elements, device="meta")
             if self._turn:
-                mine = Contribution(self._turn, slice_.index, "gradient", "step()", 1.0, weights, None, SGD)
+                mine = Contribution.of(
+                    self._turn, slice_.index, "gradient", "step()", 1.0, weights, None, SGD
+                )
             elif self._name == self._run.job.name:
-                mine = Contribution(0, slice_.index, "assign", "attach()", 0.0, weights)
+                mine = Contribution.of(0, slice_.index, "assign", "attach()", 0.0, weights)
             else:
                 absent = pack([False] * len(slice_.parts))
-                mine = Contribution(0, slice_.index, "assign", "attach()", 0.0, None, absent)
+                mine = Contribution.of(0, slice_.index, "assign", "attach()", 0.0, None, absent)
             self._run.simulator.call(self._name, "contribute", mine)
 
 
@@ -91,7 +94,7 @@ class Run:
         sizes = enumerate(training.synthetic_sizes(job.cell.parameters))
         self.layout = Layout(tuple(Tensor(f"{place}", (size,), "float32") for place, size in sizes))
         workers = range(job.cell.workers)
-        plan = Plan(
+        plan = Topology(
             "bench", {party: tuple(f"{party}/{rank}" for rank in workers) for party in job.cell.sites}
         )
         self.simulator = Simulator(0, wan, MEMORY_BYTES_PER_S, CHUNK_BYTES)

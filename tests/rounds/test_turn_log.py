@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from driven import push
-from geomx.node.turn_log import TurnLog
-from geomx.protocol.messages import Update
+
+from geomx.rounds.turn_log import TurnLog
+from geomx.wire.messages import Update
 
 
 def test_the_answer_of_one_turn_leaves_the_next_one_open() -> None:
