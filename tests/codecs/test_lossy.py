@@ -308,11 +308,11 @@ def test_garbage_is_refused_or_gives_finite_numbers(spec: str, garbage: bytes) -
 
 @pytest.mark.parametrize("step", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_threshold_that_cannot_be_is_refused(step: float) -> None:
-    codec, piece = made("two_bit threshold=0.01"), piece_of(64)
-    payload = codec.encode(piece, 0, drawn(64))
+    codec, slice_ = made("two_bit threshold=0.01"), slice_of(64)
+    payload = codec.encode(slice_, 0, drawn(64))
     payload[:4] = torch.tensor([step]).view(torch.uint8)
     with pytest.raises(ProtocolError, match=f"a threshold of {step}"):
-        codec.decode(piece, payload)
+        codec.decode(slice_, payload)
 
 
 # -- names ------------------------------------------------------------------------------------------------------
