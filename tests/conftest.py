@@ -9,7 +9,9 @@ import torch
 from exploring import register
 
 # The tests that are to cover lines. Tracing them makes a test on the virtual clock take up to twice as long.
-COVERING = re.compile(r"tests/((codecs|node|rounds|simulation|sync|wire)/|train/test_(esync|polic))")
+COVERING = re.compile(
+    r"tests/((codecs|node|rounds|simulation|sync|wire)/|train/test_(esync|(local_|async_)?polic))"
+)
 
 torch.set_num_threads(1)
 gc.set_threshold(100_000, 20, 20)  # hundreds of nodes live in a process and leave few cycles behind

@@ -35,6 +35,10 @@ ALGORITHMS = [
 ]
 
 
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
 def settings(policy: Policy, **more: Any) -> Settings:
     return Settings(slice_elements=512, size_lower_bound=100, policy=policy, **more)
 
@@ -71,3 +75,8 @@ def lockstep(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer, s
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
         optimizer.step()
+
+
+def assert_differ(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    for name in ("0.0.weight", "0.2.weight"):
+        assert not torch.equal(ours[name], theirs[name])
