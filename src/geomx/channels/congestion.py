@@ -26,12 +26,12 @@ def available() -> tuple[str, ...]:
     if not hasattr(socket, "TCP_CONGESTION"):
         return (SYSTEM,)
     names = {name for file in _LISTS for name in _read(Path("/proc/sys/net/ipv4") / file)}
-    return (SYSTEM, *sorted(name for name in names if works(name)))
+    return (SYSTEM, *sorted(name for name in names if _works(name)))
 
 
 def check(name: str) -> None:
     """Raise `ConfigError` if connections on this machine cannot use this congestion control."""
-    if name != SYSTEM and not works(name):
+    if name != SYSTEM and not _works(name):
         raise ConfigError(
             "channel",
             [
@@ -54,19 +54,9 @@ def choose(sock: Any, name: str) -> None:
 def pace(sock: Any, mbps: float) -> None:
     """Send at most so many 10^6 bits of payload a second; nothing happens where the kernel cannot."""
     if sys.platform == "linux":
-        set_pace(sock, int(mbps * 125_000))
-
-
-def pace_of(sock: Any) -> int:
-    """Bytes of payload a second that Linux sends at most. Raises struct.error where it is Linux 4, which rounds it."""
-    (rate,) = _RATE.unpack(sock.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.size))
-    return int(rate)
-
-
-def set_pace(sock: Any, bytes_per_s: int) -> None:
-    """On Linux: send at most so much; what `pace_of` has told is as it was."""
-    form = _SMALL_RATE if bytes_per_s < 2**32 - 1 else _RATE  # Linux 4 knows the small one alone
-    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, form.pack(min(bytes_per_s, _UNLIMITED)))
+        bytes_per_s = min(int(mbps * 125_000), _UNLIMITED)
+        form = _SMALL_RATE if bytes_per_s < 2**32 - 1 else _RATE  # Linux 4 knows the small one alone
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, form.pack(bytes_per_s))
 
 
 def _read(path: Path) -> list[str]:
@@ -76,7 +66,7 @@ def _read(path: Path) -> list[str]:
         return []
 
 
-def works(name: str) -> bool:
+def _works(name: str) -> bool:
     """Whether this process may choose it."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return False

@@ -13,7 +13,6 @@ to its `LinkPacer`. In: the parser says where the kernel shall put the next byte
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -22,7 +21,6 @@ from typing import Any, cast
 
 import torch
 
-from geomx.channels.bbr import Bbr
 from geomx.channels.contract import ConnectionHandler
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.tls import reason_of
@@ -41,7 +39,6 @@ _TLS_RECORDS = (
     b"\x16\x03",
 )  # how an alert and a handshake begin; a greeting of ours begins with 0
 
-_logger = logging.getLogger("geomx")
 
 next_ident = count(1).__next__
 """Numbers the connections of this process, whatever their channel; 0 stands for none."""
@@ -73,7 +70,6 @@ class TcpConnection(asyncio.BufferedProtocol):
         self.peer_address = ""
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.bbr: Bbr | None = None
         self._receiver = receiver
         self._connected = connected
         self._lanes = Lanes(chunk_bytes)
@@ -163,12 +159,6 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def _write_out(self, buffers: Iterable[bytes | memoryview], size: int) -> None:
         self.bytes_sent += size
-        if self.bbr is not None and not self._transport.is_closing():
-            try:
-                self.bbr.before(size)
-            except OSError as error:  # somebody has changed what this process may do
-                _logger.warning("%s: BBR is left alone from now on: %s", self.peer_address, error)
-                self.bbr = None
         self._transport.writelines(buffers)
 
     def _shut_if_flushed(self) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from geomx.channels import bbr
 from geomx.channels import congestion as congestion_control
 from geomx.channels.connection import TcpConnection, format_address
 from geomx.channels.contract import Connection, ConnectionHandler, EdgeSettings
@@ -138,7 +137,6 @@ class Tcp:
     ) -> TcpConnection:
         def connected(connection: TcpConnection, sock: Any) -> None:
             self._set_options(sock)
-            connection.bbr = bbr.of(sock)
             stands(connection)
 
         return TcpConnection(receiver, self._chunk_bytes, pacer, connected)

@@ -240,7 +240,7 @@ class EdgeTable(Table):
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system",
         description="TCP's congestion control. `system`: as this machine is set. `bbr`: for links that lose packets, "
-        "where `cubic` slows down much; geomx keeps it, also as the system's, from pausing and from overfilling links.",
+        "where `cubic` slows down much.",
     )
     heartbeat_s: Seconds = Field(1.0, description="A node that has nothing to say says so this often.")
     timeout_s: Seconds = Field(
