@@ -103,10 +103,12 @@ def test_a_cut_is_survived(tmp_path: Path, runs: list[RealRun]) -> None:
     proxies = [Proxy(run.ports["global/0"]) for run in runs]
     for run, proxy in zip(runs, proxies, strict=True):
         run.toml.write_text(run.toml.read_text().replace('"127.0.0.1:1"', f'"127.0.0.1:{proxy.port}"'))
-        run.start()
+        run.start(script=["gate"])
+    runs[0].let_go()
     for run, proxy in zip(runs[1:], proxies[1:], strict=True):
         run.until("A/0", "step 10\n")
         proxy.cut(reset=run.folder.name == "reset")
+        run.let_go()
         assert proxy.has_held.wait(BOUND_S)
         proxy.heal()
     for run, proxy in zip(runs, proxies, strict=True):
