@@ -13,7 +13,7 @@ import torch
 import uvloop
 
 from geomx.channels.tcp import Tcp, split_address
-from geomx.errors import ProtocolError
+from geomx.errors import GeomxError, ProtocolError
 from geomx.wire.messages import Message, State, payload_size
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -27,6 +27,8 @@ def patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("geomx.channels.connection.CLOSE_LIMIT_S", PATIENCE_S)
         patch.setattr("geomx.channels.tcp.DIAL_LIMIT_S", PATIENCE_S)
+        patch.setattr("geomx.channels.tcp.HANDSHAKE_LIMIT_S", PATIENCE_S)
+        patch.setattr("geomx.channels.tls.HANDSHAKE_LIMIT_S", PATIENCE_S)
         yield
 
 
@@ -41,7 +43,7 @@ def run_on(loop_name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
     with asyncio.Runner(loop_factory=LOOPS[loop_name]) as runner:
         result = runner.run(bounded())
-    assert complaints == []
+    assert not complaints, complaints
     return result
 
 
@@ -57,6 +59,7 @@ class Witness:
         self.messages: list[tuple[int, Message, Any]] = []
         self.reasons: list[str] = []
         self.refusals: list[str] = []
+        self.failures: list[GeomxError] = []
         self.accepted: list[Any] = []
         self._changed = asyncio.Event()
 
@@ -70,6 +73,10 @@ class Witness:
 
     def closed(self, connection: Any, reason: str) -> None:
         self.reasons.append(reason)
+        self._changed.set()
+
+    def failed(self, error: GeomxError) -> None:
+        self.failures.append(error)
         self._changed.set()
 
     def refused(self, reason: str) -> None:

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from benchmarks.cells import Cell
@@ -77,7 +78,9 @@ def geomx(desk: Desk) -> Nodes:
     cell, hub = desk.cell, desk.cell.hub_site
     shards = [desk.endpoint(hub) for _ in range(desk.options.get("run.shards", 1))]
     local = {site: desk.endpoint(site) for site in cell.sites}
-    description = desk.folder / "bench.toml"
+    description, secret = desk.folder / "bench.toml", desk.folder / "secret"
+    secret.touch(0o600)
+    secret.write_text(token_hex(32))
     description.write_text(geomx_toml(desk, shards, local))
     command = (str(desk.python), "-m", "geomx")
 
@@ -96,7 +99,12 @@ def geomx(desk: Desk) -> Nodes:
 def geomx_toml(desk: Desk, shards: list[str], local: dict[str, str]) -> str:
     """The description of the run. Batches are of one size, so every worker counts the same."""
     options, ways = desk.options, ways_of(desk.cell)
-    keys = {"sync.weight": "equal", "worker.threads": 1, "global.addresses": shards}
+    keys = {
+        "run.secret_file": "secret",
+        "sync.weight": "equal",
+        "worker.threads": 1,
+        "global.addresses": shards,
+    }
     keys["global.listen"] = [f"0.0.0.0:{address.rpartition(':')[2]}" for address in shards]
     keys |= {key: value for key, value in options.items() if "." in key}
     if options.get("in_process"):

@@ -114,6 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     report.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
 
+    text = "make a secret for a run, by which its nodes know each other"
+    secret = commands.add_parser("secret", help=text, description=text[0].upper() + text[1:] + ".")
+    secret.add_argument(
+        "file", type=Path, metavar="FILE", help="where to write it; to be copied to every machine"
+    )
+    secret.set_defaults(action=_secret)
+
     inspect = commands.add_parser("inspect", help="measure something on this machine")
     subjects = inspect.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
     text = "what codecs would save and cost for a model"
@@ -244,6 +251,13 @@ def _report(arguments: argparse.Namespace) -> None:
     from geomx.launch.gather import gather  # noqa: PLC0415 (it imports rich)
 
     gather(_load(arguments), arguments.records, arguments.json, arguments.trace)
+
+
+def _secret(arguments: argparse.Namespace) -> None:
+    from geomx.drive.secret import make_secret  # noqa: PLC0415 (only needed here)
+
+    make_secret(arguments.file)
+    print(f"{arguments.file}: give it to every node as run.secret_file, and to nobody else")
 
 
 def _inspect_codec(arguments: argparse.Namespace) -> None:

@@ -104,6 +104,14 @@ class WaitTimeout(GeomxError):
     """A bounded wait ran out. The message names whom it waited for, and which setting bounds it."""
 
 
+class Stalled(GeomxError):
+    """Every worker waits inside geomx, and nothing has moved for `limits.stall_s`: a message was lost for good."""
+
+
+class OutOfMemory(GeomxError):
+    """This node has no memory for what it must hold; it ends under its own name."""
+
+
 # -- the training loop --------------------------------------------------------------------------------
 
 

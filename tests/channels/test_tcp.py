@@ -13,7 +13,7 @@ from wires import ANY_PORT, LOOPS, Witness, pair, run_on, state, stranger, tenso
 from geomx.channels import connection as connection_module
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.tcp import Tcp, split_address
-from geomx.errors import ConfigError
+from geomx.errors import ConfigError, OutOfMemory
 from geomx.wire.frames import PREFIX, Parser
 from geomx.wire.messages import encode_head
 
@@ -297,14 +297,18 @@ def test_a_message_must_fit_its_payload(loop_name):
     run_on(loop_name, main)
 
 
-def test_no_memory_for_an_admitted_payload_closes_the_connection(loop_name, monkeypatch):
+def test_no_memory_for_a_payload_is_this_node_s_own_failure(loop_name, monkeypatch):
     def refuse(*_, **__):
         raise RuntimeError("not enough memory: you tried to allocate")
 
     async def main():
         async with pair(Tcp()) as (ours, _, _, their):
-            ours.write(1, state(5), tensor(5), 0)
+            ours.write(1, state(5_000_000), tensor(5_000_000), 0)
             monkeypatch.setattr(torch, "empty", refuse)
-            assert (await their.until_closed()).startswith("no memory for a payload of 5 bytes")
+            await their.until(lambda: bool(their.failures))
+            (failure,) = their.failures
+            assert isinstance(failure, OutOfMemory)
+            assert str(failure).startswith("no memory for a message of 5.0 MB that has come")
+            assert their.reasons == []  # the peer has done nothing wrong
 
     run_on(loop_name, main)

@@ -72,7 +72,7 @@ def test_close_says_the_last_words_and_nothing_else(loop_name, link):
             theirs.write(0, Refuse("run", "another run"), None, priority=0)
             theirs.close("refused")
             theirs.close("twice is once")
-            theirs.write(2, Beat(0), None, priority=0)
+            theirs.write(2, Beat(0, 9, 0.0), None, priority=0)
             assert (await mine.until_closed()).startswith("closed by the peer")
             assert mine.messages == [(0, Refuse("run", "another run"), None)]
             assert (mine.reasons, their.reasons) == (mine.reasons[:1], [])

@@ -6,6 +6,7 @@ import ssl
 import pytest
 import torch
 import trustme
+from certificates import issue
 from cryptography.hazmat.primitives import serialization
 from wires import ANY_PORT, LOOPS, Witness, run_on, state
 
@@ -15,18 +16,6 @@ from geomx.errors import ConfigError
 from geomx.wire.messages import Ack
 
 
-def files(folder, authority: trustme.CA, host: str = "127.0.0.1"):
-    """(certificate, key, authority) as files."""
-    folder.mkdir()
-    issued = authority.issue_cert(host)
-    certificate, key, root = folder / "certificate.pem", folder / "key.pem", folder / "authority.pem"
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(certificate, append=True)
-    issued.private_key_pem.write_to_path(key)
-    authority.cert_pem.write_to_path(root)
-    return certificate, key, root
-
-
 @pytest.fixture
 def authority():
     return trustme.CA()
@@ -34,7 +23,7 @@ def authority():
 
 @pytest.fixture
 def ours(tmp_path, authority):
-    return contexts(*files(tmp_path / "ours", authority))
+    return contexts(*issue(tmp_path / "ours", authority))
 
 
 @pytest.mark.parametrize("loop_name", LOOPS)
@@ -60,7 +49,7 @@ def test_the_right_certificates_get_through(loop_name, ours):
 @pytest.mark.parametrize("loop_name", LOOPS)
 def test_a_strangers_certificate_is_refused(loop_name, ours, tmp_path, authority):
     """With TLS 1.3 the client learns of it at its first read, after a handshake that seemed to succeed."""
-    strange = files(tmp_path / "strange", trustme.CA())
+    strange = issue(tmp_path / "strange", trustme.CA())
     stranger = contexts(strange[0], strange[1], tmp_path / "ours" / "authority.pem")
 
     async def main():
@@ -82,7 +71,7 @@ def test_a_strangers_certificate_is_refused(loop_name, ours, tmp_path, authority
 
 @pytest.mark.parametrize("loop_name", LOOPS)
 def test_a_server_of_another_authority_is_refused(loop_name, ours, tmp_path):
-    strange = contexts(*files(tmp_path / "strange", trustme.CA()))
+    strange = contexts(*issue(tmp_path / "strange", trustme.CA()))
 
     async def main():
         theirs = Witness()
@@ -97,7 +86,7 @@ def test_a_server_of_another_authority_is_refused(loop_name, ours, tmp_path):
 
 @pytest.mark.parametrize("loop_name", LOOPS)
 def test_a_certificate_for_another_host_is_refused(loop_name, ours, tmp_path, authority):
-    elsewhere = contexts(*files(tmp_path / "elsewhere", authority, "elsewhere.example"))
+    elsewhere = contexts(*issue(tmp_path / "elsewhere", authority, "elsewhere.example"))
 
     async def main():
         door = await Tcp(tls=elsewhere).listen(ANY_PORT, Witness(), lambda _: None)
@@ -211,13 +200,13 @@ def test_every_unreadable_file_is_named(tmp_path):
 
 
 def test_a_key_that_is_anothers_is_refused(tmp_path, authority):
-    one, other = files(tmp_path / "one", authority), files(tmp_path / "other", authority)
+    one, other = issue(tmp_path / "one", authority), issue(tmp_path / "other", authority)
     with pytest.raises(ConfigError, match="a certificate and its own key"):
         contexts(one[0], other[1], one[2])
 
 
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path, authority):
-    certificate, key, root = files(tmp_path / "one", authority)
+    certificate, key, root = issue(tmp_path / "one", authority)
     plain = serialization.load_pem_private_key(key.read_bytes(), None)
     secret = serialization.BestAvailableEncryption(b"secret")
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
@@ -227,7 +216,46 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path,
 
 
 def test_an_authority_that_is_no_certificate_is_refused(tmp_path, authority):
-    certificate, key, root = files(tmp_path / "one", authority)
+    certificate, key, root = issue(tmp_path / "one", authority)
     root.write_text("not a certificate")
     with pytest.raises(ConfigError, match=r"tls\.authority"):
         contexts(certificate, key, root)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_handshakes_that_never_end_push_out_the_oldest_of_themselves_and_let_others_in(
+    loop_name, ours, monkeypatch
+):
+    monkeypatch.setattr("geomx.channels.tls.MOST_HANDSHAKES", 8)
+
+    async def main():
+        mine, theirs, tcp = Witness(), Witness(), Tcp(tls=ours)
+        door = await tcp.listen(ANY_PORT, theirs, theirs.accept)
+        crowd = [await asyncio.open_connection(*split_address(door.address)) for _ in range(50)]
+        connection = await tcp.dial(door.address, mine)
+        await theirs.until(lambda: bool(theirs.accepted))
+        for reader, _ in crowd[:42]:
+            assert await reader.read() == b""  # hung up
+        for _, writer in crowd:
+            writer.close()
+        connection.close("done")
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_the_names_in_a_certificate_are_known_at_both_ends(loop_name, tmp_path, authority):
+    paths = issue(tmp_path / "named", authority, "127.0.0.1", "geomx:*/A", "https://example.org/x")
+
+    async def main():
+        mine, theirs, tcp = Witness(), Witness(), Tcp(tls=contexts(*paths))
+        door = await tcp.listen(ANY_PORT, theirs, theirs.accept)
+        connection = await tcp.dial(door.address, mine)
+        await theirs.until(lambda: bool(theirs.accepted))
+        named = ("geomx:*/A", "https://example.org/x")
+        assert (connection.certified, theirs.accepted[0].certified) == (named, named)
+        connection.close("done")
+        await door.close()
+
+    run_on(loop_name, main)

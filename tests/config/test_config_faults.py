@@ -30,7 +30,7 @@ weight = "dataset_size"
 [wnn]  # <- wnn
 codec_up = "dense"
 [global]
-addresses = ["h:1", "h:2", "h:3"]  # <- global.addresses
+addresses = ["localhost:1", "localhost:2", "localhost:3"]  # <- global.addresses
 [tls]  # <- tls.key  # <- tls.authority
 certificate = "c.pem"
 [wan]
@@ -49,13 +49,13 @@ workers = 0  # <- party[0].workers
 dataset_size = 5
 [[ party ]]  # <- party[1].workers  # <- party[1].dataset_size
 name = "A"  # <- party[1].name
-address = "h:1"  # <- party[1].address
+address = "localhost:1"  # <- party[1].address
   [ party . 'link' ]
   rate_mbps = true  # <- party[1].link.rate_mbps
 [[party]]
 name = "global"  # <- party[2].name
 workers = 2.0  # <- party[2].workers
-listen = "h:5"  # <- party[2].listen
+listen = "localhost:5"  # <- party[2].listen
 dataset_size = 5
 '''
 
@@ -155,13 +155,20 @@ def test_a_run_has_a_party(text):
 @pytest.mark.parametrize(
     ("overrides", "keys"),
     [
-        (["run.shards=2", 'global.addresses=["h:1"]'], ["global.addresses"]),
-        (["run.shards=1", 'global.addresses=["h:1"]', 'global.listen=["h:1", "h:2"]'], ["global.listen"]),
-        (['global.listen=["h:1"]'], ["global.listen"]),
-        (["party.A.listen=h:1"], ["party[0].listen"]),
-        (["party.A.address=h:1", "party.B.address=h:1"], ["party[1].address"]),
-        (['global.addresses=["h:1"]', "party.B.address=h:1"], ["party[1].address"]),
-        (["run.shards=2", 'global.addresses=["h:1", "h:1"]'], ["global.addresses[1]"]),
+        (["run.shards=2", 'global.addresses=["localhost:1"]'], ["global.addresses"]),
+        (
+            [
+                "run.shards=1",
+                'global.addresses=["localhost:1"]',
+                'global.listen=["localhost:1", "localhost:2"]',
+            ],
+            ["global.listen"],
+        ),
+        (['global.listen=["localhost:1"]'], ["global.listen"]),
+        (["party.A.listen=localhost:1"], ["party[0].listen"]),
+        (["party.A.address=localhost:1", "party.B.address=localhost:1"], ["party[1].address"]),
+        (['global.addresses=["localhost:1"]', "party.B.address=localhost:1"], ["party[1].address"]),
+        (["run.shards=2", 'global.addresses=["localhost:1", "localhost:1"]'], ["global.addresses[1]"]),
         (["party.B.name=A"], ["party[1].name"]),
         (["sync.weight=dataset_size"], ["party[0].dataset_size", "party[1].dataset_size"]),
         (["sync.weight=dataset_size", "party.B.dataset_size=9"], ["party[0].dataset_size"]),
@@ -201,13 +208,16 @@ def test_keys_that_contradict_each_other_are_faults(overrides, keys):
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ('run.shrds = 2\nglobal.addresses = ["h:1", "h:2"]', "run.shrds"),
-        ('run.shards = 0\nglobal.addresses = ["h:1", "h:2"]', "run.shards"),
+        ('run.shrds = 2\nglobal.addresses = ["localhost:1", "localhost:2"]', "run.shrds"),
+        ('run.shards = 0\nglobal.addresses = ["localhost:1", "localhost:2"]', "run.shards"),
         ('sync.wieght = "equal"\nparty = [{name = "A", workers = 1, dataset_size = 1}]', "sync.wieght"),
         ('snyc.weight = "equal"\nparty = [{name = "A", workers = 1, dataset_size = 1}]', "snyc"),
         ('tls.certificate = "c"\ntls.key = "k"\ntls.authorty = "a"', "tls.authorty"),
         ("lan.timeout_s = 1\nlan.hartbeat_s = 0.1", "lan.hartbeat_s"),
-        ('party = [{name = "A", workers = 1, listen = "h:1", adress = "h:1"}]', "party[0].adress"),
+        (
+            'party = [{name = "A", workers = 1, listen = "localhost:1", adress = "localhost:1"}]',
+            "party[0].adress",
+        ),
         ('run.arguments = ["a"]\nrun.script = 3', "run.script"),
         ('event = [{at_s = -1, party = "A", loss = 0}]\nwan.link = {}', "event[0].at_s"),
         ('event = [{at_s = 1, party = "A", los = 0}]\nwan.link = {}', "event[0].los"),

@@ -46,6 +46,7 @@ def test_every_key_can_be_given():
     arguments = ["--epochs", "3"]
     seed = 7
     shards = 2
+    secret_file = "all.secret"
     ledger = true
     [sync]
     policy = "my.policies:Patient"
@@ -61,8 +62,8 @@ def test_every_key_can_be_given():
     slice_elements = 4096
     size_lower_bound = 1
     [global]
-    addresses = ["10.0.0.1:9000", "[fe80::1]:9001"]
-    listen = ["0.0.0.0:9000", "0.0.0.0:9001"]
+    addresses = ["127.0.0.3:9000", "[fe80::1]:9001"]
+    listen = ["127.0.0.2:9000", "127.0.0.2:9001"]
     [wan]
     codec_up = "mine:Sparse"
     codec_down = "dense"
@@ -77,6 +78,7 @@ def test_every_key_can_be_given():
     start_s = 1
     stall_s = 2
     stop_s = 3
+    turn_s = 600
     [tls]
     certificate = "node.pem"
     key = "/keys/node.key"
@@ -85,7 +87,7 @@ def test_every_key_can_be_given():
     name = "A"
     workers = 3
     address = "node-1.example:7000"
-    listen = "0.0.0.0:7000"
+    listen = "127.0.0.2:7000"
     pace_mbps = 90
     worker_delay = { factor = 4, jitter = 0.2 }
     dataset_size = 1000
@@ -193,14 +195,19 @@ def test_a_later_event_may_heal_a_cut():
 
 def test_addresses_are_filled_in():
     run = two_parties(
-        "run.shards=2", "party.A.address=h:1", "party.A.listen=0.0.0.0:1", "run.script=train.py"
+        "run.shards=2", "party.A.address=localhost:1", "party.A.listen=127.0.0.2:1", "run.script=train.py"
     )
-    assert run.addresses == {"global/0": "", "global/1": "", "A": "h:1", "B": ""}
+    assert run.addresses == {"global/0": "", "global/1": "", "A": "localhost:1", "B": ""}
     with pytest.raises(ConfigError, match=r"party\.B\.address: found nothing"):
         run.address_of("B")
-    whole = run.with_addresses({"global/0": "h:2", "global/1": "h:3", "B": "h:4"})
-    assert [whole.address_of(node) for node in whole.addresses] == ["h:2", "h:3", "h:1", "h:4"]
-    assert (whole.listen_address_of("A"), whole.listen_address_of("B")) == ("0.0.0.0:1", "h:4")
+    whole = run.with_addresses({"global/0": "localhost:2", "global/1": "localhost:3", "B": "localhost:4"})
+    assert [whole.address_of(node) for node in whole.addresses] == [
+        "localhost:2",
+        "localhost:3",
+        "localhost:1",
+        "localhost:4",
+    ]
+    assert (whole.listen_address_of("A"), whole.listen_address_of("B")) == ("127.0.0.2:1", "localhost:4")
     assert whole.manifest() == run.manifest()
     assert whole.run == run.run
     assert run.addresses["B"] == ""
@@ -219,12 +226,13 @@ def test_settings_are_changed_as_on_the_command_line():
 
 
 def test_a_shard_listens_where_it_is_told_to():
-    run = two_parties('global.addresses=["h:1"]', 'global.listen=["0.0.0.0:2"]')
-    assert (run.address_of("global/0"), run.listen_address_of("global/0")) == ("h:1", "0.0.0.0:2")
+    run = two_parties('global.addresses=["localhost:1"]', 'global.listen=["127.0.0.2:2"]')
+    assert (run.address_of("global/0"), run.listen_address_of("global/0")) == ("localhost:1", "127.0.0.2:2")
 
 
 @pytest.mark.parametrize(
-    "addresses", [{"B": "h"}, {"C": "h:1"}, {"A": "h:1", "B": "h:1"}, {"global/0": "h:1"}]
+    "addresses",
+    [{"B": "h"}, {"C": "localhost:1"}, {"A": "localhost:1", "B": "localhost:1"}, {"global/0": "localhost:1"}],
 )
 def test_addresses_are_validated(addresses):
     with pytest.raises(ConfigError):
@@ -244,6 +252,7 @@ OTHER_VALUES = {
     "run.arguments": '["other"]',
     "run.seed": "9",
     "run.shards": "3",
+    "run.secret_file": "other.secret",
     "run.ledger": "true",
     "sync.policy": "other:Policy",
     "sync.weight": "equal",
@@ -257,12 +266,12 @@ OTHER_VALUES = {
     "worker.threads": "9",
     "layout.slice_elements": "9",
     "layout.size_lower_bound": "9",
-    "global.addresses": '["other:1"]',
-    "global.listen": '["other:2"]',
+    "global.addresses": '["127.0.0.9:1"]',
+    "global.listen": '["127.0.0.9:2"]',
     "party.A.name": "other",
     "party.A.workers": "9",
-    "party.A.address": "other:3",
-    "party.A.listen": "other:4",
+    "party.A.address": "127.0.0.9:3",
+    "party.A.listen": "127.0.0.9:4",
     "party.A.link": "{loss = 0.9}",
     "party.A.dataset_size": "9",
     "party.A.inside": "collective",
@@ -277,14 +286,14 @@ OTHER_VALUES = {
     **{f"{tier}.heartbeat_s": "0.9" for tier in ("wan", "lan")},
     **{f"{tier}.timeout_s": "99" for tier in ("wan", "lan")},
     **{f"{tier}.link": "{loss = 0.9}" for tier in ("wan", "lan")},
-    **{f"limits.{key}": "9" for key in ("start_s", "stall_s", "stop_s")},
+    **{f"limits.{key}": "9" for key in ("start_s", "stall_s", "stop_s", "turn_s")},
     **{f"tls.{key}": "other.pem" for key in ("certificate", "key", "authority")},
 }
 # What else has to be there for a value to be valid; it is the same in both runs that are compared.
 TOGETHER = {
     "run.arguments": ["run.script=train.py"],
-    "global.listen": ['global.addresses=["h:1"]'],
-    "party.A.listen": ["party.A.address=h:2"],
+    "global.listen": ['global.addresses=["localhost:1"]'],
+    "party.A.listen": ["party.A.address=localhost:2"],
     "party.A.dataset_size": ["sync.weight=dataset_size", "party.A.dataset_size=1", "party.B.dataset_size=1"],
     **{
         f"tls.{key}": [f"tls.{k}=a.pem" for k in ("certificate", "key", "authority")]
@@ -337,7 +346,7 @@ def test_nodes_must_agree_on_the_order_of_the_parties():
 def test_the_tree_is_drawn():
     run = two_parties(
         "run.shards=2",
-        'global.addresses=["h:1", "h:2"]',
+        'global.addresses=["localhost:1", "localhost:2"]',
         "party.B.workers=5",
         "wan.link={rate_mbps = 100, delay_ms = 20, jitter_ms = 2.5, loss = 0.01}",
         "party.B.link={delay_ms = 5}",
@@ -348,8 +357,8 @@ def test_the_tree_is_drawn():
         "two: 2 shards, 2 parties, 7 workers\n"
         "policy fsa, weight by samples, optimizer auto\n"
         "\n"
-        "global/0  h:1\n"
-        "global/1  h:2\n"
+        "global/0  localhost:1\n"
+        "global/1  localhost:2\n"
         "├── A  a free port  [up my:Codec, down dense; 100 Mbit/s, 20 ± 2.5 ms one way, loss 1 %]\n"
         "│   ├── A/0  [up dense, down as over the WAN]\n"
         "│   └── A/1  [up dense, down as over the WAN]\n"

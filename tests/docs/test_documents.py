@@ -61,7 +61,7 @@ def test_the_heartbeat_of_the_wire_format_is_one() -> None:
     frame = bytes.fromhex("".join(line.partition("   ")[0] for line in shown[1].splitlines()))
     number, size, head, priority = PREFIX.unpack_from(frame)
     assert (number, size, head, priority) == (0, len(frame) - PREFIX.size, size, 0)
-    assert decode_head(frame[PREFIX.size :]) == Beat(7)
+    assert decode_head(frame[PREFIX.size :]) == Beat(7, 9, 0.0)
 
 
 def test_the_final_table_is_the_same_wherever_it_is_quoted() -> None:

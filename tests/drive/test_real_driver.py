@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trustme
+from certificates import issue
 from trees import topology_of
 from wires import LOOPS, Witness, run_on
 
@@ -20,11 +21,12 @@ from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.errors import ConfigError, GeomxError, ProtocolError
 from geomx.node.factory import make_node
 from geomx.node.peers.handshake import LEAST_STRANGERS
-from geomx.wire.messages import PROTOCOL_VERSION, Ack, Failure, Hello, Message, Welcome
+from geomx.wire.messages import PROTOCOL_VERSION, Ack, Challenge, Failure, Hello, Message, Welcome
+from geomx.wire.proof import NONCE_BYTES, proof
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 TOPOLOGY = topology_of([2])
-HELLO = Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0)
+NONCE = bytes(NONCE_BYTES)
 
 
 class Records:
@@ -63,6 +65,14 @@ async def serving(channel: Channel) -> AsyncIterator[tuple[str, Records, asyncio
             await task
 
 
+async def greet(connection: Any, witness: Witness) -> None:
+    """Say Hello as A, which the server expects, once it has said Challenge."""
+    await witness.until(lambda: bool(said(witness, Challenge)))
+    challenge: Any = said(witness, Challenge)[0]
+    proved = proof(b"", "dials", "test", "A", 1, (challenge.nonce, NONCE))
+    connection.write(0, Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0, NONCE, proved), None, 0)
+
+
 def said(witness: Witness, kind: type[Message]) -> list[Message]:
     return [message for _, message, _ in witness.messages if isinstance(message, kind)]
 
@@ -75,11 +85,11 @@ def test_many_strangers_at_once_do_not_keep_a_member_out(loop_name):
             ]
             mine = Witness()
             connection = await Tcp().dial(address, mine)
-            connection.write(0, HELLO, None, 0)
+            await greet(connection, mine)
             await mine.until(lambda: bool(said(mine, Welcome)))
             turned_out = crowd[: len(crowd) - LEAST_STRANGERS]
             for reader, _ in turned_out:
-                assert await reader.read() == b""
+                await reader.read()  # a Challenge, and then the end
             assert [fields["peer"] for fields in records.named("joined")] == ["A"]
             assert not task.done()
             for _, writer in crowd:
@@ -95,7 +105,7 @@ def test_what_a_node_fails_with_reaches_its_peers_before_its_loop_may_end(loop_n
         async with serving(Tcp(link)) as (address, _, task):
             mine = Witness()
             connection = await Tcp().dial(address, mine)
-            connection.write(0, HELLO, None, 0)
+            await greet(connection, mine)
             await mine.until(lambda: bool(said(mine, Welcome)))
             connection.write(0, Ack(99), None, 0)
             with pytest.raises(ProtocolError, match="A broke the protocol"):
@@ -114,7 +124,7 @@ def test_a_peer_that_never_reads_does_not_keep_a_node_from_ending(loop_name, mon
             _, deaf = await asyncio.open_connection(*split_address(address))
             mine = Witness()
             connection = await Tcp().dial(address, mine)
-            connection.write(0, HELLO, None, 0)
+            await greet(connection, mine)
             connection.write(0, Ack(99), None, 0)
             with pytest.raises(ProtocolError):
                 await task
@@ -124,18 +134,13 @@ def test_a_peer_that_never_reads_does_not_keep_a_node_from_ending(loop_name, mon
 
 
 def test_who_has_no_certificate_is_recorded_with_the_reason(loop_name, tmp_path):
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    paths = [tmp_path / name for name in ("certificate.pem", "key.pem", "authority.pem")]
-    issued.cert_chain_pems[0].write_to_path(paths[0])
-    issued.private_key_pem.write_to_path(paths[1])
-    authority.cert_pem.write_to_path(paths[2])
+    paths = issue(tmp_path / "ours", trustme.CA())
 
     async def main():
         async with serving(Tcp(tls=contexts(*paths))) as (address, records, task):
             plain = Witness()
             connection = await Tcp().dial(address, plain)
-            connection.write(0, HELLO, None, 0)
+            connection.write(0, Ack(1), None, 0)
             (refused,) = await records.until("refused")
             assert refused["peer"] == "somebody at the door"
             assert refused["reason"].startswith("TLS: ")

@@ -32,6 +32,7 @@ from geomx.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
     Attached,
+    Challenge,
     Hello,
     Hyper,
     Message,
@@ -40,16 +41,30 @@ from geomx.wire.messages import (
     Welcome,
     payload_size,
 )
+from geomx.wire.proof import NONCE_BYTES, proof
 
 torch.set_num_threads(1)
 TOPOLOGY = topology_of([2, 1])
 LAYOUT = layout_of(3)
+Nonces = tuple[bytes, bytes]
+NONCES = (b"l" * NONCE_BYTES, b"d" * NONCE_BYTES)  # of the side that listens, and of the one that dials
 SETTINGS = {"optimizer": "torch.optim.SGD", "clip_norm": None}
 
 
-def hello(node: str, incarnation: int = 1, **more: Any) -> Hello:
+def hello(
+    node: str, incarnation: int = 1, secret: bytes = b"", nonces: Nonces = NONCES, **more: Any
+) -> Hello:
+    """With a right proof; `nonces`: of the node that listens, and of whoever says this."""
     fields = {"version": PROTOCOL_VERSION, "run": "test", "manifest": {}, "received": 0} | more
-    return Hello(node=node, incarnation=incarnation, **fields)
+    proved = proof(secret, "dials", fields["run"], node, incarnation, nonces)
+    return Hello(node=node, incarnation=incarnation, nonce=nonces[1], **{"proof": proved} | fields)
+
+
+def welcome(
+    node: str, incarnation: int = 1, received: int = 0, nonces: Nonces = NONCES, secret: bytes = b""
+) -> Welcome:
+    """With a right proof; `nonces`: of the node that says this, and of the one that has dialled."""
+    return Welcome(node, incarnation, received, proof(secret, "listens", "test", node, incarnation, nonces))
 
 
 def push(origin: str, turn: int = 1, index: int = 0, incarnation: int = 1, **more: Any) -> Push:
@@ -108,13 +123,18 @@ class Driven:
 
     def greet(self, conn: int, message: Hello) -> list[Effect]:
         """Somebody dials and says Hello."""
-        self(Opened(conn))
+        self(Opened(conn, "", NONCES[0]))
         return self.say(conn, message, number=0)
 
     def reach(self, conn: int, peer: str) -> None:
         """A dialled peer answers."""
-        self(Opened(conn, peer))
-        self.say(conn, Welcome(peer, 1, 0), number=0)
+        self.knock(conn, peer)
+        self.say(conn, welcome(peer), number=0)
+
+    def knock(self, conn: int, peer: str) -> None:
+        """A dialled peer lets us say Hello."""
+        self(Opened(conn, peer, NONCES[1]))
+        self.say(conn, Challenge(NONCES[0]), number=0)
 
     def written(self, conn: int) -> list[Message]:
         """What has been sent on a connection."""

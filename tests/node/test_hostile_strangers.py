@@ -7,6 +7,7 @@ from driven import (
     Driven,
     hello,
     local_server,
+    welcome,
 )
 from trees import topology_of
 
@@ -33,7 +34,7 @@ def test_a_flood_of_connections_pushes_out_the_oldest_of_itself_and_lets_others_
         server(Opened(conn))
     assert server.hung_up() == list(range(1, 1001 - LEAST_STRANGERS))
     server.greet(2000, hello("A/0"))
-    assert isinstance(server.written(2000)[0], Welcome)
+    assert isinstance(server.written(2000)[1], Welcome)
     server.tick(STRANGER_S + 2)
     assert sorted(server.hung_up()) == list(range(1, 1001))
     assert not server.stopped
@@ -69,7 +70,7 @@ def test_what_a_stranger_says_comes_back_short_printable_and_harms_nobody(what):
     assert all(word.isprintable() and len(word) < 300 for word in note.values())
     assert not server.stopped
     server.greet(2, hello("A/0"))
-    assert isinstance(server.written(2)[0], Welcome)
+    assert isinstance(server.written(2)[1], Welcome)
 
 
 def test_a_refusal_in_a_run_of_thousands_names_a_few():
@@ -78,7 +79,7 @@ def test_a_refusal_in_a_run_of_thousands_names_a_few():
     assert server.refusal(1).reason.endswith("A/7 and 8992 more, not B/0")
 
 
-@pytest.mark.parametrize("message", [Beat(0), Welcome("A", 1, 0), Failure("A", "NodeLost", "gone")])
+@pytest.mark.parametrize("message", [Beat(0, 0, 0.0), welcome("A"), Failure("A", "NodeLost", "gone")])
 def test_whatever_else_a_stranger_says_costs_it_its_connection(message):
     server = Driven("A")
     server(Opened(1))
@@ -94,8 +95,8 @@ def test_whatever_else_a_stranger_says_costs_it_its_connection(message):
 def test_a_server_that_was_restarted_is_no_longer_the_one_we_knew():
     server = local_server()
     server(Closed(9, "global/0", "closed by the peer"))
-    server(Opened(10, "global/0"))
-    server.say(10, Welcome("global/0", 2, 0), number=0)
+    server.knock(10, "global/0")
+    server.say(10, welcome("global/0", 2), number=0)
     assert isinstance(server.error, NodeLost)
     assert "global/0 is lost: it was restarted" in str(server.error)
 
@@ -143,7 +144,7 @@ def test_a_start_that_takes_long_says_for_whom_and_why_and_then_gives_up():
     node(Closed(0, "global/0", "connection refused"))
     for _ in range(99):
         node.tick(1.0)
-        node.say(1, Beat(0), None, 0)
+        node.say(1, Beat(0, 0, 0.0), None, 0)
     waits = node.noted("waiting")
     assert [round(fields["seconds"]) for fields in waits] == [31, 61, 91]
     assert {fields["whom"] for fields in waits} == {"global/0 (connection refused), A/1"}
@@ -167,7 +168,7 @@ def test_a_peer_that_greets_and_then_falls_silent_is_named():
         server.tick(1.0)
         for conn in (2, 9):
             if not server.stopped:
-                server.say(conn, Beat(0), None, 0)
+                server.say(conn, Beat(0, 0, 0.0), None, 0)
     assert isinstance(server.error, NodeLost)
     assert server.error.node == "A/0"
     told = [message for message in server.written(9) if isinstance(message, Failure)]

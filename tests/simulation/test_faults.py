@@ -10,7 +10,7 @@ import pytest
 import torch
 from trees import SGD, Loop, assert_well, layout_of, run_tree, topology_of
 
-from geomx.errors import Disagreement, Fenced, NodeLost, Refused, RunFailed, WaitTimeout
+from geomx.errors import Disagreement, NodeLost, Refused, RunFailed, WaitTimeout
 from geomx.node.factory import make_node
 from geomx.node.peers.peer import Limits
 from geomx.node.port import Arrived, Contribution, Ready
@@ -136,15 +136,18 @@ def test_another_model_is_refused_with_its_fields() -> None:
     assert any("optimizer" in str(error) and "torch.optim.Adam" in str(error) for error in errors)
 
 
-def test_an_older_incarnation_is_not_let_in() -> None:
+def test_a_worker_that_starts_again_with_its_clock_set_back_is_let_in() -> None:
     topology = topology_of([1, 1])
     simulator = Simulator(0, WAN)
     for name in topology.nodes:
         simulator.add(make_node(topology, name, incarnation=5))
+    again = make_node(topology, "B/0", incarnation=4)
     simulator.at(1.0, lambda: simulator.crash("B/0"))
-    simulator.at(1.1, lambda: simulator.add(make_node(topology, "B/0", incarnation=4)))
+    simulator.at(1.1, lambda: simulator.add(again))
     simulator.run(3.0)
-    assert isinstance(simulator.error_of("B/0"), Fenced)
+    assert simulator.error_of("B/0") is None
+    assert again.identity.incarnation == 6
+    assert [node for _, node, fields in simulator.noted("joined") if fields["peer"] == "B/0"] == ["B", "B"]
 
 
 def test_a_restarted_worker_catches_up() -> None:
@@ -239,7 +242,7 @@ def test_a_long_wait_is_reported_with_whom() -> None:
     simulator, _ = run_tree(topology, Slow(layout_of(3), topology.workers, 2), WAN, until=40.0)
     waits = [fields for _, node, fields in simulator.noted("waiting") if node == "A"]
     assert waits
-    assert all(fields["whom"] == "A/1" for fields in waits)
+    assert all(fields["whom"] == "A/1 (in the script's own code)" for fields in waits)
 
 
 def test_members_that_leave_early_do_not_hold_up_the_others() -> None:
@@ -255,3 +258,33 @@ def test_members_that_leave_early_do_not_hold_up_the_others() -> None:
     assert_well(simulator, topology, programs)
     ledger = next(slice_.index for slice_ in loop.layout.slices if slice_.role == "ledger")
     assert loop.weights["A/0"][ledger].tolist() == [6, 2, 6]
+
+
+@pytest.mark.parametrize("who", ["A", "global/0"])
+def test_a_node_that_was_suspended_for_long_names_itself(who: str) -> None:
+    """The others have given it up meanwhile; it declares nobody lost before one time-out is over."""
+    topology = topology_of([2, 1])
+    simulator, _ = run_tree(
+        topology, loop_of(topology), WAN, faults=lambda s: s.at(0.4, lambda: s.pause(who, 60.0)), until=200.0
+    )
+    error = simulator.error_of(who)
+    assert isinstance(error, NodeLost | RunFailed)
+    assert error.node == who
+    assert all(error.node == who for name in topology.nodes if (error := simulator.error_of(name)))  # type: ignore[union-attr]
+    ((_, _, fields),) = [note for note in simulator.noted("slept") if note[1] == who]
+    assert 58 < fields["seconds"] < 62
+
+
+def test_a_restarted_local_server_ends_the_run_at_once() -> None:
+    topology = topology_of([2, 1])
+
+    def restart(simulator: Simulator) -> None:
+        simulator.crash("A")
+        simulator.at(simulator.now + 1.0, lambda: simulator.add(make_node(topology, "A", incarnation=2)))
+
+    simulator, _ = run_tree(topology, loop_of(topology), WAN, faults=lambda s: s.at(0.4, lambda: restart(s)))
+    ends = {node: (int(time), fields["node"]) for time, node, fields in simulator.noted("failed")}
+    assert ends == {
+        **dict.fromkeys(("global/0", "A", "B", "B/0"), (1, "A")),
+        **dict.fromkeys(("A/0", "A/1"), (15, "A")),  # they dial a server that has gone again
+    }

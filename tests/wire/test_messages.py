@@ -79,8 +79,8 @@ def test_every_message_has_a_tag_of_its_own():
     [
         b"",
         b"\xc1",
-        encode_head(Beat(7))[:-1],
-        encode_head(Beat(7)) + b"\x00",
+        encode_head(Beat(7, 9, 0.0))[:-1],
+        encode_head(Beat(7, 9, 0.0)) + b"\x00",
         msgspec.msgpack.encode(["Pickle", b"cos\nsystem\n"]),
         msgspec.msgpack.encode(["Message"]),
         msgspec.msgpack.encode([7, 7]),
@@ -118,7 +118,7 @@ def test_a_message_with_a_flipped_bit_is_a_message_or_refused(data):
 
 def test_only_messages_with_a_size_have_a_payload():
     assert payload_size(Update(0, 0, "gradient", 1.0, None, False, size=12)) == 12
-    assert payload_size(Beat(3)) == 0
+    assert payload_size(Beat(3, 9, 0.0)) == 0
 
 
 def test_the_largest_push_of_a_slice_fits_into_a_header():

@@ -152,9 +152,11 @@ def test_silence_is_the_sign_of_death_and_our_own_standstill_is_not():
     assert ours.silent_s(25.0) == 15.0
     assert not ours.is_lost(25.0)
     assert ours.is_lost(25.1)
-    ours.excuse(100.0)
+    ours.excuse(200.0, 100.0)
     assert not ours.is_lost(125.0)
     assert ours.is_lost(125.1)
+    ours.excuse(120.0, 100.0)  # never heard in the time to come
+    assert ours.silent_s(120.0) == 0.0
 
 
 def test_a_heartbeat_is_wanted_when_nothing_was_said_on_a_connection():

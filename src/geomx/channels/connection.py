@@ -23,8 +23,8 @@ import torch
 
 from geomx.channels.contract import ConnectionHandler
 from geomx.channels.emulation.pacing import LinkPacer
-from geomx.channels.tls import reason_of
-from geomx.errors import ProtocolError
+from geomx.channels.tls import certified_uris, reason_of
+from geomx.errors import OutOfMemory, ProtocolError
 from geomx.wire.frames import Parser
 from geomx.wire.lanes import Chunk, Lanes
 from geomx.wire.messages import Message
@@ -68,6 +68,7 @@ class TcpConnection(asyncio.BufferedProtocol):
     ) -> None:
         self.ident = next_ident()
         self.peer_address = ""
+        self.certified: tuple[str, ...] | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
         self._receiver = receiver
@@ -195,6 +196,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=1, low=0)  # with TLS, a high of 0 pauses for ever
         self.peer_address = format_address(transport.get_extra_info("peername"))
+        self.certified = certified_uris(transport.get_extra_info("peercert"))
         self._connected(self, transport.get_extra_info("socket"))
 
     def pause_writing(self) -> None:
@@ -228,6 +230,10 @@ class TcpConnection(asyncio.BufferedProtocol):
                     return
         except ProtocolError as error:
             self._fail(str(error))
+        except OutOfMemory as error:
+            self._receiver.failed(error)
+            if self._state is _ConnectionState.OPEN:
+                self.close(str(error))
 
     def eof_received(self) -> bool:
         """The peer has shut its half; by our contract it has closed."""
@@ -256,11 +262,16 @@ class TcpConnection(asyncio.BufferedProtocol):
 
 
 def allocate(size: int) -> tuple[torch.Tensor, memoryview]:
-    """A flat uint8 tensor of `size` bytes, not initialized, and a view through which it is filled."""
+    """A flat uint8 tensor of `size` bytes, not initialized, and a view through which it is filled.
+
+    Raises `OutOfMemory`.
+    """
     try:
         payload = torch.empty(size, dtype=torch.uint8)
     except (MemoryError, RuntimeError) as error:
-        raise ProtocolError(f"no memory for a payload of {size} bytes: {error}") from error
+        raise OutOfMemory(
+            f"no memory for a message of {size / 1e6:.1f} MB that has come ({error})"
+        ) from error
     return payload, view_of(payload)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from geomx.channels.emulation.link import LinkSpec
+from geomx.errors import GeomxError
 from geomx.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -31,15 +32,22 @@ class ConnectionHandler(Protocol):
     def closed(self, connection: Connection, reason: str) -> None:
         """Nothing more will come or go. Called once, unless `close` was called."""
 
+    def failed(self, error: GeomxError) -> None:
+        """This process itself cannot go on, whatever the peer does."""
+
     def refused(self, reason: str) -> None:
         """The channel itself has turned somebody away, before there was a connection."""
 
 
 class Connection(Protocol):
-    """One connection. `bytes_sent` and `bytes_received` count what crossed the socket, frames included."""
+    """One connection. `bytes_sent` and `bytes_received` count what crossed the socket, frames included.
+
+    `certified`: the URIs among the names in the peer's certificate; None: it has shown none.
+    """
 
     ident: int
     peer_address: str
+    certified: tuple[str, ...] | None
     bytes_sent: int
     bytes_received: int
 

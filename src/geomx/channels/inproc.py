@@ -26,6 +26,7 @@ class InProcConnection:
     def __init__(self, receiver: ConnectionHandler, peer_address: str) -> None:
         self.ident = next_ident()
         self.peer_address = peer_address
+        self.certified: tuple[str, ...] | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
         self._receiver = receiver

@@ -25,7 +25,7 @@ from geomx.channels.contract import Connection, ConnectionHandler, EdgeSettings
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.emulation.shaping import EmulatedLink
-from geomx.channels.tls import Contexts, report_to
+from geomx.channels.tls import HANDSHAKE_LIMIT_S, Contexts, TlsDoor, report_to
 from geomx.errors import ConfigError, Fault
 
 LAN_CHUNK_BYTES = 512 << 10
@@ -85,7 +85,11 @@ class Tcp:
             raise OSError(errno.EHOSTUNREACH, "the emulated link is cut")
         tls: dict[str, Any] = {}
         if self._tls is not None:
-            tls = {"ssl": self._tls.client, "server_hostname": host, "ssl_handshake_timeout": DIAL_LIMIT_S}
+            tls = {
+                "ssl": self._tls.client,
+                "server_hostname": host,
+                "ssl_handshake_timeout": HANDSHAKE_LIMIT_S,
+            }
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(DIAL_LIMIT_S):
             sock = await _connected(host, port)
@@ -101,19 +105,17 @@ class Tcp:
     ) -> TcpListener:
         """Accept connections at `host:port` (port 0: any free one); with TLS, after the handshake."""
         host, port = split_address(address)
-        tls: dict[str, Any] = {}
-        if self._tls is not None:
-            report_to(self._tls.server, receiver.refused)
-            tls = {"ssl": self._tls.server, "ssl_handshake_timeout": DIAL_LIMIT_S}
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: self._connection(receiver, self._new_pacer(), accepted),
-            host,
-            port,
-            backlog=BACKLOG,
-            **tls,
-        )
-        return TcpListener(server)
+
+        def connection() -> TcpConnection:
+            return self._connection(receiver, self._new_pacer(), accepted)
+
+        if self._tls is None:
+            server = await loop.create_server(connection, host, port, backlog=BACKLOG)
+            return TcpListener(server)
+        report_to(self._tls.server, receiver.refused)
+        door = TlsDoor(self._tls.server, connection)
+        return TcpListener(await loop.create_server(door.arriving, host, port, backlog=BACKLOG))
 
     def downlink(self, link: LinkSpec) -> LinkPacer:
         """A shaped link for `shape`: that of one peer, however often it dials."""

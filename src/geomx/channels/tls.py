@@ -7,12 +7,16 @@ connection counts for nothing before the peer's `Welcome`, and it is the listeni
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from geomx.errors import ConfigError, Fault
+
+HANDSHAKE_LIMIT_S = 10.0
+MOST_HANDSHAKES = 256  # under way at a time
 
 
 class Contexts(NamedTuple):
@@ -57,9 +61,89 @@ def report_to(context: ssl.SSLContext, refused: Callable[[str], None]) -> None:
     context.sslobject_class = _ReportingSSLObject
 
 
+def certified_uris(certificate: Mapping[str, Any] | None) -> tuple[str, ...] | None:
+    """The URIs among a certificate's names, as `ssl.SSLSocket.getpeercert` tells it; None: there is no certificate."""
+    if certificate is None:
+        return None
+    return tuple(value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI")
+
+
 def reason_of(error: ssl.SSLError) -> str:
     """What OpenSSL calls it; an error that Python has raised itself has no such name."""
     return f"TLS: {getattr(error, 'reason', None) or error}"
+
+
+class TlsDoor:
+    """The handshakes of those who have dialled: bounded in number, so that whoever never ends one takes no more.
+
+    `make`: the connection of somebody whose handshake is over. A flood pushes out the oldest of itself.
+    """
+
+    def __init__(self, context: ssl.SSLContext, make: Callable[[], asyncio.BufferedProtocol]) -> None:
+        self._context = context
+        self._make = make
+        self._under_way: dict[asyncio.Transport, asyncio.Task[None]] = {}  # the oldest first
+
+    def arriving(self) -> asyncio.Protocol:
+        """The protocol of somebody who has just dialled."""
+        return _Arriving(self._begin)
+
+    def _begin(self, arriving: _Arriving, transport: asyncio.Transport) -> None:
+        if len(self._under_way) >= MOST_HANDSHAKES:
+            next(iter(self._under_way)).abort()
+        task = asyncio.get_running_loop().create_task(self._shake_hands(arriving, transport))
+        self._under_way[transport] = task
+
+    async def _shake_hands(self, arriving: _Arriving, transport: asyncio.Transport) -> None:
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                transport, arriving, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_LIMIT_S
+            )
+        except OSError:  # of TLS as well, which `report_to` has told
+            transport.abort()
+            return
+        finally:
+            del self._under_way[transport]
+        if (
+            secured is not None and not transport.is_closing()
+        ):  # a handshake that is cut off ends without an error
+            connection = self._make()
+            secured.set_protocol(connection)
+            connection.connection_made(secured)
+            arriving.hand_over(connection)
+
+
+class _Arriving(asyncio.Protocol):
+    """Somebody whose handshake is under way; keeps what comes between its end and the connection's beginning."""
+
+    def __init__(self, begin: Callable[[_Arriving, asyncio.Transport], None]) -> None:
+        self._begin = begin
+        self._early = bytearray()
+        self._has_ended = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        stream.pause_reading()  # until the handshake reads
+        self._begin(self, stream)
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        return False
+
+    def hand_over(self, connection: asyncio.BufferedProtocol) -> None:
+        """Give what has come to the connection."""
+        early = memoryview(self._early)
+        while early:
+            into = memoryview(connection.get_buffer(len(early)))
+            size = min(len(into), len(early))
+            into[:size] = early[:size]
+            connection.buffer_updated(size)
+            early = early[size:]
+        if self._has_ended:
+            connection.eof_received()
 
 
 def _problem(path: Path) -> str:

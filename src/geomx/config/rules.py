@@ -8,7 +8,8 @@ from typing import Any
 
 from geomx.config.checking import Rule, Values, change_something, unique_names
 from geomx.config.link_changes import KEYS
-from geomx.config.problems import KeyPath, Problem, nearest, shown
+from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
+from geomx.config.value_types import is_loopback
 
 HEARTBEATS_MISSED = 3
 TLS_FILES = ("certificate", "key", "authority")
@@ -78,6 +79,28 @@ def _whole_tls(values: Values) -> Iterator[Problem]:
             yield Problem(("tls", key), "nothing", f"path of a file, since tls.{given[0]} is given")
 
 
+def _proof_beyond_loopback(values: Values) -> Iterator[Problem]:
+    """Whoever can reach a port would be a member of the run."""
+    if values["run"].get("secret_file", "") is not None or values["tls"].get("certificate", "") is not None:
+        return
+    table = values["global"]
+    key = "listen" if table.get("listen") else "addresses"
+    listening: list[tuple[KeyPath, str]] = [
+        (("global", key, i), at) for i, at in enumerate(table.get(key) or ())
+    ]
+    for index, party in enumerate(values["party"]):
+        key = "listen" if party.get("listen") else "address"
+        listening.append((("party", index, key), party.get(key) or ""))
+    reached = [(path, address) for path, address in listening if address and not is_loopback(address)]
+    for path, address in reached[:1]:
+        yield Problem(
+            ("run", "secret_file"),
+            "nothing",
+            f"path of a file, since {dotted(path)} = {shown(address)} can be reached from elsewhere",
+            "make one with `geomx secret FILE`, and copy it to every machine; or give [tls]",
+        )
+
+
 def _arguments_for_a_script(values: Values) -> Iterator[Problem]:
     run = values["run"]
     if run.get("arguments") and "script" in run and not run["script"]:
@@ -134,6 +157,7 @@ RULES: tuple[Rule, ...] = (
     _sizes_where_they_count,
     _patience,
     _whole_tls,
+    _proof_beyond_loopback,
     _arguments_for_a_script,
     _parties_of_events,
     partial(change_something, key="event", changing=KEYS),

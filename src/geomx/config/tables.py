@@ -72,6 +72,11 @@ class RunTable(Table):
     arguments: tuple[str, ...] = Field((), strict=False, description="The script's arguments.")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of everything that is drawn by chance.")
     shards: int = Field(1, ge=1, description="How many global servers share the model (MultiGPS).")
+    secret_file: File | None = Field(
+        None,
+        description="A file with the run's secret, which every node proves to know; `geomx secret FILE` makes one. "
+        "Left out: `geomx run` makes one for itself; elsewhere nodes prove membership by `[tls]` alone, or not at all.",
+    )
     ledger: bool = Field(
         False, description="Carry an int64 slice that counts every contribution, as a proof of exactly-once."
     )
@@ -276,6 +281,12 @@ class LimitsTable(Table):
     start_s: Seconds = Field(300.0, description="For the others to join, before it ends with an error.")
     stall_s: Seconds = Field(30.0, description="For anything, before it reports for whom and for what.")
     stop_s: Seconds = Field(10.0, description="For an orderly end, before it is ended.")
+    turn_s: float = Field(
+        0.0,
+        ge=0,
+        description="For the members of one turn, before the run ends. 0: for as long as they speak, since a script "
+        "may do as it likes between two steps.",
+    )
 
 
 class TlsTable(Table):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,3 +77,12 @@ LanCodecName = Annotated[
 ]
 File = Annotated[Path, BeforeValidator(_absolute)]  # relative to the folder of the run's description
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address `host:port` can be reached from this machine alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -12,6 +12,7 @@ import torch
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
 from geomx.drive.real import Driver, RecordSink
+from geomx.drive.secret import secret_of
 from geomx.drive.wiring import wire
 from geomx.node.factory import make_node
 from geomx.node.topology import Topology
@@ -39,5 +40,5 @@ def serve(run: Run, name: str, recorder: RecordSink) -> None:
         optimizers.find("SGD")(
             "SGD"
         )  # torch imports for seconds at the first one: now, not between two heartbeats
-    node = make_node(Topology.of(run), name, incarnation=time.time_ns())
+    node = make_node(Topology.of(run, secret_of(run)), name, incarnation=time.time_ns())
     run_loop(Driver(node, wire(run, name), recorder).run())

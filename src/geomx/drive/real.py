@@ -7,8 +7,10 @@ a thread beside it, so that it never holds up a heartbeat; what takes less than 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import resource
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +20,14 @@ from weakref import WeakSet
 
 from geomx.channels.contract import Channel, Connection, Listener
 from geomx.config import LinkChange
-from geomx.errors import ConfigError, Fault, GeomxError
+from geomx.errors import ConfigError, Fault, GeomxError, RunFailed
 from geomx.node.contract import (
     Began,
     Closed,
     Dial,
     Effect,
     Event,
+    Failed,
     Fired,
     Hangup,
     Identified,
@@ -41,6 +44,7 @@ from geomx.node.contract import (
     Write,
 )
 from geomx.wire.messages import Message
+from geomx.wire.proof import NONCE_BYTES
 
 INLINE_BYTES = (
     8 << 20
@@ -130,7 +134,14 @@ class Driver:
             try:
                 self._carry_out(self.node.handle(event, self._loop.time()))
             except Exception as error:  # a fault of ours: end loudly rather than wait for ever
-                self._end(error)
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Tell the others that this node fails, whatever state it is in, and end."""
+        told = error if isinstance(error, GeomxError) else RunFailed(self.node.name, repr(error))
+        with contextlib.suppress(Exception):
+            self._carry_out(self.node.handle(Failed(told), self._loop.time()))
+        self._end(error)
 
     # -- what a connection tells (geomx.channels.contract.ConnectionHandler) ------------------------------
 
@@ -144,6 +155,9 @@ class Driver:
         peer = self._peer_of.get(connection.ident, "")
         self._forget(connection.ident)
         self.deliver(Closed(connection.ident, peer if peer in self._wiring.peers else "", reason))
+
+    def failed(self, error: GeomxError) -> None:
+        self.deliver(Failed(error))
 
     def refused(self, reason: str) -> None:
         self._recorder.record("refused", "warning", peer="somebody at the door", reason=reason)
@@ -238,7 +252,7 @@ class Driver:
 
     def _accepted(self, connection: Connection) -> None:
         self._connections[connection.ident] = connection
-        self.deliver(Opened(connection.ident))
+        self.deliver(Opened(connection.ident, "", _nonce(), connection.certified))
 
     async def _dial(self, peer: str) -> None:
         channel, address = self._wiring.peers[peer]
@@ -249,7 +263,7 @@ class Driver:
             return
         self._connections[connection.ident] = connection
         self._peer_of[connection.ident] = peer
-        self.deliver(Opened(connection.ident, peer))
+        self.deliver(Opened(connection.ident, peer, _nonce(), connection.certified))
 
     def _spawn(self, coroutine: Any) -> None:
         task = self._loop.create_task(coroutine)
@@ -304,6 +318,10 @@ class Driver:
         self._recorder.record(
             "usage", cpu_s=time.process_time(), rss_mb=peak_mb, sent=sent, received=received
         )
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
 
 
 def _run(job: Job) -> tuple[Any, Exception | None]:

@@ -18,11 +18,14 @@ from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
 from geomx.drive.loops import run_loop
 from geomx.drive.real import Driver, ListeningEdge, RecordSink, Wiring
+from geomx.drive.secret import secret_of
 from geomx.drive.wiring import wire
 from geomx.errors import GeomxError, RunFailed
 from geomx.node.contract import Called
 from geomx.node.factory import make_node
 from geomx.node.topology import Topology
+
+TELL_NODE_S = 1.0
 
 
 class ThreadPort:
@@ -38,6 +41,7 @@ class ThreadPort:
         self._call: Callable[[Called], object] | None = None
         self._ended = False
         self._error: BaseException | None = None
+        self._node_knows = False  # that the training loop waits
         self._heard = threading.Event()  # the training thread has got the error
 
     # -- the training thread's side -------------------------------------------------------------------------------
@@ -54,15 +58,23 @@ class ThreadPort:
         while not ready():
             with self._changed:
                 if not self._items and not self._ended:
-                    self._changed.wait(self._stall_s)
+                    self._changed.wait(min(TELL_NODE_S, self._stall_s))
                 stuck = not self._items
             if self._ended and stuck:
                 self._raise(whom())
             now = time.monotonic()
+            self._tell_node(stuck and now - since >= TELL_NODE_S)
             if stuck and now - reported >= self._stall_s:
                 reported = now
                 self._recorder.record("waiting", "warning", whom=whom(), seconds=now - since)
             self.poll()
+        self._tell_node(False)
+
+    def _tell_node(self, waits: bool) -> None:
+        """That the training loop waits; not of the waits of every step, which are short."""
+        if waits != self._node_knows and self._call is not None:
+            self._node_knows = waits
+            self._call(Called("waits", (waits,)))
 
     def listen(self, listener: Callable[[Any], None]) -> None:
         self._listener = listener
@@ -168,7 +180,7 @@ class WorkerThread(NodeThread):
 
     def drivers(self) -> list[Driver]:
         run = self._run_description
-        node = make_node(Topology.of(run), self._name, incarnation=time.time_ns())
+        node = make_node(Topology.of(run, secret_of(run)), self._name, incarnation=time.time_ns())
         return [Driver(node, wire(run, self._name), self._recorder, self.port.give)]
 
 

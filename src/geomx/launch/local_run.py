@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from geomx.config import Run
+from geomx.drive.secret import make_secret
 from geomx.errors import ConfigError, Fault, RunFailed
 from geomx.launch.child import Command
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
@@ -88,8 +90,11 @@ def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Recor
 
 
 def _settled(run: Run, folder: Path, ports: Ports) -> Run:
-    """The run with all its addresses; its description is in the folder then."""
+    """The run with all its addresses and a secret; its description is in the folder then."""
     run = with_free_ports(run, ports)
+    if run.run.secret_file is None:
+        make_secret(folder / "secret")
+        run = run.changed([f"run.secret_file={json.dumps(str(folder / 'secret'))}"])
     run.save(folder / "run.json")
     return run
 

@@ -42,6 +42,8 @@ from geomx.wire.messages import (
 class Aggregator:
     """See the module's text. `parents`: the shards of the global server, by name. `above`: the way to them."""
 
+    is_top = False
+
     def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: UpdateDecoder) -> None:
         self._server = server
         self.above = Uplink(server, self, parents, up, down)

@@ -30,10 +30,16 @@ class Started:
 
 @dataclass(slots=True, eq=False)
 class Opened:
-    """A connection stands. `peer`: whom we dialled; empty where the other side did."""
+    """A connection stands. `peer`: whom we dialled; empty where the other side did.
+
+    `nonce`: random bytes for this connection alone. `certified`: the URIs in the other side's certificate; None: there
+    is none, and a name is believed without.
+    """
 
     conn: int
     peer: str = ""
+    nonce: bytes = b""
+    certified: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +85,14 @@ class Called:
     arguments: tuple[Any, ...] = ()
 
 
-Event = Started | Opened | Received | Closed | Fired | JobDone | Called
+@dataclass(slots=True, eq=False)
+class Failed:
+    """The driver cannot go on: this node ends, and tells the others under its own name."""
+
+    error: GeomxError
+
+
+Event = Started | Opened | Received | Closed | Fired | JobDone | Called | Failed
 
 # -- effects -------------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def _optimizer(rule: str, name: str) -> RootOptimizer:
 
 
 def _identity(topology: Topology, name: str, incarnation: int) -> Identity:
-    return Identity(name, topology.run, incarnation, topology.manifest)
+    return Identity(name, topology.run, incarnation, topology.manifest, topology.secret)
 
 
 def _child_edges(

@@ -74,6 +74,8 @@ class RootHost(Protocol):
 class Root:
     """See the module's text. It holds the slices of one shard."""
 
+    is_top = True
+
     def __init__(
         self,
         server: RootHost,

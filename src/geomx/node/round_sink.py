@@ -32,7 +32,12 @@ class Above(Handler, Protocol):
 
 
 class RoundSink(Protocol):
-    """What a server does with what it has gathered."""
+    """What a server does with what it has gathered.
+
+    `is_top`: nobody is above; when all below is still, nothing will ever come.
+    """
+
+    is_top: bool
 
     @property
     def above(self) -> Above:

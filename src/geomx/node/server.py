@@ -24,7 +24,7 @@ from geomx.errors import NodeLost, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Began, Write
 from geomx.node.peers.base import BaseNode, Handler
-from geomx.node.peers.handshake import RESTARTED, compare
+from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
 from geomx.node.slices.join_state import JoinState
@@ -35,7 +35,7 @@ from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import EVERYONE, Members
 from geomx.rounds.round import Round
 from geomx.rounds.step_control import StepControl
-from geomx.rounds.turn_log import TurnLog
+from geomx.rounds.turn_log import TurnLog, Waiting, stands_still
 from geomx.sync.contract import Policy, StepController, cohort_of
 from geomx.wire.messages import (
     Allowance,
@@ -244,8 +244,6 @@ class Server(BaseNode):
             self.send(peer, Attached())
             return
         assert self._layout is not None
-        if not self._has_workers:
-            raise NodeLost(peer.name, RESTARTED)
         if not self._serves_weights:
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         own = cohort_of(self._edges.children[peer.name][0], self._policy.sync_group)
@@ -340,6 +338,10 @@ class Server(BaseNode):
             return self._members.has_left(leaves)
         return self._members.all_left and not peer.dialled
 
+    def may_return(self, peer: Peer) -> bool:
+        """A local server that was restarted has lost what its workers have told it."""
+        return peer.name not in self._welcomed or self._edges.children.get(peer.name) == (peer.name,)
+
     def on_away(self, peer: Peer) -> None:
         self._end_if_done()
 
@@ -352,10 +354,30 @@ class Server(BaseNode):
         return super().waits_for() + [name for name in self._expects if not self._has_joined(name)]
 
     def on_tick(self) -> None:
-        """Notice who waits for each other, and say on whom we wait, at most once in `stall_s` for each turn."""
+        """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""
         self._gathering.check_calls()
-        self._turns.tick(self._now, self.limits.stall_s, self._gathering.missing)
+        waiting = list(self._turns.waiting(self._now, self._gathering.missing))
+        for turn in waiting:
+            self._bound(turn)
+        patience_s = self.limits.stall_s * (1 if waiting else 2)  # another shard may know more
+        if self.sink.is_top and self.still_s() >= patience_s and not self._members.all_left:
+            raise stands_still(patience_s, waiting)
         self._end_if_done()
+
+    def _bound(self, turn: Waiting) -> None:
+        """End a turn that has waited for `turn_s`; say so at most once in `stall_s`."""
+        if self.limits.turn_s and turn.seconds > self.limits.turn_s:
+            raise NodeLost(turn.whom[0], f"{turn} for {self.limits.turn_s:g} s, which is limits.turn_s")
+        if self._turns.is_to_be_told(turn, self._now, self.limits.stall_s):
+            whom = ", ".join(map(self._whereabouts, turn.whom))
+            self.note("waiting", "warning", turn=turn.turn, whom=whom, seconds=turn.seconds)
+
+    def _whereabouts(self, name: str) -> str:
+        """A name, and what is known of where its training loop is."""
+        peer = self.peer(name)
+        if peer is None or peer.still_s or not peer.session.is_open or peer.sent != peer.session.received:
+            return name
+        return f"{name} (in the script's own code)"
 
     def _is_open(self, name: str) -> bool:
         peer = self.peer(name)

@@ -43,9 +43,10 @@ class Topology:
     seed: int = 0
     collective: frozenset[str] = frozenset()  # the parties whose workers reduce among themselves
     flat: bool = False  # a tree of depth one: every worker is a child of the root
+    secret: bytes = field(default=b"", repr=False)  # of the run, see `geomx.wire.proof`
 
     @classmethod
-    def of(cls, run: Run) -> Topology:
+    def of(cls, run: Run, secret: bytes = b"") -> Topology:
         """The tree that a run's description describes."""
         return cls(
             run=run.run.name,
@@ -56,10 +57,11 @@ class Topology:
             compensation=run.optimizer.compensation,
             lan=_edge(run.lan),
             wan=_edge(run.wan),
-            limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s),
+            limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s, run.limits.turn_s),
             manifest=run.manifest(),
             seed=run.run.seed,
             collective=frozenset(party.name for party in run.parties if party.inside == "collective"),
+            secret=secret,
         )
 
     @classmethod

@@ -47,6 +47,7 @@ class Worker(BaseNode):
         self._uplink = Uplink(self, self, tuple(parents), up, down)
         self._ready = False
         self._leaving = False
+        self._loop_waits = False  # the training loop waits in a call of geomx
         self._restoring: dict[int, Planes] = {}  # by slice: what its next `assign` brings with it
 
     # -- calls of the training loop ------------------------------------------------------------------------
@@ -85,6 +86,12 @@ class Worker(BaseNode):
 
     def stepped(self, turn: int, steps: int, seconds: float) -> None:
         self._uplink.stepped(Stepped(self.name, turn, steps, seconds))
+
+    def waits(self, does: bool) -> None:
+        self._loop_waits = does
+
+    def is_idle(self) -> bool:
+        return self._loop_waits
 
     def leave(self, turns: dict[str, int]) -> None:
         self._leaving = True

@@ -6,11 +6,11 @@ turn of the cohort is: a step may be of some slices alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from geomx.errors import Disagreement
+from geomx.errors import Disagreement, Stalled
 from geomx.layout import Role
 from geomx.wire.messages import Push, Update
 
@@ -25,6 +25,28 @@ class _TurnRecord:
     weight: float = 0.0
     staleness: int = 0
     reported: float = 0.0
+
+
+class Waiting(NamedTuple):
+    """A turn that cannot close yet, and for whom it waits."""
+
+    turn: int
+    cohort: str
+    operation: str
+    whom: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"turn {self.turn} (`{self.operation}`) waits for {', '.join(self.whom)}"
+
+
+def stands_still(seconds: float, waiting: Sequence[Waiting]) -> Stalled:
+    """The error of a run that will never move again."""
+    what = "; ".join(map(str, waiting)) or "no turn is open, so what was sent down did not come"
+    return Stalled(
+        f"nothing has moved for {seconds:g} s, and every worker waits inside geomx: {what}. Messages were lost for "
+        "good; start the run again from its last checkpoint"
+    )
 
 
 class TurnLog:
@@ -68,15 +90,19 @@ class TurnLog:
         if turn.answered == trained:
             self._over((update.cohort, update.turn))
 
-    def tick(self, now: float, stall_s: float, missing: Callable[[str, int], list[str]]) -> None:
-        """Say on whom we wait, at most once in `stall_s` for each turn."""
+    def waiting(self, now: float, missing: Callable[[str, int], list[str]]) -> Iterator[Waiting]:
+        """The turns that wait for somebody, the first first. `missing(cohort, turn)`: for whom."""
         for (cohort, number), turn in self._turns.items():
-            if now - max(turn.opened, turn.reported) >= stall_s:
-                turn.reported = now
-                whom = missing(cohort, number)
-                if whom:
-                    seconds = now - turn.opened
-                    self._note("waiting", "warning", turn=number, whom=", ".join(whom), seconds=seconds)
+            if whom := missing(cohort, number):
+                yield Waiting(number, cohort, turn.operation, tuple(whom), now - turn.opened)
+
+    def is_to_be_told(self, waiting: Waiting, now: float, stall_s: float) -> bool:
+        """Whether a turn has waited for `stall_s` since it began, or since this was true the last time."""
+        turn = self._turns[waiting.cohort, waiting.turn]
+        if now - max(turn.opened, turn.reported) < stall_s:
+            return False
+        turn.reported = now
+        return True
 
     def _over(self, key: tuple[str, int]) -> None:
         turn = self._turns.pop(key)

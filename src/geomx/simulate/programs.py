@@ -50,12 +50,16 @@ class Program:
 
     def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
         self.poll()
+        if ready():
+            return
+        self._call("waits", (True,))
         while not ready():
             if self._node_stopped:
                 raise self._node_error or RunFailed(self.name, f"the node stopped while waiting for {whom()}")
             self._ready = ready
             self._yield()
             self.poll()
+        self._call("waits", (False,))
 
     def listen(self, listener: Callable[[Any], None]) -> None:
         self._listener = listener

@@ -47,6 +47,7 @@ from geomx.node.contract import (
 from geomx.simulate.network import Network, SimulatedConnection, SimulatedLink
 from geomx.simulate.programs import Program
 from geomx.wire.messages import Message
+from geomx.wire.proof import NONCE_BYTES
 
 HEADER_BYTES = 96  # what a message's frame and head take, about
 CHUNK_BYTES = 64 << 10
@@ -313,8 +314,8 @@ class Simulator:
         mine, theirs = next(self._numbers), next(self._numbers)
         connection = SimulatedConnection({host.node.name: (peer, theirs), peer: (host.node.name, mine)})
         host.connections[mine] = target.connections[theirs] = connection
-        self._deliver(target, Opened(theirs))
-        self._deliver(host, Opened(mine, peer))
+        self._deliver(target, Opened(theirs, "", theirs.to_bytes(NONCE_BYTES)))
+        self._deliver(host, Opened(mine, peer, mine.to_bytes(NONCE_BYTES)))
 
     def _write(self, host: _SimulatedNode, write: Write) -> None:
         connection = host.connections.get(write.conn)

@@ -20,22 +20,41 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Kind = Literal["gradient", "mean", "assign"]
 Value = str | int | float | bool | None
 Of = Literal["optimizer", "weights", "root", "exact", "parent"]
 Hyperparameters = dict[str, Value | list[float]]
+RefusalCode = Literal[
+    "version",  # another geomx
+    "proof",  # not this run's secret
+    "certificate",  # one that does not name the node
+    "run",
+    "identity",  # nobody of the run, or one that has left it
+    "manifest",  # describes another run
+    "fenced",  # a newer incarnation has joined
+    "held",  # the name's holder is connected and speaks
+    "returned",  # the dialler was restarted, and cannot come back
+    "watermark",  # the dialler's session has lost messages
+    "ended",  # the listener knows nothing of the dialler's session any more
+]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The root of all messages."""
 
 
-class Hello(Message, frozen=True, array_like=True, tag=True):
-    """First message of whoever dials. The same node and incarnation resume their session.
+class Challenge(Message, frozen=True, array_like=True, tag=True):
+    """First message of whoever listens. `nonce`: 16 bytes drawn for this connection, see `geomx.wire.proof`."""
 
-    `received`: every message numbered up to this one has arrived (0: none yet).
+    nonce: bytes
+
+
+class Hello(Message, frozen=True, array_like=True, tag=True):
+    """The dialler's answer to `Challenge`. The same node and incarnation resume their session.
+
+    `received`: every message numbered up to this one has arrived (0: none yet). `nonce`: as in `Challenge`.
     """
 
     version: int
@@ -44,6 +63,8 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
     incarnation: int
     manifest: dict[str, Value]
     received: int
+    nonce: bytes
+    proof: bytes
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True):
@@ -52,6 +73,7 @@ class Welcome(Message, frozen=True, array_like=True, tag=True):
     node: str
     incarnation: int
     received: int
+    proof: bytes
 
 
 class Difference(msgspec.Struct, frozen=True, array_like=True):
@@ -63,11 +85,16 @@ class Difference(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refuse(Message, frozen=True, array_like=True, tag=True):
-    """The other answer to `Hello` or `Attach`; the connection closes behind it."""
+    """The other answer to `Hello` or `Attach`; the connection closes behind it.
 
-    code: Literal["version", "run", "identity", "fenced", "manifest", "ended"]
-    reason: str
+    Whoever has not proved membership is told the code alone. `newest`: with `fenced`, the incarnation that holds the
+    name.
+    """
+
+    code: RefusalCode
+    reason: str = ""
     differences: tuple[Difference, ...] = ()
+    newest: int = 0
 
 
 class Attach(Message, frozen=True, array_like=True, tag=True):
@@ -206,9 +233,15 @@ class Ack(Message, frozen=True, array_like=True, tag=True):
 
 
 class Beat(Message, frozen=True, array_like=True, tag=True):
-    """The heartbeat, sent when nothing else was. Says what `Ack` says."""
+    """The heartbeat, sent when nothing else was. `received`: as in `Ack`. `sent`: the last number given.
+
+    `still_s`: for so many seconds nothing has happened at the sender, nor below it, while every worker there waited
+    inside geomx; 0: something does, or may. See `geomx.node.peers.stillness`.
+    """
 
     received: int
+    sent: int
+    still_s: float
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True):
@@ -227,8 +260,8 @@ class Failure(Message, frozen=True, array_like=True, tag=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Refuse | Attach | Attached | Hyper | Push | Update | Stepped | Calling | Allowance
-    | Norms | Scale | Fetch | State | Ack | Beat | Leave | Failure
+    Challenge | Hello | Welcome | Refuse | Attach | Attached | Hyper | Push | Update | Stepped | Calling
+    | Allowance | Norms | Scale | Fetch | State | Ack | Beat | Leave | Failure
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

@@ -2,7 +2,7 @@
 
 Rules
 1. Messages are numbered 1, 2, 3, ... in each direction, in the order in which they were sent. Number 0 is
-   for what belongs to one connection alone: Hello, Welcome, Refuse, Ack, Beat.
+   for what belongs to one connection alone: Challenge, Hello, Welcome, Refuse, Ack, Beat.
 2. A sender keeps every numbered message until the receiver has acknowledged it, and sends the same
    bytes again where that is needed.
 3. A receiver delivers each number once, in whatever order they come (lanes overtake each other). It holds a
@@ -89,6 +89,11 @@ class Session:
         self.unacknowledged[self.sent] = Sent(message, payload, priority, now)
         return self.sent
 
+    @property
+    def known_received(self) -> int:
+        """Every number up to this one has been acknowledged: the peer can never say less."""
+        return next(iter(self.unacknowledged), self.sent + 1) - 1
+
     def acknowledged(self, number: int) -> None:
         """The peer has everything up to `number`."""
         if number > self.sent:
@@ -143,7 +148,14 @@ class Session:
     # -- connections ----------------------------------------------------------------------------------
 
     def opened(self, conn: int, received: int, now: float) -> list[tuple[int, Sent]]:
-        """A connection carries the session now; returns what must be sent on it again, in order."""
+        """A connection carries the session now; returns what must be sent on it again, in order.
+
+        Raises `ProtocolError` where the peer has received less than it has acknowledged before.
+        """
+        if received < self.known_received:
+            raise ProtocolError(
+                f"it says that it has received {received} messages, and has acknowledged {self.known_received}"
+            )
         self.conn = conn
         self.heard = self.spoke = now
         self.acknowledged(received)
@@ -156,9 +168,9 @@ class Session:
         """The connection is gone."""
         self.conn = 0
 
-    def excuse(self, gap_s: float) -> None:
+    def excuse(self, now: float, gap_s: float) -> None:
         """We ourselves stood still for that long: it does not count as the peer's silence."""
-        self.heard += gap_s
+        self.heard = min(self.heard + gap_s, now)
 
     def wants_beat(self, now: float) -> bool:
         """Asked twice in every heartbeat: so a silence lasts no longer than 1.25 of them."""

@@ -1,4 +1,5 @@
-"""The other ends of a node's edges: who they are, how they greet, how their silence is noticed.
+"""The other ends of a node's edges: who they are, how they greet, how it is noticed that they are gone.
 
-`base.py` is what every node does; `handshake.py` says who is let in; `peer.py` is one other end.
+`base.py` is what every node does; `handshake.py` says who is let in; `watch.py` looks after those who are, and
+`stillness.py` says when nobody will ever speak again; `peer.py` is one other end.
 """

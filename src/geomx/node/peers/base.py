@@ -15,13 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from geomx.errors import GeomxError, NodeLost, ProtocolError, RunFailed, WaitTimeout
+from geomx.errors import GeomxError, ProtocolError, RunFailed
 from geomx.node.contract import (
     Called,
     Closed,
     Dial,
     Effect,
     Event,
+    Failed,
     Fired,
     Hangup,
     Job,
@@ -43,9 +44,12 @@ from geomx.node.peers.peer import (
     Peer,
     as_failure,
 )
+from geomx.node.peers.stillness import Stillness
+from geomx.node.peers.watch import Watch
 from geomx.wire.messages import (
     Ack,
     Beat,
+    Challenge,
     Failure,
     Hello,
     Message,
@@ -81,17 +85,17 @@ class BaseNode(ABC):
         self._expects = expects  # who may dial us
         self._peers: dict[str, Peer] = {}
         self._by_conn: dict[int, Peer] = {}
-        self._handshake = Handshake(self, identity, expects, self._peers)
+        self._handshake = Handshake(self, expects, self._peers)
         self._effects: list[Effect] = []
-        self._now = 0.0
-        self._started = self._waited_aloud = 0.0
-        self._last_tick = 0.0
+        self._now = self._started = 0.0
         self.stopped = False
         self._violation: ProtocolError | None = (
             None  # by a peer that had been let in: the run cannot trust it
         )
         every = [*dials.values(), *expects.values()]
         self._tick_s = min((p.resend_s or p.heartbeat_s / 2 for p in every), default=1.0)
+        self._stillness = Stillness()
+        self._watch = Watch(self, self._peers, self._stillness, self._tick_s)
         self._handlers: dict[type, Callable[[Any], None]] = {
             Started: self._on_started,
             Opened: self._on_opened,
@@ -100,6 +104,7 @@ class BaseNode(ABC):
             Fired: self._on_fired,
             JobDone: self._on_job_done,
             Called: self._on_called,
+            Failed: self._on_failed,
         }
 
     # -- the contract with the driver -------------------------------------------------------------------
@@ -122,7 +127,7 @@ class BaseNode(ABC):
         """See `geomx.node.contract.Node.admit`."""
         peer = self._by_conn.get(conn)
         if peer is None:
-            if payload_size(message) or not isinstance(message, Hello | Welcome | Refuse):
+            if payload_size(message) or not isinstance(message, Challenge | Hello | Welcome | Refuse):
                 raise ProtocolError(f"a {type(message).__name__} before the connection was greeted")
         elif hasattr(message, "size"):
             try:
@@ -151,18 +156,28 @@ class BaseNode(ABC):
         """Whether a peer's silence is no loss, because it has left."""
         return False
 
+    def may_return(self, peer: Peer) -> bool:
+        """Whether a peer that was restarted can take part again."""
+        return True
+
+    def is_idle(self) -> bool:
+        """Whether this node itself has nothing to do before something comes."""
+        return True
+
     # -- for subclasses to use -------------------------------------------------------------------------------
 
     def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None:
         """Send once the session is open, and again until it has arrived."""
         session = peer.session
         number = session.enqueue(message, payload, priority, self._now)
+        self._stillness.moved(self._now)
         if session.conn:
             session.spoke = self._now
             self._effects.append(Write(session.conn, number, message, payload, priority))
 
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None:
         """Have arithmetic done outside the node; `then(result)` continues here."""
+        self._stillness.jobs += 1
         self._effects.append(Job(then, function, cost_bytes))
 
     def emit(self, effect: Effect) -> None:
@@ -198,7 +213,8 @@ class BaseNode(ABC):
     # -- connections ------------------------------------------------------------------------------------------
 
     def _on_started(self, event: Started) -> None:
-        self._started = self._waited_aloud = self._last_tick = self._now
+        self._started = self._now
+        self._watch.begin()
         for name, patience in self._dials.items():
             peer = self._peers[name] = Peer(name, Session(name, 0, patience, self._now), dialled=True)
             self._effects.append(Dial(peer.name))
@@ -206,9 +222,9 @@ class BaseNode(ABC):
 
     def _on_opened(self, event: Opened) -> None:
         if event.peer:
-            self._handshake.dialled(event.conn, self._peers[event.peer])
+            self._handshake.dialled(event, self._peers[event.peer])
         else:
-            self._handshake.accepted(event.conn)
+            self._handshake.accepted(event)
 
     def _on_closed(self, event: Closed) -> None:
         unanswered = self._handshake.forget(event.conn)
@@ -240,6 +256,12 @@ class BaseNode(ABC):
         if self._now - self._started >= LATE_S and peer.trouble_told != reason:
             peer.trouble_told = reason
             self.note("unreachable", "info", peer=peer.name, reason=reason)
+
+    def turn_away(self, conn: int, peer: Peer, reason: str) -> None:
+        """Close a connection to whoever is not the peer, or not ready for us, and dial anew."""
+        self.drop(conn, reason)
+        self._tell_trouble(peer, reason)
+        self.redial(peer)
 
     def drop(self, conn: int, reason: str) -> None:
         """Close a connection that carries no session, or no longer."""
@@ -275,7 +297,9 @@ class BaseNode(ABC):
 
     def _on_numbered(self, peer: Peer, event: Received) -> None:
         session, message = peer.session, event.message
+        peer.sent, peer.still_s = max(peer.sent, event.number), 0.0
         if session.accept(event.number, message):
+            self._stillness.moved(self._now)
             self.handler_of(peer).on_message(peer, message, event.payload)
         if session.owes_ack():
             self.acknowledge(peer)
@@ -284,6 +308,8 @@ class BaseNode(ABC):
         """What belongs to one connection alone."""
         if isinstance(message, Ack | Beat):
             peer.session.acknowledged(message.received)
+            if isinstance(message, Beat):
+                peer.sent, peer.still_s = message.sent, message.still_s
             self.on_acknowledged(peer)
         elif isinstance(message, Failure):
             raise RunFailed(message.node, message.reason, message.error)
@@ -291,7 +317,7 @@ class BaseNode(ABC):
             raise refused(self.name, peer.name, message)
         elif isinstance(message, Hello):  # a lossy channel lost our Welcome
             self._handshake.welcome(conn, peer)
-        elif not isinstance(message, Welcome):  # which may come twice for the same reason
+        elif not isinstance(message, Challenge | Welcome):  # which may come twice for the same reason
             raise ProtocolError(f"{type(message).__name__} was sent without a number")
 
     def acknowledge(self, peer: Peer) -> None:
@@ -303,6 +329,8 @@ class BaseNode(ABC):
         """A peer has told what has arrived."""
 
     def _on_job_done(self, event: JobDone) -> None:
+        self._stillness.jobs -= 1
+        self._stillness.moved(self._now)
         if event.error is not None:
             raise (
                 event.error
@@ -311,7 +339,11 @@ class BaseNode(ABC):
             )
         event.job.then(event.result)
 
+    def _on_failed(self, event: Failed) -> None:
+        raise event.error
+
     def _on_called(self, event: Called) -> None:
+        self._stillness.moved(self._now)
         getattr(self, event.method)(*event.arguments)
 
     # -- time -------------------------------------------------------------------------------------------------
@@ -325,50 +357,15 @@ class BaseNode(ABC):
                 self._effects.append(Dial(peer.name))
 
     def _tick(self) -> None:
-        late_s = self._now - self._last_tick - self._tick_s
-        self._last_tick = self._now
-        for peer in list(self._peers.values()):
-            if late_s > max(2 * self._tick_s, 1.0):  # we stood still: a laptop asleep, a stopped process
-                peer.session.excuse(late_s)
-            self._look_after(peer)
+        self._watch.tick()
         self._handshake.tick()
-        self._wait_for_the_missing()
         self.on_tick()
         if not self.stopped:
             self._effects.append(Timer("tick", self._tick_s))
 
-    def _look_after(self, peer: Peer) -> None:
-        """Beat, resend, and notice silence, on one edge."""
-        session, now = peer.session, self._now
-        if not peer.joined or self.may_go(peer):
-            return
-        if session.is_lost(now):
-            raise NodeLost(peer.name, f"silent for {session.patience.timeout_s:g} s")
-        if peer.dialled and session.conn and session.silent_s(now) > session.patience.timeout_s / 2:
-            self.drop(session.conn, "silent; dialling anew")
-            session.away()
-            self.redial(peer)
-            return
-        for number, sent in session.overdue(now):
-            self._effects.append(Write(session.conn, number, sent.message, sent.payload, sent.priority))
-        if session.wants_beat(now):
-            self._effects.append(Write(session.conn, 0, Beat(session.ack_watermark(now))))
-
-    def _wait_for_the_missing(self) -> None:
-        """Before the run can start: say for whom it waits, every `stall_s`, and give up after `start_s`."""
-        missing = self.waits_for()
-        waited_s, limits = self._now - self._started, self.limits
-        if not missing or waited_s <= min(limits.start_s, limits.stall_s):
-            return
-        troubles = {name: peer.trouble for name, peer in self._peers.items()}
-        whom = ", ".join(f"{name} ({why})" if (why := troubles.get(name)) else name for name in missing)
-        if waited_s > limits.start_s:
-            raise WaitTimeout(
-                f"{self.name} waited {limits.start_s:.0f} s for {whom} to join; start them, or raise limits.start_s"
-            )
-        if self._now - self._waited_aloud >= limits.stall_s:
-            self._waited_aloud = self._now
-            self.note("waiting", "warning", whom=whom, seconds=waited_s)
+    def still_s(self) -> float:
+        """For how long this node and all below it have been still; see `geomx.node.peers.stillness`."""
+        return self._watch.still_s()
 
     def _has_joined(self, name: str) -> bool:
         peer = self._peers.get(name)

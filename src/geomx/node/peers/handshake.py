@@ -1,21 +1,24 @@
 """Connections that carry no session yet: who is let in, and who is sent away.
 
-Whoever dials says `Hello`; whoever listens answers `Welcome`, or `Refuse` with the reason. Until then a connection
-may carry nothing else, and not for long: it is a stranger's for `STRANGER_S`, and of strangers there are never more
-than twice those who may come (a flood pushes out the oldest of itself). What a stranger says is repeated only
-shortened and in printable characters, be it in a log or in an answer, which must fit into a header.
+Whoever listens says `Challenge`, whoever dials `Hello`; then whoever listens answers `Welcome`, or `Refuse`. Hello and
+Welcome bear a proof of the run's secret; before it has been seen, a refusal is a code and nothing else. Until then a
+connection may carry nothing else, and not for long: it is a stranger's for `STRANGER_S`, and of strangers there are
+never more than twice those who may come (a flood pushes out the oldest of itself). What a stranger says is repeated
+only shortened and in printable characters, be it in a log or in an answer, which must fit into a header.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from geomx.errors import Fenced, GeomxError, NodeLost, Refused
-from geomx.node.contract import Effect, Identified, Write
+from geomx.node.contract import Effect, Identified, Opened, Write
 from geomx.node.peers.peer import Identity, Peer
 from geomx.wire.messages import (
     PROTOCOL_VERSION,
+    Challenge,
     Difference,
     Hello,
     Message,
@@ -23,61 +26,91 @@ from geomx.wire.messages import (
     Value,
     Welcome,
 )
+from geomx.wire.proof import Side, is_certified, is_proved, proof
 from geomx.wire.session import Patience, Session
 
 STRANGER_S = 10.0  # how long whoever has not said Hello may stay
 LEAST_STRANGERS = 64  # that are borne at a time, however small the run is
 MOST_DIFFERENCES, MOST_CHARACTERS, MOST_NAMES = 32, 100, 8  # of what is told in a refusal
+TELL_EVERY_S = 10.0  # of those who are sent away
+SILENT_BEATS = 2  # so many heartbeats unheard, a name's holder no longer keeps it from a newcomer
 HUNG_UP = (
     " before it answered Hello (its own log may say why; do both ends have certificates of one authority?)"
 )
 RESTARTED = "it was restarted, and what it knew of this run is gone"
 
+# What a code alone stands for, at both ends.
+MEANS = {
+    "version": "the two speak different versions of the protocol: run the same geomx on every machine",
+    "proof": "the two do not know the same secret of the run: give both ends the same run.secret_file",
+    "certificate": "its certificate does not name it: it must bear the URI geomx:RUN/NAME",
+}
+
 
 class HandshakeHost(Protocol):
     """The node around it."""
+
+    identity: Identity
 
     @property
     def now(self) -> float: ...
     def emit(self, effect: Effect) -> None: ...
     def note(self, name: str, level: str = "debug", **fields: object) -> None: ...
     def drop(self, conn: int, reason: str) -> None: ...
-    def redial(self, peer: Peer) -> None: ...
+    def turn_away(self, conn: int, peer: Peer, reason: str) -> None: ...
     def open(self, conn: int, peer: Peer, received: int) -> None: ...
     def may_go(self, peer: Peer) -> bool: ...
+    def may_return(self, peer: Peer) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Greeting:
+    """One connection's. `theirs`: the other side's nonce, once it has come."""
+
+    since: float
+    ours: bytes
+    certified: tuple[str, ...] | None
+    theirs: bytes = b""
 
 
 class Handshake:
     """See the module's text. `expects`: who may dial us; `peers`: the node's own table, to which it adds."""
 
-    def __init__(
-        self, host: HandshakeHost, identity: Identity, expects: dict[str, Patience], peers: dict[str, Peer]
-    ) -> None:
+    def __init__(self, host: HandshakeHost, expects: dict[str, Patience], peers: dict[str, Peer]) -> None:
         self._host = host
-        self._identity = identity
         self._expects = expects
         self._peers = peers
-        self._strangers: dict[int, float] = {}  # accepted, since when; the oldest first
-        self._dialled: dict[int, tuple[Peer, float]] = {}  # not welcomed yet, since when
+        self._greetings: dict[int, _Greeting] = {}  # of every connection, as long as it stands
+        self._strangers: dict[int, None] = {}  # accepted, the oldest first
+        self._dialled: dict[int, Peer] = {}  # not welcomed yet
         self._most_strangers = max(LEAST_STRANGERS, 2 * len(expects))
+        self._is_known = False  # somebody has been told our incarnation, and believed it
+        self._held_since: dict[str, float] = {}  # by peer: it says that our name's holder is there
+        self._told_at = -TELL_EVERY_S
+        self._untold = 0  # strangers that were sent away since
 
     @property
     def connections(self) -> list[int]:
         return [*self._strangers, *self._dialled]
 
-    def accepted(self, conn: int) -> None:
+    def accepted(self, opened: Opened) -> None:
         """Somebody has dialled us."""
         if len(self._strangers) >= self._most_strangers:
             self._host.drop(next(iter(self._strangers)), "too many strangers at the door")
-        self._strangers[conn] = self._host.now
+        self._greetings[opened.conn] = _Greeting(self._host.now, opened.nonce, opened.certified)
+        self._strangers[opened.conn] = None
+        self._challenge(opened.conn)
 
-    def dialled(self, conn: int, peer: Peer) -> None:
-        """We have reached a peer."""
-        self._dialled[conn] = peer, self._host.now
-        self._greet(conn, peer)
+    def dialled(self, opened: Opened, peer: Peer) -> None:
+        """We have reached a peer, or whoever is at its address."""
+        self._greetings[opened.conn] = _Greeting(self._host.now, opened.nonce, opened.certified)
+        self._dialled[opened.conn] = peer
+        if not self._is_certified(opened.certified, peer.name):
+            self._host.turn_away(opened.conn, peer, MEANS["certificate"])
 
     def forget(self, conn: int) -> bool:
         """The connection is gone, or to be. Returns whether a peer that we have dialled owes us an answer."""
+        self._greetings.pop(conn, None)
         self._strangers.pop(conn, None)
         return self._dialled.pop(conn, None) is not None
 
@@ -86,47 +119,117 @@ class Handshake:
         if conn in self._strangers:
             self._on_stranger(conn, message)
         elif conn in self._dialled:
-            self._on_answer(conn, self._dialled[conn][0], message)
+            self._on_answer(conn, self._dialled[conn], message)
 
     def welcome(self, conn: int, peer: Peer) -> None:
         """The answer to `Hello`."""
+        me = self._host.identity
         told = peer.session.ack_watermark(self._host.now)
-        self._write(conn, Welcome(self._identity.name, self._identity.incarnation, told))
+        proved = self._proof(conn, "listens", me.run, me.name, me.incarnation)
+        self._is_known = True
+        self._write(conn, Welcome(me.name, me.incarnation, told, proved))
 
     def tick(self) -> None:
         """Hang up on strangers without a Hello, and on dialled peers that do not answer ours."""
         now = self._host.now
-        for conn, since in list(self._strangers.items()):
-            if now - since > STRANGER_S:
+        for conn in list(self._strangers):
+            if now - self._greetings[conn].since > STRANGER_S:
                 self._host.drop(conn, f"no Hello within {STRANGER_S:.0f} s")
-        for conn, (peer, since) in list(self._dialled.items()):
-            if now - since > peer.session.patience.timeout_s / 3:
-                self._host.drop(conn, "no answer to Hello")
-                peer.trouble = "it accepts connections, but does not answer Hello"
-                self._host.redial(peer)
-            elif peer.session.patience.resend_s:
+            elif any(patience.resend_s for patience in self._expects.values()):
+                self._challenge(conn)
+        for conn, peer in list(self._dialled.items()):
+            if now - self._greetings[conn].since > peer.session.patience.timeout_s / 3:
+                self._host.turn_away(conn, peer, "it accepts connections, but does not greet")
+            elif peer.session.patience.resend_s and self._greetings[conn].theirs:
                 self._greet(conn, peer)
+        if self._untold and now - self._told_at >= TELL_EVERY_S:
+            self._tell(f"{self._untold} more", "they did not belong to this run")
+
+    # -- the side that dials --------------------------------------------------------------------------------
 
     def _greet(self, conn: int, peer: Peer) -> None:
-        me, told = self._identity, peer.session.ack_watermark(self._host.now)
-        self._write(conn, Hello(PROTOCOL_VERSION, me.run, me.name, me.incarnation, me.manifest, told))
+        me, told = self._host.identity, peer.session.ack_watermark(self._host.now)
+        ours = self._greetings[conn].ours
+        proved = self._proof(conn, "dials", me.run, me.name, me.incarnation)
+        self._write(
+            conn, Hello(PROTOCOL_VERSION, me.run, me.name, me.incarnation, me.manifest, told, ours, proved)
+        )
+
+    def _on_answer(self, conn: int, peer: Peer, message: Message) -> None:
+        if isinstance(message, Challenge):
+            self._greetings[conn].theirs = message.nonce
+            self._greet(conn, peer)
+        elif isinstance(message, Welcome):
+            self._on_welcome(conn, peer, message)
+        elif isinstance(message, Refuse):
+            self._on_refuse(conn, peer, message)
+
+    def _on_welcome(self, conn: int, peer: Peer, welcome: Welcome) -> None:
+        run = self._host.identity.run
+        if not is_proved(welcome.proof, self._proof(conn, "listens", run, peer.name, welcome.incarnation)):
+            self._host.turn_away(conn, peer, MEANS["proof"])
+            return
+        if peer.session.incarnation not in (0, welcome.incarnation):
+            raise NodeLost(peer.name, RESTARTED)
+        peer.session.incarnation = welcome.incarnation
+        self._is_known = True
+        self._held_since.pop(peer.name, None)
+        del self._dialled[conn]
+        self._host.open(conn, peer, welcome.received)
+
+    def _on_refuse(self, conn: int, peer: Peer, refusal: Refuse) -> None:
+        me, now = self._host.identity, self._host.now
+        if refusal.code == "held":
+            since = self._held_since.setdefault(peer.name, now)
+            if now - since > peer.session.patience.timeout_s:
+                raise refused(me.name, peer.name, refusal)
+            self._host.turn_away(conn, peer, refusal.reason)
+        elif refusal.code == "fenced" and refusal.newest >= me.incarnation and not self._is_known:
+            self._host.identity = replace(
+                me, incarnation=refusal.newest + 1
+            )  # this machine's clock is behind
+            self._host.turn_away(conn, peer, refusal.reason)
+        else:
+            raise refused(me.name, peer.name, refusal)
+
+    # -- the side that listens ------------------------------------------------------------------------------
+
+    def _challenge(self, conn: int) -> None:
+        self._write(conn, Challenge(self._greetings[conn].ours))
 
     def _on_stranger(self, conn: int, message: Message) -> None:
         if not isinstance(message, Hello):
             self._host.drop(conn, "no Hello")
             return
+        self._greetings[conn].theirs = message.nonce
+        code = self._unproved(conn, message)
+        if code is not None:
+            self._send_away(conn, message, code, MEANS[code.code])
+            return
         known = self._peers.get(message.node)
         refusal = self._refusal(message, known)
         if refusal is not None:
-            self._host.note("refused", "warning", peer=shown(message.node), reason=refusal.reason)
-            self._write(conn, refusal)
-            self._host.drop(conn, refusal.reason)
+            self._send_away(conn, message, refusal, refusal.reason)
+            if refusal.code == "returned":
+                raise NodeLost(message.node, RESTARTED)
             return
         del self._strangers[conn]
         peer = self._session_of(message, known)
         self._host.emit(Identified(conn, peer.name))
         self.welcome(conn, peer)
         self._host.open(conn, peer, message.received)
+
+    def _send_away(self, conn: int, hello: Hello, refusal: Refuse, reason: str) -> None:
+        if self._host.now - self._told_at >= TELL_EVERY_S:
+            self._tell(shown(hello.node), reason)
+        else:
+            self._untold += 1
+        self._write(conn, refusal)
+        self._host.drop(conn, reason)
+
+    def _tell(self, who: str, reason: str) -> None:
+        self._told_at, self._untold = self._host.now, 0
+        self._host.note("refused", "warning", peer=who, reason=reason)
 
     def _session_of(self, hello: Hello, known: Peer | None) -> Peer:
         """The same incarnation resumes, a greater one begins anew; in both cases an old connection goes."""
@@ -141,39 +244,57 @@ class Handshake:
         peer = self._peers[hello.node] = Peer(hello.node, session, dialled=False)
         return peer
 
-    def _refusal(self, hello: Hello, known: Peer | None) -> Refuse | None:
-        me = self._identity
+    def _unproved(self, conn: int, hello: Hello) -> Refuse | None:
+        """Why whoever says this has not proved that it belongs to the run: a code alone."""
         if hello.version != PROTOCOL_VERSION:
-            return Refuse(
-                "version",
-                f"protocol version {hello.version}; {me.name} speaks {PROTOCOL_VERSION}: "
-                "run the same geomx on every machine",
-            )
+            return Refuse("version")
+        if not is_proved(hello.proof, self._proof(conn, "dials", hello.run, hello.node, hello.incarnation)):
+            return Refuse("proof")
+        if not self._is_certified(self._greetings[conn].certified, hello.node):
+            return Refuse("certificate")
+        return None
+
+    def _refusal(self, hello: Hello, known: Peer | None) -> Refuse | None:
+        """Why somebody who belongs to the run is not let in."""
+        me = self._host.identity
         if hello.run != me.run:
             return Refuse("run", f"run {shown(hello.run)!r}; {me.name} belongs to run {me.run!r}")
         if hello.node not in self._expects:
             return Refuse("identity", f"{me.name} expects {_few(self._expects)}, not {shown(hello.node)}")
-        if known is not None and hello.incarnation < known.session.incarnation:
-            return _fence(hello.node, known.session.incarnation)
         differences = compare(hello.manifest, me.manifest)
         if differences:
             return Refuse("manifest", f"{hello.node} and {me.name} describe different runs", differences)
-        resumes = known is not None and known.session.incarnation == hello.incarnation
-        if hello.received > (known.session.sent if known is not None and resumes else 0):
+        if known is None:
+            return Refuse("ended", RESTARTED) if hello.received else None
+        session = known.session
+        if hello.incarnation < session.incarnation:
+            return _fence(hello.node, session.incarnation)
+        if hello.incarnation == session.incarnation:
+            return _mismatch(hello, session)
+        if hello.received:
             return Refuse("ended", RESTARTED)
-        if known is not None and not resumes and self._host.may_go(known):
+        if self._host.may_go(known):
             return Refuse("identity", f"{hello.node} has left this run, which goes on without it")
+        if (
+            session.is_open
+            and session.silent_s(self._host.now) <= SILENT_BEATS * session.patience.heartbeat_s
+        ):
+            return Refuse("held", f"another {hello.node} is connected, and speaks")
+        if known.joined and not self._host.may_return(known):
+            return Refuse("returned", f"{hello.node} was restarted, and what it knew of this run is gone")
         return None
 
-    def _on_answer(self, conn: int, peer: Peer, message: Message) -> None:
-        if isinstance(message, Refuse):
-            raise refused(self._identity.name, peer.name, message)
-        if isinstance(message, Welcome):
-            if peer.session.incarnation not in (0, message.incarnation):
-                raise NodeLost(peer.name, RESTARTED)
-            peer.session.incarnation = message.incarnation
-            del self._dialled[conn]
-            self._host.open(conn, peer, message.received)
+    # -- both -----------------------------------------------------------------------------------------------
+
+    def _proof(self, conn: int, side: Side, run: str, node: str, incarnation: int) -> bytes:
+        greeting = self._greetings[conn]
+        listens, dials = greeting.ours, greeting.theirs
+        if conn in self._dialled:
+            listens, dials = dials, listens
+        return proof(self._host.identity.secret, side, run, node, incarnation, (listens, dials))
+
+    def _is_certified(self, uris: tuple[str, ...] | None, node: str) -> bool:
+        return uris is None or is_certified(uris, self._host.identity.run, node)
 
     def _write(self, conn: int, message: Message) -> None:
         self._host.emit(Write(conn, 0, message))
@@ -195,9 +316,10 @@ def refused(me: str, by: str, refusal: Refuse) -> GeomxError:
     """The error of a node that was not let in."""
     if refusal.code == "ended":
         return NodeLost(by, refusal.reason)
+    reason = refusal.reason or MEANS.get(refusal.code, refusal.code)
     listed = "".join(f"\n  - {d.field}: {me} has {d.yours}, {by} has {d.ours}" for d in refusal.differences)
     kind = Fenced if refusal.code == "fenced" else Refused
-    return kind(f"{by} refused {me}: {refusal.reason}{listed}")
+    return kind(f"{by} refused {me}: {reason}{listed}")
 
 
 def shown(text: str) -> str:
@@ -208,7 +330,19 @@ def shown(text: str) -> str:
 
 
 def _fence(name: str, incarnation: int) -> Refuse:
-    return Refuse("fenced", f"a newer {name} (incarnation {incarnation}) has joined")
+    return Refuse("fenced", f"a newer {name} (incarnation {incarnation}) has joined", newest=incarnation)
+
+
+def _mismatch(hello: Hello, session: Session) -> Refuse | None:
+    """Whether the same incarnation has received what this end has sent, and never less than it has said before."""
+    if hello.received > session.sent:
+        return Refuse("ended", RESTARTED)
+    if hello.received < session.known_received:
+        said = (
+            f"{hello.node} has received {hello.received} messages, and somebody in its name has acknowledged"
+        )
+        return Refuse("watermark", f"{said} {session.known_received}: what lies between is lost")
+    return None
 
 
 def _few(names: Iterable[str]) -> str:

@@ -14,12 +14,16 @@ MOST_REASON_CHARACTERS = 4000  # a message's header is limited, what a script ra
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a node is, and which run it belongs to. `manifest`: what all nodes of a run must agree on."""
+    """Who a node is, and which run it belongs to. `manifest`: what all nodes of a run must agree on.
+
+    `secret`: the run's, see `geomx.wire.proof`; empty: membership is not proved.
+    """
 
     name: str
     run: str
     incarnation: int = 1
     manifest: dict[str, Value] = field(default_factory=dict)
+    secret: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Limits:
     start_s: float = 300.0
     stall_s: float = 30.0
     stop_s: float = 10.0
+    turn_s: float = 0.0  # 0: for ever
 
 
 @dataclass(slots=True)
@@ -42,6 +47,8 @@ class Peer:
     joined: bool = False
     trouble: str = ""  # why it could not be reached the last time
     trouble_told: str = ""
+    still_s: float = 0.0  # as it has said last; see `Beat`
+    sent: int = 0  # likewise
 
 
 def as_failure(me: str, error: GeomxError) -> Failure:

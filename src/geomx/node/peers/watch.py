@@ -1,0 +1,117 @@
+"""Looks after a node's peers as time passes: beats, resends, notices silence, and says for whom the start waits."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from geomx.errors import NodeLost, WaitTimeout
+from geomx.node.contract import Effect, Write
+from geomx.node.peers.peer import Identity, Limits, Peer
+from geomx.node.peers.stillness import Stillness, least_s
+from geomx.wire.messages import Beat
+
+
+class WatchedHost(Protocol):
+    """The node around it."""
+
+    identity: Identity
+    limits: Limits
+
+    @property
+    def now(self) -> float: ...
+    def emit(self, effect: Effect) -> None: ...
+    def note(self, name: str, level: str = "debug", **fields: object) -> None: ...
+    def drop(self, conn: int, reason: str) -> None: ...
+    def redial(self, peer: Peer) -> None: ...
+    def may_go(self, peer: Peer) -> bool: ...
+    def is_idle(self) -> bool: ...
+    def waits_for(self) -> list[str]: ...
+
+
+class Watch:
+    """See the module's text. `peers`: the node's own table; `tick_s`: how often `tick` is called."""
+
+    def __init__(
+        self, host: WatchedHost, peers: dict[str, Peer], stillness: Stillness, tick_s: float
+    ) -> None:
+        self._host = host
+        self._peers = peers
+        self._stillness = stillness
+        self._tick_s = tick_s
+        self._started = self._waited_aloud = self._last_tick = 0.0
+        self._own_still_s = 0.0
+        self._woke, self._slept_s = -1.0, 0.0  # when we last stood still ourselves until, and for how long
+
+    def begin(self) -> None:
+        """The node has started."""
+        self._started = self._waited_aloud = self._last_tick = self._host.now
+        self._stillness.moved(self._host.now)
+
+    def tick(self) -> None:
+        """Look at every edge. Raises `NodeLost`, `WaitTimeout`."""
+        now = self._host.now
+        late_s = now - self._last_tick - self._tick_s
+        self._last_tick = now
+        if late_s > max(2 * self._tick_s, 1.0):  # a laptop asleep, a stopped process
+            self._woke, self._slept_s = now, late_s
+            self._host.note("slept", "warning", seconds=late_s)
+            for peer in self._peers.values():
+                peer.session.excuse(now, late_s)
+        self._own_still_s = self._still_here_s()
+        for peer in list(self._peers.values()):
+            self._look_after(peer)
+        self._wait_for_the_missing()
+
+    def still_s(self) -> float:
+        """For how long the node and all below it have been still."""
+        return least_s(self._own_still_s, self._staying())
+
+    def _still_here_s(self) -> float:
+        if not self._host.is_idle() or self._host.waits_for():
+            return 0.0
+        return self._stillness.own_s(self._staying(), self._host.now)
+
+    def _staying(self, but: Peer | None = None) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer is not but and not self._host.may_go(peer)]
+
+    def _look_after(self, peer: Peer) -> None:
+        """Beat, resend, and notice silence, on one edge."""
+        session, now = peer.session, self._host.now
+        if not peer.joined or self._host.may_go(peer):
+            return
+        if session.is_lost(now):
+            raise self._loss_of(peer)
+        if peer.dialled and session.conn and session.silent_s(now) > session.patience.timeout_s / 2:
+            self._host.drop(session.conn, "silent; dialling anew")
+            session.away()
+            self._host.redial(peer)
+            return
+        for number, sent in session.overdue(now):
+            self._host.emit(Write(session.conn, number, sent.message, sent.payload, sent.priority))
+        if session.wants_beat(now):
+            still_s = least_s(self._own_still_s, self._staying(peer)) if peer.dialled else self._own_still_s
+            self._host.emit(Write(session.conn, 0, Beat(session.ack_watermark(now), session.sent, still_s)))
+
+    def _loss_of(self, peer: Peer) -> NodeLost:
+        """Whoever stood still itself, and has heard nothing since, does not blame the others."""
+        if peer.session.heard <= self._woke:
+            stood = f"it stood still for {self._slept_s:.0f} s (suspended, or starved of processor time)"
+            return NodeLost(self._host.identity.name, f"{stood}, and then heard nothing of {peer.name}")
+        return NodeLost(peer.name, f"silent for {peer.session.patience.timeout_s:g} s")
+
+    def _wait_for_the_missing(self) -> None:
+        """Before the run can start: say for whom it waits, every `stall_s`, and give up after `start_s`."""
+        missing, now, limits = self._host.waits_for(), self._host.now, self._host.limits
+        waited_s = now - self._started
+        if not missing or waited_s <= min(limits.start_s, limits.stall_s):
+            return
+        troubles = {name: peer.trouble for name, peer in self._peers.items()}
+        whom = ", ".join(f"{name} ({why})" if (why := troubles.get(name)) else name for name in missing)
+        if waited_s > limits.start_s:
+            me = self._host.identity.name
+            raise WaitTimeout(
+                f"{me} waited {limits.start_s:.0f} s for {whom} to join; start them, or raise limits.start_s"
+            )
+        if now - self._waited_aloud >= limits.stall_s:
+            self._waited_aloud = now
+            self._host.note("waiting", "warning", whom=whom, seconds=waited_s)

@@ -1,0 +1,116 @@
+"""A run in which nothing will come any more ends, and one whose workers take their time does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trees import Loop, assert_well, layout_of, run_tree, topology_of
+
+from geomx.errors import NodeLost, RunFailed, Stalled
+from geomx.node.contract import Write
+from geomx.node.factory import make_node
+from geomx.node.peers.peer import Limits
+from geomx.node.topology import Topology
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Network, Simulator
+from geomx.wire.messages import Push, Update
+
+WAN = Network(100.0, 20.0)
+LIMITS = Limits(stall_s=12.0)
+
+
+def loop_of(topology: Topology, **more: Any) -> Loop:
+    return Loop(layout_of(len(topology.workers)), topology.workers, 20, **more)
+
+
+class Losing(Simulator):
+    """A simulator in which one node loses one message for good: it never leaves, and counts as acknowledged."""
+
+    def __init__(self, sender: str, kind: type[Push | Update], turn: int, slice_: int, to: str) -> None:
+        super().__init__(0, WAN)
+        self._lost = (sender, kind, turn, slice_, to)
+
+    def _write(self, host: Any, write: Write) -> None:
+        sender, kind, turn, slice_, to = self._lost
+        message = write.message
+        if (
+            host.node.name == sender
+            and isinstance(message, kind)
+            and (message.turn, message.slice) == (turn, slice_)
+            and host.connections[write.conn].ends[sender][0] == to
+        ):
+            host.node.peer(to).session.acknowledged(write.number)
+            other = self._hosts[to].node.peer(sender)
+            other.session.accept(write.number, message)
+            return
+        super()._write(host, write)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("sender", "kind", "to", "told"),
+    [
+        ("A", Update, "A/1", "turn 6 (`step()`) waits for A/0, A/1"),
+        ("A/1", Push, "A", "turn 5 (`step()`) waits for A/0, A/1"),
+        ("B", Push, "global/0", "turn 5 (`step()`) waits for B/0"),
+        ("global/0", Update, "B", "turn 6 (`step()`) waits for B/0"),
+    ],
+)
+def test_a_message_that_is_lost_for_good_ends_the_run(
+    shards: int, sender: str, kind: type[Any], to: str, told: str
+) -> None:
+    topology = topology_of([2, 1], shards, limits=LIMITS)
+    loop = loop_of(topology)
+    simulator = Losing(sender, kind, 5, loop.layout.shards(shards).index(0), to)
+    programs = start(simulator, topology, loop)
+    simulator.run(120.0)
+    assert simulator.now < 60.0
+    errors = {name: simulator.error_of(name) for name in topology.nodes}
+    assert all(isinstance(error, Stalled | RunFailed) for error in errors.values()), errors
+    told_by = [str(error) for error in errors.values() if isinstance(error, Stalled)]
+    assert any(told in words for words in told_by), told_by
+    if (sender, shards) == ("A", 1):  # its own server knows more
+        assert {fields["whom"] for _, node, fields in simulator.noted("waiting") if node == "A"} == {"A/1"}
+    assert all(program.error is not None for program in programs.values())
+
+
+def test_a_worker_in_its_own_code_is_told_of_and_waited_for() -> None:
+    topology = topology_of([2, 1], limits=LIMITS)
+    loop = loop_of(topology)
+    simulator, programs = run_tree(topology, slow(loop, "A/1", 300.0), WAN, until=900.0)
+    assert_well(simulator, topology, programs)
+    whom = {fields["whom"] for _, node, fields in simulator.noted("waiting") if node == "A"}
+    assert whom == {"A/1 (in the script's own code)"}
+
+
+def test_a_bound_of_a_turn_ends_the_run_under_the_name_of_whom_it_waits_for() -> None:
+    topology = topology_of([2, 1], limits=Limits(stall_s=12.0, turn_s=100.0))
+    simulator, _ = run_tree(topology, slow(loop_of(topology), "A/1", 300.0), WAN, until=900.0)
+    error = simulator.error_of("A")
+    assert isinstance(error, NodeLost)
+    assert "A/1 is lost: turn 3 (`step()`) waits for A/1 for 100 s, which is limits.turn_s" in str(error)
+
+
+def start(simulator: Simulator, topology: Topology, loop: Loop) -> dict[str, Program]:
+    for name in topology.nodes:
+        simulator.add(make_node(topology, name))
+    return {name: simulator.program(name, loop) for name in topology.workers}
+
+
+def slow(loop: Loop, who: str, seconds: float) -> Any:
+    """The same loop, in which one worker computes for so long before its third step."""
+
+    class Slow(Loop):
+        def contribution(self, index: int, turn: int, place: int, weights: Any) -> Any:
+            if index == 0 and turn == 3 and self.members[place] == who:
+                self.programs[who].sleep(seconds)
+            return super().contribution(index, turn, place, weights)
+
+        def __call__(self, program: Program) -> None:
+            self.programs[program.name] = program
+            super().__call__(program)
+
+    made = Slow(loop.layout, loop.members, loop.rounds)
+    made.programs = {}
+    return made
