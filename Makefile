@@ -43,10 +43,10 @@ docs: $(VENV)/.has-docs
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-bench-quick: $(VENV)/.has-examples
+bench-quick: $(VENV)/.has-benchmarks
 	@$(BIN)/python benchmarks/run.py quick --page
 
-bench: $(VENV)/.has-examples
+bench: $(VENV)/.has-benchmarks
 	@for suite in quick dense scale fallback full accuracy; do $(BIN)/python benchmarks/run.py $$suite --missing --page || exit 1; done
 
 clean:

@@ -23,7 +23,7 @@ from benchmarks import sweep, training, virtual, workloads
 from benchmarks.tables import TARGETS
 from geomx.node.topology import Topology
 from geomx.simulate.simulator import Network, Simulator
-from geomx.sync.contract import policies
+from geomx.sync import policies
 from geomx.train import Settings
 
 STEP_S, JITTER = 0.05, 0.1

@@ -2,8 +2,8 @@
 
     python benchmarks/page.py [--results FOLDER] [--docs FOLDER]
 
-`page.md` has the words. A part whose cells were not measured here stays as it stands. Needs matplotlib; `run.py --page`
-calls it in an environment that has it.
+`page.md` has the words. A part whose cells were not measured here stays as it stands. Needs matplotlib, which
+`pip install -e ".[benchmarks]"` brings.
 """
 
 import argparse

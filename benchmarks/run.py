@@ -22,7 +22,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` and `lab` are packages there
 
-from benchmarks import sweep, venvs
+from benchmarks import sweep
 from benchmarks.cells import Cell, read_results
 from benchmarks.sitting import commit_here, machine_here, sit, sittings
 from benchmarks.suites import SUITES, cells_of_suite
@@ -72,8 +72,7 @@ def main() -> int:
     if not options.page:
         return 0
     page = Path(__file__).with_name("page.py")
-    python = venvs.python_of("page", page.with_name("requirements.txt"))
-    return subprocess.run([str(python), str(page)], check=False).returncode
+    return subprocess.run([sys.executable, str(page)], check=False).returncode
 
 
 def _arguments() -> argparse.Namespace:

@@ -9,6 +9,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 Row = dict[str, Any]
 HERE = Path(__file__).parent
 OUT = HERE.parent / "out" / "bench"
@@ -45,9 +48,6 @@ def told(value: Any) -> str:
 
 def show(title: str, rows: Sequence[Row]) -> None:
     """Print a table: names to the left, figures to the right."""
-    from rich.console import Console  # noqa: PLC0415 (the page is made where rich is not)
-    from rich.table import Table  # noqa: PLC0415
-
     table = Table(title=title, title_justify="left")
     for column, value in rows[0].items():
         table.add_column(column, justify="left" if isinstance(value, str) else "right")

@@ -174,7 +174,7 @@ def _load(arguments: argparse.Namespace) -> Run:
 
     import_beside(Path(arguments.run))
     run = Run.load(arguments.run, arguments.overrides)
-    if set(run.codecs) != {"dense"} or run.sync.policy != "fsa" or run.optimizer.compensation:
+    if not run.has_default_choices:
         from geomx.config.choices import check_choices  # noqa: PLC0415 (it imports torch)
 
         check_choices(run)

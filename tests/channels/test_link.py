@@ -28,9 +28,9 @@ def lost(model, counts):
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 60), min_size=1, max_size=40))
 def test_losses_do_not_depend_on_how_segments_are_packed(seed, counts):
-    sync_group = lost(losing(Random(seed), 0.1, 0.05, 0.3, 0.9), counts)
+    together = lost(losing(Random(seed), 0.1, 0.05, 0.3, 0.9), counts)
     alone = lost(losing(Random(seed), 0.1, 0.05, 0.3, 0.9), [1] * sum(counts))
-    assert sync_group == alone
+    assert together == alone
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from geomx.config import Run
@@ -21,6 +23,14 @@ name = "B"
 workers = 2
 inside = "collective"
 """
+TLS = ("tls.certificate=c", "tls.key=k", "tls.authority=a")
+
+
+class Plain:
+    """A channel that carries bytes, and carries out nothing else."""
+
+    def __init__(self, edge: Any) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -44,6 +54,14 @@ inside = "collective"
         ),
         (("wan.codec_down=bisparse momentum=0.9",), "wan.codec_down"),
         (("sync.policy=diloco", "lan.codec_up=mpq momentum=0.9"), "lan.codec_up"),
+        (("optimizer.rule=torch.optim:SGD", "optimizer.place=workers"), "optimizer.rule"),
+        (("optimizer.rule=torch.optim:SGD", "sync.policy=hfa"), "optimizer.rule"),
+        (("wan.channel=test_choices:Plain", "wan.link={rate_mbps=10}"), "wan.channel"),
+        (("wan.channel=test_choices:Plain", "party.B.link={delay_ms=10}"), "wan.channel"),
+        (("wan.channel=test_choices:Plain", "party.B.pace_mbps=10"), "wan.channel"),
+        (("lan.channel=test_choices:Plain", "lan.link={rate_mbps=10}"), "lan.channel"),
+        (("lan.channel=test_choices:Plain", *TLS), "lan.channel"),
+        (("wan.channel=test_choices:Plain", "wan.congestion=cubic"), "wan.channel"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refused: str) -> None:
@@ -57,6 +75,9 @@ def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refuse
     [
         (),
         ("sync.policy=hfa", "optimizer.place=workers"),
+        ("wan.channel=test_choices:Plain", "lan.link={rate_mbps=10}", "lan.congestion=cubic"),
+        ("lan.channel=test_choices:Plain", "wan.link={rate_mbps=10}"),
+        TLS,
         ("sync.policy=mixed", "optimizer.compensation=dcasgd", "worker.overlap=forward"),
     ],
 )

@@ -313,9 +313,9 @@ def test_other_values_are_known_for_every_key():
 
 @pytest.mark.parametrize("key", OTHER_VALUES)
 def test_the_manifest_differs_exactly_where_nodes_must_agree(key):
-    sync_group = TOGETHER.get(key, [])
-    before = two_parties(*sync_group)
-    after = two_parties(*sync_group, f"{key}={OTHER_VALUES[key]}")
+    together = TOGETHER.get(key, [])
+    before = two_parties(*together)
+    after = two_parties(*together, f"{key}={OTHER_VALUES[key]}")
     agreed = {*AGREED, *(f"party.A.{name}" for name in (*AGREED_OF_A_PARTY, "name"))}
     assert before != after
     assert (before.manifest() != after.manifest()) == (key in agreed)

@@ -15,7 +15,7 @@ from geomx.codecs.spec import make_codec
 from geomx.node.contract import Called, Effect, Event, Job, JobDone, Write
 from geomx.node.port import Arrived
 from geomx.node.topology import Edge
-from geomx.wire.messages import Attached, Push, Update
+from geomx.wire.messages import Attached, Fetch, Push, State, Update
 
 SLICE = LAYOUT.slices[0]
 
@@ -122,3 +122,21 @@ def test_a_local_server_takes_the_answers_to_a_slice_in_their_order() -> None:
     assert [write.message.turn for write in sent] == [0, 1, 2, 3]
     down = [write.payload.view(torch.float32)[0].item() for write in sent[:3]]
     assert down == pytest.approx([1.0, 1.5, 2.0], rel=0.01)
+
+
+def test_what_a_checkpoint_keeps_of_a_slice_is_found_behind_the_jobs_that_change_it() -> None:
+    topology = topology_of([2, 1], wan=Edge(codec_down="int8"), lan=Edge(codec_down="dense"))
+    server = Pool("A", topology)
+    server.reach(9, "global/0")
+    for conn, node in enumerate(("A/0", "A/1"), 1):
+        attach(node, server, conn)
+    server.say(9, Attached())
+    first, second, _ = updates("int8")
+    server.say(9, *first)
+    server.pool()
+    server.say(9, *second)  # its job waits
+    server.say(1, Fetch(7, 0, "parent"))
+    server.work()
+    (answer,) = [e for e in server.effects if isinstance(e, Write) and isinstance(e.message, State)]
+    assert answer.message.planes == ("parent/anchor",)
+    assert answer.payload.view(torch.float32)[0].item() == pytest.approx(1.5, rel=0.01)

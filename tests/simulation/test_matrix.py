@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "torch"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from live_runs import place_of, train
 
 from geomx.config import Run

@@ -75,3 +75,52 @@ def test_steps_of_every_kind_tell(policy: str) -> None:
     for step in others:
         assert step["compute_s"] == pytest.approx(FORWARD_S + BACKWARD_S)
         assert step["backward_s"] is None  # nothing leaves in backward
+
+
+@pytest.mark.parametrize("overlap", ["none", "forward"])
+@pytest.mark.parametrize(("passes", "steps"), [(3, 4), (6, 1)])
+def test_who_slows_steps_down_is_told_of_every_step_s_own_computation(
+    overlap: Overlap, passes: int, steps: int
+) -> None:
+    """From the first batch on, whatever comes between: an evaluation within a pass, and the sleep itself."""
+    told: list[float | None] = []
+
+    def main(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        sleep = run._client.port.sleep  # type: ignore[attr-defined]
+
+        def after_step(seconds: float | None) -> None:
+            told.append(seconds)
+            sleep(2.0)
+
+        run._timeline._after_step = after_step
+        for _ in range(passes):
+            for batch, (x,) in enumerate(run.shard([(torch.randn(8, 20),) for _ in range(2 * steps)])):
+                sleep(FORWARD_S)
+                model(x).square().mean().backward()
+                if batch % 2:  # two batches a step
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    sleep(10.0)  # looks at test data
+
+    train([], main, Settings(overlap=overlap, push_at="step"), network=WAN)
+    assert told == pytest.approx([2 * FORWARD_S] * passes * steps)
+
+
+def test_without_shard_a_step_is_what_comes_between_two() -> None:
+    told: list[float | None] = []
+
+    def main(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        sleep = run._client.port.sleep  # type: ignore[attr-defined]
+        for _ in range(3):
+            run.weight(8)
+            sleep(FORWARD_S)
+            model(torch.randn(8, 20)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train([], main, Settings(after_step=told.append), network=WAN)
+    assert told == [None, pytest.approx(FORWARD_S), pytest.approx(FORWARD_S)]

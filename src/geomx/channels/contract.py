@@ -8,8 +8,9 @@ one. A connection never retries, never acknowledges and never looks into a messa
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from geomx.channels.emulation.link import LinkSpec
 from geomx.errors import GeomxError
@@ -91,8 +92,17 @@ class EdgeSettings:
     seed: int = 0
 
 
+Carried = Literal["tls", "congestion"]
+
+
 class Channel(Protocol):
-    """One way to cross an edge."""
+    """One way to cross an edge.
+
+    `carries`: what of `EdgeSettings` it carries out, beside a link and a pace, which a `ShapingChannel` does; a class
+    without carries out nothing, and a description that asks for it is refused.
+    """
+
+    carries: AbstractSet[Carried]
 
     async def dial(self, address: str, receiver: ConnectionHandler) -> Connection:
         """Connect to `host:port`; raises OSError or TimeoutError."""

@@ -11,11 +11,12 @@ import asyncio
 import errno
 import heapq
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from itertools import count
 from typing import Any
 
 from geomx.channels.connection import next_ident
-from geomx.channels.contract import Connection, ConnectionHandler
+from geomx.channels.contract import Carried, Connection, ConnectionHandler
 from geomx.errors import ProtocolError
 from geomx.wire.messages import Message, payload_size
 
@@ -104,6 +105,8 @@ class InProcListener:
 
 class InProc:
     """The channel inside one process. Addresses are `host:port` as elsewhere, known to this object alone."""
+
+    carries: AbstractSet[Carried] = frozenset()
 
     def __init__(self) -> None:
         self._doors: dict[str, tuple[ConnectionHandler, Callable[[Connection], None]]] = {}

@@ -16,12 +16,13 @@ import contextlib
 import errno
 import socket
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from itertools import count
 from typing import Any
 
 from geomx.channels import congestion as congestion_control
 from geomx.channels.connection import TcpConnection, format_address
-from geomx.channels.contract import Connection, ConnectionHandler, EdgeSettings
+from geomx.channels.contract import Carried, Connection, ConnectionHandler, EdgeSettings
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.emulation.shaping import EmulatedLink
@@ -54,6 +55,8 @@ class Tcp:
     `pace`, for connections that are dialled. `tls`: see `geomx.channels.tls.contexts`. `seed`: of jitter and loss.
     `uplink`: the link that the dialled connections share. Raises `ConfigError`.
     """
+
+    carries: AbstractSet[Carried] = frozenset({"tls", "congestion"})
 
     def __init__(
         self,

@@ -6,14 +6,21 @@ It makes them, which imports torch: so it is no part of reading a description.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
+from geomx.channels import channels
+from geomx.channels.contract import Channel, EdgeSettings, ShapingChannel
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
 from geomx.config.run import Run
+from geomx.config.tables import EdgeTable
 from geomx.errors import ConfigError, Fault
 from geomx.optim import compensations, optimizers
 from geomx.sync import policies
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, Policy, StepController
+
+Tier = Literal["wan", "lan"]
+TIERS: tuple[Tier, ...] = ("wan", "lan")
 
 
 def check_choices(run: Run) -> None:
@@ -31,9 +38,37 @@ def check_choices(run: Run) -> None:
         compensations.make(run.optimizer.compensation)
     if run.optimizer.rule:
         optimizers.find(run.optimizer.rule)
-    faults = [*_of_parties(run, policy), *_of_codecs(run, policy), *_of_steps(run, policy)]
+    faults = [
+        *_of_parties(run, policy),
+        *_of_codecs(run, policy),
+        *_of_steps(run, policy),
+        *(fault for tier in TIERS for fault in of_channel(run, tier, _made(run, tier))),
+    ]
     if faults:
         raise ConfigError(f"run {run.run.name}", faults)
+
+
+def of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Fault]:
+    """What a description asks of a tier's edges, and their channel does not carry out."""
+    edge: EdgeTable = getattr(run, tier)
+    shapes = run.lan.link is not None
+    if tier == "wan":
+        shapes = any(run.link_of(party) is not None or run.pace_mbps_of(party) for party in run.servers)
+    carries: frozenset[str] = getattr(channel, "carries", frozenset())
+    asked = {
+        "link and pace_mbps": shapes and not isinstance(channel, ShapingChannel),
+        "[tls]": run.tls.certificate is not None and "tls" not in carries,
+        "congestion": edge.congestion != "system" and "congestion" not in carries,
+    }
+    for what in (what for what, is_missing in asked.items() if is_missing):
+        hint = f"it does not carry out {what}: take `tcp`, or leave that out"
+        yield Fault(f"{tier}.channel", repr(edge.channel), "`tcp`", hint)
+
+
+def _made(run: Run, tier: Tier) -> Channel:
+    edge: EdgeTable = getattr(run, tier)
+    channel: Channel = channels.make(edge.channel, EdgeSettings())
+    return channel
 
 
 def _of_parties(run: Run, policy: Policy) -> Iterator[Fault]:

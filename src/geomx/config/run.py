@@ -15,7 +15,7 @@ from geomx.config.link_changes import LinkChange, changes_of
 from geomx.config.overrides import apply_overrides
 from geomx.config.problems import nearest
 from geomx.config.rules import RULES
-from geomx.config.tables import Description, LinkTable, PartyTable
+from geomx.config.tables import Description, LinkTable, OptimizerTable, PartyTable, SyncTable
 from geomx.errors import ConfigError, Fault
 
 # The keys on which all nodes of a run must agree; `docs/configuration.md` marks them.
@@ -137,6 +137,15 @@ class Run(Description):
         """The codecs of the WAN's and the LAN's edges, up and down, with their parameters."""
         specs = (spec for edge in (self.wan, self.lan) for spec in (edge.codec_up, edge.codec_down))
         return tuple(spec for spec in specs if spec != "wan")
+
+    @property
+    def has_default_choices(self) -> bool:
+        """Whether nothing is chosen that has to be made, or compared, for the run to be known to hold together."""
+        return (
+            set(self.codecs) == {"dense"}
+            and {self.wan.channel, self.lan.channel} == {"tcp"}
+            and (self.sync, self.optimizer) == (SyncTable(), OptimizerTable())
+        )
 
     # -- addresses ---------------------------------------------------------------------------------
 

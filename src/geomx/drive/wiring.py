@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 from geomx.channels import channels
 from geomx.channels.contract import Channel, Connection, EdgeSettings, ShapingChannel
@@ -12,10 +11,9 @@ from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES
 from geomx.channels.tls import Contexts, contexts
 from geomx.config import LinkChange, LinkTable, Run
+from geomx.config.choices import Tier, of_channel
 from geomx.drive.real import ListeningEdge, Wiring
-from geomx.errors import ConfigError, Fault
-
-Tier = Literal["wan", "lan"]
+from geomx.errors import ConfigError
 
 
 def wire(run: Run, name: str) -> Wiring:
@@ -37,7 +35,8 @@ def _wire_shard(run: Run, name: str) -> Wiring:
     paces = {party: mbps for party in run.servers if (mbps := run.pace_mbps_of(party))}
     if not (links or paces):
         return Wiring(ListeningEdge(channel, run.listen_address_of(name)), peers)
-    shaping = _shaping(run, "wan", channel)
+    assert isinstance(channel, ShapingChannel)  # as `of_channel` has checked
+    shaping = channel
     downlinks = {party: shaping.downlink(link.spec.shared(run.run.shards)) for party, link in links.items()}
 
     def shape(connection: Connection, peer: str) -> None:
@@ -81,15 +80,9 @@ def _channel(
     spec = None if link is None else link.spec
     settings = EdgeSettings(spec, chunk_bytes, edge.congestion, pace_mbps, _tls(run), run.run.seed)
     made: Channel = channels.make(edge.channel, settings)
-    return _shaping(run, tier, made) if spec is not None or pace_mbps else made
-
-
-def _shaping(run: Run, tier: Tier, channel: Channel) -> ShapingChannel:
-    if isinstance(channel, ShapingChannel):
-        return channel
-    name = (run.wan if tier == "wan" else run.lan).channel
-    hint = "it imitates no links and paces nothing: take `tcp`, or leave out link and pace_mbps"
-    raise ConfigError(f"run {run.run.name}", [Fault(f"{tier}.channel", repr(name), "`tcp`", hint)])
+    if faults := list(of_channel(run, tier, made)):
+        raise ConfigError(f"run {run.run.name}", faults)
+    return made
 
 
 def _tls(run: Run) -> Contexts | None:

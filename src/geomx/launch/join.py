@@ -17,6 +17,7 @@ import torch.distributed as dist
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
+from geomx.config.choices import check_choices
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (
     ConfigError,
@@ -87,6 +88,7 @@ def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> Liv
 
 
 def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank: int | None) -> LiveRun:
+    check_choices(description)
     members = () if party is None else description.workers_of(party)
     if party is not None and description.party(party).inside == "collective":
         rank = _rank_in_job(party, members, rank)

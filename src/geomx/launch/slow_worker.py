@@ -24,15 +24,12 @@ class SlowWorker:
     factor: float = 1.0
     jitter: float = 0.0
     seed: str = ""
-    _slept_s: float = field(default=0.0, init=False)
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
     def after_step(self, compute_s: float | None) -> None:
-        """Sleep. `compute_s`: since the last step, our own sleep included; None where it is not known."""
-        own_s = 0.0 if compute_s is None else max(0.0, compute_s - self._slept_s)
+        """Sleep. `compute_s`: of the step; None where it is not known."""
         stray = 1.0 + self.jitter * self._random.uniform(-1.0, 1.0)
-        self._slept_s = max(0.0, self.factor * stray - 1.0) * own_s
-        time.sleep(self._slept_s)
+        time.sleep(max(0.0, self.factor * stray - 1.0) * (compute_s or 0.0))

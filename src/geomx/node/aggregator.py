@@ -128,14 +128,12 @@ class Aggregator:
         if fetch.of == "parent":
             assert self._layout is not None
             slice_ = self._layout.slices[fetch.slice]
-            kept = self.above.kept(slice_) | under("down.", self._server.down.kept(slice_))
-            answer_state(
-                self.above.slice_jobs,
-                slice_,
-                fetch.token,
-                lambda: SliceState(copied(under("parent/", kept))),
-                reply,
-            )
+
+            def found() -> SliceState:
+                kept = self.above.kept(slice_) | under("down.", self._server.down.kept(slice_))
+                return SliceState(copied(under("parent/", kept)))
+
+            answer_state(self.above.slice_jobs, slice_, fetch.token, found, reply)
             return
         self._token += 1
         self._replies[self._token] = reply

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from geomx.errors import GeomxError
 from geomx.wire.messages import Message
 
-# A payload is a flat uint8 tensor (or, in a simulation of shapes, one on the meta device). `protocol` and `sync`
+# A payload is a flat uint8 tensor (or, in a simulation of shapes, one on the meta device). `rounds` and `sync`
 # never look inside.
 Payload = Any
 

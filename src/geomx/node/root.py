@@ -199,8 +199,13 @@ class Root:
         assert self._layout is not None
         slice_, optimizer = self._layout.slices[fetch.slice], self._optimizer
         if fetch.of in ("root", "exact"):
-            kept = under("root/", self._kept(slice_, fetch.of == "exact"))
-            answer_state(self._slice_jobs, slice_, fetch.token, lambda: SliceState(copied(kept)), reply)
+            answer_state(
+                self._slice_jobs,
+                slice_,
+                fetch.token,
+                lambda: SliceState(copied(under("root/", self._kept(slice_, fetch.of == "exact")))),
+                reply,
+            )
         elif fetch.of == "parent":
             answer_state(self._slice_jobs, slice_, fetch.token, SliceState, reply)
         elif optimizer is None:

@@ -77,12 +77,13 @@ class Worker(BaseNode):
             below = of == "root" and self._uplink.down.deltas
             self._uplink.fetch(index, index, "exact" if below else of)
             return
-        kept = within("up.", self._uplink.kept(self._slice(index)))  # its anchor is the live weights
-        self.run_job(
-            lambda: SliceState(copied(under("worker/up.", kept))),
-            lambda state: self.emit(Notify(Fetched(index, state))),
-            0,
-        )
+        slice_ = self._slice(index)
+
+        def found() -> SliceState:
+            kept = within("up.", self._uplink.kept(slice_))  # its anchor is the live weights
+            return SliceState(copied(under("worker/up.", kept)))
+
+        self._uplink.slice_jobs.run(index, found, lambda state: self.emit(Notify(Fetched(index, state))), 0)
 
     def stepped(self, turn: int, steps: int, seconds: float) -> None:
         self._uplink.stepped(Stepped(self.name, turn, steps, seconds))

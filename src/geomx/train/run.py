@@ -75,7 +75,7 @@ class LiveRun:
         self._timeline = Timeline(port, clock, self._settings.after_step)
         self._began = 0.0
         self._attached: AttachedModel | None = None
-        self._epochs = _EpochCounter(self._samples)
+        self._epochs = _EpochCounter(self._samples, self._timeline)
         self._shares: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -314,8 +314,8 @@ class LiveRun:
 class _EpochCounter:
     """How far the shares have been read; `epoch` counts the passes that trained."""
 
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
+    def __init__(self, samples: Samples, timeline: Timeline) -> None:
+        self._samples, self._timeline = samples, timeline
         self.attached: AttachedModel | None = None
         self.epoch = 0
 
@@ -333,6 +333,7 @@ class _EpochCounter:
 
     def batch(self, samples: int | None, last: bool) -> None:
         self._samples.count(samples or 0)
+        self._timeline.batch()
         if self.attached is not None:
             self.attached.steps.ended = last
 

@@ -37,7 +37,8 @@ class Settings:
     `rule`: the global servers' own, as `module:Class`. `dataset_size`: samples in this party's data set.
     `slice_elements`: 0 cuts the model into about so many `slices`. `codec_momentum`: the codec that has momentum, if
     one has. `collective`: None where the party's local server adds. `after_step`: is called behind each step with the
-    seconds that its computation took, None where that is not known.
+    seconds that its computation took, from its first batch, or from the step before where `run.shard` gave it none;
+    None where that is not known.
     """
 
     weight: WeightPolicy = "samples"

@@ -1,7 +1,7 @@
 """What every node does, whatever its place in the tree: greet, keep sessions alive, notice death, end.
 
 Theory of operation. A node has *peers*, each with a session. It dials some (the tree's upward edges) and is dialled by
-others. A connection is a stranger's until its Hello has been checked against the run (`greeting`); only then do its
+others. A connection is a stranger's until its Hello has been checked against the run (`handshake`); only then do its
 messages reach their `Handler`. Connections come and go beneath a session; when a peer stays silent for the edge's
 `timeout_s`, the node ends with `NodeLost` and tells every other peer, so that the whole tree ends and each node names
 the first that was lost.

@@ -4,7 +4,7 @@ On the training thread:
 
     backward    a parameter's gradient is complete -> a slice whose parameters all are is pushed: w * gradient
     step()      what was pushed must be unchanged; the rest is pushed, parameters without a gradient as absent
-    answers     weights are copied into the parameters (or means into `.grad`, see `places.py`) as they come
+    answers     weights are copied into the parameters (or means into `.grad`, see `placement.py`) as they come
     end         by default before `step()` returns; with overlap, before the next turn pushes anything
 
 The weight w, the end-of-data flag and each group's hyper-parameters are fixed when the first slice of a turn leaves.

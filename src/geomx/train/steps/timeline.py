@@ -29,6 +29,8 @@ class Timeline:
         self._began: dict[str, float] = {}
         self._computing_since: float | None = None
         self._waited_s = 0.0
+        self._own_since: float | None = None  # since when this step itself has been computed
+        self._has_batch = False  # of this step
         self.compute_s: float | None = None  # between the last step() and the one before, without waiting
         self.backward_s: float | None = None  # of it, from the first gradient that was complete
 
@@ -62,20 +64,31 @@ class Timeline:
             yield
         self._waited_s += self._clock() - start
 
+    def batch(self) -> None:
+        """A batch goes to the training loop: with the first one since a step, the next begins."""
+        if not self._has_batch:
+            self._has_batch, self._own_since = True, self._clock()
+
     @contextmanager
     def step(self, turn: int) -> Iterator[None]:
         """A `step()`: between two of them, the worker computes."""
-        since = self._computing_since
-        self.compute_s = None if since is None else self._clock() - since - self._waited_s
+        self.compute_s, own_s = (
+            self._computed_since(self._computing_since),
+            self._computed_since(self._own_since),
+        )
         with self.span("step", turn=turn):
             yield
         self._computing_since, self._waited_s, self.backward_s = self._clock(), 0.0, None
         if self._after_step is not None:
-            self._after_step(self.compute_s)
+            self._after_step(own_s)
+        self._own_since, self._has_batch = self._clock(), False
 
     def rest(self) -> None:
         """What comes before the next step is not its computation alone."""
-        self._computing_since = self.compute_s = None
+        self._computing_since = self.compute_s = self._own_since = None
+
+    def _computed_since(self, since: float | None) -> float | None:
+        return None if since is None else self._clock() - since - self._waited_s
 
     def now(self) -> float:
         """The clock, in seconds."""
