@@ -65,7 +65,7 @@ are written as in TOML; what is no TOML value is text: `worker.overlap=forward`.
 them, and so must be the names and the order of the parties; a node that differs is refused, with the list of
 differences.
 
-**Paths** are relative to the folder of the file.
+**Paths** are relative to the folder of the file; `~` is your home folder.
 """
 
 DEFAULTS = {"run.name": "the file's name"}

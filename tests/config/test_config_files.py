@@ -44,7 +44,10 @@ def test_a_file_that_is_not_there_is_a_fault_with_the_nearest_name(tmp_path):
     with pytest.raises(ConfigError) as caught:
         Run.load(tmp_path / "digit.toml")
     (fault,) = caught.value.faults
-    assert (fault.found, fault.hint) == ("No such file or directory", "did you mean `digits.toml`?")
+    assert (fault.found, fault.hint) == (
+        "No such file or directory",
+        "did you mean `digits.toml`?",
+    )
 
 
 def test_a_file_that_is_no_text_is_a_fault(tmp_path):
@@ -73,19 +76,24 @@ def test_paths_are_relative_to_the_folder_of_the_file(tmp_path, monkeypatch):
     assert run.run.script == tmp_path / "train.py"
 
 
-numbers = st.floats(0, 1e6)
-names = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True).filter(lambda name: name != "global")
+numbers = st.just(0) | st.floats(0.001, 60_000)
+names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,7}", fullmatch=True).filter(
+    lambda name: name.lower() != "global"
+)
 links = st.fixed_dictionaries(
-    {}, optional={"rate_mbps": numbers, "delay_ms": numbers, "jitter_ms": numbers, "loss": st.floats(0, 0.99)}
+    {}, optional={"rate_mbps": numbers, "delay_ms": numbers, "jitter_ms": numbers, "loss": st.floats(0, 0.9)}
 )
 edges = st.fixed_dictionaries({}, optional={"link": links, "congestion": st.sampled_from(["bbr", "reno"])})
 parties = st.fixed_dictionaries({"name": names, "workers": st.integers(1, 9)}, optional={"link": links})
 descriptions = st.fixed_dictionaries(
-    {"party": st.lists(parties, min_size=1, max_size=4, unique_by=lambda party: party["name"])},
+    {"party": st.lists(parties, min_size=1, max_size=4, unique_by=lambda party: party["name"].lower())},
     optional={
         "run": st.fixed_dictionaries(
             {"script": st.just("train.py")},
-            optional={"arguments": st.lists(st.text(max_size=9)), "shards": st.integers(1, 4)},
+            optional={
+                "arguments": st.lists(st.text(st.characters(exclude_characters="\0"), max_size=9)),
+                "shards": st.integers(1, 4),
+            },
         ),
         "wan": edges,
         "lan": edges,
@@ -226,6 +234,11 @@ def test_a_toml_value_is_read_as_such(value):
 @given(st.text())
 def test_what_is_no_toml_value_is_text(word):
     assert literal(f"?{word}") == f"?{word}"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000 + "]" * 5000])
+def test_what_python_cannot_read_is_text(text):
+    assert literal(text) == text
 
 
 def test_a_value_cannot_bring_in_further_keys():

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
-from geomx.errors import ConfigError, Fault
+from geomx.config.problems import KeyPath, Problem, dotted, shown
+from geomx.errors import ConfigError, Fault, nearest
 
 
 @dataclass(slots=True)

@@ -13,10 +13,9 @@ from geomx.config.checking import broken, checked
 from geomx.config.document import Document, read_json, read_text, read_toml
 from geomx.config.link_changes import LinkChange, changes_of
 from geomx.config.overrides import apply_overrides
-from geomx.config.problems import nearest
 from geomx.config.rules import RULES
 from geomx.config.tables import Description, LinkTable, OptimizerTable, PartyTable, SyncTable
-from geomx.errors import ConfigError, Fault
+from geomx.errors import ConfigError, Fault, nearest
 
 # The keys on which all nodes of a run must agree; `docs/configuration.md` marks them.
 AGREED = (
