@@ -129,13 +129,16 @@ def _events_in_order(values: Values) -> Iterator[Problem]:
 
 def _cuts_heal(values: Values) -> Iterator[Problem]:
     """A link that stays cut has no run behind it."""
-    events = values["event"]
-    for index, event in enumerate(events):
-        later = [other for other in events[index + 1 :] if other.get("party", "") in ("", event.get("party"))]
-        heals = any(other.get("cut", False) is False and other.get("for_s") is None for other in later)
-        if event.get("cut") and "for_s" in event and event["for_s"] is None and not heals:
+    healed: set[str] = set()  # parties that a later event gives back their link; "": one that is not known
+    problems = []
+    for index, event in reversed(list(enumerate(values["event"]))):
+        party = event.get("party", "")
+        if event.get("cut") and "for_s" in event and event["for_s"] is None and not healed & {"", party}:
             allowed = "number > 0, or a later event of the party with `cut = false`"
-            yield Problem(("event", index, "for_s"), "nothing", allowed, "the link would stay cut")
+            problems.append(Problem(("event", index, "for_s"), "nothing", allowed, "the link would stay cut"))
+        if event.get("cut", False) is False and event.get("for_s") is None:
+            healed.add(party)
+    yield from reversed(problems)
 
 
 RULES: tuple[Rule, ...] = (
