@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.config import LinkTable, Run
-from geomx.config.document import read_toml
+from geomx.config.document import MOST_BYTES, read_text, read_toml
 from geomx.config.fields import TABLES, keys
 from geomx.config.overrides import literal
 from geomx.errors import ConfigError, Fault
@@ -46,7 +47,7 @@ def test_a_file_that_is_not_there_is_a_fault_with_the_nearest_name(tmp_path):
     (fault,) = caught.value.faults
     assert (fault.found, fault.hint) == (
         "No such file or directory",
-        "did you mean `digits.toml`?",
+        f"did you mean `{tmp_path}/digits.toml`?",
     )
 
 
@@ -67,6 +68,47 @@ def test_a_file_whose_name_is_no_name_for_a_run_needs_one(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.name \(from the file's name\)"):
         Run.load(path)
     assert Run.load(path, ["run.name=mine"]).run.name == "mine"
+
+
+@pytest.mark.parametrize("slip", ["exmples/demo.toml", "examples/dmo.toml", "exampels/demo.tmol"])
+def test_a_path_with_a_slip_is_answered_with_the_file_that_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slip: str
+) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "demo.toml").touch()
+    (tmp_path / "examples" / "other.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        Run.load(slip)
+    assert caught.value.faults[0].hint == "did you mean `examples/demo.toml`?"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-8"])
+def test_a_byte_order_mark_is_no_part_of_a_description(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(TWO_PARTIES.strip(), encoding=encoding)
+    assert Run.load(path).servers == ("A", "B")
+
+
+def test_a_description_in_utf_16_is_a_fault_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TWO_PARTIES, encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"a text in UTF-16; allowed: .*\(save it as UTF-8\)"):
+        Run.load(tmp_path / "run.toml")
+
+
+def test_a_file_is_not_read_that_is_too_long_for_a_description() -> None:
+    with pytest.raises(ConfigError, match=f"more than {MOST_BYTES >> 20} MiB"):
+        read_text(Path(os.devnull).with_name("zero"))
+
+
+def test_the_lines_of_a_long_list_are_found() -> None:
+    text = (
+        "a = [\n"
+        + "".join(f'  "{n}, #",\n' if n == 3 else f"  {n},\n" for n in range(9))
+        + "]\nb = 1 # c,\nd = 2"
+    )
+    places = read_toml(text, "long.toml").places
+    assert (places[("a",)], places[("b",)], places[("d",)]) == (1, 12, 13)
 
 
 def test_paths_are_relative_to_the_folder_of_the_file(tmp_path, monkeypatch):

@@ -115,11 +115,20 @@ WRONG = [
     ("[[parties]]\nname = 1", "parties", "did you mean `party`?"),
     ("[[run]]\nseed = 1", "run", "allowed: table of `name`"),
     ("wan = 100", "wan", "found 100"),
+    ("[link.C]\nrate_mbps = 1", "link", "there is `party.link`, `wan.link`, `lan.link`"),
     ('run.arguments = [["--fast"]]', "run.arguments[0]", 'found ["--fast"]'),
     ('run.script = "train.py"\nrun.arguments = ["a\\u0000b"]', "run.arguments[0]", "U+0000"),
     ('run.script = "a\\u0000b"', "run.script", "U+0000"),
     ('tls.certificate = ""', "tls.certificate", "path of a file"),
     (EVENT.replace('"A"', '"C"') % "loss = 0.1", "event[0].party", "no party `C`"),
+    # what is no TOML
+    ("run.ledger = True", "line 1", "`true` and `false` are written small"),
+    ("run.name = paris", "line 1", 'text stands in "quotes"'),
+    ("run.name = \u201cparis\u201d", "line 1", "LEFT DOUBLE QUOTATION MARK"),
+    (f"run.seed{NO_BREAK_SPACE}= 1", "line 1", "U+00A0, NO-BREAK SPACE"),
+    ("run.seed = 1" + 5000 * "0", "the file", "digits"),
+    ("run.arguments = " + 5000 * "[" + 5000 * "]", "the file", "brackets within brackets"),
+    ("run.timeout = 15s", "line 1", "Expected newline"),
 ]
 
 
