@@ -23,6 +23,7 @@ def files(folder, authority: trustme.CA, host: str = "127.0.0.1"):
     for blob in issued.cert_chain_pems:
         blob.write_to_path(certificate, append=True)
     issued.private_key_pem.write_to_path(key)
+    key.chmod(0o600)
     authority.cert_pem.write_to_path(root)
     return certificate, key, root
 

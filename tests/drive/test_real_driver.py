@@ -129,6 +129,7 @@ def test_who_has_no_certificate_is_recorded_with_the_reason(loop_name, tmp_path)
     paths = [tmp_path / name for name in ("certificate.pem", "key.pem", "authority.pem")]
     issued.cert_chain_pems[0].write_to_path(paths[0])
     issued.private_key_pem.write_to_path(paths[1])
+    paths[1].chmod(0o600)
     authority.cert_pem.write_to_path(paths[2])
 
     async def main():
