@@ -51,14 +51,14 @@ WRONG = [
     # names
     ('run.name = ""', "run.name", 'found ""'),
     ('run.name = "../up"', "run.name", 'found "../up"'),
-    ('run.name = ".."', "run.name", "the first no `.` or `-`"),
+    ('run.name = ".."', "run.name", "not beginning with `.` or `-`"),
     ('run.name = "a\\u0007b"', "run.name", "it has the character U+0007"),
     (f'run.name = "{300 * "n"}"', "run.name", "it has 300 characters"),
     (f'party = [{{name = "{300 * "n"}", workers = 1}}]', "party[0].name", "it has 300 characters"),
     ('party = [{name = "", workers = 1}]', "party[0].name", "1 to 32 letters"),
-    ('party = [{name = "-A", workers = 1}]', "party[0].name", "the first no `-`"),
+    ('party = [{name = "-A", workers = 1}]', "party[0].name", "not beginning with `-`"),
     ('party = [{name = "A/0", workers = 1}]', "party[0].name", 'found "A/0"'),
-    ('party = [{name = "Global", workers = 1}]', "party[0].name", "but not `global`"),
+    ('party = [{name = "Global", workers = 1}]', "party[0].name", "and not `global`"),
     (f'party = [{{name = "{CYRILLIC_A}", workers = 1}}]', "party[0].name", "CYRILLIC CAPITAL LETTER A"),
     (
         'party = [{name = "a", workers = 1}, {name = "A", workers = 1}]',

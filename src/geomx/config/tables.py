@@ -16,6 +16,7 @@ from geomx.config.value_types import (
     MOST_EVENTS,
     MOST_PARTIES,
     MOST_SHARDS,
+    MOST_WORKERS,
     MOST_WORKERS_OF_A_PARTY,
     Address,
     AddressOrNone,
@@ -188,8 +189,15 @@ class GlobalTable(Table):
 class PartyTable(Table):
     """A data center or organisation: a local server and its workers. One table for each."""
 
-    name: PartyName = Field(description="The party's name, which is its local server's name as well.")
-    workers: int = Field(ge=1, le=MOST_WORKERS_OF_A_PARTY, description="How many workers it has.")
+    name: PartyName = Field(
+        description="The party's name, which is its local server's name as well. No two differ in upper and lower "
+        "case alone."
+    )
+    workers: int = Field(
+        ge=1,
+        le=MOST_WORKERS_OF_A_PARTY,
+        description=f"How many workers it has. All parties together have {MOST_WORKERS} or fewer.",
+    )
     address: AddressOrNone = Field(
         "", description='Where its workers dial its local server. "": `geomx run` chooses a free port.'
     )
@@ -299,7 +307,9 @@ class TlsTable(Table):
     """TLS 1.3 with mutual certificates on every edge: all three files, or none."""
 
     certificate: File | None = Field(None, description="This node's certificate chain (PEM).")
-    key: File | None = Field(None, description="Its private key (PEM).")
+    key: File | None = Field(
+        None, description="Its private key (PEM), which only its owner may be able to read."
+    )
     authority: File | None = Field(
         None, description="The certificates that sign the nodes of this run (PEM)."
     )

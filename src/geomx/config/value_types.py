@@ -46,7 +46,7 @@ def _absolute(value: Any, info: ValidationInfo) -> Any:
 RunName = Annotated[
     str,
     TextForm(
-        f"1 to {LONGEST_RUN_NAME} letters, digits, `_`, `.` and `-`, the first no `.` or `-`",
+        f"1 to {LONGEST_RUN_NAME} letters, digits, `_`, `.` and `-`, not beginning with `.` or `-`",
         r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
         LONGEST_RUN_NAME,
     ),
@@ -54,7 +54,7 @@ RunName = Annotated[
 PartyName = Annotated[
     str,
     TextForm(
-        f"1 to {LONGEST_PARTY_NAME} letters, digits, `_` and `-`, the first no `-`, but not `global`",
+        f"1 to {LONGEST_PARTY_NAME} letters, digits, `_` and `-`, not beginning with `-`, and not `global`",
         r"(?!(?i:global)$)[A-Za-z0-9_][A-Za-z0-9_-]*",
         LONGEST_PARTY_NAME,
     ),
