@@ -55,7 +55,9 @@ A run is described by one TOML file. Only `[[party]]` must be there; everything 
 {EXAMPLE}```
 
 `geomx check RUN.toml` validates a file and draws the tree of its nodes. All faults are named at once, each
-with its key and line, what was found, what is allowed, and the nearest valid name.
+with its key and line, what was found, what is allowed, and the nearest valid name. `geomx run` makes the same
+checks before it starts anything. The training script and the TLS files must be on the machine; to check a file on
+a machine that runs no node, add `--elsewhere`.
 
 **Overrides.** `geomx run RUN.toml wan.link.rate_mbps=20 party.B.workers=3` changes keys before the file is
 validated. Keys are dotted; a party is named (`party.B.workers`) or counted from 0 (`party[1].workers`). Values
@@ -65,7 +67,7 @@ are written as in TOML; what is no TOML value is text: `worker.overlap=forward`.
 them, and so must be the names and the order of the parties; a node that differs is refused, with the list of
 differences.
 
-**Paths** are relative to the folder of the file.
+**Paths** are relative to the folder of the file; `~` is your home folder.
 """
 
 DEFAULTS = {"run.name": "the file's name"}

@@ -18,9 +18,10 @@ from pydantic import Field
 from geomx.config.checking import Rule, Values, change_something, checked, unique_names
 from geomx.config.document import Document, read_text, read_toml
 from geomx.config.fields import keys, words
-from geomx.config.problems import KeyPath, Problem, nearest, shown
+from geomx.config.forms import TextForm
+from geomx.config.problems import KeyPath, Problem, shown
 from geomx.config.tables import Table
-from geomx.config.value_types import TextForm
+from geomx.errors import nearest
 from lab.errors import LabError
 from lab.link import Conditions
 

@@ -29,6 +29,7 @@ print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k.starts
 def toml(tmp_path: Path) -> str:
     path = tmp_path / "demo.toml"
     path.write_text(TOML)
+    (tmp_path / "train.py").touch()
     return str(path)
 
 
@@ -119,9 +120,15 @@ def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.Capture
         ("worker {} --party A -- true", "--rank: found nothing; allowed: 0 to 1"),
         ("worker {} --party A --rank 0", "found nothing"),
         ("worker {} --party A --rank 0 -- /nowhere/python", "found /nowhere/python"),
-        ("check {} sync.policy=downpour party.A.inside=collective", "party.A.inside: found 'collective'"),
-        ("check {} sync.policy=esync party.A.inside=collective", "party.A.inside: found 'collective'"),
-        ("run {}", "no file"),
+        (
+            "check {} sync.policy=downpour party.A.inside=collective",
+            'party[0].inside (override `party.A.inside=collective`): found "collective"',
+        ),
+        (
+            "check {} sync.policy=esync party.A.inside=collective",
+            'party[0].inside (override `party.A.inside=collective`): found "collective"',
+        ),
+        ("run {} run.script=trian.py", "trian.py: No such file"),
         ("run {} run.script=", "run.script"),
     ],
 )

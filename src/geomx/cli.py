@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import geomx
-from geomx.config import Run, describe
+from geomx.config import EVERY_FILE, Needed, Run, describe, load_whole
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.environment import apply_switches
 
@@ -82,7 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         "--rank", type=int, metavar="I", help='left out where party.inside = "collective": torchrun gives it'
     )
 
-    _command(commands, "check", _check, "validate a run's description and print its tree")
+    check = _command(commands, "check", _check, "validate a run's description and print its tree")
+    check.add_argument(
+        "--elsewhere",
+        action="store_true",
+        help="this machine runs no node: do not look for the script and the certificates",
+    )
 
     plan = _command(
         commands, "plan", _plan, "predict which algorithm and codecs would be fastest, and for what"
@@ -164,32 +169,27 @@ class _Version(argparse.Action):
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    run = _load(arguments)
-    print(describe(run))
+    needed = () if arguments.elsewhere else EVERY_FILE
+    print(describe(_load(arguments, *needed)))
 
 
-def _load(arguments: argparse.Namespace) -> Run:
-    """The description, with everything beside it that it names."""
+def _load(arguments: argparse.Namespace, *needed: Needed) -> Run:
+    """The description, with everything beside it that it names; those of its files must be here that are needed."""
     from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that read one)
 
     import_beside(Path(arguments.run))
-    run = Run.load(arguments.run, arguments.overrides)
-    if not run.has_default_choices:
-        from geomx.config.choices import check_choices  # noqa: PLC0415 (it imports torch)
-
-        check_choices(run)
-    return run
+    return load_whole(arguments.run, arguments.overrides, needed)
 
 
 def _run(arguments: argparse.Namespace) -> None:
     from geomx.launch.local_run import RunOptions, run_here  # noqa: PLC0415 (other commands do without rich)
 
-    run = _load(arguments)
+    run = _load(arguments, *EVERY_FILE)
     run_here(run, RunOptions(arguments.report, arguments.trace, arguments.keep, arguments.plain))
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    run = _load(arguments)
+    run = _load(arguments, "tls")
     name = _server_name(run, arguments)
     from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
@@ -218,7 +218,7 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
 def _worker(arguments: argparse.Namespace) -> None:
     from geomx.launch.environment import ProcessPlace, environment_of, read_place  # noqa: PLC0415 (only needed here)
 
-    run, overrides, rank = _load(arguments), tuple(arguments.overrides), arguments.rank
+    run, overrides, rank = _load(arguments, "tls"), tuple(arguments.overrides), arguments.rank
     workers = run.workers_of(arguments.party)
     allowed = f"0 to {len(workers) - 1}, since {arguments.party} has {len(workers)}"
     if rank is None and run.party(arguments.party).inside != "collective":
@@ -244,7 +244,10 @@ def _plan(arguments: argparse.Namespace) -> None:
     sources = Sources(
         arguments.measure, arguments.report, arguments.model, arguments.parameters, arguments.step_ms
     )
-    plan(_load(arguments), PlanOptions(sources, arguments.algorithm, arguments.codec, arguments.json))
+    needed = EVERY_FILE if arguments.measure else ()
+    plan(
+        _load(arguments, *needed), PlanOptions(sources, arguments.algorithm, arguments.codec, arguments.json)
+    )
 
 
 def _report(arguments: argparse.Namespace) -> None:

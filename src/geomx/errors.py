@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class GeomxError(Exception):
@@ -50,6 +52,15 @@ class ConfigError(GeomxError):
         count = len(self.faults)
         lines = "\n".join(f"  - {fault}" for fault in self.faults)
         super().__init__(f"{source}: {count} fault{'s' if count != 1 else ''}\n{lines}")
+
+
+def nearest(name: Any, names: Iterable[str]) -> str:
+    """A hint for `Fault`: `did you mean ...?`, or nothing where no name is near."""
+    if not isinstance(name, str):
+        return ""
+    lowered = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return f"did you mean `{lowered[close[0]]}`?" if close else ""
 
 
 class UnknownName(GeomxError):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from geomx.errors import ConfigError, Fault, UnknownName
+from geomx.errors import ConfigError, Fault, GeomxError, UnknownName, nearest
 
 T = TypeVar("T")
 
@@ -28,25 +31,48 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T:
         """The class that `name` stands for; raises `UnknownName`."""
-        path = self._builtin.get(name, name)
-        module_name, colon, attribute = path.partition(":")
-        if not colon:
-            raise UnknownName(
-                f"no {self.what} is called {name!r}; there are {', '.join(self.names)}, "
-                f"or give your own as `module:Class`"
-            )
-        try:
-            return cast(T, getattr(importlib.import_module(module_name), attribute))
-        except (ImportError, AttributeError) as error:
-            raise UnknownName(f"the {self.what} {name!r} cannot be imported: {error}") from error
+        found = self._look_up(name)
+        if isinstance(found, Fault):
+            raise UnknownName(f"{self.what} {found}")
+        return found
 
-    def make(self, spec: str, *arguments: Any) -> Any:
-        """An object of the class that a spec names. Raises `ConfigError` with every fault, `UnknownName`."""
-        name, *settings = spec.split()
-        kind = self.find(name)
+    def _look_up(self, name: str) -> T | Fault:
+        module_name, colon, attribute = self._builtin.get(name, name).partition(":")
+        if not colon:
+            allowed = f"{', '.join(self.names)}, or your own as `module:Class`"
+            return Fault(name, f"no {self.what} of that name", allowed, nearest(name, self.names))
+        allowed = "a class that Python can import"
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:  # whatever a user's module raises
+            found = f"nothing to import: {type(error).__name__}: {error}"
+            return Fault(name, found, allowed, "a module of your own lies beside the run's description")
+        if not hasattr(module, attribute):
+            found = f"nothing to import: {module_name} has no {attribute}"
+            return Fault(name, found, allowed, nearest(attribute, vars(module)))
+        return cast(T, getattr(module, attribute))
+
+    def bound(self, spec: str) -> Callable[..., Any]:
+        """The class that a spec names, with the spec's parameters; it is made when it is called.
+
+        Raises:
+            ConfigError: every fault. Its place is the parameter's name, or the class's where that is at fault.
+        """
+        name, *settings = spec.split() or [""]
+        kind: Any = self._look_up(name)
+        if isinstance(kind, Fault):
+            raise ConfigError(f"{self.what} `{spec}`", [kind])
+        try:
+            signature = inspect.signature(kind)
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # no class, or one of those in C that tell nothing of themselves
+            fault = Fault(name, f"a {type(kind).__name__}", "a class whose parameters Python knows")
+            raise ConfigError(f"{self.what} `{spec}`", [fault]) from error
         known = {
             key: parameter
-            for key, parameter in inspect.signature(cast(Any, kind)).parameters.items()
+            for key, parameter in signature.parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY
         }
         given: dict[str, Any] = {}
@@ -54,16 +80,31 @@ class Registry(Generic[T]):
         for setting in settings:
             key, _, text = setting.partition("=")
             if key not in known:
-                faults.append(Fault(key, "an unknown parameter", ", ".join(known) or "none"))
-                continue
-            wanted = type(known[key].default)
-            try:
-                given[key] = _value(text, wanted)
-            except ValueError:
-                faults.append(Fault(key, repr(text), _WORDS.get(wanted, wanted.__name__)))
+                allowed = ", ".join(known) or "no parameters"
+                faults.append(Fault(key, "an unknown parameter", allowed, nearest(key, known)))
+            elif key in given:
+                faults.append(Fault(key, f"{text!r} as well", "each parameter once"))
+            else:
+                try:
+                    given[key] = _value(text, type(known[key].default))
+                except ValueError:
+                    faults.append(_wrong(key, text, type(known[key].default)))
         if faults:
             raise ConfigError(f"{self.what} `{spec}`", faults)
-        return cast(Any, kind)(*arguments, **given)
+        return partial(kind, **given)
+
+    def make(self, spec: str, *arguments: Any) -> Any:
+        """An object of the class that a spec names. Raises `ConfigError` with every fault, as `bound` does."""
+        make = self.bound(spec)
+        try:
+            return make(*arguments)
+        except GeomxError:
+            raise
+        except Exception as error:  # a user's class may refuse parameters with any
+            fault = Fault(
+                spec.split(maxsplit=1)[0], f"{type(error).__name__}: {error}", "a class that can be made"
+            )
+            raise ConfigError(f"{self.what} `{spec}`", [fault]) from error
 
 
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -74,4 +115,24 @@ def _value(text: str, wanted: type) -> Any:
         if text not in ("true", "false"):
             raise ValueError(text)
         return text == "true"
-    return wanted(text)
+    if wanted not in _WORDS:  # a parameter without a default, or whose default is None
+        return text
+    value = wanted(text)
+    if wanted is float and not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _wrong(key: str, text: str, wanted: type) -> Fault:
+    number, percent, rest = text.partition("%")
+    meant = text.removesuffix(",")
+    if percent and not rest and _is_number(number):
+        meant = f"{float(number) / 100:g}"
+    return Fault(key, repr(text), _WORDS[wanted], "" if meant == text else f"did you mean `{key}={meant}`?")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

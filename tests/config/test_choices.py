@@ -36,7 +36,7 @@ class Plain:
 @pytest.mark.parametrize(
     ("overrides", "refused"),
     [
-        (("sync.policy=esync",), "party.B.inside"),
+        (("sync.policy=esync",), "party[1].inside"),
         (("sync.policy=downpour", "optimizer.place=workers"), "optimizer.place"),
         (("sync.policy=hfa", "optimizer.place=server"), "optimizer.place"),
         (("optimizer.compensation=dcasgd",), "optimizer.compensation"),

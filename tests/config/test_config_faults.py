@@ -115,16 +115,16 @@ def test_a_typo_is_answered_with_the_nearest_name(line, where, found, hint):
 @pytest.mark.parametrize(
     ("line", "allowed"),
     [
-        ("run.shards = 0", "integer ≥ 1"),
-        ('run.shards = "2"', "integer ≥ 1"),
-        ("run.shards = true", "integer ≥ 1"),
+        ("run.shards = 0", "integer ≥ 1, ≤ 128"),
+        ('run.shards = "2"', "integer ≥ 1, ≤ 128"),
+        ("run.shards = true", "integer ≥ 1, ≤ 128"),
         ("run.ledger = 1", "true or false"),
-        ("run.name = 3", "letters, digits, `_`, `.` and `-`"),
-        ('run.name = "a b"', "letters, digits, `_`, `.` and `-`"),
+        ("run.name = 3", "1 to 64 letters, digits, `_`, `.` and `-`, not beginning with `.` or `-`"),
+        ('run.name = "a b"', "1 to 64 letters, digits, `_`, `.` and `-`, not beginning with `.` or `-`"),
         ('run.script = ""', "path of a file"),
         ('run.arguments = "--fast"', "list of text"),
-        ("wan.heartbeat_s = 0", "number > 0"),
-        ("wan.link = {loss = 1}", "number ≥ 0, < 1"),
+        ("wan.heartbeat_s = 0", "number ≥ 0.01, ≤ 3600"),
+        ("wan.link = {loss = 1}", "number ≥ 0, ≤ 0.9"),
         (
             'wan.link = {}\nevent = [{at_s = 1, party = "A"}]',
             "`rate_mbps`, `delay_ms`, `jitter_ms`, `loss`, `cut`",
@@ -149,7 +149,7 @@ def test_a_fault_says_what_is_allowed(line, allowed):
 @pytest.mark.parametrize("text", ["", "party = []", "party = 3", '[party]\nname = "A"\nworkers = 1'])
 def test_a_run_has_a_party(text):
     (fault,) = faults_of(text)
-    assert fault.allowed == "one `[[party]]` table or more"
+    assert fault.allowed == "1 to 128 `[[party]]` tables"
 
 
 @pytest.mark.parametrize(

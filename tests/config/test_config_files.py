@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.config import LinkTable, Run
-from geomx.config.document import read_toml
+from geomx.config.document import MOST_BYTES, read_text, read_toml
 from geomx.config.fields import TABLES, keys
 from geomx.config.overrides import literal
 from geomx.errors import ConfigError, Fault
@@ -44,7 +45,10 @@ def test_a_file_that_is_not_there_is_a_fault_with_the_nearest_name(tmp_path):
     with pytest.raises(ConfigError) as caught:
         Run.load(tmp_path / "digit.toml")
     (fault,) = caught.value.faults
-    assert (fault.found, fault.hint) == ("No such file or directory", "did you mean `digits.toml`?")
+    assert (fault.found, fault.hint) == (
+        "No such file or directory",
+        f"did you mean `{tmp_path}/digits.toml`?",
+    )
 
 
 def test_a_file_that_is_no_text_is_a_fault(tmp_path):
@@ -66,6 +70,47 @@ def test_a_file_whose_name_is_no_name_for_a_run_needs_one(tmp_path):
     assert Run.load(path, ["run.name=mine"]).run.name == "mine"
 
 
+@pytest.mark.parametrize("slip", ["exmples/demo.toml", "examples/dmo.toml", "exampels/demo.tmol"])
+def test_a_path_with_a_slip_is_answered_with_the_file_that_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slip: str
+) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "demo.toml").touch()
+    (tmp_path / "examples" / "other.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        Run.load(slip)
+    assert caught.value.faults[0].hint == "did you mean `examples/demo.toml`?"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-8"])
+def test_a_byte_order_mark_is_no_part_of_a_description(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(TWO_PARTIES.strip(), encoding=encoding)
+    assert Run.load(path).servers == ("A", "B")
+
+
+def test_a_description_in_utf_16_is_a_fault_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TWO_PARTIES, encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"a text in UTF-16; allowed: .*\(save it as UTF-8\)"):
+        Run.load(tmp_path / "run.toml")
+
+
+def test_a_file_is_not_read_that_is_too_long_for_a_description() -> None:
+    with pytest.raises(ConfigError, match=f"more than {MOST_BYTES >> 20} MiB"):
+        read_text(Path(os.devnull).with_name("zero"))
+
+
+def test_the_lines_of_a_long_list_are_found() -> None:
+    text = (
+        "a = [\n"
+        + "".join(f'  "{n}, #",\n' if n == 3 else f"  {n},\n" for n in range(9))
+        + "]\nb = 1 # c,\nd = 2"
+    )
+    places = read_toml(text, "long.toml").places
+    assert (places[("a",)], places[("b",)], places[("d",)]) == (1, 12, 13)
+
+
 def test_paths_are_relative_to_the_folder_of_the_file(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text('run.script = "train.py"' + TWO_PARTIES)
     monkeypatch.chdir(tmp_path.parent)
@@ -73,19 +118,24 @@ def test_paths_are_relative_to_the_folder_of_the_file(tmp_path, monkeypatch):
     assert run.run.script == tmp_path / "train.py"
 
 
-numbers = st.floats(0, 1e6)
-names = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True).filter(lambda name: name != "global")
+numbers = st.just(0) | st.floats(0.001, 60_000)
+names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,7}", fullmatch=True).filter(
+    lambda name: name.lower() != "global"
+)
 links = st.fixed_dictionaries(
-    {}, optional={"rate_mbps": numbers, "delay_ms": numbers, "jitter_ms": numbers, "loss": st.floats(0, 0.99)}
+    {}, optional={"rate_mbps": numbers, "delay_ms": numbers, "jitter_ms": numbers, "loss": st.floats(0, 0.9)}
 )
 edges = st.fixed_dictionaries({}, optional={"link": links, "congestion": st.sampled_from(["bbr", "reno"])})
 parties = st.fixed_dictionaries({"name": names, "workers": st.integers(1, 9)}, optional={"link": links})
 descriptions = st.fixed_dictionaries(
-    {"party": st.lists(parties, min_size=1, max_size=4, unique_by=lambda party: party["name"])},
+    {"party": st.lists(parties, min_size=1, max_size=4, unique_by=lambda party: party["name"].lower())},
     optional={
         "run": st.fixed_dictionaries(
             {"script": st.just("train.py")},
-            optional={"arguments": st.lists(st.text(max_size=9)), "shards": st.integers(1, 4)},
+            optional={
+                "arguments": st.lists(st.text(st.characters(exclude_characters="\0"), max_size=9)),
+                "shards": st.integers(1, 4),
+            },
         ),
         "wan": edges,
         "lan": edges,
@@ -226,6 +276,11 @@ def test_a_toml_value_is_read_as_such(value):
 @given(st.text())
 def test_what_is_no_toml_value_is_text(word):
     assert literal(f"?{word}") == f"?{word}"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000 + "]" * 5000])
+def test_what_python_cannot_read_is_text(text):
+    assert literal(text) == text
 
 
 def test_a_value_cannot_bring_in_further_keys():

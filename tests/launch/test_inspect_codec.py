@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from geomx.cli import BAD_USAGE, FAILED, OK, main
+from geomx.cli import BAD_USAGE, OK, main
 
 MODEL = """
 import torch
@@ -56,7 +56,7 @@ def test_every_codec_without_a_name(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
-        (["nothing_such"], "no codec is called 'nothing_such'", FAILED),
+        (["nothing_such"], "nothing_such: found no codec of that name", BAD_USAGE),
         (["int8", "--model", "mine_to_inspect"], "there is no colon", BAD_USAGE),
         (["int8", "--model", "mine_to_inspect:none"], "it gives no torch.nn.Module", BAD_USAGE),
         (["int8", "--model", "mine_to_inspect:broken"], "RuntimeError: no data here", BAD_USAGE),

@@ -8,7 +8,9 @@ connection counts for nothing before the peer's `Welcome`, and it is the listeni
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -29,7 +31,8 @@ class Contexts(NamedTuple):
 def contexts(certificate: Path | str, key: Path | str, authority: Path | str) -> Contexts:
     """Both sides' contexts, from PEM files: this node's certificate (with its chain), its key, the authority.
 
-    Raises `ConfigError` naming each file that cannot be read, or the pair that does not fit.
+    Raises `ConfigError` naming each file that cannot be read, a key that others can read, or the pair that does not
+    fit.
     """
     files = {"certificate": Path(certificate), "key": Path(key), "authority": Path(authority)}
     unreadable = [
@@ -37,6 +40,10 @@ def contexts(certificate: Path | str, key: Path | str, authority: Path | str) ->
         for what, path in files.items()
         if (problem := _problem(path))
     ]
+    if not unreadable and (open_to := _open_to(files["key"])):
+        hint = f"chmod 600 {files['key']}"
+        found = f"{files['key']}, which {open_to}"
+        unreadable = [Fault("tls.key", found, "a private key that only its owner can read", hint)]
     if unreadable:
         raise ConfigError("tls", unreadable)
     return Contexts(
@@ -152,6 +159,17 @@ def _problem(path: Path) -> str:
             return ""
     except OSError as error:
         return error.strerror or str(error)
+
+
+def _open_to(key: Path) -> str:
+    """Who else can read a private key, in words. Nobody may; its group may where the key belongs to another user."""
+    status = key.stat()
+    mode = f"can read (mode {stat.S_IMODE(status.st_mode):04o})"
+    if status.st_mode & stat.S_IROTH:
+        return f"everybody {mode}"
+    if status.st_mode & stat.S_IRGRP and status.st_uid == os.geteuid():
+        return f"its group {mode}"
+    return ""
 
 
 def _no_passphrase() -> str:

@@ -16,13 +16,12 @@ SAMPLE_ELEMENTS = 1 << 14
 
 
 def make_codec(spec: str, stream: RngKey) -> Codec:
-    """The codec of a spec. Raises `ConfigError` with every fault, `UnknownName`."""
+    """The codec of a spec. Raises `ConfigError` with every fault."""
     made = codecs.make(spec, stream)
     if not isinstance(made, Codec):
-        raise ConfigError(
-            f"codec `{spec}`",
-            [Fault("its class", type(made).__name__, "a subclass of geomx.codecs.contract.Codec")],
-        )
+        found = f"an object of {type(made).__name__}"
+        fault = Fault(spec.split(maxsplit=1)[0], found, "a subclass of geomx.codecs.contract.Codec")
+        raise ConfigError(f"codec `{spec}`", [fault])
     return BySize(made, made.tiny) if isinstance(made, Lossy) and made.tiny is not None else made
 
 

@@ -83,13 +83,19 @@ def _row(table: type[Table], given: Any, path: KeyPath, faulty: set[KeyPath]) ->
 # -- rules that several kinds of description have --------------------------------------------------------------
 
 
-def unique_names(values: Values, key: str) -> Iterator[Problem]:
-    """No two tables of a kind have one name."""
-    first: dict[str, int] = {}
+def unique_names(values: Values, key: str, ignore_case: bool = False) -> Iterator[Problem]:
+    """No two tables of a kind have one name, or with `ignore_case` names that files of one folder cannot have."""
+    first: dict[str, tuple[int, str]] = {}
     for index, row in enumerate(values[key]):
         name = row.get("name")
-        if name is not None and first.setdefault(name, index) != index:
-            where = f"it is the name of {key}[{first[name]}]"
+        if name is None:
+            continue
+        other, called = first.setdefault(name.lower() if ignore_case else name, (index, name))
+        if other != index:
+            alike = (
+                "" if called == name else f" `{called}` but for upper and lower case, which some disks ignore"
+            )
+            where = f"it is the name of {key}[{other}]{alike}"
             yield Problem((key, index, "name"), shown(name), f"a name that no other {key} has", where)
 
 

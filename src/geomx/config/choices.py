@@ -1,26 +1,28 @@
 """Whether the policies, codecs and rules that a description names can be made, and go together.
 
-It makes them, which imports torch: so it is no part of reading a description.
+It makes them, which imports what makes them: a codec other than `dense` imports torch. So it is no part of reading a
+description.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 from geomx.channels import channels
 from geomx.channels.contract import Channel, EdgeSettings, ShapingChannel
-from geomx.codecs.pack.noise import RngKey
-from geomx.codecs.spec import make_codec
+from geomx.config.document import Document
+from geomx.config.problems import KeyPath, Problem, shown
 from geomx.config.run import Run
 from geomx.config.tables import EdgeTable
-from geomx.errors import ConfigError, Fault
+from geomx.errors import ConfigError
 from geomx.optim import compensations, optimizers
 from geomx.sync import policies
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, Policy, StepController
 
 Tier = Literal["wan", "lan"]
 TIERS: tuple[Tier, ...] = ("wan", "lan")
+LOSSLESS = ("dense", "wan")  # codecs that need not be made to know what they are
 
 
 def check_choices(run: Run) -> None:
@@ -30,27 +32,84 @@ def check_choices(run: Run) -> None:
         run: a valid description.
 
     Raises:
-        ConfigError: every pair of choices that does not go together, each with the reason.
-        UnknownName: a name stands in no registry, and cannot be imported.
+        ConfigError: every choice that does not exist, or does not go together with another, each with the reason.
     """
-    policy = policies.make(run.sync.policy)
+    if problems := problems_of_choices(run):
+        raise ConfigError(f"run {run.run.name}", Document({}).faults(problems))
+
+
+def problems_of_choices(run: Run) -> list[Problem]:
+    """The same, as problems at keys."""
+    making = _Making()
+    policy = making.of(("sync", "policy"), policies.make, run.sync.policy)
+    if policy is not None and (missing := sorted(_members(Policy) - set(dir(policy)))):
+        found = f"{shown(run.sync.policy)} without `{'`, `'.join(missing)}`"
+        making.problems.append(
+            Problem(("sync", "policy"), found, "a class that keeps geomx.sync.contract.Policy")
+        )
+        policy = None
     if run.optimizer.compensation:
-        compensations.make(run.optimizer.compensation)
+        making.of(("optimizer", "compensation"), compensations.make, run.optimizer.compensation)
     if run.optimizer.rule:
-        optimizers.find(run.optimizer.rule)
-    faults = [
-        *_of_parties(run, policy),
-        *_of_codecs(run, policy),
-        *_of_steps(run, policy),
-        *(fault for tier in TIERS for fault in of_channel(run, tier, _made(run, tier))),
-    ]
-    if faults:
-        raise ConfigError(f"run {run.run.name}", faults)
+        making.of(("optimizer", "rule"), optimizers.bound, run.optimizer.rule)
+    made = {tier: making.of((tier, "channel"), _channel, _edge(run, tier).channel) for tier in TIERS}
+    momentum = _momentum_of_codecs(run, making)
+    problems = [*making.problems, *_of_momentum(run, policy, momentum)]
+    for tier, channel in made.items():
+        if channel is not None:
+            problems += _of_channel(run, tier, channel)
+    if policy is not None:
+        problems += [*_of_parties(run, policy), *_of_steps(run, policy)]
+    return problems
 
 
-def of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Fault]:
-    """What a description asks of a tier's edges, and their channel does not carry out."""
-    edge: EdgeTable = getattr(run, tier)
+class _Making:
+    """Makes what specs name, and keeps what is wrong with those that cannot be made."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def of(self, path: KeyPath, make: Callable[[str], Any], spec: str) -> Any:
+        """What the spec at `path` names; None where that is a problem. A parameter is a key of its own."""
+        try:
+            return make(spec)
+        except ConfigError as error:
+            name = spec.split(maxsplit=1)[0]
+            self.problems += [
+                Problem(
+                    path if fault.where == name else (*path, fault.where),
+                    f"{shown(name)}: {fault.found}" if fault.where == name else fault.found,
+                    fault.allowed,
+                    fault.hint,
+                )
+                for fault in error.faults
+            ]
+        return None
+
+
+def _members(contract: type) -> set[str]:
+    """The names that a class must have which keeps a contract."""
+    return {*contract.__annotations__, *(name for name in vars(contract) if not name.startswith("_"))}
+
+
+def _edge(run: Run, tier: Tier) -> EdgeTable:
+    return run.wan if tier == "wan" else run.lan
+
+
+def _channel(spec: str) -> Channel | None:
+    """None for ours, which carries out all that a description may ask for, and imports torch."""
+    made: Channel | None = None if spec in channels.names else channels.make(spec, EdgeSettings())
+    return made
+
+
+def check_channel(run: Run, tier: Tier, channel: Channel) -> None:
+    """Check that a tier's channel carries out what the description asks of its edges; raises `ConfigError`."""
+    if problems := list(_of_channel(run, tier, channel)):
+        raise ConfigError(f"run {run.run.name}", Document({}).faults(problems))
+
+
+def _of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Problem]:
+    edge = _edge(run, tier)
     shapes = run.lan.link is not None
     if tier == "wan":
         shapes = any(run.link_of(party) is not None or run.pace_mbps_of(party) for party in run.servers)
@@ -62,66 +121,81 @@ def of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Fault]:
     }
     for what in (what for what, is_missing in asked.items() if is_missing):
         hint = f"it does not carry out {what}: take `tcp`, or leave that out"
-        yield Fault(f"{tier}.channel", repr(edge.channel), "`tcp`", hint)
+        yield Problem((tier, "channel"), shown(edge.channel), "`tcp`", hint)
 
 
-def _made(run: Run, tier: Tier) -> Channel:
-    edge: EdgeTable = getattr(run, tier)
-    channel: Channel = channels.make(edge.channel, EdgeSettings())
-    return channel
+def _momentum_of_codecs(run: Run, making: _Making) -> dict[KeyPath, float]:
+    """By key; 0 where a codec cannot be made."""
+    momentum: dict[KeyPath, float] = {}
+    for tier in TIERS:
+        edge = _edge(run, tier)
+        for way, spec in (("codec_up", edge.codec_up), ("codec_down", edge.codec_down)):
+            path: KeyPath = (tier, way)
+            if spec not in LOSSLESS:
+                codec = making.of(path, _codec, spec)
+                momentum[path] = 0.0 if codec is None else codec.momentum
+    return momentum
 
 
-def _of_parties(run: Run, policy: Policy) -> Iterator[Fault]:
+def _codec(spec: str) -> Any:
+    from geomx.codecs.pack.noise import RngKey  # noqa: PLC0415 (it imports torch)
+    from geomx.codecs.spec import make_codec  # noqa: PLC0415
+
+    return make_codec(spec, RngKey())
+
+
+def _of_momentum(run: Run, policy: Policy | None, momentum: dict[KeyPath, float]) -> Iterator[Problem]:
+    """It counts once, and never in an update."""
+    for path in (path for path, value in momentum.items() if value):
+        tier, way = path
+        spec = getattr(run.wan if tier == "wan" else run.lan, str(way))
+        if way == "codec_down":
+            why = "an update is how far the weights have moved already, and momentum would carry it beyond"
+            yield Problem(path, shown(spec), "a codec without momentum", why)
+        elif getattr(policy, "momentum", 0.0):
+            why = f"sync.policy = {shown(run.sync.policy)} has momentum as well: it would count twice"
+            yield Problem(path, shown(spec), "a codec without momentum, or a policy without", why)
+
+
+def _of_parties(run: Run, policy: Policy) -> Iterator[Problem]:
     if policy.sync_group == "worker" or isinstance(policy, StepController):
-        for party in run.parties:
+        for index, party in enumerate(run.parties):
             if party.inside == "collective":
                 why = f"{_with(run)} each worker of a party has its own pace"
-                yield Fault(f"party.{party.name}.inside", "'collective'", "'server'", why)
+                yield Problem(("party", index, "inside"), shown(party.inside), '"server"', why)
 
 
-def _of_codecs(run: Run, policy: Policy) -> Iterator[Fault]:
-    """Momentum counts once, and never in an update."""
-    momentum = {spec: make_codec(spec, RngKey(run.run.seed)).momentum for spec in run.codecs}
-    for tier, edge in (("wan", run.wan), ("lan", run.lan)):
-        up, down = edge.codec_up, edge.codec_down
-        if momentum.get(down):
-            why = "an update is how far the weights have moved already, and momentum would carry it beyond"
-            yield Fault(f"{tier}.codec_down", repr(down), "a codec without momentum", why)
-        if momentum.get(up) and getattr(policy, "momentum", 0.0):
-            why = f"sync.policy = {run.sync.policy!r} has momentum as well: it would count twice"
-            allowed = "a codec without momentum, or a policy without"
-            yield Fault(f"{tier}.codec_up", repr(up), allowed, why)
-
-
-def _of_steps(run: Run, policy: Policy) -> Iterator[Fault]:
+def _of_steps(run: Run, policy: Policy) -> Iterator[Problem]:
     """What a policy's kind of step leaves of other choices."""
     apart, step = policy.sync_group != "run", policy.plans
     optimizer, sync = run.optimizer, run.sync
+    place = ("optimizer", "place")
     if optimizer.compensation and (not apart or step is not GradientStep):
-        yield Fault(
-            "optimizer.compensation",
-            repr(optimizer.compensation),
+        yield Problem(
+            ("optimizer", "compensation"),
+            shown(optimizer.compensation),
             "only with a policy whose parties do not wait for each other, such as mixed",
             f"{_with(run)} the servers know of no gradient how old it is",
         )
     if sync.buffers == "average" and step is not LocalStep:
-        yield Fault("sync.buffers", "'average'", "'own'", f"{_with(run)} no weights are averaged")
+        why = f"{_with(run)} no weights are averaged"
+        yield Problem(("sync", "buffers"), shown(sync.buffers), '"own"', why)
     if sync.weight == "dataset_size" and step is AccumulateStep:
         why = f"{_with(run)} every push counts whole"
-        yield Fault("sync.weight", "'dataset_size'", "'samples' or 'equal'", why)
+        yield Problem(("sync", "weight"), shown(sync.weight), '"samples" or "equal"', why)
     if optimizer.place == "workers" and apart:
         why = f"{_with(run)} parties share nothing but what the global servers optimize"
-        yield Fault("optimizer.place", "'workers'", "'auto' or 'server'", why)
+        yield Problem(place, shown(optimizer.place), '"auto" or "server"', why)
     if optimizer.rule and (step is LocalStep or optimizer.place == "workers"):
-        why = f"{_with(run)} and optimizer.place = {optimizer.place!r} the workers run the optimizer"
-        yield Fault("optimizer.rule", repr(optimizer.rule), "nothing", why)
+        why = f"{_with(run)} and optimizer.place = {shown(optimizer.place)} the workers run the optimizer"
+        yield Problem(("optimizer", "rule"), shown(optimizer.rule), "nothing", why)
     if optimizer.place == "server" and step is LocalStep:
         why = f"{_with(run)} each worker's own optimizer takes the steps"
-        yield Fault("optimizer.place", "'server'", "'auto' or 'workers'", why)
+        yield Problem(place, shown(optimizer.place), '"auto" or "workers"', why)
     if run.worker.overlap == "forward" and step is not GradientStep:
         why = f"{_with(run)} steps are each worker's own, and wait for no weights"
-        yield Fault("worker.overlap", "'forward'", "'none'", why)
+        yield Problem(("worker", "overlap"), shown(run.worker.overlap), '"none"', why)
 
 
 def _with(run: Run) -> str:
-    return f"with sync.policy = {run.sync.policy!r}"
+    return f"with sync.policy = {shown(run.sync.policy)}"

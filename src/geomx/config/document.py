@@ -6,13 +6,17 @@ import json
 import math
 import re
 import tomllib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
+from geomx.config.paths import nearest_file
+from geomx.config.problems import KeyPath, Problem, dotted, odd_character, shown
 from geomx.errors import ConfigError, Fault
+
+MOST_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -34,6 +38,9 @@ class Document:
     def _place(self, path: KeyPath) -> int | str:
         """Where a key stands; for one that is not there, where the table does that it would stand in."""
         while path and path not in self.places:
+            for inner, place in self.places.items():
+                if inner[: len(path)] == path:  # of `[party.A]` only the table inside has a line
+                    return place
             path = path[:-1]
         return self.places.get(path, "")
 
@@ -45,14 +52,21 @@ def _where(path: KeyPath, place: int | str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Raises `ConfigError` where there is no such text."""
+    """A description's text, without a byte-order mark. Raises `ConfigError` where there is no such text."""
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        near = nearest(path.name, (other.name for other in path.parent.glob(f"*{path.suffix}")))
-        fault = Fault(str(path), error.strerror or str(error), "a file that can be read", near)
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) <= MOST_BYTES:
+            return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        fault = Fault(str(path), f"more than {MOST_BYTES >> 20} MiB", "a run's description")
     except UnicodeDecodeError as error:
-        fault = Fault(str(path), f"byte {error.start} is no UTF-8", "a text file in UTF-8")
+        if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            fault = Fault(str(path), "a text in UTF-16", "a text file in UTF-8", "save it as UTF-8")
+        else:
+            fault = Fault(str(path), f"byte {error.start} is no UTF-8", "a text file in UTF-8")
+    except (OSError, ValueError) as error:  # ValueError: of a path that holds NUL
+        why = getattr(error, "strerror", None) or str(error)
+        fault = Fault(str(path), why, "a file that can be read", nearest_file(path))
     raise ConfigError(str(path), [fault])
 
 
@@ -60,13 +74,28 @@ def read_toml(text: str, source: str) -> Document:
     """Raises `ConfigError` on a fault of syntax."""
     try:
         return Document(tomllib.loads(text), dict(_lines(text)))
-    except tomllib.TOMLDecodeError as error:
-        reason = str(error)
-        match = re.search(r"\(at line (\d+)", reason)
-        line = int(match[1]) if match else 0
-        where = f"line {line}" if line else "end of the file"
-        found = shown(text.rstrip().split("\n")[line - 1].strip())
-        raise ConfigError(source, [Fault(where, found, "TOML", reason)]) from error
+    except RecursionError as error:
+        fault = Fault("the file", "brackets within brackets, far too deep", "TOML")
+        raise ConfigError(source, [fault]) from error
+    except ValueError as error:  # TOMLDecodeError; Python's own of an integer that has thousands of digits
+        raise ConfigError(source, [_syntax(text, str(error))]) from error
+
+
+def _syntax(text: str, reason: str) -> Fault:
+    match = re.search(r"\(at line (\d+), column (\d+)", reason)
+    if match is None and "end of document" not in reason:
+        return Fault("the file", reason, "TOML")
+    if match is None:
+        return Fault("end of the file", shown(text.rstrip().rpartition("\n")[2].strip()), "TOML", reason)
+    number, column = int(match[1]), int(match[2])
+    line = text.split("\n")[number - 1]
+    odd = odd_character(line[column - 1 : column])
+    hint = reason
+    if odd:
+        hint = f"{reason}: {odd}"
+    elif reason.startswith("Invalid value"):
+        hint = f'{reason}: text stands in "quotes", and `true` and `false` are written small'
+    return Fault(f"line {number}", shown(line.strip()), "TOML", hint)
 
 
 def read_json(text: str, source: str) -> Document:
@@ -76,6 +105,8 @@ def read_json(text: str, source: str) -> Document:
     except json.JSONDecodeError as error:
         found = shown(text.split("\n")[error.lineno - 1].strip())
         raise ConfigError(source, [Fault(f"line {error.lineno}", found, "JSON", error.msg)]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(source, [Fault("the file", str(error), "JSON, as `Run.save` writes it")]) from error
     if not isinstance(data, dict):
         raise ConfigError(source, [Fault("the file", shown(data), "a JSON object, as `Run.save` writes it")])
     return Document(data)
@@ -107,6 +138,8 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
         first = first if pending else number
         pending += f"{line}\n"
+        if line.rstrip().endswith(",") and "#" not in line:
+            continue  # no statement ends so: a long list is not parsed anew at each of its lines
         try:
             parsed = tomllib.loads(pending)
         except tomllib.TOMLDecodeError:

@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
+from geomx.config.forms import UNFIT, Form, names_of
+from geomx.config.problems import KeyPath, Problem, dotted, shown
 from geomx.config.tables import Description, Table
-from geomx.config.value_types import TextForm
+from geomx.errors import nearest
 
 _PLAIN = {str: "text", bool: "true or false", int: "integer", float: "number", Path: "path of a file"}
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -33,7 +35,7 @@ def words(field: FieldInfo) -> str:
 
 def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     for item in metadata:
-        if isinstance(item, TextForm):
+        if isinstance(item, Form):
             return item.words
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Annotated, Union, types.UnionType):  # `X | None` allows what X does: TOML has no None
@@ -49,6 +51,8 @@ def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
     for item in metadata:
+        if isinstance(item, FieldInfo):  # the bounds of `X` in `X | None`
+            yield from _bounds(item.metadata)
         for name, sign in _SIGNS.items():
             if hasattr(item, name):
                 yield f"{sign} {getattr(item, name)}"
@@ -84,7 +88,7 @@ def _names(field: FieldInfo) -> tuple[str, ...]:
     """The names that are probably meant where the field has a wrong one."""
     if get_origin(field.annotation) is Literal:
         return get_args(field.annotation)
-    return next((item.names for item in field.metadata if isinstance(item, TextForm)), ())
+    return names_of(field.metadata)
 
 
 def _table_of(path: KeyPath, kind: type[Table]) -> type[Table]:
@@ -113,28 +117,32 @@ def _unknown(path: KeyPath, value: Any, kind: type[Table]) -> Problem:
     return Problem(path, what, ", ".join(f"`{name}`" for name in known), hint)
 
 
-def _wrong(path: KeyPath, value: Any, missing: bool, kind: type[Table]) -> Problem:
-    named = path
+def _wrong(item: ErrorDetails, kind: type[Table]) -> Problem:
+    named = path = item["loc"]
+    value = item["input"]
     while isinstance(named[-1], int):
         named = named[:-1]
     field = keys(_table_of(named, kind))[str(named[-1])]
-    if missing:
+    if item["type"] == "missing":
         return Problem(path, "nothing", words(field))
+    if item["type"] == "too_long":
+        return Problem(path, f"{len(value)} of them", words(field))
+    if item["type"] == UNFIT:
+        said = item["ctx"]
+        return Problem(path, said["found"] or shown(value), said["allowed"] or words(field), said["hint"])
     return Problem(path, shown(value), words(field), nearest(value, _names(field)))
 
 
 def field_problems(error: ValidationError, kind: type[Table]) -> list[Problem]:
     """Each fault that pydantic found in a table, in our words."""
     problems: dict[str, Problem] = {}
-    items = error.errors(include_url=False, include_context=False)
+    items = error.errors(include_url=False)
     outer = {item["loc"][:depth] for item in items for depth in range(len(item["loc"]))}
     for item in items:
         path = item["loc"]
         if item["type"] == "too_short" and path in outer:
             continue  # tables that have faults of their own were not counted
-        if item["type"] == "extra_forbidden":
-            problem = _unknown(path, item["input"], kind)
-        else:
-            problem = _wrong(path, item["input"], item["type"] == "missing", kind)
+        unknown = item["type"] == "extra_forbidden"
+        problem = _unknown(path, item["input"], kind) if unknown else _wrong(item, kind)
         problems.setdefault(dotted(path), problem)
     return list(problems.values())

@@ -6,8 +6,10 @@ one is over, what it covered shows again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import inf
 from typing import Any, Protocol
 
@@ -32,9 +34,19 @@ class Event(Protocol):
 
 def overlays(events: Sequence[Event]) -> Iterator[tuple[float, dict[str, Any]]]:
     """What lies over a link from each moment on, in order of time. `events`: in the order of the file."""
+    beginning = deque(sorted(enumerate(events), key=lambda numbered: numbered[1].at_s))
+    lying: dict[
+        str, list[tuple[int, float, Any]]
+    ] = {}  # by key heaps of (-place, until, value): the last on top
     for moment in sorted({event.at_s for event in events} | set(map(_until_s, events)) - {inf}):
-        lasting = [event.changes for event in events if event.at_s <= moment < _until_s(event)]
-        yield moment, {key: value for changes in lasting for key, value in changes.items()}
+        while beginning and beginning[0][1].at_s <= moment:
+            place, event = beginning.popleft()
+            for key, value in event.changes.items():
+                heappush(lying.setdefault(key, []), (-place, _until_s(event), value))
+        for heap in lying.values():
+            while heap and heap[0][1] <= moment:
+                heappop(heap)
+        yield moment, {key: heap[0][2] for key, heap in lying.items() if heap}
 
 
 def _until_s(event: Event) -> float:

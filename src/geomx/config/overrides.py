@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from geomx.config.document import Document
-from geomx.config.problems import KeyPath, dotted, nearest, shown
-from geomx.errors import Fault
+from geomx.config.problems import KeyPath, dotted, shown
+from geomx.errors import Fault, nearest
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\[\d+\])*(\.[A-Za-z0-9_-]+(\[\d+\])*)*")
 _STEP = re.compile(r"\[(\d+)\]|([A-Za-z0-9_-]+)")
@@ -48,7 +48,7 @@ def literal(text: str) -> Any:
     """A value as TOML writes it; what is no TOML value is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # also of integers with thousands of digits, and deep nesting
         return text
     return parsed["value"] if len(parsed) == 1 else text
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterable
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +30,18 @@ def dotted(path: KeyPath) -> str:
 
 def shown(value: Any) -> str:
     """A value much as TOML writes it, cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of thousands of digits"
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 
-def nearest(name: Any, names: Iterable[str]) -> str:
-    """`did you mean ...?`, or nothing where no name is near."""
-    if not isinstance(name, str):
-        return ""
-    lowered = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(name.lower(), lowered, n=1)
-    return f"did you mean `{lowered[close[0]]}`?" if close else ""
+def odd_character(text: Any) -> str:
+    """A hint where a text has a character that looks like another one, or like nothing."""
+    for character in text if isinstance(text, str) else "":
+        if not " " <= character <= "~":
+            code = f"U+{ord(character):04X}"
+            named = f"{code}, {name}" if (name := unicodedata.name(character, "")) else code
+            return f"`{character}` is {named}" if character.isprintable() else f"it has the character {named}"
+    return ""

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from geomx.config.addresses import is_loopback, place_of
 from geomx.config.checking import Rule, Values, change_something, unique_names
 from geomx.config.link_changes import KEYS
-from geomx.config.problems import KeyPath, Problem, dotted, nearest, shown
-from geomx.config.value_types import is_loopback
+from geomx.config.problems import KeyPath, Problem, dotted, shown
+from geomx.config.value_types import MOST_WORKERS
+from geomx.errors import nearest
 
 HEARTBEATS_MISSED = 3
 TLS_FILES = ("certificate", "key", "authority")
@@ -43,10 +45,19 @@ def _unique_addresses(values: Values) -> Iterator[Problem]:
     ]
     first: dict[str, str] = {}
     for path, owner, address in places:
-        if address and first.setdefault(address, owner) != owner:
+        place = place_of(address) if address else ""
+        if place and first.setdefault(place, owner) != owner:
             yield Problem(
-                path, shown(address), "an address of its own", f"it is the address of {first[address]}"
+                path, shown(address), "an address of its own", f"it is the address of {first[place]}"
             )
+
+
+def _workers_altogether(values: Values) -> Iterator[Problem]:
+    """Told at the party that has the most: that is where a slip would be."""
+    workers = [party.get("workers") or 0 for party in values["party"]]
+    if (total := sum(workers)) > MOST_WORKERS:
+        path: KeyPath = ("party", workers.index(max(workers)), "workers")
+        yield Problem(path, f"{total} workers in all parties together", f"{MOST_WORKERS} or fewer")
 
 
 def _sizes_where_they_count(values: Values) -> Iterator[Problem]:
@@ -140,17 +151,21 @@ def _events_in_order(values: Values) -> Iterator[Problem]:
 
 def _cuts_heal(values: Values) -> Iterator[Problem]:
     """A link that stays cut has no run behind it."""
-    events = values["event"]
-    for index, event in enumerate(events):
-        later = [other for other in events[index + 1 :] if other.get("party", "") in ("", event.get("party"))]
-        heals = any(other.get("cut", False) is False and other.get("for_s") is None for other in later)
-        if event.get("cut") and "for_s" in event and event["for_s"] is None and not heals:
+    healed: set[str] = set()  # parties that a later event gives back their link; "": one that is not known
+    problems = []
+    for index, event in reversed(list(enumerate(values["event"]))):
+        party = event.get("party", "")
+        if event.get("cut") and "for_s" in event and event["for_s"] is None and not healed & {"", party}:
             allowed = "number > 0, or a later event of the party with `cut = false`"
-            yield Problem(("event", index, "for_s"), "nothing", allowed, "the link would stay cut")
+            problems.append(Problem(("event", index, "for_s"), "nothing", allowed, "the link would stay cut"))
+        if event.get("cut", False) is False and event.get("for_s") is None:
+            healed.add(party)
+    yield from reversed(problems)
 
 
 RULES: tuple[Rule, ...] = (
-    partial(unique_names, key="party"),
+    partial(unique_names, key="party", ignore_case=True),
+    _workers_altogether,
     _one_address_a_shard,
     _listeners_have_addresses,
     _unique_addresses,

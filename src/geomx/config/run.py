@@ -13,10 +13,9 @@ from geomx.config.checking import broken, checked
 from geomx.config.document import Document, read_json, read_text, read_toml
 from geomx.config.link_changes import LinkChange, changes_of
 from geomx.config.overrides import apply_overrides
-from geomx.config.problems import nearest
 from geomx.config.rules import RULES
-from geomx.config.tables import Description, LinkTable, OptimizerTable, PartyTable, SyncTable
-from geomx.errors import ConfigError, Fault
+from geomx.config.tables import Description, LinkTable, PartyTable
+from geomx.errors import ConfigError, Fault, nearest
 
 # The keys on which all nodes of a run must agree; `docs/configuration.md` marks them.
 AGREED = (
@@ -68,13 +67,11 @@ class Run(Description):
     @classmethod
     def parse(cls, text: str, source: str, overrides: Sequence[str] = ()) -> Self:
         """Read a description from text. `source` is its file's name: paths are relative to its folder."""
-        document = read_json(text, source) if source.endswith(".json") else read_toml(text, source)
-        faults = apply_overrides(document, overrides)
-        _name_after_file(document, source)
-        return cls._checked(document, source, faults)
+        document, faults = document_of(text, source, overrides)
+        return cls.of_document(document, source, faults)
 
     @classmethod
-    def _checked(cls, document: Document, source: str, faults: Sequence[Fault] = ()) -> Self:
+    def of_document(cls, document: Document, source: str, faults: Sequence[Fault] = ()) -> Self:
         """The run that a document describes; raises `ConfigError` with its faults and those found before."""
         context = {"folder": Path(source).parent}
         checked(Description, document, source, RULES, context, faults)
@@ -138,15 +135,6 @@ class Run(Description):
         specs = (spec for edge in (self.wan, self.lan) for spec in (edge.codec_up, edge.codec_down))
         return tuple(spec for spec in specs if spec != "wan")
 
-    @property
-    def has_default_choices(self) -> bool:
-        """Whether nothing is chosen that has to be made, or compared, for the run to be known to hold together."""
-        return (
-            set(self.codecs) == {"dense"}
-            and {self.wan.channel, self.lan.channel} == {"tcp"}
-            and (self.sync, self.optimizer) == (SyncTable(), OptimizerTable())
-        )
-
     # -- addresses ---------------------------------------------------------------------------------
 
     @property
@@ -182,12 +170,12 @@ class Run(Description):
         data["global"]["addresses"] = [known[shard] for shard in self.shard_names if known[shard]]
         for party in data["party"]:
             party["address"] = known[party["name"]]
-        return self._checked(Document(data), f"run {self.run.name}")
+        return self.of_document(Document(data), f"run {self.run.name}")
 
     def changed(self, overrides: Sequence[str]) -> Self:
         """A copy with settings changed as on the command line; raises `ConfigError` with every fault."""
         document, source = Document(self.as_dict()), f"run {self.run.name}"
-        return self._checked(document, source, apply_overrides(document, overrides))
+        return self.of_document(document, source, apply_overrides(document, overrides))
 
     def _no_such(self, what: str, name: str, names: Sequence[str]) -> ConfigError:
         fault = Fault(what, f"no {what} `{name}`", ", ".join(f"`{n}`" for n in names), nearest(name, names))
@@ -207,6 +195,14 @@ class Run(Description):
             for name in AGREED_OF_A_PARTY:
                 manifest[f"party.{party['name']}.{name}"] = party[name]
         return manifest
+
+
+def document_of(text: str, source: str, overrides: Sequence[str] = ()) -> tuple[Document, list[Fault]]:
+    """A description's text, changed as on the command line, and the faults of those changes. Raises `ConfigError`."""
+    document = read_json(text, source) if source.endswith(".json") else read_toml(text, source)
+    faults = apply_overrides(document, overrides)
+    _name_after_file(document, source)
+    return document, faults
 
 
 def _name_after_file(document: Document, source: str) -> None:

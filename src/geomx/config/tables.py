@@ -12,18 +12,36 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from geomx.channels.emulation.link import LinkSpec
 from geomx.config.value_types import (
+    MOST_ELEMENTS,
+    MOST_EVENTS,
+    MOST_PARTIES,
+    MOST_SHARDS,
+    MOST_WORKERS,
+    MOST_WORKERS_OF_A_PARTY,
     Address,
     AddressOrNone,
+    Argument,
     ChannelName,
     CodecName,
     CompensationName,
+    Delay,
+    Duration,
+    Elements,
     File,
+    Heartbeat,
     LanCodecName,
+    Limit,
+    ListenAddress,
+    ListenAddressOrNone,
+    Moment,
     PartyName,
     PolicyName,
+    Rate,
     RuleName,
     RunName,
-    Seconds,
+    Share,
+    Silence,
+    Wander,
 )
 from geomx.layout import SIZE_LOWER_BOUND
 
@@ -37,12 +55,12 @@ class Table(BaseModel):
 class LinkTable(Table):
     """A link as geomx imitates it, in user space and in both directions."""
 
-    rate_mbps: float = Field(
-        0.0, ge=0, description="Each way, in Mbit/s on the wire, headers included. 0: unlimited."
+    rate_mbps: Rate = Field(
+        0.0, description="Each way, in Mbit/s on the wire, headers included. 0: unlimited."
     )
-    delay_ms: float = Field(0.0, ge=0, description="Delay one way; a round trip takes twice as long.")
-    jitter_ms: float = Field(0.0, ge=0, description="How far the delay wanders, to either side.")
-    loss: float = Field(0.0, ge=0, lt=1, description="Share of packets that is lost.")
+    delay_ms: Delay = Field(0.0, description="Delay one way; a round trip takes twice as long.")
+    jitter_ms: Wander = Field(0.0, description="How far the delay wanders, to either side.")
+    loss: Share = Field(0.0, description="Share of packets that is lost.")
 
     @property
     def words(self) -> str:
@@ -58,7 +76,7 @@ class LinkTable(Table):
 class DelayTable(Table):
     """Workers that are slower than they are: each computes for `factor` times as long."""
 
-    factor: float = Field(1.0, ge=1, description="Times as long as the computation takes by itself.")
+    factor: float = Field(1.0, ge=1, le=1000, description="Times as long as the computation takes by itself.")
     jitter: float = Field(0.0, ge=0, le=1, description="How far a step strays from that, as a share of it.")
 
 
@@ -69,9 +87,11 @@ class RunTable(Table):
     script: File | None = Field(
         None, description="The training script that workers run, relative to this file's folder."
     )
-    arguments: tuple[str, ...] = Field((), strict=False, description="The script's arguments.")
+    arguments: tuple[Argument, ...] = Field((), strict=False, description="The script's arguments.")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of everything that is drawn by chance.")
-    shards: int = Field(1, ge=1, description="How many global servers share the model (MultiGPS).")
+    shards: int = Field(
+        1, ge=1, le=MOST_SHARDS, description="How many global servers share the model (MultiGPS)."
+    )
     secret_file: File | None = Field(
         None,
         description="A file with the run's secret, which every node proves to know; `geomx secret FILE` makes one. "
@@ -137,6 +157,7 @@ class WorkerTable(Table):
     threads: int = Field(
         0,
         ge=0,
+        le=1024,
         description="Threads of a worker's arithmetic. 0: with `geomx run` this machine's cores by its processes, else "
         "what PyTorch takes.",
     )
@@ -145,14 +166,14 @@ class WorkerTable(Table):
 class LayoutTable(Table):
     """How the model is cut into slices."""
 
-    slice_elements: int = Field(
+    slice_elements: Elements = Field(
         0,
-        ge=0,
         description="Elements of the largest slice. 0: by the model's size, and larger where codecs send less.",
     )
     size_lower_bound: int = Field(
         SIZE_LOWER_BOUND,
         ge=1,
+        le=MOST_ELEMENTS,
         description="Tensors of fewer elements share slices with others.",
     )
 
@@ -165,7 +186,7 @@ class GlobalTable(Table):
         strict=False,
         description="Where each shard is dialled. Left out: `geomx run` chooses free ports on this machine.",
     )
-    listen: tuple[Address, ...] = Field(
+    listen: tuple[ListenAddress, ...] = Field(
         (), strict=False, description="Where each shard listens, if not at the address that others dial."
     )
 
@@ -173,18 +194,25 @@ class GlobalTable(Table):
 class PartyTable(Table):
     """A data center or organisation: a local server and its workers. One table for each."""
 
-    name: PartyName = Field(description="The party's name, which is its local server's name as well.")
-    workers: int = Field(ge=1, description="How many workers it has.")
+    name: PartyName = Field(
+        description="The party's name, which is its local server's name as well. No two differ in upper and lower "
+        "case alone."
+    )
+    workers: int = Field(
+        ge=1,
+        le=MOST_WORKERS_OF_A_PARTY,
+        description=f"How many workers it has. All parties together have {MOST_WORKERS} or fewer.",
+    )
     address: AddressOrNone = Field(
         "", description='Where its workers dial its local server. "": `geomx run` chooses a free port.'
     )
-    listen: AddressOrNone = Field(
+    listen: ListenAddressOrNone = Field(
         "", description="Where the local server listens, if not at the address that workers dial."
     )
     link: LinkTable | None = Field(
         None, description="Its link to the global servers, in place of `wan.link`."
     )
-    pace_mbps: float | None = Field(None, ge=0, description="In place of `wan.pace_mbps`, both ways.")
+    pace_mbps: Rate | None = Field(None, description="In place of `wan.pace_mbps`, both ways.")
     worker_delay: DelayTable | None = Field(
         None, description="Makes its workers slower than they are, to try what that does to a run."
     )
@@ -194,7 +222,7 @@ class PartyTable(Table):
         "themselves, by `torch.distributed`; see [inside a party](inside.md).",
     )
     dataset_size: int | None = Field(
-        None, ge=1, description='Samples in its data set, for `sync.weight = "dataset_size"`.'
+        None, ge=1, le=10**12, description='Samples in its data set, for `sync.weight = "dataset_size"`.'
     )
 
     @property
@@ -210,17 +238,15 @@ class EventTable(Table):
     The events of a party stand in the order of their times.
     """
 
-    at_s: float = Field(
-        ge=0, description="When, in seconds since the end of `attach`, as the sending end saw it."
-    )
+    at_s: Moment = Field(description="When, in seconds since the end of `attach`, as the sending end saw it.")
     party: PartyName = Field(description="Whose link to the global servers changes, in both directions.")
-    for_s: float | None = Field(
-        None, gt=0, description="How long; what it covered then shows again. Left out: for good."
+    for_s: Duration | None = Field(
+        None, description="How long; what it covered then shows again. Left out: for good."
     )
-    rate_mbps: float | None = Field(None, ge=0, description="As in Links, where it changes.")
-    delay_ms: float | None = Field(None, ge=0, description="As in Links, where it changes.")
-    jitter_ms: float | None = Field(None, ge=0, description="As in Links, where it changes.")
-    loss: float | None = Field(None, ge=0, lt=1, description="As in Links, where it changes.")
+    rate_mbps: Rate | None = Field(None, description="As in Links, where it changes.")
+    delay_ms: Delay | None = Field(None, description="As in Links, where it changes.")
+    jitter_ms: Wander | None = Field(None, description="As in Links, where it changes.")
+    loss: Share | None = Field(None, description="As in Links, where it changes.")
     cut: bool | None = Field(
         None, description="`true`: nothing passes, until `for_s` is over or a later event says `cut = false`."
     )
@@ -247,8 +273,8 @@ class EdgeTable(Table):
         description="TCP's congestion control. `system`: as this machine is set. `bbr`: for links that lose packets, "
         "where `cubic` slows down much.",
     )
-    heartbeat_s: Seconds = Field(1.0, description="A node that has nothing to say says so this often.")
-    timeout_s: Seconds = Field(
+    heartbeat_s: Heartbeat = Field(1.0, description="A node that has nothing to say says so this often.")
+    timeout_s: Silence = Field(
         description="A node that is silent or away for this long is lost. At least 3 × `heartbeat_s`."
     )
     link: LinkTable | None = Field(None, description="The link to imitate. Left out: the network as it is.")
@@ -257,13 +283,12 @@ class EdgeTable(Table):
 class WanTable(EdgeTable):
     """The edges between local servers and global servers."""
 
-    pace_mbps: float = Field(
+    pace_mbps: Rate = Field(
         0.0,
-        ge=0,
         description="Mbit/s of payload at which a party's bytes leave at most, up and down (Linux); 0: as TCP finds. "
         "97 % of the link's rate leaves its queue empty: the fastest with `cubic`, where nothing is lost.",
     )
-    timeout_s: Seconds = Field(15.0, description=EdgeTable.model_fields["timeout_s"].description)
+    timeout_s: Silence = Field(15.0, description=EdgeTable.model_fields["timeout_s"].description)
 
 
 class LanTable(EdgeTable):
@@ -272,15 +297,15 @@ class LanTable(EdgeTable):
     codec_down: LanCodecName = Field(
         "wan", description="What updates travel as. `wan`: as they came over the WAN, byte for byte."
     )
-    timeout_s: Seconds = Field(5.0, description=EdgeTable.model_fields["timeout_s"].description)
+    timeout_s: Silence = Field(5.0, description=EdgeTable.model_fields["timeout_s"].description)
 
 
 class LimitsTable(Table):
     """How long a node waits."""
 
-    start_s: Seconds = Field(300.0, description="For the others to join, before it ends with an error.")
-    stall_s: Seconds = Field(30.0, description="For anything, before it reports for whom and for what.")
-    stop_s: Seconds = Field(10.0, description="For an orderly end, before it is ended.")
+    start_s: Limit = Field(300.0, description="For the others to join, before it ends with an error.")
+    stall_s: Limit = Field(30.0, description="For anything, before it reports for whom and for what.")
+    stop_s: Limit = Field(10.0, description="For an orderly end, before it is ended.")
     turn_s: float = Field(
         0.0,
         ge=0,
@@ -293,7 +318,9 @@ class TlsTable(Table):
     """TLS 1.3 with mutual certificates on every edge: all three files, or none."""
 
     certificate: File | None = Field(None, description="This node's certificate chain (PEM).")
-    key: File | None = Field(None, description="Its private key (PEM).")
+    key: File | None = Field(
+        None, description="Its private key (PEM), which only its owner may be able to read."
+    )
     authority: File | None = Field(
         None, description="The certificates that sign the nodes of this run (PEM)."
     )
@@ -308,9 +335,11 @@ class Description(Table):
     worker: WorkerTable = Field(default_factory=WorkerTable)
     layout: LayoutTable = Field(default_factory=LayoutTable)
     global_: GlobalTable = Field(default_factory=GlobalTable, alias="global")
-    parties: tuple[PartyTable, ...] = Field(alias="party", strict=False, min_length=1)
+    parties: tuple[PartyTable, ...] = Field(
+        alias="party", strict=False, min_length=1, max_length=MOST_PARTIES
+    )
     wan: WanTable = Field(default_factory=WanTable)
     lan: LanTable = Field(default_factory=LanTable)
     limits: LimitsTable = Field(default_factory=LimitsTable)
     tls: TlsTable = Field(default_factory=TlsTable)
-    events: tuple[EventTable, ...] = Field((), alias="event", strict=False)
+    events: tuple[EventTable, ...] = Field((), alias="event", strict=False, max_length=MOST_EVENTS)

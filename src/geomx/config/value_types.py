@@ -1,88 +1,89 @@
-"""The kinds of values that TOML has no type for: names, addresses, choices that a user may add to, paths."""
+"""The kinds of values that TOML has no type for: names, addresses, choices that a user may add to, paths, bounds."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, ValidationInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from geomx.channels import channels
 from geomx.codecs import codecs
+from geomx.config.forms import AddressForm, ChoiceForm, TextForm, ZeroOr, unfit
+from geomx.config.problems import odd_character
 from geomx.optim import compensations
 from geomx.sync import policies
 
-_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
-_HOST = r"([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])"
-_SETTINGS = r"( [a-z_0-9]+=[A-Za-z0-9_.+-]+)*"
-_CLASS = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
+# A worker's name is its party's with a rank. One message names all workers of a party, or all parties of a run, and its
+# head has HEAD_LIMIT_BYTES: `test_a_run_as_large_as_can_be_fits_into_messages` counts.
+MOST_SHARDS = 128
+MOST_PARTIES = 128
+MOST_WORKERS_OF_A_PARTY = 512
+MOST_WORKERS = 4096  # of all parties together
+LONGEST_PARTY_NAME = 32
+LONGEST_RUN_NAME = 64  # it is part of a folder's name
 
-
-@dataclass(frozen=True, slots=True)
-class TextForm:
-    """What a text must look like. `names`: the texts that are most likely meant where it does not."""
-
-    words: str
-    pattern: str
-    names: tuple[str, ...] = ()
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
-    def check(self, text: str) -> str:
-        """Give the text back; raises ValueError where it does not match the whole pattern."""
-        if re.fullmatch(self.pattern, text, re.ASCII) is None:
-            raise ValueError(f"must be {self.words}")
-        return text
-
-
-def _choice(names: tuple[str, ...], more: str, more_words: str, may_be_empty: bool = False) -> TextForm:
-    quoted = ", ".join(f'"{name}"' for name in names)
-    words = f'{quoted}, or your own as "module:Class"{more_words}'
-    pattern = f"({'|'.join(names)}|{_CLASS}){more}"
-    return TextForm(words, f"({pattern})?" if may_be_empty else pattern, names)
+MOST_EVENTS = 10_000
+MOST_ELEMENTS = 1 << 29  # of a slice: as float64 they are 4 GiB, the longest payload
+DAY_S = 86_400
+WEEK_S = 7 * DAY_S
+YEAR_S = 365 * DAY_S
 
 
 def _absolute(value: Any, info: ValidationInfo) -> Any:
-    if isinstance(value, str) and value:
-        folder: Path = (info.context or {}).get("folder", Path())
-        return (folder / value).absolute()
-    return value
+    if not isinstance(value, str) or not value:
+        return value
+    if not value.isprintable():
+        raise unfit(odd_character(value))
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError as error:  # nobody of that name
+        raise unfit(str(error)) from error
+    folder: Path = (info.context or {}).get("folder", Path())
+    return (folder / path).absolute()
 
 
-RunName = Annotated[str, TextForm("letters, digits, `_`, `.` and `-`", r"[A-Za-z0-9_.-]+")]
-PartyName = Annotated[
-    str, TextForm("letters, digits, `_` and `-`, but not `global`", r"(?!global$)[A-Za-z0-9_-]+")
-]
-Address = Annotated[str, TextForm('"host:port"', f"{_HOST}:{_PORT}")]
-AddressOrNone = Annotated[str, TextForm('"host:port", or ""', f"({_HOST}:{_PORT})?")]
-PolicyName = Annotated[
-    str, _choice(policies.names, _SETTINGS, ", with parameters as `staleness=4` behind it")
-]
-CompensationName = Annotated[
+RunName = Annotated[
     str,
-    _choice(
-        compensations.names, _SETTINGS, ", with parameters as `strength=0.04` behind it, or nothing", True
+    TextForm(
+        f"1 to {LONGEST_RUN_NAME} letters, digits, `_`, `.` and `-`, not beginning with `.` or `-`",
+        r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
+        LONGEST_RUN_NAME,
     ),
 ]
-ChannelName = Annotated[str, _choice(channels.names, _SETTINGS, ", with parameters as `key=value` behind it")]
-RuleName = Annotated[str, TextForm('your own as "module:Class", or nothing', f"({_CLASS})?")]
-CodecName = Annotated[str, _choice(codecs.names, _SETTINGS, ", with parameters as `ratio=0.01` behind it")]
-LanCodecName = Annotated[
-    str, _choice(("wan", *codecs.names), _SETTINGS, ", with parameters as `ratio=0.01` behind it")
+PartyName = Annotated[
+    str,
+    TextForm(
+        f"1 to {LONGEST_PARTY_NAME} letters, digits, `_` and `-`, not beginning with `-`, and not `global`",
+        r"(?!(?i:global)$)[A-Za-z0-9_][A-Za-z0-9_-]*",
+        LONGEST_PARTY_NAME,
+    ),
 ]
+Address = Annotated[str, AddressForm(dialled=True)]
+AddressOrNone = Annotated[str, AddressForm(dialled=True, optional=True)]
+ListenAddress = Annotated[str, AddressForm(dialled=False)]
+ListenAddressOrNone = Annotated[str, AddressForm(dialled=False, optional=True)]
+PolicyName = Annotated[str, ChoiceForm(policies.names, "staleness=4")]
+CompensationName = Annotated[str, ChoiceForm(compensations.names, "strength=0.04", optional=True)]
+ChannelName = Annotated[str, ChoiceForm(channels.names, "key=value")]
+RuleName = Annotated[
+    str,
+    TextForm(
+        'your own as "module:Class", or nothing', r"([A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)?", 200
+    ),
+]
+CodecName = Annotated[str, ChoiceForm(codecs.names, "ratio=0.01")]
+LanCodecName = Annotated[str, ChoiceForm(("wan", *codecs.names), "ratio=0.01", bare=("wan",))]
+Argument = Annotated[str, TextForm("text", r"[^\0]*")]  # no process can be given a NUL
 File = Annotated[Path, BeforeValidator(_absolute)]  # relative to the folder of the run's description
-Seconds = Annotated[float, Field(gt=0)]
 
-
-def is_loopback(address: str) -> bool:
-    """Whether an address `host:port` can be reached from this machine alone."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+Heartbeat = Annotated[float, Field(ge=0.01, le=3600)]  # seconds
+Silence = Annotated[float, Field(ge=0.01, le=DAY_S)]
+Limit = Annotated[float, Field(ge=1, le=WEEK_S)]
+Moment = Annotated[float, Field(ge=0, le=YEAR_S)]
+Duration = Annotated[float, Field(ge=0.001, le=YEAR_S)]
+Rate = Annotated[float, ZeroOr(0.001, 1e6)]  # Mbit/s
+Delay = Annotated[float, Field(ge=0, le=60_000)]  # milliseconds
+Wander = Annotated[float, ZeroOr(0.001, 60_000)]  # milliseconds
+Share = Annotated[float, Field(ge=0, le=0.9)]  # of packets
+Elements = Annotated[int, Field(ge=0, le=MOST_ELEMENTS)]

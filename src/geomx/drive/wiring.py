@@ -11,9 +11,8 @@ from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES
 from geomx.channels.tls import Contexts, contexts
 from geomx.config import LinkChange, LinkTable, Run
-from geomx.config.choices import Tier, of_channel
+from geomx.config.choices import Tier, check_channel
 from geomx.drive.real import ListeningEdge, Wiring
-from geomx.errors import ConfigError
 
 
 def wire(run: Run, name: str) -> Wiring:
@@ -35,7 +34,7 @@ def _wire_shard(run: Run, name: str) -> Wiring:
     paces = {party: mbps for party in run.servers if (mbps := run.pace_mbps_of(party))}
     if not (links or paces):
         return Wiring(ListeningEdge(channel, run.listen_address_of(name)), peers)
-    assert isinstance(channel, ShapingChannel)  # as `of_channel` has checked
+    assert isinstance(channel, ShapingChannel)  # as `check_channel` has seen
     shaping = channel
     downlinks = {party: shaping.downlink(link.spec.shared(run.run.shards)) for party, link in links.items()}
 
@@ -80,8 +79,7 @@ def _channel(
     spec = None if link is None else link.spec
     settings = EdgeSettings(spec, chunk_bytes, edge.congestion, pace_mbps, _tls(run), run.run.seed)
     made: Channel = channels.make(edge.channel, settings)
-    if faults := list(of_channel(run, tier, made)):
-        raise ConfigError(f"run {run.run.name}", faults)
+    check_channel(run, tier, made)
     return made
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
-from geomx.config import Run
+from geomx.config import Run, load_whole
 from geomx.config.choices import check_choices
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (
@@ -69,10 +69,11 @@ def join(run: str | Path | Run | None = None, party: str | None = None, rank: in
 
 def _description(run: str | Path | Run | None, place: ProcessPlace) -> Run | None:
     if isinstance(run, Run):
+        check_choices(run)
         return run
     if run is not None:
-        return Run.load(run)
-    return None if place.run is None else Run.load(place.run, place.overrides)
+        return load_whole(run, needed=("tls",))
+    return None if place.run is None else load_whole(place.run, place.overrides, ("tls",))
 
 
 def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> LiveRun:
@@ -88,7 +89,6 @@ def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> Liv
 
 
 def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank: int | None) -> LiveRun:
-    check_choices(description)
     members = () if party is None else description.workers_of(party)
     if party is not None and description.party(party).inside == "collective":
         rank = _rank_in_job(party, members, rank)

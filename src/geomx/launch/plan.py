@@ -84,7 +84,7 @@ def pairs(run: Run, options: PlanOptions) -> list[Pair]:
 
 
 def _check_names(algorithms: Sequence[str], codecs: Sequence[Pair]) -> None:
-    """Raises `ConfigError` or `UnknownName` before anything is measured."""
+    """Raises `ConfigError` before anything is measured."""
     for algorithm in algorithms:
         policies.make(algorithm)
     for spec in itertools.chain.from_iterable(codecs):

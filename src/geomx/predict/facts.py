@@ -74,7 +74,7 @@ class Rhythm:
     def of(cls, spec: str) -> Rhythm:
         """That of a policy, found by asking it: its plans, and what it says to a party far ahead of another.
 
-        Raises `ConfigError` or `UnknownName` where there is no such policy.
+        Raises `ConfigError` where there is no such policy.
         """
         policy: Policy = policies.make(spec)
         far_ahead = RoundView(MOST_STEPS, 0, "gradient", "one", {"one/0"}, {"one/0"}, {"other": 0})

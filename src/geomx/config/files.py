@@ -1,0 +1,51 @@
+"""Whether the files that a description names can be used on this machine.
+
+A description says what is so on every machine of its run; its files lie on some of them. `geomx run` needs the training
+script, and every node its certificates: commands that start one look for them here, before anything starts. So does
+`geomx check`, unless it is told that this machine runs no node (`--elsewhere`): whether it does, no description says.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from geomx.channels.tls import contexts
+from geomx.config.paths import nearest_file
+from geomx.config.problems import Problem
+from geomx.config.tables import Description
+from geomx.errors import ConfigError
+
+Needed = Literal["script", "tls"]
+EVERY_FILE: tuple[Needed, ...] = ("script", "tls")
+
+
+def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FILE) -> Iterator[Problem]:
+    """What is wrong with the files that are needed, where the description names them."""
+    if "script" in needed and described.run.script is not None:
+        yield from _script_problems(described.run.script)
+    tls = described.tls
+    if "tls" in needed and tls.certificate is not None and tls.key is not None and tls.authority is not None:
+        try:
+            contexts(tls.certificate, tls.key, tls.authority)  # as a node will
+        except ConfigError as error:
+            for fault in error.faults:
+                near = nearest_file(Path(fault.found)) if not Path(fault.found).exists() else ""
+                hint = "; ".join(filter(None, (fault.hint, near)))
+                yield Problem(tuple(fault.where.split(".")), fault.found, fault.allowed, hint)
+
+
+def _script_problems(script: Path) -> Iterator[Problem]:
+    path, allowed = ("run", "script"), "path of the training script that workers run"
+    try:
+        mode = script.stat().st_mode
+    except OSError as error:
+        yield Problem(path, f"{script}: {error.strerror}", allowed, nearest_file(script))
+        return
+    if stat.S_ISDIR(mode):
+        yield Problem(path, f"the folder {script}", allowed, nearest_file(script / "train.py"))
+    elif not os.access(script, os.R_OK):
+        yield Problem(path, f"{script}, which cannot be read", allowed)

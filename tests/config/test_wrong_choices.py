@@ -1,0 +1,65 @@
+"""Policies, codecs and other classes that a description names and that are not there, or are made otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from config_runs import TWO_PARTIES
+
+from geomx.config import load_whole
+from geomx.errors import ConfigError
+
+CHOICES = [
+    ('sync.policy = "mixed stalenes=4"', "sync.policy.stalenes", "did you mean `staleness`?"),
+    ('sync.policy = "mixed staleness=4.5"', "sync.policy.staleness", "found '4.5'; allowed: an integer"),
+    ('sync.policy = "mixed staleness=-2"', "sync.policy.staleness", "0 or more, or -1"),
+    ('sync.policy = "hfa k1=2, k2=3"', "sync.policy.k1", "did you mean `k1=2`?"),
+    ('sync.policy = "hfa k1=2 k1=3"', "sync.policy.k1", "found '3' as well; allowed: each parameter once"),
+    ('sync.policy = "fsa k1=2"', "sync.policy.k1", "allowed: no parameters"),
+    ('sync.policy = "no_such_module:Policy"', "sync.policy", "No module named 'no_such_module'"),
+    ('sync.policy = "collections:Countr"', "sync.policy", "did you mean `Counter`?"),
+    ('sync.policy = "math:pi"', "sync.policy", 'found "math:pi": a float'),
+    ('sync.policy = "collections:Counter"', "sync.policy", "without `gathered`, `lockstep`, `plans`"),
+    ('optimizer.rule = "no_such_rules:Mine"', "optimizer.rule", "No module named 'no_such_rules'"),
+    ('wan.channel = "no_such_channels:Mine"', "wan.channel", "No module named 'no_such_channels'"),
+    ('sync.buffers = "average"', "sync.buffers", "no weights are averaged"),
+]
+
+
+@pytest.mark.parametrize(("line", "key", "piece"), CHOICES, ids=[line for line, _, _ in CHOICES])
+def test_a_choice_that_does_not_exist_is_told_at_its_key_and_line(
+    tmp_path: Path, line: str, key: str, piece: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"# a run\n{line}\n{TWO_PARTIES}")
+    with pytest.raises(ConfigError) as caught:
+        load_whole(path)
+    (fault,) = caught.value.faults
+    assert fault.where == f"{key} (line 2)"
+    assert piece in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameter", "piece"),
+    [
+        ("topk ratoi=0.1", ".ratoi", "did you mean `ratio`?"),
+        ("topk ratio=1%", ".ratio", "found '1%'; allowed: a number (did you mean `ratio=0.01`?)"),
+        ("topk ratio=nan", ".ratio", "allowed: a number"),
+        ("topk ratio=2", ".ratio", "found 2.0"),
+        ("dense ratio=2", ".ratio", "allowed: no parameters"),
+        ("no_such_module:Codec", "", "No module named 'no_such_module'"),
+        ("collections:Counter", "", "TypeError"),
+    ],
+)
+@pytest.mark.parametrize("key", ["wan.codec_up", "wan.codec_down", "lan.codec_up", "lan.codec_down"])
+def test_a_wrong_codec_is_told_at_its_tier_and_way(
+    tmp_path: Path, key: str, spec: str, parameter: str, piece: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'{TWO_PARTIES}\n[{key[:3]}]\n{key[4:]} = "{spec}"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_whole(path)
+    (fault,) = caught.value.faults
+    assert fault.where == f"{key}{parameter} (line 10)"
+    assert piece in str(fault)

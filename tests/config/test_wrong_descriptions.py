@@ -1,0 +1,165 @@
+"""Descriptions as users get them wrong: what each is told, and at which key."""
+
+from __future__ import annotations
+
+import pytest
+from config_runs import TWO_PARTIES
+
+from geomx.config import Run
+from geomx.errors import ConfigError
+
+CYRILLIC_A = "\u0410"
+NO_BREAK_SPACE = "\u00a0"
+EVENT = 'wan.link = {}\nevent = [{at_s = 1, party = "A", %s}]'
+PARTY = 'party = [{name = "A", workers = 1, %s}]'
+
+# One line of a description, or one with parties; the key that is told; what is told of it.
+WRONG = [
+    # numbers that are no numbers, or far from any run's
+    ("run.shards = 100000", "run.shards", "integer ≥ 1, ≤ 128"),
+    ("run.shards = -1", "run.shards", "found -1"),
+    ("run.shards = 1.0", "run.shards", "found 1.0"),
+    ("run.shards = [2]", "run.shards", "found [2]"),
+    ("run.shards = 0x" + 5000 * "f", "run.shards", "a number of thousands of digits"),
+    ("run.seed = 4294967296", "run.seed", "≤ 4294967295"),
+    ("run.seed = 1979-05-27", "run.seed", 'found "1979-05-27"'),
+    ("worker.threads = 1000000", "worker.threads", "≤ 1024"),
+    ("layout.slice_elements = 1000000000000", "layout.slice_elements", "≤ 536870912"),
+    ('party = [{name = "A", workers = 1000000000}]', "party[0].workers", "integer ≥ 1, ≤ 512"),
+    ('party = [{name = "A", workers = -2}]', "party[0].workers", "found -2"),
+    ('party = [{name = "A", workers = "2"}]', "party[0].workers", 'found "2"'),
+    ("wan.heartbeat_s = 1e-9", "wan.heartbeat_s", "number ≥ 0.01, ≤ 3600"),
+    ("wan.heartbeat_s = nan", "wan.heartbeat_s", "found NaN"),
+    ("wan.timeout_s = 1e30", "wan.timeout_s", "≤ 86400"),
+    ("wan.timeout_s = -inf", "wan.timeout_s", "found -Infinity"),
+    ("wan.timeout_s = 1" + 400 * "0", "wan.timeout_s", "≤ 86400"),
+    ('wan.timeout_s = "15 s"', "wan.timeout_s", 'found "15 s"'),
+    ("wan.timeout_s = true", "wan.timeout_s", "found true"),
+    ("limits.start_s = 0.0001", "limits.start_s", "number ≥ 1, ≤ 604800"),
+    ("limits.stop_s = 0", "limits.stop_s", "number ≥ 1"),
+    ("wan.link.rate_mbps = 1e-300", "wan.link.rate_mbps", "0, or number ≥ 0.001, ≤ 1000000"),
+    ("wan.link.rate_mbps = -5", "wan.link.rate_mbps", "found -5"),
+    ("wan.pace_mbps = 1e300", "wan.pace_mbps", "≤ 1000000"),
+    ("wan.link.delay_ms = 3600000", "wan.link.delay_ms", "≤ 60000"),
+    ("wan.link.jitter_ms = 1e-320", "wan.link.jitter_ms", "0, or number ≥ 0.001, ≤ 60000"),
+    ("wan.link.loss = 1", "wan.link.loss", "≤ 0.9"),
+    ('wan.link.loss = "1%"', "wan.link.loss", 'found "1%"'),
+    (PARTY % "worker_delay.factor = 1e9", "party[0].worker_delay.factor", "≤ 1000"),
+    (EVENT % "loss = 0.5, for_s = 1e-12", "event[0].for_s", "≥ 0.001"),
+    ('wan.link = {}\nevent = [{at_s = 1e300, party = "A", loss = 0}]', "event[0].at_s", "≤ 31536000"),
+    ('wan.link = {}\nevent = [{at_s = -1, party = "A", loss = 0}]', "event[0].at_s", "found -1"),
+    # names
+    ('run.name = ""', "run.name", 'found ""'),
+    ('run.name = "../up"', "run.name", 'found "../up"'),
+    ('run.name = ".."', "run.name", "not beginning with `.` or `-`"),
+    ('run.name = "a\\u0007b"', "run.name", "it has the character U+0007"),
+    (f'run.name = "{300 * "n"}"', "run.name", "it has 300 characters"),
+    (f'party = [{{name = "{300 * "n"}", workers = 1}}]', "party[0].name", "it has 300 characters"),
+    ('party = [{name = "", workers = 1}]', "party[0].name", "1 to 32 letters"),
+    ('party = [{name = "-A", workers = 1}]', "party[0].name", "not beginning with `-`"),
+    ('party = [{name = "A/0", workers = 1}]', "party[0].name", 'found "A/0"'),
+    ('party = [{name = "Global", workers = 1}]', "party[0].name", "and not `global`"),
+    (f'party = [{{name = "{CYRILLIC_A}", workers = 1}}]', "party[0].name", "CYRILLIC CAPITAL LETTER A"),
+    (
+        'party = [{name = "a", workers = 1}, {name = "A", workers = 1}]',
+        "party[1].name",
+        "it is the name of party[0] `a` but for upper and lower case",
+    ),
+    ('party = [{name = "A", workers = 1}, {name = "A", workers = 1}]', "party[1].name", "of party[0])"),
+    # addresses
+    (PARTY % 'address = "999.1.1.1:7000"', "party[0].address", "`999.1.1.1` is no IPv4 address"),
+    (PARTY % 'address = "10.0.1:7000"', "party[0].address", "`10.0.1` is no IPv4 address"),
+    (PARTY % 'address = "fe80::1:7000"', "party[0].address", "in brackets: `[fe80::1]:7000`"),
+    (PARTY % 'address = "::1"', "party[0].address", "in brackets: `[::1]:7000`"),
+    (PARTY % 'address = "[fe80::g]:7000"', "party[0].address", "`fe80::g` is no IPv6 address"),
+    (PARTY % 'address = "[::1]"', "party[0].address", "the port is missing: `[::1]:7000`"),
+    (PARTY % 'address = "host"', "party[0].address", "the port is missing: `host:7000`"),
+    (PARTY % 'address = ":7000"', "party[0].address", "the host is missing"),
+    (PARTY % 'address = "host:0"', "party[0].address", "a port is 1 to 65535"),
+    (PARTY % 'address = "host:65536"', "party[0].address", "a port is 1 to 65535"),
+    (PARTY % 'address = "host:http"', "party[0].address", "a port is 1 to 65535"),
+    (PARTY % 'address = "http://host:7000"', "party[0].address", "leave out `http://`"),
+    (PARTY % 'address = "me@host:7000"', "party[0].address", "`me@host` is no name of a host"),
+    (PARTY % 'address = "a..b:7000"', "party[0].address", "`a..b` is no name of a host"),
+    (PARTY % f'address = "{64 * "h"}:7000"', "party[0].address", "is no name of a host"),
+    (PARTY % 'address = "0.0.0.0:7000"', "party[0].address", "nobody can dial it: give it as `listen`"),
+    (PARTY % 'address = "[::]:7000"', "party[0].address", "nobody can dial it"),
+    (PARTY % f'address = "host{NO_BREAK_SPACE}:7000"', "party[0].address", "U+00A0, NO-BREAK SPACE"),
+    ('global.addresses = [""]', "global.addresses[0]", "it is empty"),
+    ('global.addresses = "host:7000"', "global.addresses", 'found "host:7000"'),
+    (
+        'global.addresses = ["localhost:7000"]\nparty = [{name = "A", workers = 1, address = "127.0.0.1:7000"}]',
+        "party[0].address",
+        "it is the address of global/0",
+    ),
+    (
+        'global.addresses = ["[::1]:7000"]\nparty = [{name = "A", workers = 1, address = "[0:0::1]:7000"}]',
+        "party[0].address",
+        "it is the address of global/0",
+    ),
+    # choices
+    ('wan.codec_up = "topkk ratio=0.1"', "wan.codec_up", "did you mean `topk`?"),
+    ('wan.codec_up = "topk ratio = 0.1"', "wan.codec_up", "without spaces around `=`"),
+    ('wan.codec_up = "topk 0.1"', "wan.codec_up", 'found "0.1"; allowed: parameters as `ratio=0.01`'),
+    ('wan.codec_up = ""', "wan.codec_up", 'found ""'),
+    ('wan.codec_up = ["topk"]', "wan.codec_up", 'found ["topk"]'),
+    ('wan.codec_up = "mine.Codec"', "wan.codec_up", "did you mean `mine:Codec`?"),
+    ('wan.codec_up = "mine.py:Codec"', "wan.codec_up", "did you mean `mine:Codec`?"),
+    ('wan.codec_up = "./mine/codecs.py:Sparse"', "wan.codec_up", "did you mean `mine.codecs:Sparse`?"),
+    (f'wan.codec_up = "topk {300 * "r"}=1"', "wan.codec_up", "at most 200 characters"),
+    ('lan.codec_down = "wan ratio=0.1"', "lan.codec_down", "`wan` without parameters"),
+    ('optimizer.rule = "SGD"', "optimizer.rule", 'your own as "module:Class"'),
+    ('sync.policy = "fsa\u200b"', "sync.policy", "did you mean `fsa`?"),
+    # keys and tables
+    ("[runn]\nseed = 1", "runn", "did you mean `run`?"),
+    ("[[parties]]\nname = 1", "parties", "did you mean `party`?"),
+    ("[[run]]\nseed = 1", "run", "allowed: table of `name`"),
+    ("wan = 100", "wan", "found 100"),
+    ("[link.C]\nrate_mbps = 1", "link", "there is `party.link`, `wan.link`, `lan.link`"),
+    ('run.arguments = [["--fast"]]', "run.arguments[0]", 'found ["--fast"]'),
+    ('run.script = "train.py"\nrun.arguments = ["a\\u0000b"]', "run.arguments[0]", "U+0000"),
+    ('run.script = "a\\u0000b"', "run.script", "U+0000"),
+    ('tls.certificate = ""', "tls.certificate", "path of a file"),
+    (EVENT.replace('"A"', '"C"') % "loss = 0.1", "event[0].party", "no party `C`"),
+    # what is no TOML
+    ("run.ledger = True", "line 1", "`true` and `false` are written small"),
+    ("run.name = paris", "line 1", 'text stands in "quotes"'),
+    ("run.name = \u201cparis\u201d", "line 1", "LEFT DOUBLE QUOTATION MARK"),
+    (f"run.seed{NO_BREAK_SPACE}= 1", "line 1", "U+00A0, NO-BREAK SPACE"),
+    ("run.seed = 1" + 5000 * "0", "the file", "digits"),
+    ("run.arguments = " + 5000 * "[" + 5000 * "]", "the file", "brackets within brackets"),
+    ("run.timeout = 15s", "line 1", "Expected newline"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "piece"), WRONG, ids=[f"{key}-{piece[:30]}" for _, key, piece in WRONG]
+)
+def test_a_wrong_description_is_told_at_its_key(text: str, key: str, piece: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Run.parse(text if "party = [" in text else text + TWO_PARTIES, "run.toml")
+    (fault,) = caught.value.faults
+    assert fault.where.partition(" (")[0] == key
+    assert piece in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("party.A.address=host_1.example.:7000", "host_1.example.:7000"),
+        ("party.A.address=[fe80::1%eth0]:7000", "[fe80::1%eth0]:7000"),
+        ("party.A.address=10.0.0.255:1", "10.0.0.255:1"),
+        ("wan.link.rate_mbps=0.001", 0.001),
+        ("wan.codec_up=  topk   ratio=0.5 ", "topk ratio=0.5"),
+        (f"party.A.name={32 * 'n'}", 32 * "n"),
+    ],
+)
+def test_what_is_near_to_wrong_is_right(text: str, kept: object) -> None:
+    run = Run.parse(TWO_PARTIES, "run.toml", [text])
+    values = (
+        run.parties[0].address,
+        run.wan.link and run.wan.link.rate_mbps,
+        run.wan.codec_up,
+        run.servers[0],
+    )
+    assert kept in values
