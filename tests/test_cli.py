@@ -123,6 +123,7 @@ def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.Capture
         ("check {} sync.policy=esync party.A.inside=collective", "party.A.inside: found 'collective'"),
         ("run {}", "no file"),
         ("run {} run.script=", "run.script"),
+        ("run {} run.script=.", "found the folder"),
     ],
 )
 def test_a_place_that_does_not_exist_is_refused(
@@ -140,7 +141,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_run(
 ) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
     assert cli.main(["run", toml, "--report", f"{toml}/deep/r.json"]) == 2
-    assert "r.json" in capsys.readouterr().err
+    assert f"--report: found {toml}/deep/r.json (Not a directory)" in capsys.readouterr().err
 
 
 def test_a_job_of_torchrun_takes_the_workers_ranks_from_there(toml: str) -> None:

@@ -123,6 +123,14 @@ class CheckpointError(GeomxError):
     """A checkpoint cannot be read, or belongs to another model."""
 
 
+class FileUnwritable(GeomxError):
+    """A report, a trace or another file cannot be written; the message names it, and says why."""
+
+    def __init__(self, path: object, reason: str, hint: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"cannot write {path}: {reason}{hint and f'; {hint}'}")
+
+
 class RecordsUnreadable(GeomxError):
     """A file of records holds something else."""
 

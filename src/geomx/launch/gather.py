@@ -8,7 +8,7 @@ from rich.console import Console
 
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
-from geomx.launch.local_run import make_folders_of
+from geomx.launch.outputs import check_outputs, write_outputs
 from geomx.observe.records import RecordFiles
 from geomx.observe.report import closing_table, make_report, write_report
 from geomx.observe.sentences import sentence
@@ -18,8 +18,8 @@ from geomx.observe.trace import write_trace
 def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path | None = None) -> None:
     """Make the report of the records in `folder`, one file a node, and print its table.
 
-    Of nodes without records, and of failures that nodes told, a line comes first. `report_to`, `trace_to`: files that
-    are written, too. Raises `ConfigError` where there are no records, or some of another run, and `RecordsUnreadable`.
+    Of nodes without records, and of failures, a line comes first. `report_to`, `trace_to`: files that are written.
+    Raises `ConfigError` where there are no records, or some of another run, `RecordsUnreadable` and `FileUnwritable`.
     """
     nodes = (*run.shard_names, *run.servers, *run.workers)
     records = RecordFiles(folder).in_unix_time()
@@ -28,7 +28,7 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
         raise _wrong(folder, "no records", "a folder with the files (*.jsonl) that GEOMX_RECORDS has named")
     if strangers := sorted(told.difference(nodes)):
         raise _wrong(folder, f"records of {', '.join(strangers)}", f"records of {', '.join(nodes)}")
-    make_folders_of(report_to, trace_to)
+    check_outputs({"--json": report_to, "--trace": trace_to})
     console = Console()
     if silent := [node for node in nodes if node not in told]:
         console.print(f"no records of {', '.join(silent)}: what they would tell is left out", markup=False)
@@ -36,11 +36,13 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
         if record.name == "failed":
             console.print(f"{record.node}: {sentence(record.name, record.fields)}", markup=False)
     report = make_report(run, records, records[-1].t - records[0].t)
-    if report_to is not None:
-        write_report(report, report_to)
-    if trace_to is not None:
-        write_trace(records, trace_to)
     console.print(closing_table(report))
+    write_outputs(
+        {
+            report_to: lambda path: write_report(report, path),
+            trace_to: lambda path: write_trace(records, path),
+        }
+    )
 
 
 def _wrong(folder: Path, found: str, allowed: str) -> ConfigError:
