@@ -18,7 +18,10 @@ OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C)."""
+    """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C).
+
+    Raises SystemExit where something is told already: wrong usage, and the end of a server that was asked to.
+    """
     try:
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         apply_switches()
@@ -210,6 +213,7 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
 
 def _worker(arguments: argparse.Namespace) -> None:
     from geomx.launch.environment import ProcessPlace, environment_of, read_place  # noqa: PLC0415 (only needed here)
+    from geomx.launch.script import through  # noqa: PLC0415
 
     run, overrides, rank = _load(arguments), tuple(arguments.overrides), arguments.rank
     workers = run.workers_of(arguments.party)
@@ -223,7 +227,7 @@ def _worker(arguments: argparse.Namespace) -> None:
     now = read_place()
     place = ProcessPlace(Path(arguments.run), overrides, arguments.party, rank, now.records, now.trace)
     try:
-        os.execvpe(arguments.command[0], arguments.command, environment_of(place))
+        os.execvpe(arguments.command[0], through(arguments.command), environment_of(place))
     except OSError as error:
         raise _wrong("the worker's command", arguments.command[0], f"a command ({error.strerror})") from error
 

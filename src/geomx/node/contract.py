@@ -73,10 +73,15 @@ class JobDone:
 
 @dataclass(slots=True, eq=False)
 class Called:
-    """The local program (the training loop) calls a method of its worker: `method(*arguments)`."""
+    """The local program (the training loop, or who runs a server) calls a method of its node: `method(*arguments)`."""
 
     method: str
     arguments: tuple[Any, ...] = ()
+
+
+def asked_to_end(signal_name: str) -> str:
+    """The reason of a node that fails because its process was told to end."""
+    return f"it was asked to end ({signal_name})"
 
 
 Event = Started | Opened | Received | Closed | Fired | JobDone | Called

@@ -187,6 +187,10 @@ class BaseNode(ABC):
         self._effects.append(Stop(error))
         self.stopped = True
 
+    def fail(self, reason: str) -> None:
+        """The user's script raised, or the process is to end: every node of the run ends, and names this one."""
+        raise RunFailed(self.name, reason)
+
     def _fail(self, error: GeomxError) -> None:
         """End this node with an error, and tell every peer why."""
         failure = as_failure(self.name, error)
