@@ -15,12 +15,13 @@ from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.environment import apply_switches
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+LOG_LINE = "%(asctime)s %(message)s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C).
 
-    Raises SystemExit where something is told already: wrong usage, and the end of a server that was asked to.
+    Raises SystemExit where something is told already: wrong usage, and of servers a failure of another node.
     """
     try:
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
@@ -189,7 +190,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     name = _server_name(run, arguments)
     from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.basicConfig(level=logging.INFO, format=LOG_LINE, datefmt="%H:%M:%S", stream=sys.stdout)
     serve(run, name)
 
 
@@ -225,7 +226,9 @@ def _worker(arguments: argparse.Namespace) -> None:
     if not arguments.command:
         raise _wrong("the worker's command", "nothing", "`-- COMMAND ...`, such as `-- python train.py`")
     now = read_place()
-    place = ProcessPlace(Path(arguments.run), overrides, arguments.party, rank, now.records, now.trace)
+    place = ProcessPlace(
+        Path(arguments.run), overrides, arguments.party, rank, now.records, now.trace, now.watched
+    )
     try:
         os.execvpe(arguments.command[0], through(arguments.command), environment_of(place))
     except OSError as error:

@@ -93,7 +93,8 @@ class RunFailed(GeomxError):
         self.node = node
         self.reason = reason
         self.error = error
-        super().__init__(f"the run failed at {node}: {reason}")
+        lost = error == NodeLost.__name__
+        super().__init__(f"{node} is lost: {reason}" if lost else f"the run failed at {node}: {reason}")
 
 
 class Disagreement(GeomxError):

@@ -15,6 +15,7 @@ import pytest
 import geomx
 from geomx.config import Run
 from geomx.launch import join as join_module
+from geomx.launch.environment import ProcessPlace
 from geomx.launch.join import _settings, join
 
 BOUND_S = 300.0
@@ -153,8 +154,9 @@ def test_a_script_that_raises_ends_the_run_and_is_named(script: Path, tmp_path: 
     assert done.returncode == 1
     assert "A/0      │ ValueError: A/0 has had enough" in done.stderr
     verdict = done.stderr[done.stderr.rindex("\ngeomx: ") + 1 :]
-    assert verdict.startswith("geomx: the run failed at A/0: ")
-    assert "ValueError: A/0 has had enough" in verdict
+    assert verdict.startswith("geomx: the run failed at A/0: it ended with status 1: ValueError: A/0 has had")
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert done.stderr.count("has had enough") == 2 + 1, done.stderr  # the traceback quotes the script
     assert "geomx/launch" not in done.stderr
     assert not list(tmp_path.glob("geomx-*"))
 
@@ -166,7 +168,7 @@ class Script:
         self.name = "A/0"
         self.is_amid_data, self.is_closed = amid, False
         self.told: list[str] = []
-        self.stay = join_module._Stay(self, self, self)  # type: ignore[arg-type]
+        self.stay = join_module._Stay(self, self, self, ProcessPlace())  # type: ignore[arg-type]
 
     def fail(self, reason: str) -> None:
         self.is_closed = True
@@ -204,6 +206,21 @@ def test_a_script_that_ends_amid_its_data_ends_the_run() -> None:
     with pytest.raises(geomx.RunFailed, match=r"A/0: its script ended amid run\.shard.*calls run\.close\(\)"):
         script.stay._leave()
     assert script.told == ["its script ended amid run.shard(loader), without run.close()"]
+
+
+def test_of_what_came_about_elsewhere_a_watched_node_says_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = Script()
+    for watched in (False, True):
+        script.stay._watched = watched
+        script.stay._say(geomx.RunFailed("B/0", "boom"))
+        script.stay._say(geomx.Refused("B refused A/0"))
+    assert capsys.readouterr().err.splitlines() == [
+        "geomx: the run failed at B/0: boom",
+        "geomx: B refused A/0",
+        "geomx: B refused A/0",
+    ]
 
 
 @pytest.fixture

@@ -17,15 +17,15 @@ from geomx.launch.local_run import (
     RunOptions,
     _conclude,
     _Folder,
+    _NotJoined,
     commands,
-    first_failure,
     rehearse,
     run_here,
     with_free_ports,
 )
 from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome
-from geomx.observe.records import Record, Recorder
+from geomx.observe.records import Recorder, RecordFiles
 
 TOML = """
 [run]
@@ -95,39 +95,6 @@ def test_every_node_has_a_process(run: Run, tmp_path: Path, ports: Ports) -> Non
     assert len(records) == 7
     assert str(tmp_path / "records" / "A.1.jsonl") in records
     assert {command.environment["GEOMX_TRACE"] for command in started} == {"1"}
-
-
-def failed(t: float, by: str, node: str, error: str, reason: str) -> Record:
-    return Record(t, by, "failed", "error", {"node": node, "error": error, "reason": reason})
-
-
-def test_a_script_that_raised_is_named_though_others_ended_before_it() -> None:
-    outcome = Outcome((Ended("global/0", 1), Ended("A", 1), Ended("A/1", 1, ("ValueError: boom",))), False)
-    records = [
-        failed(1.0, "A/1", "A/1", "RunFailed", "ValueError: boom"),
-        failed(1.1, "A", "A/1", "RunFailed", "ValueError: boom"),
-        failed(1.2, "global/0", "A/1", "RunFailed", "ValueError: boom"),
-    ]
-    error = first_failure(outcome, records)
-    assert error.node == "A/1"
-    assert error.reason == "it ended with status 1: ValueError: boom; its last lines:\n  ValueError: boom"
-
-
-def test_a_killed_process_is_named_though_another_told_first() -> None:
-    outcome = Outcome((Ended("A/0", 1), Ended("A", -9)), False)
-    error = first_failure(outcome, [failed(1.0, "A/0", "A", "NodeLost", "silent for 5 s")])
-    assert (error.node, error.reason) == ("A", "it was killed by SIGKILL")
-
-
-def test_a_node_that_fell_silent_is_named_though_it_has_not_ended() -> None:
-    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False)
-    error = first_failure(outcome, [failed(1.0, "A", "A/1", "NodeLost", "silent for 5 s")])
-    assert (error.node, error.reason) == ("A/1", "silent for 5 s")
-
-
-def test_without_any_word_the_first_that_ended_is_named() -> None:
-    error = first_failure(Outcome((Ended("B/0", 2, ("no such file",)), Ended("B", 1)), False), [])
-    assert (error.node, error.reason) == ("B/0", "it ended with status 2; its last lines:\n  no such file")
 
 
 # -- how it ends ---------------------------------------------------------------------------------------------------
@@ -202,6 +169,14 @@ def test_a_report_that_cannot_be_written_costs_no_result(
     )
     assert kept.keep
     assert trace.is_file()
+
+
+def test_a_script_that_has_recorded_nothing_has_not_joined(run: Run, tmp_path: Path) -> None:
+    records = RecordFiles(tmp_path)
+    Recorder(tmp_path, "A/0").close()
+    workers = _NotJoined(run, records)
+    assert workers.lack_of("A/0") == ""
+    assert workers.lack_of("A/1") == f"without having joined: {run.run.script} does not call geomx.join()"
 
 
 @pytest.mark.parametrize("command", [run_here, lambda run, _: rehearse(run, lambda _: True)])

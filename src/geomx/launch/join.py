@@ -39,6 +39,7 @@ from geomx.launch.environment import (
     read_place,
 )
 from geomx.launch.slow_worker import SlowWorker
+from geomx.launch.verdict import follows
 from geomx.node.contract import asked_to_end
 from geomx.observe.records import Recorder
 from geomx.sync import policies
@@ -89,7 +90,7 @@ def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> Liv
     recorder = Recorder(place.records, SOLO, place.trace)
     thread = SoloThread(recorder)
     run = LiveRun(thread.port, name=SOLO, members=(SOLO,), party_members=(SOLO,))
-    _Stay(run, thread, recorder).begin()
+    _Stay(run, thread, recorder, place).begin()
     return run
 
 
@@ -117,7 +118,7 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
         party_members=members,
         settings=settings,
     )
-    stay = _Stay(run, thread, recorder)
+    stay = _Stay(run, thread, recorder, place)
     stay.begin()
     if settings.collective is not None:
         stay.watch(description.limits.stop_s)
@@ -192,10 +193,13 @@ def has_joined() -> bool:
 class _Stay:
     """This process's stay in a run: sees to it that it ends when the process does, in order or with an error."""
 
-    def __init__(self, run: LiveRun, thread: WorkerThread | SoloThread, recorder: Recorder) -> None:
+    def __init__(
+        self, run: LiveRun, thread: WorkerThread | SoloThread, recorder: Recorder, place: ProcessPlace
+    ) -> None:
         self._run = run
         self._thread = thread
         self._recorder = recorder
+        self._watched = place.watched
         self._process = os.getpid()
         self._report = sys.excepthook
         self._is_alone = isinstance(thread, SoloThread)
@@ -278,7 +282,9 @@ class _Stay:
         self._run.close()
 
     def _say(self, error: BaseException) -> None:
-        print(f"geomx: {error}", file=sys.stderr, flush=True)
+        """What `geomx run` tells of others itself is not told by each that followed."""
+        if not (self._watched and follows(error, self._run.name)):
+            print(f"geomx: {error}", file=sys.stderr, flush=True)
 
     def _exit_failed(self, error: GeomxError) -> None:
         """End with a status that says so: an exit handler that raises would end with status 0."""

@@ -15,12 +15,13 @@ from pathlib import Path
 from rich.console import Console
 
 from geomx.config import Run
-from geomx.errors import ConfigError, Fault, FileUnwritable, RunFailed
+from geomx.errors import ConfigError, Fault, FileUnwritable
 from geomx.launch.child import Command
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
 from geomx.launch.outputs import check_outputs, write_outputs
 from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome, Supervisor
+from geomx.launch.verdict import first_failure
 from geomx.observe.live import RunView, view_of
 from geomx.observe.records import Record, RecordFiles
 from geomx.observe.report import How, closing_table, make_report, write_report
@@ -56,7 +57,10 @@ def run_here(run: Run, options: RunOptions) -> None:
         records = RecordFiles(folder.records)
         started = time.monotonic()
         with view_of(run, console, options.plain) as view:
-            supervisor = Supervisor(view.line, _Tick(view, records), run.limits.stop_s)
+            lack_of = _NotJoined(run, records)
+            supervisor = Supervisor(
+                view.line, _Tick(view, records), run.limits.stop_s, view.say, lack_of.lack_of
+            )
             outcome = supervisor.run(commands(run, folder.path, ports, trace=options.trace is not None))
         wall_s = time.monotonic() - started
         _conclude(run, options, outcome, wall_s, folder, console)
@@ -67,7 +71,7 @@ def _conclude(
 ) -> None:
     """Print what a run came to, write its files, and raise where it did not end well."""
     kept = RecordFiles(folder.records).new()
-    failure = first_failure(outcome, kept) if outcome.failures else None
+    failure = first_failure(outcome, kept, shown=True) if outcome.failures else None
     ended: How = "failed" if failure else "interrupted" if outcome.interrupted else "well"
     report = make_report(run, kept, wall_s, ended, str(failure) if failure else None)
     if failure is None:
@@ -128,6 +132,19 @@ def _settled(run: Run, folder: Path, ports: Ports) -> Run:
     return run
 
 
+class _NotJoined:
+    """Knows which workers' scripts have ended without having joined: nobody has recorded anything as them."""
+
+    def __init__(self, run: Run, records: RecordFiles) -> None:
+        self._run, self._records = run, records
+
+    def lack_of(self, worker: str) -> str:
+        """See `Supervisor`."""
+        if self._records.path_of(worker).exists():
+            return ""
+        return f"without having joined: {self._run.run.script} does not call geomx.join()"
+
+
 class _Tick:
     """Shows the records that have come, a few times a second."""
 
@@ -148,7 +165,7 @@ def commands(run: Run, folder: Path, ports: Ports, *, trace: bool) -> Iterator[C
     records = RecordFiles(folder / "records")
     processes = len(run.shard_names) + len(run.servers) + len(run.workers)
     each = threads_each(processes)
-    place = ProcessPlace(trace=trace)
+    place = ProcessPlace(trace=trace, watched=True)
     geomx = (sys.executable, "-m", "geomx")
 
     def server(name: str, *role: str) -> Command:
@@ -174,28 +191,6 @@ def with_free_ports(run: Run, ports: Ports) -> Run:
     """Give a free port of this machine to every server that has no address."""
     without = [node for node, address in run.addresses.items() if not address]
     return run.with_addresses({node: f"127.0.0.1:{ports.hold()}" for node in without})
-
-
-def first_failure(outcome: Outcome, records: Sequence[Record]) -> RunFailed:
-    """The failure that brought about the others, with the node's last words.
-
-    It is that of a process that a signal killed, else of the first node that told of a failure of its own, else
-    of the first node that others told about (it may have fallen silent), else the first that was noticed. What
-    processes tell that have not ended by themselves says nothing: they were stopped.
-    """
-    ended = {failure.name: failure for failure in outcome.failures}
-    told = [record for record in records if record.name == "failed" and record.node in ended]
-    reasons = {
-        record.node: record.fields["reason"] for record in told if record.node == record.fields["node"]
-    }
-    killed = [failure.name for failure in outcome.failures if failure.status < 0]
-    of_others = [record.fields["node"] for record in told]
-    node = [*killed, *reasons, *of_others, *ended][0]
-    if node not in ended:
-        return RunFailed(node, next(r.fields["reason"] for r in told if r.fields["node"] == node))
-    how = f"it {ended[node].how}" + (f": {reasons[node]}" if node in reasons else "")
-    lines = "".join(f"\n  {line}" for line in ended[node].last_lines)
-    return RunFailed(node, f"{how}; its last lines:{lines}" if lines else how)
 
 
 def _check_script(run: Run) -> None:

@@ -347,7 +347,10 @@ class BaseNode(ABC):
         if not peer.joined or self.may_go(peer):
             return
         if session.is_lost(now):
-            raise NodeLost(peer.name, f"silent for {session.patience.timeout_s:g} s")
+            silent = f"{self.name} has heard nothing of it for {session.patience.timeout_s:g} s"
+            raise NodeLost(
+                peer.name, f"{silent}: it has ended or stands still, or the link between them is cut"
+            )
         if peer.dialled and session.conn and session.silent_s(now) > session.patience.timeout_s / 2:
             self.drop(session.conn, "silent; dialling anew")
             session.away()
