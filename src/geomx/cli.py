@@ -167,15 +167,24 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _load(arguments: argparse.Namespace) -> Run:
     """The description, with everything beside it that it names."""
+    run = _read(arguments)
+    _check_choices(run)
+    return run
+
+
+def _read(arguments: argparse.Namespace) -> Run:
+    """The description; its choices are not checked yet, which may take PyTorch."""
     from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that read one)
 
     import_beside(Path(arguments.run))
-    run = Run.load(arguments.run, arguments.overrides)
+    return Run.load(arguments.run, arguments.overrides)
+
+
+def _check_choices(run: Run) -> None:
     if set(run.codecs) != {"dense"} or run.sync.policy != "fsa" or run.optimizer.compensation:
         from geomx.config.choices import check_choices  # noqa: PLC0415 (it imports torch)
 
         check_choices(run)
-    return run
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -186,12 +195,17 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    run = _load(arguments)
-    name = _server_name(run, arguments)
-    from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
+    from geomx.launch.ports import Ports  # noqa: PLC0415 (only needed here)
 
-    logging.basicConfig(level=logging.INFO, format=LOG_LINE, datefmt="%H:%M:%S", stream=sys.stdout)
-    serve(run, name)
+    run = _read(arguments)
+    name = _server_name(run, arguments)
+    with Ports() as ports:
+        ports.claim(run, name, by="geomx serve")  # before seconds are spent on PyTorch
+        _check_choices(run)
+        from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
+
+        logging.basicConfig(level=logging.INFO, format=LOG_LINE, datefmt="%H:%M:%S", stream=sys.stdout)
+        serve(run, name)
 
 
 def _server_name(run: Run, arguments: argparse.Namespace) -> str:

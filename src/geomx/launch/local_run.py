@@ -47,7 +47,7 @@ def run_here(run: Run, options: RunOptions) -> None:
 
     Report and trace are written however it ended, of what was done until then. Raises `RunFailed`, which names the
     node that failed first and says why, KeyboardInterrupt after Ctrl-C, `FileUnwritable`, and `ConfigError` where there
-    is no script, or a file could not be written.
+    is no script, a file could not be written, or an address is taken.
     """
     _check_script(run)
     check_outputs({"--report": options.report, "--trace": options.trace})
@@ -123,7 +123,10 @@ def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Recor
 
 
 def _settled(run: Run, folder: Path, ports: Ports) -> Run:
-    """The run with all its addresses; its description is in the folder then."""
+    """The run with all its addresses, which nobody else has; its description is in the folder then."""
+    for node, address in run.addresses.items():
+        if address:
+            ports.claim(run, node, by="geomx run")
     run = with_free_ports(run, ports)
     try:
         run.save(folder / DESCRIPTION)
