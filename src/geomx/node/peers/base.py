@@ -362,18 +362,20 @@ class BaseNode(ABC):
             self._effects.append(Write(session.conn, 0, Beat(session.ack_watermark(now))))
 
     def _wait_for_the_missing(self) -> None:
-        """Before the run can start: say for whom it waits, every `stall_s`, and give up after `start_s`."""
+        """Before the run can start: say for whom it waits, soon and every `stall_s`, and give up after `start_s`."""
         missing = self.waits_for()
         waited_s, limits = self._now - self._started, self.limits
-        if not missing or waited_s <= min(limits.start_s, limits.stall_s):
-            return
         troubles = {name: peer.trouble for name, peer in self._peers.items()}
+        is_told = self._waited_aloud > self._started or any(map(troubles.get, missing))
+        every_s = limits.stall_s if is_told else LATE_S  # soon: it may have gone before it ever came
+        if not missing or waited_s <= min(limits.start_s, every_s):
+            return
         whom = ", ".join(f"{name} ({why})" if (why := troubles.get(name)) else name for name in missing)
         if waited_s > limits.start_s:
             raise WaitTimeout(
                 f"{self.name} waited {limits.start_s:.0f} s for {whom} to join; start them, or raise limits.start_s"
             )
-        if self._now - self._waited_aloud >= limits.stall_s:
+        if self._now - self._waited_aloud >= every_s:
             self._waited_aloud = self._now
             self.note("waiting", "warning", whom=whom, seconds=waited_s)
 
