@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,7 @@ def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.Capture
         ),
         ("run {} run.script=trian.py", "trian.py: No such file"),
         ("run {} run.script=", "run.script"),
+        ("run {} run.script=.", "found the folder"),
     ],
 )
 def test_a_place_that_does_not_exist_is_refused(
@@ -147,7 +149,22 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_run(
 ) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('must not run')")
     assert cli.main(["run", toml, "--report", f"{toml}/deep/r.json"]) == 2
-    assert "r.json" in capsys.readouterr().err
+    assert f"--report: found {toml}/deep/r.json (Not a directory)" in capsys.readouterr().err
+
+
+def test_a_taken_address_is_told_before_torch_is_imported(toml: str) -> None:
+    program = (
+        "import sys\nfrom geomx.cli import main\nstatus = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules\nsys.exit(status)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        words = ["serve", toml, "--role", "global", f'global.addresses=["{address}"]', "wan.codec_up=fp16"]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2, done.stderr
+    assert f"geomx: global/0: 1 fault\n  - address: found {address}" in done.stderr
 
 
 def test_a_job_of_torchrun_takes_the_workers_ranks_from_there(toml: str) -> None:

@@ -8,11 +8,12 @@ import pickle
 import pytest
 
 from geomx import errors
-from geomx.errors import ConfigError, Fault, GeomxError, NodeLost, RunFailed
+from geomx.errors import ConfigError, Fault, FileUnwritable, GeomxError, NodeLost, RunFailed
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, GeomxError)]
 SPECIAL = {
     ConfigError: ConfigError("run.toml", [Fault("wan", "1", "2", "3")]),
+    FileUnwritable: FileUnwritable("report.json", "No space left on device", "try another one"),
     NodeLost: NodeLost("A/0", "silence"),
     RunFailed: RunFailed("B", "a fault", "NotFinite"),
 }

@@ -15,10 +15,14 @@ from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.environment import apply_switches
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+LOG_LINE = "%(asctime)s %(message)s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C)."""
+    """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C).
+
+    Raises SystemExit where something is told already: wrong usage, and of servers a failure of another node.
+    """
     try:
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         apply_switches()
@@ -181,6 +185,14 @@ def _load(arguments: argparse.Namespace, *needed: Needed) -> Run:
     return load_whole(arguments.run, arguments.overrides, needed)
 
 
+def _read(arguments: argparse.Namespace) -> Run:
+    """The description alone; what it names is not looked for yet, which may take PyTorch."""
+    from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that read one)
+
+    import_beside(Path(arguments.run))
+    return Run.load(arguments.run, arguments.overrides)
+
+
 def _run(arguments: argparse.Namespace) -> None:
     from geomx.launch.local_run import RunOptions, run_here  # noqa: PLC0415 (other commands do without rich)
 
@@ -189,12 +201,17 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    run = _load(arguments, "tls")
-    name = _server_name(run, arguments)
-    from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
+    from geomx.launch.ports import Ports  # noqa: PLC0415 (only needed here)
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    serve(run, name)
+    run = _read(arguments)
+    name = _server_name(run, arguments)
+    with Ports() as ports:
+        ports.claim(run, name, by="geomx serve")  # before seconds are spent on PyTorch
+        run = _load(arguments, "tls")
+        from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
+
+        logging.basicConfig(level=logging.INFO, format=LOG_LINE, datefmt="%H:%M:%S", stream=sys.stdout)
+        serve(run, name)
 
 
 def _server_name(run: Run, arguments: argparse.Namespace) -> str:
@@ -217,6 +234,7 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
 
 def _worker(arguments: argparse.Namespace) -> None:
     from geomx.launch.environment import ProcessPlace, environment_of, read_place  # noqa: PLC0415 (only needed here)
+    from geomx.launch.script import through  # noqa: PLC0415
 
     run, overrides, rank = _load(arguments, "tls"), tuple(arguments.overrides), arguments.rank
     workers = run.workers_of(arguments.party)
@@ -228,9 +246,11 @@ def _worker(arguments: argparse.Namespace) -> None:
     if not arguments.command:
         raise _wrong("the worker's command", "nothing", "`-- COMMAND ...`, such as `-- python train.py`")
     now = read_place()
-    place = ProcessPlace(Path(arguments.run), overrides, arguments.party, rank, now.records, now.trace)
+    place = ProcessPlace(
+        Path(arguments.run), overrides, arguments.party, rank, now.records, now.trace, now.watched
+    )
     try:
-        os.execvpe(arguments.command[0], arguments.command, environment_of(place))
+        os.execvpe(arguments.command[0], through(arguments.command), environment_of(place))
     except OSError as error:
         raise _wrong("the worker's command", arguments.command[0], f"a command ({error.strerror})") from error
 

@@ -104,7 +104,8 @@ class RunFailed(GeomxError):
         self.node = node
         self.reason = reason
         self.error = error
-        super().__init__(f"the run failed at {node}: {reason}")
+        lost = error == NodeLost.__name__
+        super().__init__(f"{node} is lost: {reason}" if lost else f"the run failed at {node}: {reason}")
 
 
 class Disagreement(GeomxError):
@@ -140,6 +141,14 @@ class WeightUnknown(GeomxError):
 
 class CheckpointError(GeomxError):
     """A checkpoint cannot be read, or belongs to another model."""
+
+
+class FileUnwritable(GeomxError):
+    """A report, a trace or another file cannot be written; the message names it, and says why."""
+
+    def __init__(self, path: object, reason: str, hint: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"cannot write {path}: {reason}{hint and f'; {hint}'}")
 
 
 class RecordsUnreadable(GeomxError):

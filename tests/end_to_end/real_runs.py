@@ -21,27 +21,32 @@ from geomx.cli import main
 from geomx.launch.ports import Ports
 
 SCRIPT = """
-import os, sys, time, torch, geomx
+import os, signal, sys, time, torch, geomx
 torch.set_num_threads(1)
 steps, raises = int(sys.argv[1]), "raise" in sys.argv
-with geomx.join() as run:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    model, optimizer = run.attach(model, optimizer)
-    generator = torch.Generator().manual_seed(run.workers.index(run.name))
-    for step in range(steps):
-        run.weight(8)
-        x = torch.randn(8, 50, generator=generator)
-        loss = (model(x) - x[:, :3]).square().mean()
-        optimizer.zero_grad(); loss.backward(); optimizer.step()
-        print("step", step, flush=True)
-        if raises and step == 5 and run.name == "B/0":
+run = geomx.join()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+model, optimizer = run.attach(model, optimizer)
+generator = torch.Generator().manual_seed(run.workers.index(run.name))
+for step in range(steps):
+    run.weight(8)
+    x = torch.randn(8, 50, generator=generator)
+    loss = (model(x) - x[:, :3]).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print("step", step, flush=True)
+    if step == 5 and run.name == "B/0":
+        if raises:
             raise ValueError("no such batch")
-        while "gate" in sys.argv and step == 10 and not os.path.exists(sys.argv[0] + ".go"):
-            time.sleep(0.02)
+        if "exit" in sys.argv:
+            sys.exit(3)
+        if "term" in sys.argv:
+            os.kill(os.getpid(), signal.SIGTERM)
+    while "gate" in sys.argv and step == 10 and not os.path.exists(sys.argv[0] + ".go"):
         time.sleep(0.02)
-    print("weights", sum(p.double().sum().item() for p in model.parameters()).hex())
+    time.sleep(0.02)
+print("weights", sum(p.double().sum().item() for p in model.parameters()).hex())
 """
 
 BOUND_S = 300.0

@@ -70,6 +70,40 @@ def test_a_script_that_raises_ends_the_run_and_is_named(tmp_path: Path, runs: li
         assert "no such batch" in output
 
 
+@pytest.mark.parametrize(
+    ("word", "status", "reason"),
+    [
+        ("exit", 3, "its script ended with status 3"),
+        ("term", -signal.SIGTERM, "it was asked to end (SIGTERM)"),
+    ],
+)
+def test_a_worker_that_ends_amid_the_run_tells_why(
+    tmp_path: Path, runs: list[RealRun], word: str, status: int, reason: str
+) -> None:
+    run = RealRun(tmp_path)
+    runs.append(run)
+    run.start(script=[word])
+    ended = run.wait(ALL_NODES)
+    assert ended["B/0"][0] == status, ended["B/0"][1]
+    for name in ("global/0", "A", "B", "A/0"):
+        assert ended[name][0] == 1
+        assert f"the run failed at B/0: {reason}" in ended[name][1], ended[name][1]
+
+
+def test_a_server_that_is_asked_to_end_is_named_by_all_others(tmp_path: Path, runs: list[RealRun]) -> None:
+    run = RealRun(tmp_path, steps=1_000_000)
+    runs.append(run)
+    run.start()
+    run.until("A/0", "step 5\n")
+    run.signal("global/0", signal.SIGTERM)
+    ended = run.wait(ALL_NODES)
+    assert ended["global/0"][0] == 128 + signal.SIGTERM
+    assert "geomx: global/0 was asked to end (SIGTERM), and so the run ends" in ended["global/0"][1]
+    for name in ("A", "B", "A/0", "B/0"):
+        assert ended[name][0] == 1
+        assert "the run failed at global/0: it was asked to end (SIGTERM)" in ended[name][1]
+
+
 def test_another_description_is_refused_and_harms_nobody(tmp_path: Path, runs: list[RealRun]) -> None:
     run = RealRun(tmp_path)
     runs.append(run)

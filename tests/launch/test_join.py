@@ -14,6 +14,8 @@ import pytest
 
 import geomx
 from geomx.config import Run
+from geomx.launch import join as join_module
+from geomx.launch.environment import ProcessPlace
 from geomx.launch.join import _settings, join
 
 BOUND_S = 300.0
@@ -152,9 +154,73 @@ def test_a_script_that_raises_ends_the_run_and_is_named(script: Path, tmp_path: 
     assert done.returncode == 1
     assert "A/0      │ ValueError: A/0 has had enough" in done.stderr
     verdict = done.stderr[done.stderr.rindex("\ngeomx: ") + 1 :]
-    assert verdict.startswith("geomx: the run failed at A/0: ")
-    assert "ValueError: A/0 has had enough" in verdict
+    assert verdict.startswith("geomx: the run failed at A/0: it ended with status 1: ValueError: A/0 has had")
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert done.stderr.count("has had enough") == 2 + 1, done.stderr  # the traceback quotes the script
+    assert "geomx/launch" not in done.stderr
     assert not list(tmp_path.glob("geomx-*"))
+
+
+class Script:
+    """A worker's run and what is around it, as far as the end of a script knows them."""
+
+    def __init__(self, amid: bool = False) -> None:
+        self.name = "A/0"
+        self.is_amid_data, self.is_closed = amid, False
+        self.told: list[str] = []
+        self.stay = join_module._Stay(self, self, self, ProcessPlace())  # type: ignore[arg-type]
+
+    def fail(self, reason: str) -> None:
+        self.is_closed = True
+        self.told.append(reason)
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.told.append("left")
+        self.is_closed = True
+
+    def stop(self, timeout_s: float = 0.0) -> None:
+        self.told.append("stopped")
+
+
+@pytest.mark.parametrize("amid", [False, True])
+@pytest.mark.parametrize("end", [None, SystemExit(), SystemExit(0)])
+def test_a_script_that_is_known_to_have_ended_well_leaves(amid: bool, end: SystemExit | None) -> None:
+    """Also amid its data: it has left its loop by `break`."""
+    script = Script(amid)
+    script.stay.script_ended(end)
+    script.stay._leave()
+    assert script.told == ["left"]
+
+
+@pytest.mark.parametrize("status", [3, "no such batch"])
+def test_a_script_that_exits_with_a_status_ends_the_run(status: int | str) -> None:
+    script = Script()
+    script.stay.script_ended(SystemExit(status))
+    script.stay._leave()
+    assert script.told == [f"its script ended with status {status}"]
+
+
+def test_a_script_that_ends_amid_its_data_ends_the_run() -> None:
+    script = Script(amid=True)
+    with pytest.raises(geomx.RunFailed, match=r"A/0: its script ended amid run\.shard.*calls run\.close\(\)"):
+        script.stay._leave()
+    assert script.told == ["its script ended amid run.shard(loader), without run.close()"]
+
+
+def test_of_what_came_about_elsewhere_a_watched_node_says_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = Script()
+    for watched in (False, True):
+        script.stay._watched = watched
+        script.stay._say(geomx.RunFailed("B/0", "boom"))
+        script.stay._say(geomx.Refused("B refused A/0"))
+    assert capsys.readouterr().err.splitlines() == [
+        "geomx: the run failed at B/0: boom",
+        "geomx: B refused A/0",
+        "geomx: B refused A/0",
+    ]
 
 
 @pytest.fixture

@@ -1,18 +1,31 @@
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from geomx.config import Run
+from geomx.errors import ConfigError, FileUnwritable, RunFailed
 from geomx.launch.child import Ended
-from geomx.launch.local_run import commands, first_failure, with_free_ports
+from geomx.launch.local_run import (
+    RunOptions,
+    _conclude,
+    _Folder,
+    _NotJoined,
+    commands,
+    rehearse,
+    run_here,
+    with_free_ports,
+)
 from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome
-from geomx.observe.records import Record
+from geomx.observe.records import Recorder, RecordFiles
 
 TOML = """
 [run]
@@ -84,34 +97,90 @@ def test_every_node_has_a_process(run: Run, tmp_path: Path, ports: Ports) -> Non
     assert {command.environment["GEOMX_TRACE"] for command in started} == {"1"}
 
 
-def failed(t: float, by: str, node: str, error: str, reason: str) -> Record:
-    return Record(t, by, "failed", "error", {"node": node, "error": error, "reason": reason})
+# -- how it ends ---------------------------------------------------------------------------------------------------
 
 
-def test_a_script_that_raised_is_named_though_others_ended_before_it() -> None:
-    outcome = Outcome((Ended("global/0", 1), Ended("A", 1), Ended("A/1", 1, ("ValueError: boom",))), False)
-    records = [
-        failed(1.0, "A/1", "A/1", "RunFailed", "ValueError: boom"),
-        failed(1.1, "A", "A/1", "RunFailed", "ValueError: boom"),
-        failed(1.2, "global/0", "A/1", "RunFailed", "ValueError: boom"),
-    ]
-    error = first_failure(outcome, records)
-    assert error.node == "A/1"
-    assert error.reason == "it ended with status 1: ValueError: boom; its last lines:\n  ValueError: boom"
+def conclude(
+    run: Run, folder: Path, options: RunOptions, outcome: Outcome
+) -> tuple[_Folder, BaseException | None]:
+    """The end of a run whose workers have told of 8 samples; with what was raised."""
+    kept = _Folder(folder, keep=False)
+    recorder = Recorder(kept.records, "A/0")
+    recorder.record("step", turn=0, samples=8)
+    recorder.close()
+    try:
+        _conclude(run, options, outcome, 1.0, kept, Console())
+    except BaseException as error:
+        return kept, error
+    return kept, None
 
 
-def test_a_killed_process_is_named_though_another_told_first() -> None:
-    outcome = Outcome((Ended("A/0", 1), Ended("A", -9)), False)
-    error = first_failure(outcome, [failed(1.0, "A/0", "A", "NodeLost", "silent for 5 s")])
-    assert (error.node, error.reason) == ("A", "it was killed by SIGKILL")
+@pytest.mark.parametrize(
+    ("failures", "interrupted", "ended"),
+    [((), False, "well"), ((), True, "interrupted"), ((Ended("A/0", 3),), False, "failed")],
+)
+def test_however_a_run_ends_it_leaves_its_report(
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    failures: tuple[Ended, ...],
+    interrupted: bool,
+    ended: str,
+) -> None:
+    path = tmp_path / "report.json"
+    _, raised = conclude(run, tmp_path, RunOptions(report=path), Outcome(failures, interrupted))
+    report = json.loads(path.read_text())
+    assert (report["ended"], report["samples"]) == (ended, 8)
+    assert path.stat().st_mode & 0o777 == 0o600
+    out = capsys.readouterr().out
+    assert ("interrupted: this is what was done until then" in out) is interrupted
+    if failures:
+        assert isinstance(raised, RunFailed)
+        assert report["failure"] == str(raised)
+        assert out == ""
+    else:
+        assert isinstance(raised, KeyboardInterrupt) if interrupted else raised is None
+        assert (report["failure"], "samples" in out) == (None, True)
 
 
-def test_a_node_that_fell_silent_is_named_though_it_has_not_ended() -> None:
-    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False)
-    error = first_failure(outcome, [failed(1.0, "A", "A/1", "NodeLost", "silent for 5 s")])
-    assert (error.node, error.reason) == ("A/1", "silent for 5 s")
+@pytest.mark.parametrize("failures", [(), (Ended("A/0", 3),)])
+def test_a_report_that_cannot_be_written_costs_no_result(
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    failures: tuple[Ended, ...],
+) -> None:
+    """The table has been printed, the trace is there, the records stay, and a line says what to do with them."""
+    nowhere, trace = tmp_path / "folder", tmp_path / "trace.json"
+    nowhere.mkdir()
+    options = RunOptions(report=nowhere, trace=trace)
+    kept, raised = conclude(run, tmp_path, options, Outcome(failures, False))
+    out, err = capsys.readouterr()
+    if failures:
+        assert isinstance(raised, RunFailed)
+        told = err
+    else:
+        assert isinstance(raised, FileUnwritable)
+        assert "samples" in out
+        told = str(raised)
+    assert (
+        f"cannot write {nowhere}: Is a directory; `geomx report {tmp_path}/run.json {tmp_path}/records"
+        in told
+    )
+    assert kept.keep
+    assert trace.is_file()
 
 
-def test_without_any_word_the_first_that_ended_is_named() -> None:
-    error = first_failure(Outcome((Ended("B/0", 2, ("no such file",)), Ended("B", 1)), False), [])
-    assert (error.node, error.reason) == ("B/0", "it ended with status 2; its last lines:\n  no such file")
+def test_a_script_that_has_recorded_nothing_has_not_joined(run: Run, tmp_path: Path) -> None:
+    records = RecordFiles(tmp_path)
+    Recorder(tmp_path, "A/0").close()
+    workers = _NotJoined(run, records)
+    assert workers.lack_of("A/0") == ""
+    assert workers.lack_of("A/1") == f"without having joined: {run.run.script} does not call geomx.join()"
+
+
+@pytest.mark.parametrize("command", [run_here, lambda run, _: rehearse(run, lambda _: True)])
+def test_a_script_that_is_a_folder_is_told_as_one(run: Run, tmp_path: Path, command: Any) -> None:
+    folder = run.changed([f"run.script={tmp_path}"])
+    with pytest.raises(ConfigError, match=rf"run\.script: found the folder {tmp_path}"):
+        command(folder, RunOptions())

@@ -9,6 +9,8 @@ from torch.distributed import TCPStore
 from wires import LOOPS, Witness, run_on
 
 from geomx.channels.tcp import Tcp
+from geomx.config import Run
+from geomx.errors import ConfigError
 from geomx.launch.ports import Ports
 
 MANY = 300  # as many sockets as any system lets a process have
@@ -56,6 +58,46 @@ def test_ports_are_free_once_they_are_let_go() -> None:
         held = [ports.hold() for _ in range(50)]
         assert not any(map(can_be_bound, held))
     assert any(map(can_be_bound, held))  # but for those that somebody else has taken meanwhile
+
+
+RUN = """
+[global]
+addresses = ["{}"]
+[[party]]
+name = "A"
+workers = 1
+"""
+
+
+def run_at(address: str) -> Run:
+    return Run.parse(RUN.format(address), "run.toml")
+
+
+def test_an_address_where_somebody_listens_cannot_be_claimed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door, Ports() as ports:
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        with pytest.raises(
+            ConfigError, match=f"global/0: 1 fault\n.*address: found {address}.*already in use"
+        ):
+            ports.claim(run_at(address), "global/0", by="geomx serve")
+
+
+def test_an_address_of_another_machine_cannot_be_claimed() -> None:
+    with Ports() as ports, pytest.raises(ConfigError, match=r"address: found 192\.0\.2\.1:7000"):
+        ports.claim(run_at("192.0.2.1:7000"), "global/0", by="geomx serve")
+
+
+@linux_only
+def test_of_two_that_begin_at_the_same_time_one_has_the_address() -> None:
+    """Though neither listens yet; and beside the socket by which `geomx run` holds a port."""
+    with Ports() as holder:
+        run = run_at(f"127.0.0.1:{holder.hold()}")
+        for _ in range(2):
+            with Ports() as first, Ports() as second:
+                first.claim(run, "global/0", by="geomx serve")
+                with pytest.raises(ConfigError, match="another `geomx serve` of this machine has it"):
+                    second.claim(run, "global/0", by="geomx serve")
+                second.claim(run, "global/0", by="geomx run")  # whose servers claim it as well
 
 
 def can_be_bound(port: int) -> bool:

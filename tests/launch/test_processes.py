@@ -43,7 +43,11 @@ class Watched:
         self.lines: list[tuple[str, str, bool]] = []
         self.ticks = 0
         self.at: dict[str, Callable[[], None]] = {}
-        self._supervisor = Supervisor(self._show, self._tick, stop_s)
+        self.said: list[str] = []
+        self.lacks: dict[str, str] = {}
+        self._supervisor = Supervisor(
+            self._show, self._tick, stop_s, self.said.append, lambda worker: self.lacks.get(worker, "")
+        )
 
     def run(self, *commands: Command) -> Outcome:
         return self._supervisor.run(commands)
@@ -160,6 +164,9 @@ def test_a_failure_names_status_and_last_lines_and_stops_the_others(tmp_path: Pa
     assert (failure.name, failure.status, failure.how) == ("A/0", 3, "ended with status 3")
     assert failure.last_lines == tuple(f"line {i}" for i in range(18, 30))
     assert not outcome.interrupted
+    assert watched.said == [
+        "the run has failed; stopping the processes that are left"
+    ]  # by whom is not known
     assert_gone(watched.pids)
 
 
@@ -168,8 +175,19 @@ def test_a_killed_process_is_named_with_its_signal_and_waited_for_by_nobody(
 ) -> None:
     monkeypatch.setattr(processes, "GRACE_S", 10 * BOUND_S)
     killed = command("A/0", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    outcome = Watched().run(killed, command("A/1", SLEEP))
+    watched = Watched()
+    outcome = watched.run(killed, command("A/1", SLEEP))
     assert [failure.how for failure in outcome.failures] == ["was killed by SIGKILL"]
+    assert watched.said == ["A/0 was killed by SIGKILL; stopping the processes that are left"]
+
+
+def test_a_worker_that_ends_well_but_lacks_something_has_failed() -> None:
+    watched = Watched()
+    watched.lacks["A/0"] = "without having joined"
+    outcome = watched.run(command("A", SLEEP, serves=True), command("A/0", ""))
+    assert [(failure.name, failure.how) for failure in outcome.failures] == [
+        ("A/0", "ended without having joined")
+    ]
 
 
 def test_others_may_end_by_themselves_before_they_are_stopped(
@@ -235,6 +253,10 @@ def test_a_second_interrupt_kills_at_once() -> None:
     watched = Watched(stop_s=10 * BOUND_S)
     watched.at |= {"ready": interrupt, "no": interrupt}
     assert watched.run(command("A/0", deaf + "while True: time.sleep(0.1)")).interrupted
+    assert watched.said == [
+        "Ctrl-C: stopping every process of the run; once more kills them",
+        "Ctrl-C: killing every process of the run",
+    ]
 
 
 def test_a_suspended_process_is_woken_to_end() -> None:

@@ -146,11 +146,26 @@ def test_a_start_that_takes_long_says_for_whom_and_why_and_then_gives_up():
         node.tick(1.0)
         node.say(1, Beat(0, 0, 0.0), None, 0)
     waits = node.noted("waiting")
-    assert [round(fields["seconds"]) for fields in waits] == [31, 61, 91]
+    assert [round(fields["seconds"]) for fields in waits] == [
+        31,
+        61,
+        91,
+    ]  # why is told sooner, by `unreachable`
     assert {fields["whom"] for fields in waits} == {"global/0 (connection refused), A/1"}
     node.tick(2.0)
     assert isinstance(node.error, WaitTimeout)
     assert "waited 100 s for global/0 (connection refused), A/1 to join; start them" in str(node.error)
+
+
+def test_who_has_not_come_is_named_soon():
+    """It may have been killed before it could dial, which nobody else notices."""
+    node = Driven("A", topology_of([2, 1], limits=Limits(start_s=100.0, stall_s=30.0)))
+    node.greet(1, hello("A/0"))
+    for _ in range(50):
+        node.tick(1.0)
+        node.say(1, Beat(0), None, 0)
+    told = [(round(fields["seconds"]), fields["whom"]) for fields in node.noted("waiting")]
+    assert told == [(6, "global/0, A/1"), (36, "global/0, A/1")]
 
 
 def test_a_peer_that_accepts_and_never_answers_is_dialled_anew():

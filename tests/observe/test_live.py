@@ -51,6 +51,7 @@ def test_the_live_view_shows_lines_above_a_table(run: Run) -> None:
     with LiveView(run, console) as view:
         view.show(RECORDS, now=2.5)
         view.line("A/0", "hello [bold]you[/bold]", is_error=False)
+        view.say("stopping [all]")
     text = written(console)
     for expected in (
         "demo",
@@ -62,6 +63,7 @@ def test_the_live_view_shows_lines_above_a_table(run: Run) -> None:
     ):
         assert expected in text
     assert "A/0      │ hello [bold]you[/bold]" in text
+    assert "geomx: stopping [all]" in text
 
 
 def test_the_live_view_draws_no_oftener_than_it_must(run: Run) -> None:
@@ -79,11 +81,12 @@ def test_plain_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with PlainView(run) as view:
         view.line("A/0", "\x1b[31mred\x1b[0m", is_error=False)
         view.line("Berlin", "trouble", is_error=True)
+        view.say("stopping every process")
         view.show(RECORDS, now=2.5)
         view.show([], now=1e9 + PLAIN_S)
     out, err = capsys.readouterr()
     assert "A/0      │ red\n" in out
-    assert err == "Berlin   │ trouble\n"
+    assert err == "Berlin   │ trouble\ngeomx: stopping every process\n"
     assert "A: round 1, loss 0.5000, · samples/s, WAN up · down · Mbit/s, trains" in out
     assert "Berlin: round ·, loss ·" in out
 

@@ -37,6 +37,12 @@ def test_a_record_is_one_line_with_its_fields_apart(tmp_path: Path) -> None:
     }
 
 
+def test_records_are_for_the_user_alone(tmp_path: Path) -> None:
+    """A script's last words may hold its arguments."""
+    Recorder(tmp_path / "A.jsonl", "A").close()
+    assert (tmp_path / "A.jsonl").stat().st_mode & 0o777 == 0o600
+
+
 def test_values_that_json_lacks_do_not_stop_a_run(tmp_path: Path) -> None:
     path = tmp_path / "A.jsonl"
     recorder = Recorder(path, "A")

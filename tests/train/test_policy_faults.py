@@ -226,7 +226,7 @@ def test_a_local_server_that_was_started_again_ends_the_run() -> None:
 
         simulator.at(1.0, again)
 
-    with pytest.raises(RunFailed, match="the run failed at B: it was restarted"):
+    with pytest.raises(RunFailed, match="B is lost: it was restarted"):
         train([2, 1], script(sgd, 60), settings(FSA()), network=Network(40.0, 15.0), faults=faults)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -14,6 +17,7 @@ from geomx.config import Run
 from geomx.drive.real import Driver, RecordSink
 from geomx.drive.secret import secret_of
 from geomx.drive.wiring import wire
+from geomx.node.contract import Called, asked_to_end
 from geomx.node.factory import make_node
 from geomx.node.topology import Topology
 from geomx.optim import optimizers
@@ -32,8 +36,14 @@ def run_loop(coroutine: Coroutine[Any, Any, None]) -> None:
         runner.run(coroutine)
 
 
-def serve(run: Run, name: str, recorder: RecordSink) -> None:
-    """Run a server's node until the run has ended; raises `GeomxError`."""
+def serve(
+    run: Run, name: str, recorder: RecordSink, asked: Callable[[int], object] = lambda number: None
+) -> None:
+    """Run a server's node until the run has ended; raises `GeomxError`.
+
+    SIGTERM and Ctrl-C have the node tell its peers that it was asked to end, and fail; the second one kills. `asked` is
+    given the signal's number.
+    """
     reuse_freed_blocks()
     torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
     if name in run.shard_names:
@@ -41,4 +51,24 @@ def serve(run: Run, name: str, recorder: RecordSink) -> None:
             "SGD"
         )  # torch imports for seconds at the first one: now, not between two heartbeats
     node = make_node(Topology.of(run, secret_of(run)), name, incarnation=time.time_ns())
-    run_loop(Driver(node, wire(run, name), recorder).run())
+    run_loop(_until_asked(Driver(node, wire(run, name), recorder), asked))
+
+
+async def _until_asked(driver: Driver, asked: Callable[[int], object]) -> None:
+    """A signal's own handler could be called within any callback of the loop, and what it raises be swallowed there."""
+    loop = asyncio.get_running_loop()
+    heard: list[int] = []
+
+    def ask(number: int) -> None:
+        if heard:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        heard.append(number)
+        asked(number)
+        driver.deliver(Called("fail", (asked_to_end(signal.Signals(number).name),)))
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ask, number)
+    await driver.run()

@@ -38,19 +38,22 @@ class Command:
 class Ended:
     """How a process ended. `status`: its exit status, or minus the signal that killed it.
 
-    `last_lines`: of its stderr. `overdue`: it had to be ended.
+    `last_lines`: of its stderr. `overdue`: it had to be ended. `lack`: what it has not done that it had to do.
     """
 
     name: str
     status: int
     last_lines: tuple[str, ...] = ()
     overdue: bool = False
+    lack: str = ""
 
     @property
     def how(self) -> str:
         """`ended with status 3`, `was killed by SIGKILL`."""
         if self.overdue:
             return "did not end, though every worker had"
+        if self.lack:
+            return f"ended {self.lack}"
         if self.status >= 0:
             return f"ended with status {self.status}"
         with suppress(ValueError):

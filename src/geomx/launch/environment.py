@@ -6,6 +6,7 @@ GEOMX_PARTY    the worker's party
 GEOMX_RANK     the worker's rank in its party
 GEOMX_RECORDS  path of the file that the node's records go to, or of a folder for it
 GEOMX_TRACE    1: record the spans of a trace, too
+GEOMX_WATCHED  1: `geomx run` watches this process, and tells of failures of other nodes itself
 GEOMX_NATIVE   0: codecs without their compiled kernels
 
 A party whose workers reduce among themselves is a job of torchrun, which tells each of them RANK, WORLD_SIZE and where
@@ -24,6 +25,7 @@ from geomx.errors import ConfigError, Fault
 
 RUN, SET, PARTY, RANK = "GEOMX_RUN", "GEOMX_SET", "GEOMX_PARTY", "GEOMX_RANK"
 RECORDS, TRACE, NATIVE = "GEOMX_RECORDS", "GEOMX_TRACE", "GEOMX_NATIVE"
+WATCHED = "GEOMX_WATCHED"
 JOB_RANK, JOB_SIZE = "RANK", "WORLD_SIZE"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -38,6 +40,7 @@ class ProcessPlace:
     rank: int | None = None
     records: Path | None = None
     trace: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ def read_place() -> ProcessPlace:
         rank=_number(RANK),
         records=Path(records) if records else None,
         trace=os.environ.get(TRACE) == "1",
+        watched=os.environ.get(WATCHED) == "1",
     )
 
 
@@ -108,6 +112,7 @@ def environment_of(place: ProcessPlace, threads: int | None = None) -> dict[str,
         RANK: None if place.rank is None else str(place.rank),
         RECORDS: place.records and str(place.records.absolute()),
         TRACE: "1" if place.trace else None,
+        WATCHED: "1" if place.watched else None,
     }
     environment = {key: value for key, value in os.environ.items() if key not in told}
     environment |= {key: value for key, value in told.items() if value}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
-from geomx.launch.local_run import make_folders_of
-from geomx.observe.records import RecordFiles
-from geomx.observe.report import closing_table, make_report, write_report
+from geomx.launch.outputs import check_outputs, write_outputs
+from geomx.launch.verdict import lost_link
+from geomx.observe.records import Record, RecordFiles
+from geomx.observe.report import How, closing_table, make_report, write_report
 from geomx.observe.sentences import sentence
 from geomx.observe.trace import write_trace
 
@@ -18,8 +20,8 @@ from geomx.observe.trace import write_trace
 def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path | None = None) -> None:
     """Make the report of the records in `folder`, one file a node, and print its table.
 
-    Of nodes without records, and of failures that nodes told, a line comes first. `report_to`, `trace_to`: files that
-    are written, too. Raises `ConfigError` where there are no records, or some of another run, and `RecordsUnreadable`.
+    Of nodes without records, and of a failure, a line comes first. `report_to`, `trace_to`: files that are written.
+    Raises `ConfigError` where there are no records, or some of another run, `RecordsUnreadable` and `FileUnwritable`.
     """
     nodes = (*run.shard_names, *run.servers, *run.workers)
     records = RecordFiles(folder).in_unix_time()
@@ -28,19 +30,33 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
         raise _wrong(folder, "no records", "a folder with the files (*.jsonl) that GEOMX_RECORDS has named")
     if strangers := sorted(told.difference(nodes)):
         raise _wrong(folder, f"records of {', '.join(strangers)}", f"records of {', '.join(nodes)}")
-    make_folders_of(report_to, trace_to)
+    check_outputs({"--json": report_to, "--trace": trace_to})
     console = Console()
     if silent := [node for node in nodes if node not in told]:
         console.print(f"no records of {', '.join(silent)}: what they would tell is left out", markup=False)
-    for record in records:
-        if record.name == "failed":
-            console.print(f"{record.node}: {sentence(record.name, record.fields)}", markup=False)
-    report = make_report(run, records, records[-1].t - records[0].t)
-    if report_to is not None:
-        write_report(report, report_to)
-    if trace_to is not None:
-        write_trace(records, trace_to)
+    failed = [record for record in records if record.name == "failed"]
+    failure = _told_once(failed) if failed else None
+    if failure:
+        console.print(failure, markup=False)
+    finished = {record.node for record in records if record.name == "finished"}
+    failure = None if finished.issuperset(run.workers) else failure  # who was refused may have come back
+    ended: How = "failed" if failure else "well"
+    report = make_report(run, records, records[-1].t - records[0].t, ended, failure)
     console.print(closing_table(report))
+    write_outputs(
+        {
+            report_to: lambda path: write_report(report, path),
+            trace_to: lambda path: write_trace(records, path),
+        }
+    )
+
+
+def _told_once(failed: Sequence[Record]) -> str:
+    """The failure that was told first, by the node itself where it has told one."""
+    if link := lost_link(failed):
+        return ": ".join(link)
+    first = next((record for record in failed if record.node == record.fields["node"]), failed[0])
+    return f"{first.node}: {sentence(first.name, first.fields)}"
 
 
 def _wrong(folder: Path, found: str, allowed: str) -> ConfigError:

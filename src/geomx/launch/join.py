@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 import torch.distributed as dist
@@ -39,14 +40,18 @@ from geomx.launch.environment import (
     read_place,
 )
 from geomx.launch.slow_worker import SlowWorker
+from geomx.launch.verdict import follows
+from geomx.node.contract import asked_to_end
 from geomx.observe.records import Recorder
 from geomx.sync import policies
-from geomx.train.run import LiveRun
+from geomx.train.run import LiveRun, why_ended
 from geomx.train.settings import Collective, Settings
 
 SOLO = "solo/0"
 # What another node, the run's description or the network brought about.
 NOT_THE_SCRIPT = (ConfigError, Disagreement, NodeLost, Refused, RunFailed, WaitTimeout)
+AMID_DATA = "its script ended amid run.shard(loader), without run.close()"
+TELL_S = 3.0  # a connection takes 2 s at most to end, and a cut link cannot be told
 
 
 def join(run: str | Path | Run | None = None, party: str | None = None, rank: int | None = None) -> LiveRun:
@@ -56,8 +61,11 @@ def join(run: str | Path | Run | None = None, party: str | None = None, rank: in
     `geomx worker` set; with neither, this is a run of one, and trains as plain PyTorch would. Where the workers of the
     party reduce among themselves, the rank is that of the process group, or of torchrun.
 
-    The run is left in order when the script ends, and told when it raises. Raises `ConfigError` where the place
-    is incomplete or does not exist; who refuses this worker, or is lost, is told by the first call that waits.
+    The run is left in order when the script ends, and told when it raises, is asked to end by SIGTERM or Ctrl-C, or
+    ends amid its data without `close()`. With `geomx worker` and `geomx run` it is told of `sys.exit(1)` as well.
+
+    Raises `ConfigError` where the place is incomplete or does not exist; who refuses this worker, or is lost, is told
+    by the first call that waits.
     """
     apply_switches()
     place = read_place()
@@ -84,7 +92,7 @@ def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> Liv
     recorder = Recorder(place.records, SOLO, place.trace)
     thread = SoloThread(recorder)
     run = LiveRun(thread.port, name=SOLO, members=(SOLO,), party_members=(SOLO,))
-    _Stay(run, thread, recorder).begin()
+    _Stay(run, thread, recorder, place).begin()
     return run
 
 
@@ -112,7 +120,7 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
         party_members=members,
         settings=settings,
     )
-    stay = _Stay(run, thread, recorder)
+    stay = _Stay(run, thread, recorder, place)
     stay.begin()
     if settings.collective is not None:
         stay.watch(description.limits.stop_s)
@@ -173,20 +181,43 @@ def _with_momentum(run: Run) -> str:
     return ""
 
 
+def script_ended(end: SystemExit | None) -> None:
+    """For who runs the script: how it ended, by `sys.exit` or at its last line. Exit handlers are told neither."""
+    for stay in _stays:
+        stay.script_ended(end)
+
+
+def has_joined() -> bool:
+    """Whether this process has taken a place in a run."""
+    return bool(_stays)
+
+
 class _Stay:
     """This process's stay in a run: sees to it that it ends when the process does, in order or with an error."""
 
-    def __init__(self, run: LiveRun, thread: WorkerThread | SoloThread, recorder: Recorder) -> None:
+    def __init__(
+        self, run: LiveRun, thread: WorkerThread | SoloThread, recorder: Recorder, place: ProcessPlace
+    ) -> None:
         self._run = run
         self._thread = thread
         self._recorder = recorder
+        self._watched = place.watched
         self._process = os.getpid()
         self._report = sys.excepthook
+        self._is_alone = isinstance(thread, SoloThread)
+        self._ended_well = False  # as far as is known
 
     def begin(self) -> None:
         self._thread.start()
         sys.excepthook = self._raised
         atexit.register(self._end)
+        _stays.append(self)
+        if (
+            not self._is_alone
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # else the script has one of its own
+        ):
+            signal.signal(signal.SIGTERM, self._terminated)
 
     def watch(self, stop_s: float) -> None:
         """End the process where the run has failed, and its script is stuck in one of PyTorch's collective calls.
@@ -198,20 +229,36 @@ class _Stay:
             error = self._thread.port.unheard(stop_s)
             if error is not None and not self._run.is_closed:
                 self._recorder.close()
-                _exit_failed(error)
+                self._exit_failed(error)
 
         threading.Thread(target=end, name="geomx end", daemon=True).start()
+
+    def script_ended(self, end: SystemExit | None) -> None:
+        """See the function of that name."""
+        if end is None or not end.code:
+            self._ended_well = True
+        elif os.getpid() == self._process and not self._run.is_closed:
+            self._run.fail(why_ended(end))
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The script raised. What lies outside it needs no traceback of it."""
         told: BaseException | None = None
         if os.getpid() == self._process:
             told = self._run.outcome(error)
-            self._run.fail(f"{kind.__name__}: {error}".removesuffix(": "))
+            self._run.fail(why_ended(error))
         if isinstance(told or error, NOT_THE_SCRIPT):
-            print(f"geomx: {told or error}", file=sys.stderr, flush=True)
+            self._say(told or error)
         else:
             self._report(kind, error, trace)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        """SIGTERM: tell the run, and end as every process does that has no handler for it."""
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() == self._process and not self._run.is_closed:
+            self._run.fail(asked_to_end(signal.Signals(number).name))
+            self._thread.stop(TELL_S)
+            self._recorder.close()
+        os.kill(os.getpid(), number)
 
     def _end(self) -> None:
         """The process ends. Of a fork of it, the run knows nothing."""
@@ -219,19 +266,35 @@ class _Stay:
             return
         error: GeomxError | None = None
         try:
-            self._run.close()
+            self._leave()
         except GeomxError as caught:
             error = caught
+        except KeyboardInterrupt as caught:
+            self._run.fail(why_ended(caught))
+            error = RunFailed(self._run.name, why_ended(caught))
         self._thread.stop()
         self._recorder.close()
         if error is not None:
-            _exit_failed(error)
+            self._exit_failed(error)
+
+    def _leave(self) -> None:
+        if self._run.is_amid_data and not (self._run.is_closed or self._ended_well or self._is_alone):
+            self._run.fail(AMID_DATA)
+            raise RunFailed(self._run.name, f"{AMID_DATA}; a script that is to leave early calls run.close()")
+        self._run.close()
+
+    def _say(self, error: BaseException) -> None:
+        """What `geomx run` tells of others itself is not told by each that followed."""
+        if not (self._watched and follows(error, self._run.name)):
+            print(f"geomx: {error}", file=sys.stderr, flush=True)
+
+    def _exit_failed(self, error: GeomxError) -> None:
+        """End with a status that says so: an exit handler that raises would end with status 0."""
+        self._say(error)
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
-def _exit_failed(error: GeomxError) -> None:
-    """End with a status that says so: an exit handler that raises would end with status 0."""
-    print(f"geomx: {error}", file=sys.stderr)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+_stays: list[_Stay] = []

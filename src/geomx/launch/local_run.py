@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -16,17 +17,21 @@ from rich.console import Console
 
 from geomx.config import Run
 from geomx.drive.secret import make_secret
-from geomx.errors import ConfigError, Fault, RunFailed
+from geomx.errors import ConfigError, Fault, FileUnwritable
 from geomx.launch.child import Command
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
+from geomx.launch.outputs import check_outputs, write_outputs
 from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome, Supervisor
+from geomx.launch.verdict import first_failure
 from geomx.observe.live import RunView, view_of
 from geomx.observe.records import Record, RecordFiles
-from geomx.observe.report import closing_table, make_report, write_report
+from geomx.observe.report import How, closing_table, make_report, write_report
 from geomx.observe.trace import write_trace
 
 SHOW_S = 0.25
+DESCRIPTION = "run.json"
+OTHER_FOLDER = "TMPDIR may name another folder for the run's files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +47,55 @@ class RunOptions:
 def run_here(run: Run, options: RunOptions) -> None:
     """Run every node of `run` on this machine, to the end.
 
-    Raises `RunFailed`, which names the node that failed first and says why, KeyboardInterrupt after Ctrl-C, and
-    `ConfigError` where no script is named.
+    Report and trace are written however it ended, of what was done until then. Raises `RunFailed`, which names the
+    node that failed first and says why, KeyboardInterrupt after Ctrl-C, `FileUnwritable`, and `ConfigError` where there
+    is no script, a file could not be written, or an address is taken.
     """
     _check_script(run)
-    make_folders_of(options.report, options.trace)
+    check_outputs({"--report": options.report, "--trace": options.trace})
     console = Console()
     with _folder(run, options.keep, console) as folder, Ports() as ports:
-        run = _settled(run, folder, ports)
-        records = RecordFiles(folder / "records")
+        run = _settled(run, folder.path, ports)
+        records = RecordFiles(folder.records)
         started = time.monotonic()
         with view_of(run, console, options.plain) as view:
-            supervisor = Supervisor(view.line, _Tick(view, records), run.limits.stop_s)
-            outcome = supervisor.run(commands(run, folder, ports, trace=options.trace is not None))
+            lack_of = _NotJoined(run, records)
+            supervisor = Supervisor(
+                view.line, _Tick(view, records), run.limits.stop_s, view.say, lack_of.lack_of
+            )
+            outcome = supervisor.run(commands(run, folder.path, ports, trace=options.trace is not None))
         wall_s = time.monotonic() - started
-        kept = RecordFiles(folder / "records").new()
-        if options.trace is not None:
-            write_trace(kept, options.trace)
-        _check_ended_well(outcome, kept)
-        report = make_report(run, kept, wall_s)
-        if options.report is not None:
-            write_report(report, options.report)
+        _conclude(run, options, outcome, wall_s, folder, console)
+
+
+def _conclude(
+    run: Run, options: RunOptions, outcome: Outcome, wall_s: float, folder: _Folder, console: Console
+) -> None:
+    """Print what a run came to, write its files, and raise where it did not end well."""
+    kept = RecordFiles(folder.records).new()
+    failure = first_failure(outcome, kept, shown=True) if outcome.failures else None
+    ended: How = "failed" if failure else "interrupted" if outcome.interrupted else "well"
+    report = make_report(run, kept, wall_s, ended, str(failure) if failure else None)
+    if failure is None:
         console.print(closing_table(report))
+    hint = f"`geomx report {folder.path / DESCRIPTION} {folder.records} --json FILE --trace FILE` makes them anew"
+    try:
+        write_outputs(
+            {
+                options.report: lambda path: write_report(report, path),
+                options.trace: lambda path: write_trace(kept, path),
+            },
+            hint,
+        )
+    except FileUnwritable as error:
+        folder.keep = True
+        if failure is None:
+            raise
+        print(f"geomx: {error}", file=sys.stderr, flush=True)
+    if failure is not None:
+        raise failure
+    if outcome.interrupted:
+        raise KeyboardInterrupt
 
 
 def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Record]:
@@ -74,8 +106,8 @@ def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Recor
     _check_script(run)
     kept: list[Record] = []
     with _folder(run, False, Console()) as folder, Ports() as ports:
-        run = _settled(run, folder, ports)
-        records = RecordFiles(folder / "records")
+        run = _settled(run, folder.path, ports)
+        records = RecordFiles(folder.records)
 
         def tick() -> None:
             kept.extend(records.new())
@@ -83,27 +115,42 @@ def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Recor
                 supervisor.stop()
 
         supervisor = Supervisor(lambda *_: None, tick, run.limits.stop_s)
-        outcome = supervisor.run(commands(run, folder, ports, trace=False))
+        outcome = supervisor.run(commands(run, folder.path, ports, trace=False))
         kept.extend(records.new())
-    _check_ended_well(outcome, kept)
+    if outcome.failures:
+        raise first_failure(outcome, kept)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
     return kept
 
 
 def _settled(run: Run, folder: Path, ports: Ports) -> Run:
-    """The run with all its addresses and a secret; its description is in the folder then."""
+    """The run with a secret and all its addresses, which nobody else has; its description is in the folder then."""
+    for node, address in run.addresses.items():
+        if address:
+            ports.claim(run, node, by="geomx run")
     run = with_free_ports(run, ports)
     if run.run.secret_file is None:
         make_secret(folder / "secret")
         run = run.changed([f"run.secret_file={json.dumps(str(folder / 'secret'))}"])
-    run.save(folder / "run.json")
+    try:
+        run.save(folder / DESCRIPTION)
+    except OSError as error:
+        raise FileUnwritable(folder / DESCRIPTION, error.strerror or str(error), OTHER_FOLDER) from error
     return run
 
 
-def _check_ended_well(outcome: Outcome, records: Sequence[Record]) -> None:
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    if outcome.failures:
-        raise first_failure(outcome, records)
+class _NotJoined:
+    """Knows which workers' scripts have ended without having joined: nobody has recorded anything as them."""
+
+    def __init__(self, run: Run, records: RecordFiles) -> None:
+        self._run, self._records = run, records
+
+    def lack_of(self, worker: str) -> str:
+        """See `Supervisor`."""
+        if self._records.path_of(worker).exists():
+            return ""
+        return f"without having joined: {self._run.run.script} does not call geomx.join()"
 
 
 class _Tick:
@@ -122,11 +169,11 @@ class _Tick:
 
 def commands(run: Run, folder: Path, ports: Ports, *, trace: bool) -> Iterator[Command]:
     """The processes of a run whose description and records are in `folder`: servers first, then workers."""
-    description = folder / "run.json"
+    description = folder / DESCRIPTION
     records = RecordFiles(folder / "records")
     processes = len(run.shard_names) + len(run.servers) + len(run.workers)
     each = threads_each(processes)
-    place = ProcessPlace(trace=trace)
+    place = ProcessPlace(trace=trace, watched=True)
     geomx = (sys.executable, "-m", "geomx")
 
     def server(name: str, *role: str) -> Command:
@@ -154,55 +201,45 @@ def with_free_ports(run: Run, ports: Ports) -> Run:
     return run.with_addresses({node: f"127.0.0.1:{ports.hold()}" for node in without})
 
 
-def first_failure(outcome: Outcome, records: Sequence[Record]) -> RunFailed:
-    """The failure that brought about the others, with the node's last words.
-
-    It is that of a process that a signal killed, else of the first node that told of a failure of its own, else
-    of the first node that others told about (it may have fallen silent), else the first that was noticed. What
-    processes tell that have not ended by themselves says nothing: they were stopped.
-    """
-    ended = {failure.name: failure for failure in outcome.failures}
-    told = [record for record in records if record.name == "failed" and record.node in ended]
-    reasons = {
-        record.node: record.fields["reason"] for record in told if record.node == record.fields["node"]
-    }
-    killed = [failure.name for failure in outcome.failures if failure.status < 0]
-    of_others = [record.fields["node"] for record in told]
-    node = [*killed, *reasons, *of_others, *ended][0]
-    if node not in ended:
-        return RunFailed(node, next(r.fields["reason"] for r in told if r.fields["node"] == node))
-    how = f"it {ended[node].how}" + (f": {reasons[node]}" if node in reasons else "")
-    lines = "".join(f"\n  {line}" for line in ended[node].last_lines)
-    return RunFailed(node, f"{how}; its last lines:{lines}" if lines else how)
-
-
 def _check_script(run: Run) -> None:
     script = run.run.script
-    if script is None or not script.is_file():
-        found = "nothing" if script is None else f"no file {script}"
+    found = ""
+    if script is None:
+        found = "nothing"
+    elif script.is_dir():
+        found = f"the folder {script}"
+    elif not script.is_file():
+        found = f"no file {script}"
+    elif not os.access(script, os.R_OK):
+        found = f"{script}, which may not be read"
+    if found:
         fault = Fault("run.script", found, "path of the training script that workers run")
         raise ConfigError(f"run {run.run.name}", [fault])
 
 
-def make_folders_of(*files: Path | None) -> None:
-    """Before anything runs: a run should not fail at its end for a folder that cannot be made (`ConfigError`)."""
-    for path in filter(None, files):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            fault = Fault(str(path), error.strerror or str(error), "a file that can be written")
-            raise ConfigError("the command line", [fault]) from error
+class _Folder:
+    """A run's files: its description, and the nodes' records. `keep`: it stays."""
+
+    def __init__(self, path: Path, keep: bool) -> None:
+        self.path = path
+        self.records = path / "records"
+        self.keep = keep
+        self.records.mkdir()
 
 
 @contextmanager
-def _folder(run: Run, keep: bool, console: Console) -> Iterator[Path]:
+def _folder(run: Run, keep: bool, console: Console) -> Iterator[_Folder]:
     """A fresh folder for the run's files; removed at the end unless it is to be kept."""
-    folder = Path(tempfile.mkdtemp(prefix=f"geomx-{run.run.name}-"))
-    (folder / "records").mkdir()
+    try:
+        folder = _Folder(Path(tempfile.mkdtemp(prefix=f"geomx-{run.run.name}-")), keep)
+    except OSError as error:
+        raise FileUnwritable(
+            "a folder for the run's files", error.strerror or str(error), OTHER_FOLDER
+        ) from error
     try:
         yield folder
     finally:
-        if keep:
-            console.print(f"The run's files are in {folder}", highlight=False, soft_wrap=True)
+        if folder.keep:
+            console.print(f"The run's files are in {folder.path}", highlight=False, soft_wrap=True)
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder.path, ignore_errors=True)

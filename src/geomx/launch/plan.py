@@ -20,11 +20,12 @@ from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.config.choices import check_choices
 from geomx.errors import ConfigError, Fault, GeomxError
-from geomx.launch.local_run import make_folders_of
+from geomx.launch.outputs import check_outputs, write_outputs
 from geomx.launch.plan_facts import Known, Sources, known
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.node.topology import AS_WAN
 from geomx.observe.costs import Cost, Memory, cost, memory_of
+from geomx.observe.files import write_whole
 from geomx.observe.report import size
 from geomx.observe.sentences import counted
 from geomx.predict.facts import Codecs, Facts, Rhythm
@@ -66,13 +67,12 @@ def plan(run: Run, options: PlanOptions) -> None:
     algorithms = options.algorithms or _with(run.sync.policy, ALGORITHMS)
     codecs = pairs(run, options)
     _check_names(algorithms, codecs)
-    make_folders_of(options.json)
+    check_outputs({"--json": options.json})
     facts = known(run, options.sources)
     rows, refused = compared(run, facts, algorithms, codecs)
-    if options.json is not None:
-        content = msgspec.json.encode(as_dict(run, facts, rows, refused))
-        options.json.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
     show(run, facts, rows, refused)
+    content = msgspec.json.format(msgspec.json.encode(as_dict(run, facts, rows, refused)), indent=2) + b"\n"
+    write_outputs({options.json: lambda path: write_whole(path, content)})
 
 
 def pairs(run: Run, options: PlanOptions) -> list[Pair]:

@@ -1,14 +1,17 @@
 """Watches the processes of a run: shows what they write, and sees to it that all of them end.
 
-Theory of operation. One thread, one loop. Every process leads a group of its own. A run ends in one of five ways:
+Theory of operation. One thread, one loop. Every process leads a group of its own. A run ends in one of six ways:
 
     all well      the workers end with status 0; the servers, which see that, end within `stop_s`
     a failure     a process ends with another status. The others have `GRACE_S` to hear of it through the run
                   and to end by themselves, each with its own last word; then they are stopped. When a
                   signal killed it, they are stopped at once
+    a lack        a worker ends well, but has not done what it had to; as a failure
     servers late  the workers have ended, a server has not: it is stopped, and counts as failed
     Ctrl-C        (or SIGTERM, SIGHUP) they are stopped; a second Ctrl-C kills
     enough        `stop` was called: they are stopped
+
+That processes are being stopped, and why, is said as it begins, since it may take `stop_s`.
 
 To *stop* is: SIGINT to the workers, and when all of them have ended to the servers, which workers may need to end well;
 SIGTERM to all after half of `stop_s`; SIGKILL after `stop_s`. When a process has ended, what it has started and left
@@ -25,7 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -41,22 +44,38 @@ Show = Callable[[str, str, bool], None]  # (node, line, whether it was written t
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run of processes ended. `failures`: those that ended by themselves and not well, the first first."""
+    """How a run of processes ended. `failures`: those that ended by themselves and not well, the first first.
+
+    `stopped_at`: when the others were stopped, on the monotonic clock; None: all have ended by themselves.
+    """
 
     failures: tuple[Ended, ...]
     interrupted: bool
+    stopped_at: float | None = field(default=None, compare=False)
 
 
 class Supervisor:
     """Starts processes side by side and returns when all have ended. Must run in the main thread.
 
-    `show` is given every line; `tick` is called about ten times a second.
+    `show` is given every line; `tick` is called about ten times a second. `say` is given what the user should know of
+    the supervisor itself. `lack_of(worker)` says what a worker that has ended well has not done; "": nothing.
     """
 
-    def __init__(self, show: Show, tick: Callable[[], None], stop_s: float) -> None:
+    def __init__(
+        self,
+        show: Show,
+        tick: Callable[[], None],
+        stop_s: float,
+        say: Callable[[str], None] = lambda text: None,
+        lack_of: Callable[[str], str] = lambda worker: "",
+    ) -> None:
         self._show = show
         self._tick = tick
         self._stop_s = stop_s
+        self._say = say
+        self._lack_of = lack_of
+        self._interrupts_told = 0
+        self._stop_told = False
         self._running: list[Child] = []
         self._failures: list[Ended] = []
         self._interrupts: list[int] = []
@@ -78,7 +97,7 @@ class Supervisor:
             finally:
                 for child in list(self._running):
                     self._bury(child)
-        return Outcome(tuple(self._failures), bool(self._interrupts))
+        return Outcome(tuple(self._failures), bool(self._interrupts), self._stop_at)
 
     def stop(self) -> None:
         """Stop every process: the run has done what it was for."""
@@ -116,8 +135,9 @@ class Supervisor:
         for child in [child for child in self._running if not child.is_running]:
             was_stopped = self._is_stopping
             status = self._bury(child)
-            if status != 0 and not was_stopped:
-                self._failures.append(Ended(child.name, status, tuple(child.last_lines)))
+            lack = "" if status or child.serves else self._lack_of(child.name)
+            if (status != 0 or lack) and not was_stopped:
+                self._failures.append(Ended(child.name, status, tuple(child.last_lines), lack=lack))
 
     def _bury(self, child: Child) -> int:
         """End a process with all that it has started, and show what it has still written."""
@@ -135,6 +155,7 @@ class Supervisor:
         """Decide whether to stop, and stop."""
         if self._interrupts:
             self._stop_at = min(now, self._stop_at or now)
+            self._tell_interrupts()
         elif self._failures and self._stop_at is None:
             was_killed = self._failures[0].status < 0  # nobody will hear of it from the process itself
             self._stop_at = now if was_killed else now + GRACE_S
@@ -147,7 +168,29 @@ class Supervisor:
                 self._failures.extend(overdue)
                 self._stop_at = now
         if self._stop_at is not None and now >= self._stop_at:
+            self._tell_stop()
             self._stop(now - self._stop_at)
+
+    def _tell_interrupts(self) -> None:
+        """Say at once that a signal was heard, and what the next one does."""
+        if self._interrupts_told == len(self._interrupts) or not self._running:
+            return
+        self._interrupts_told, self._stop_told = len(self._interrupts), True
+        last = self._interrupts[-1]
+        asked = "Ctrl-C" if last == signal.SIGINT else signal.Signals(last).name
+        if self._interrupts_told == 1:
+            self._say(f"{asked}: stopping every process of the run; once more kills them")
+        else:
+            self._say(f"{asked}: killing every process of the run")
+
+    def _tell_stop(self) -> None:
+        """Say why the others are being stopped."""
+        if not self._stop_told and self._failures and self._running:
+            first = self._failures[0]
+            is_known = first.status <= 0  # else it may have ended because of another one
+            what = f"{first.name} {first.how}" if is_known else "the run has failed"
+            self._say(f"{what}; stopping the processes that are left")
+        self._stop_told = True
 
     def _stop(self, since_s: float) -> None:
         workers_run = any(not child.serves for child in self._running)

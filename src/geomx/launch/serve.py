@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 from geomx.config import Run
 from geomx.drive import loops
+from geomx.errors import GeomxError
 from geomx.launch.environment import read_place
+from geomx.launch.verdict import follows
 from geomx.observe.records import Recorder
+
+FAILED = 1
 
 
 def serve(run: Run, node: str) -> None:
-    """Be the server `node` until the run has ended. Raises what ended it: SIGTERM counts as Ctrl-C."""
+    """Be the server `node` until the run has ended. Raises what ended it.
+
+    Asked to end by SIGTERM or Ctrl-C it tells the others, and raises SystemExit with the status that a shell gives such
+    an end (143, 130). So it does, with status 1, where another node failed and `geomx run` tells that.
+    """
     place = read_place()
     recorder = Recorder(place.records, node, place.trace)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    asked: list[int] = []
     try:
-        loops.serve(run, node, recorder)
+        loops.serve(run, node, recorder, asked.append)
+    except GeomxError as error:
+        if asked:
+            name = signal.Signals(asked[0]).name
+            print(
+                f"geomx: {node} was asked to end ({name}), and so the run ends", file=sys.stderr, flush=True
+            )
+            raise SystemExit(128 + asked[0]) from error
+        if place.watched and follows(error, node):
+            raise SystemExit(FAILED) from error
+        raise
     finally:
         recorder.close()

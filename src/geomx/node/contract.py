@@ -79,7 +79,7 @@ class JobDone:
 
 @dataclass(slots=True, eq=False)
 class Called:
-    """The local program (the training loop) calls a method of its worker: `method(*arguments)`."""
+    """The local program (the training loop, or who runs a server) calls a method of its node: `method(*arguments)`."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -90,6 +90,11 @@ class Failed:
     """The driver cannot go on: this node ends, and tells the others under its own name."""
 
     error: GeomxError
+
+
+def asked_to_end(signal_name: str) -> str:
+    """The reason of a node that fails because its process was told to end."""
+    return f"it was asked to end ({signal_name})"
 
 
 Event = Started | Opened | Received | Closed | Fired | JobDone | Called | Failed

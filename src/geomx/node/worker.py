@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from geomx.codecs.contract import Codec
-from geomx.errors import RunFailed
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
 from geomx.node.peers.base import BaseNode, Handler
@@ -97,10 +96,6 @@ class Worker(BaseNode):
     def leave(self, turns: dict[str, int]) -> None:
         self._leaving = True
         self._uplink.leave(turns, (self.name,))
-
-    def fail(self, reason: str) -> None:
-        """The user's script raised: every node of the run ends, and names this worker."""
-        raise RunFailed(self.name, reason)
 
     def _digest(self, hyper: Hyperparameters) -> bytes:
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(hyper.items())), digest_size=8).digest()

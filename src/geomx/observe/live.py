@@ -44,6 +44,9 @@ class RunView(Protocol):
     def line(self, node: str, text: str, is_error: bool) -> None:
         """Show a line that a node wrote; `is_error`: to its stderr."""
 
+    def say(self, text: str) -> None:
+        """Show what geomx itself has to say."""
+
     def show(self, records: Iterable[Record], now: float) -> None:
         """Show where the run stands, if it is time to. `now`: on the records' clock, in seconds."""
 
@@ -78,6 +81,9 @@ class LiveView:
     def line(self, node: str, text: str, is_error: bool) -> None:
         whole = Text.assemble(self._prefixes[node], " │ " if not is_error else " ┃ ", Text.from_ansi(text))
         self._console.print(whole, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(f"geomx: {text}", style="bold"), soft_wrap=True)
 
     def show(self, records: Iterable[Record], now: float) -> None:
         for record in records:
@@ -131,6 +137,9 @@ class PlainView:
     def line(self, node: str, text: str, is_error: bool) -> None:
         stream = sys.stderr if is_error else sys.stdout
         print(f"{self._prefixes[node].plain} │ {Text.from_ansi(text).plain}", file=stream, flush=True)
+
+    def say(self, text: str) -> None:
+        print(f"geomx: {text}", file=sys.stderr, flush=True)
 
     def show(self, records: Iterable[Record], now: float) -> None:
         for record in records:

@@ -31,6 +31,7 @@ LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERR
 NOT_LOGGED = "failed"  # the node ends with an error that says the same
 CLOCK = "clock"
 CHUNK = 1 << 16
+CLOSE_S = 10.0
 
 _logger = logging.getLogger("geomx")
 
@@ -69,7 +70,7 @@ class Recorder:
         self._lines: deque[bytes] = deque()
         if path is not None and path.is_dir():
             path = RecordFiles(path).path_of(node)
-        self._file = None if path is None else path.open("a+b")
+        self._file = None if path is None else os.fdopen(_private(path), "a+b")
         self._writing = threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._write_on, name="geomx records", daemon=True)
@@ -88,11 +89,11 @@ class Recorder:
             _logger.log(LEVELS[level], "%s", sentence(name, fields))
 
     def close(self) -> None:
-        """Write what is left. Records that come later are not kept."""
+        """Write what is left, within 10 s. Records that come later are not kept."""
         self._closing.set()
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSE_S)
         self._write()
         with self._writing:
             if self._file is not None:
@@ -117,6 +118,11 @@ class Recorder:
             except OSError as error:
                 self._file = None
                 _logger.warning("%s is no longer recorded: %s", self.node, error)
+
+
+def _private(path: Path) -> int:
+    """A script's last words are in its records, and may hold its arguments."""
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def _take_off_half_a_line(file: BinaryIO) -> None:

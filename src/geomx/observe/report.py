@@ -12,19 +12,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from geomx.config import Run
+from geomx.observe.files import write_whole
 from geomx.observe.progress import wan_bytes
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted, sentence
 
 Fields = dict[str, Any]
 Report = dict[str, Any]
+How = Literal["well", "interrupted", "failed"]
 
 LEAST_SAVED = 0.005  # less would be shown as 0%
 CHANGES_SHOWN = 4
@@ -178,13 +180,20 @@ class Totals:
                 self.staleness.append(record.fields.get("staleness", 0))
 
 
-def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
-    """The report of a run. `wall_s`: from the first process's start to the last one's end, in seconds."""
+def make_report(
+    run: Run, records: Iterable[Record], wall_s: float, ended: How = "well", failure: str | None = None
+) -> Report:
+    """The report of a run, or of what one has done that did not end well.
+
+    `wall_s`: from the first process's start to the last one's end, in seconds. `failure`: what it failed with.
+    """
     totals = Totals(run)
     for record in records:
         totals.take(record)
-    ended = totals.finished.values()
+    finished = totals.finished.values()
     return {
+        "ended": ended,
+        "failure": failure,
         "algorithm": run.sync.policy,
         "codec_up": run.wan.codec_up,
         "codec_down": run.wan.codec_down,
@@ -195,11 +204,11 @@ def make_report(run: Run, records: Iterable[Record], wall_s: float) -> Report:
         "rounds": totals.rounds,
         "samples": sum(map(totals.samples_of, run.workers)),
         "wall_s": _rounded(wall_s),
-        "train_s": _rounded(max((fields["train_s"] for fields in ended), default=None)),
+        "train_s": _rounded(max((fields["train_s"] for fields in finished), default=None)),
         "final_loss": _mean(totals.loss),
         "final_accuracy": _mean(totals.accuracy),
         **totals.traffic(),
-        "parameters": max((fields["parameters"] for fields in ended), default=totals.parameters),
+        "parameters": max((fields["parameters"] for fields in finished), default=totals.parameters),
         "parameters_sha256": totals.weights(),
         "cohorts": totals.cohorts,
         "staleness_mean": _rounded(fmean(totals.staleness)) if totals.staleness else None,
@@ -234,8 +243,8 @@ def _mean(last: dict[str, float | None]) -> float | None:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write a report as JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    """Write a report as JSON, which only the user may read: it has the script's arguments. Raises `FileUnwritable`."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n", private=True)
 
 
 def closing_table(report: Report) -> Table:
@@ -257,6 +266,10 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
             "run",
             f"{report['config']['run']['name']}, {report['algorithm']}, "
             + ", ".join(counted(*count) for count in counts),
+        ),
+        (
+            "ended",
+            "" if report["ended"] == "well" else f"{report['ended']}: this is what was done until then",
         ),
         ("steps", f"{report['steps']:,} of each worker" if report["steps"] != rounds else ""),
         ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)")),

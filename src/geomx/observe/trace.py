@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from geomx.observe.files import write_whole
 from geomx.observe.records import Record
 
 ROUNDS, LINK = "rounds", "link"
@@ -33,9 +34,8 @@ class Span:
 
 
 def write_trace(records: Iterable[Record], path: Path) -> None:
-    """Write the spans and rounds of all nodes to `path`; open it at ui.perfetto.dev."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": trace_events(records)}))
+    """Write the spans and rounds of all nodes to `path`; open it at ui.perfetto.dev. Raises `FileUnwritable`."""
+    write_whole(path, msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": trace_events(records)}))
 
 
 def trace_events(records: Iterable[Record]) -> list[dict[str, Any]]:

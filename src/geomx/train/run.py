@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from geomx.errors import GeomxError, Unsupported
+from geomx.node.contract import asked_to_end
 from geomx.node.port import Port
 from geomx.optim.hyper import as_plain
 from geomx.train.attach import AttachedModel, attach
@@ -107,6 +108,11 @@ class LiveRun:
     def is_closed(self) -> bool:
         """Whether this worker has left the run, in order or with an error of its own."""
         return self._closed
+
+    @property
+    def is_amid_data(self) -> bool:
+        """Whether a pass over `shard` trains that is not at its end, nor was left for another one or a checkpoint."""
+        return self._epochs.is_amid
 
     @property
     def turn(self) -> int:
@@ -226,6 +232,7 @@ class LiveRun:
         """
         helps = everywhere or self.party == self.parties[0]
         task = saving.Task(Path(path), self.name, self.is_first, self.rank == 0, everywhere, helps)
+        self._epochs.is_amid = False
         saving.save(self._joined("save"), task, saving.Position(self._epochs.epoch, self._samples.total))
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -270,11 +277,11 @@ class LiveRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
         told = self.outcome(error)
-        self.fail(f"{type(error).__name__}: {error}")
+        self.fail(why_ended(error))
         if told is not None:
             raise told from error
 
@@ -311,11 +318,21 @@ class LiveRun:
         return batches, sampler
 
 
+def why_ended(error: BaseException) -> str:
+    """What the others are told of a script that `error` has ended."""
+    if isinstance(error, SystemExit):
+        return f"its script ended with status {error.code or 0}"
+    if isinstance(error, KeyboardInterrupt):
+        return asked_to_end("SIGINT")
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
 class _EpochCounter:
-    """How far the shares have been read; `epoch` counts the passes that trained."""
+    """How far the shares have been read; `epoch` counts the passes that trained. `is_amid`: see `LiveRun`."""
 
     def __init__(self, samples: Samples, timeline: Timeline) -> None:
         self._samples, self._timeline = samples, timeline
+        self.is_amid = False
         self.attached: AttachedModel | None = None
         self.epoch = 0
 
@@ -324,7 +341,7 @@ class _EpochCounter:
         return self.attached is not None and self.attached.intra_party.in_lockstep
 
     def begin(self, train: bool | None) -> tuple[int, bool]:
-        attached, epoch = self.attached, self.epoch
+        attached, epoch, self.is_amid = self.attached, self.epoch, False
         if train is None:
             train = torch.is_grad_enabled() and (attached is None or attached.model.training)
         if train and attached is not None:
@@ -334,6 +351,7 @@ class _EpochCounter:
     def batch(self, samples: int | None, last: bool) -> None:
         self._samples.count(samples or 0)
         self._timeline.batch()
+        self.is_amid = not last
         if self.attached is not None:
             self.attached.steps.ended = last
 

@@ -39,6 +39,7 @@ from geomx.node.peers.handshake import HUNG_UP, Handshake, refused
 from geomx.node.peers.peer import (
     FIRST_REDIAL_S,
     LAST_REDIAL_S,
+    LATE_S,
     Identity,
     Limits,
     Peer,
@@ -58,8 +59,6 @@ from geomx.wire.messages import (
     payload_size,
 )
 from geomx.wire.session import Patience, Session
-
-LATE_S = 5.0  # so long after its start a peer that cannot be reached is worth a line
 
 
 class Handler(Protocol):
@@ -201,6 +200,10 @@ class BaseNode(ABC):
             self._effects.append(Hangup(conn, reason))
         self._effects.append(Stop(error))
         self.stopped = True
+
+    def fail(self, reason: str) -> None:
+        """The user's script raised, or the process is to end: every node of the run ends, and names this one."""
+        raise RunFailed(self.name, reason)
 
     def _fail(self, error: GeomxError) -> None:
         """End this node with an error, and tell every peer why."""

@@ -9,6 +9,7 @@ from geomx.wire.messages import Failure, Value
 from geomx.wire.session import Session
 
 FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 1.0
+LATE_S = 5.0  # so long after its start a peer that cannot be reached is worth a line
 MOST_REASON_CHARACTERS = 4000  # a message's header is limited, what a script raises is not
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from geomx.errors import NodeLost, WaitTimeout
 from geomx.node.contract import Effect, Write
-from geomx.node.peers.peer import Identity, Limits, Peer
+from geomx.node.peers.peer import LATE_S, Identity, Limits, Peer
 from geomx.node.peers.stillness import Stillness, least_s
 from geomx.wire.messages import Beat
 
@@ -97,21 +97,26 @@ class Watch:
         if peer.session.heard <= self._woke:
             stood = f"it stood still for {self._slept_s:.0f} s (suspended, or starved of processor time)"
             return NodeLost(self._host.identity.name, f"{stood}, and then heard nothing of {peer.name}")
-        return NodeLost(peer.name, f"silent for {peer.session.patience.timeout_s:g} s")
+        silent = (
+            f"{self._host.identity.name} has heard nothing of it for {peer.session.patience.timeout_s:g} s"
+        )
+        return NodeLost(peer.name, f"{silent}: it has ended or stands still, or the link between them is cut")
 
     def _wait_for_the_missing(self) -> None:
-        """Before the run can start: say for whom it waits, every `stall_s`, and give up after `start_s`."""
+        """Before the run can start: say for whom it waits, soon and every `stall_s`, and give up after `start_s`."""
         missing, now, limits = self._host.waits_for(), self._host.now, self._host.limits
         waited_s = now - self._started
-        if not missing or waited_s <= min(limits.start_s, limits.stall_s):
-            return
         troubles = {name: peer.trouble for name, peer in self._peers.items()}
+        is_told = self._waited_aloud > self._started or any(map(troubles.get, missing))
+        every_s = limits.stall_s if is_told else LATE_S  # soon: it may have gone before it ever came
+        if not missing or waited_s <= min(limits.start_s, every_s):
+            return
         whom = ", ".join(f"{name} ({why})" if (why := troubles.get(name)) else name for name in missing)
         if waited_s > limits.start_s:
             me = self._host.identity.name
             raise WaitTimeout(
                 f"{me} waited {limits.start_s:.0f} s for {whom} to join; start them, or raise limits.start_s"
             )
-        if now - self._waited_aloud >= limits.stall_s:
+        if now - self._waited_aloud >= every_s:
             self._waited_aloud = now
             self._host.note("waiting", "warning", whom=whom, seconds=waited_s)

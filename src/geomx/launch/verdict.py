@@ -1,0 +1,77 @@
+"""Who failed first, and why, out of how processes ended and what their nodes have recorded.
+
+One failure ends every node, and each tells it in its own way. People want it once: the culprit first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from geomx.errors import NodeLost, RunFailed
+from geomx.launch.child import Ended
+from geomx.launch.processes import Outcome
+from geomx.observe.records import Record
+
+AGAIN = "start it again: where its script loads what run.save() wrote, training goes on from there"
+KILLED = "somebody sent SIGKILL, or the kernel did for want of memory (`dmesg` tells)"
+PATIENCE = "a longer cut is borne with a longer wan.timeout_s, or lan.timeout_s within a party"
+
+
+def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = False) -> RunFailed:
+    """The failure that brought about the others, and how to go on. `shown`: the nodes' own last lines have been.
+
+    It is that of a process that a signal killed, else of the first node that told of a failure of its own, else
+    of a link whose ends have lost each other, else of the first node that others told about (it may have fallen
+    silent), else the first that was noticed. What nodes tell once they are being stopped says nothing.
+    """
+    ended = {failure.name: failure for failure in outcome.failures}
+    until = math.inf if outcome.stopped_at is None else outcome.stopped_at
+    told = [record for record in records if record.name == "failed" and record.t < until]
+    reasons = {
+        record.node: record.fields["reason"] for record in told if record.node == record.fields["node"]
+    }
+    killed = [failure.name for failure in outcome.failures if failure.status < 0]
+    if not killed and not reasons and (link := lost_link(told)):
+        return _with_hints(*link, PATIENCE)
+    of_others = [record.fields["node"] for record in told]
+    node = [*killed, *reasons, *of_others, *ended][0]
+    if node not in ended and node in reasons:
+        return _with_hints(node, reasons[node], "")
+    if node not in ended:
+        reason = next(r.fields["reason"] for r in told if r.fields["node"] == node)
+        return _with_hints(node, f"{reason}; its process had not ended", PATIENCE)
+    words = _last_words(ended[node], reasons.get(node, ""), shown)
+    if ended[node].lack:
+        return RunFailed(node, words)
+    return _with_hints(node, words, KILLED if ended[node].how.endswith("SIGKILL") else "")
+
+
+def follows(error: BaseException, node: str) -> bool:
+    """Whether what ended a node came about elsewhere."""
+    return isinstance(error, NodeLost) or (isinstance(error, RunFailed) and error.node != node)
+
+
+def lost_link(told: Iterable[Record]) -> tuple[str, str] | None:
+    """Two nodes that have each told that they lost the other, while both went on: their names, and what happened."""
+    lost = {(r.node, r.fields["node"]) for r in told if r.fields["error"] == "NodeLost"}
+    for one, other in sorted(lost):
+        if (other, one) in lost:
+            words = "the link between the two is lost; both were running, and neither heard of the other"
+            return f"{one} and {other}", words
+    return None
+
+
+def _last_words(ended: Ended, reason: str, shown: bool) -> str:
+    last_word = ended.how.split()[-1]  # the status, or the signal
+    says_it_all = reason.endswith((f"status {last_word}", f"({last_word})"))
+    words = reason if says_it_all else f"it {ended.how}" + (f": {reason}" if reason else "")
+    lines = "".join(f"\n  {line}" for line in ended.last_lines)
+    if not lines:
+        return words
+    return f"{words} (what it printed is above)" if shown else f"{words}; its last lines:{lines}"
+
+
+def _with_hints(node: str, reason: str, hint: str) -> RunFailed:
+    hints = "".join(f"\n  {line}" for line in (hint, AGAIN) if line)
+    return RunFailed(node, f"{reason}{hints}")

@@ -1,0 +1,97 @@
+"""A server whose process is asked to end tells the others, on every event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from trees import topology_of
+from wires import ANY_PORT, LOOPS, Witness, run_on
+
+from geomx.channels.tcp import Tcp
+from geomx.drive.loops import _until_asked
+from geomx.drive.real import Driver, ListeningEdge, Wiring
+from geomx.errors import RunFailed
+from geomx.node.factory import make_node
+from geomx.wire.messages import PROTOCOL_VERSION, Failure, Hello, Welcome
+
+TOPOLOGY = topology_of([2])
+HELLO = Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0)
+
+
+class Address:
+    """A recorder that waits for where the node listens."""
+
+    def __init__(self) -> None:
+        self.known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def record(self, name: str, level: str = "debug", /, **fields: str) -> None:
+        if name == "listening":
+            self.known.set_result(fields["address"])
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_a_server_that_is_asked_to_end_tells_its_peers(loop_name: str, number: signal.Signals) -> None:
+    asked: list[int] = []
+
+    async def main() -> None:
+        address, mine = Address(), Witness()
+        node = make_node(TOPOLOGY, "global/0")
+        driver = Driver(node, Wiring(ListeningEdge(Tcp(), ANY_PORT)), address)
+        task = asyncio.get_running_loop().create_task(_until_asked(driver, asked.append))
+        connection = await Tcp().dial(await address.known, mine)
+        connection.write(0, HELLO, None, 0)
+        await mine.until(lambda: any(isinstance(m, Welcome) for _, m, _ in mine.messages))
+        os.kill(os.getpid(), number)
+        with pytest.raises(RunFailed, match="the run failed at global/0: it was asked to end"):
+            await task
+        await mine.until_closed()
+        told = [message for _, message, _ in mine.messages if isinstance(message, Failure)]
+        assert told == [Failure("global/0", "RunFailed", f"it was asked to end ({number.name})")]
+
+    run_on(loop_name, main)
+    assert asked == [number]
+
+
+DEAF = """
+    import asyncio, os, signal, sys
+    from geomx.drive import loops
+
+    class Deaf:
+        def deliver(self, event):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        async def run(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(600)
+
+    print(loops._new_event_loop.__module__, flush=True)
+    loops.run_loop(loops._until_asked(Deaf(), lambda number: print("asked", flush=True)))
+"""
+
+
+@pytest.mark.processes
+def test_a_second_signal_kills_a_server_that_does_not_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DEAF)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout.split()[1:]) == (-signal.SIGTERM, ["asked"]), done.stderr

@@ -1,0 +1,120 @@
+"""One failure, told once: who is named, why, and how to go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from geomx.errors import NodeLost, RunFailed, WaitTimeout
+from geomx.launch.child import Ended
+from geomx.launch.processes import Outcome
+from geomx.launch.verdict import AGAIN, PATIENCE, first_failure, follows
+from geomx.observe.records import Record
+
+
+def failed(t: float, by: str, node: str, error: str, reason: str) -> Record:
+    return Record(t, by, "failed", "error", {"node": node, "error": error, "reason": reason})
+
+
+def test_a_script_that_raised_is_named_though_others_ended_before_it() -> None:
+    outcome = Outcome((Ended("global/0", 1), Ended("A", 1), Ended("A/1", 1, ("ValueError: boom",))), False)
+    records = [
+        failed(1.0, "A/1", "A/1", "RunFailed", "ValueError: boom"),
+        failed(1.1, "A", "A/1", "RunFailed", "ValueError: boom"),
+        failed(1.2, "global/0", "A/1", "RunFailed", "ValueError: boom"),
+    ]
+    error = first_failure(outcome, records)
+    assert error.node == "A/1"
+    what = "it ended with status 1: ValueError: boom"
+    assert error.reason == f"{what}; its last lines:\n  ValueError: boom\n  {AGAIN}"
+    shown = first_failure(outcome, records, shown=True)
+    assert shown.reason == f"{what} (what it printed is above)\n  {AGAIN}"
+
+
+def test_a_status_is_told_once() -> None:
+    records = [failed(1.0, "A/1", "A/1", "RunFailed", "its script ended with status 3")]
+    error = first_failure(Outcome((Ended("A", 1), Ended("A/1", 3)), False), records)
+    assert error.reason == f"its script ended with status 3\n  {AGAIN}"
+
+
+def test_so_is_a_signal() -> None:
+    records = [failed(1.0, "A/1", "A/1", "RunFailed", "it was asked to end (SIGTERM)")]
+    error = first_failure(Outcome((Ended("A/1", -15), Ended("A", 1)), False), records)
+    assert error.reason == f"it was asked to end (SIGTERM)\n  {AGAIN}"
+
+
+def test_a_killed_process_is_named_though_another_told_first() -> None:
+    outcome = Outcome((Ended("A/0", 1), Ended("A", -9)), False)
+    error = first_failure(outcome, [failed(1.0, "A/0", "A", "NodeLost", "silent for 5 s")])
+    assert (error.node, error.reason.splitlines()[0]) == ("A", "it was killed by SIGKILL")
+    assert "want of memory" in error.reason
+
+
+def test_a_node_that_fell_silent_is_named_though_it_has_not_ended() -> None:
+    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False)
+    error = first_failure(outcome, [failed(1.0, "A", "A/1", "NodeLost", "silent for 5 s")])
+    assert (error.node, error.reason.splitlines()[0]) == (
+        "A/1",
+        "silent for 5 s; its process had not ended",
+    )
+
+
+def test_what_is_told_while_nodes_are_stopped_says_nothing() -> None:
+    """But what they told before does, whether their processes have ended or not."""
+    records = [
+        failed(1.0, "global/0", "global/0", "RunFailed", "it was asked to end (SIGTERM)"),
+        failed(1.1, "A", "global/0", "RunFailed", "it was asked to end (SIGTERM)"),
+        failed(6.1, "A/0", "A/0", "RunFailed", "it was asked to end (SIGINT)"),
+    ]
+    error = first_failure(Outcome((Ended("A", 1),), False, stopped_at=6.0), records)
+    assert (error.node, error.reason) == ("global/0", f"it was asked to end (SIGTERM)\n  {AGAIN}")
+    assert first_failure(Outcome((Ended("A", 1),), False, stopped_at=0.5), records).node == "A"
+
+
+def test_of_a_cut_link_neither_end_is_the_culprit() -> None:
+    ended = tuple(Ended(name, 1) for name in ("A", "A/0", "global/0", "B"))
+    records = [
+        failed(1.0, "A", "global/0", "NodeLost", "A has heard nothing of it"),
+        failed(1.1, "A/0", "global/0", "NodeLost", "A has heard nothing of it"),
+        failed(1.2, "global/0", "A", "NodeLost", "global/0 has heard nothing of it"),
+        failed(1.3, "B", "A", "NodeLost", "global/0 has heard nothing of it"),
+    ]
+    error = first_failure(Outcome(ended, False), records)
+    assert error.node == "A and global/0"
+    assert error.reason.startswith("the link between the two is lost; both were running")
+    assert PATIENCE in error.reason
+
+
+def test_who_has_failed_itself_is_named_before_a_link() -> None:
+    outcome = Outcome((Ended("A", 1), Ended("global/0", 1), Ended("B/0", 1)), False)
+    records = [
+        failed(1.0, "A", "global/0", "NodeLost", "nothing heard"),
+        failed(1.0, "global/0", "A", "NodeLost", "nothing heard"),
+        failed(1.2, "B/0", "B/0", "RunFailed", "ValueError: boom"),
+    ]
+    assert first_failure(outcome, records).node == "B/0"
+
+
+def test_without_any_word_the_first_that_ended_is_named() -> None:
+    error = first_failure(Outcome((Ended("B/0", 2, ("no such file",)), Ended("B", 1)), False), [])
+    assert error.node == "B/0"
+    assert error.reason.startswith("it ended with status 2; its last lines:\n  no such file\n")
+
+
+def test_a_script_that_never_joined_is_named_with_what_it_lacks() -> None:
+    lack = "without having joined: train.py does not call geomx.join()"
+    error = first_failure(Outcome((Ended("A/0", 0, lack=lack), Ended("A", 0, overdue=True)), False), [])
+    assert str(error).splitlines()[0] == f"the run failed at A/0: it ended {lack}"
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"),
+    [
+        (NodeLost("A", "silent"), True),
+        (RunFailed("A/1", "boom"), True),
+        (RunFailed("A/0", "it was asked to end"), False),
+        (WaitTimeout("nobody came"), False),
+        (ValueError("boom"), False),
+    ],
+)
+def test_what_came_about_elsewhere_is_told_apart(error: Exception, elsewhere: bool) -> None:
+    assert follows(error, "A/0") is elsewhere
