@@ -46,6 +46,17 @@ def test_summed_is_a_sum_from_left_to_right(dtype: str, count: int) -> None:
         assert all(total.data_ptr() != value.data_ptr() for value in values)
 
 
+@pytest.mark.parametrize("offset", range(9))
+def test_parts_of_a_slice_may_lie_anywhere(offset: int) -> None:
+    """Large results are written in another way where memory is aligned."""
+    for elements in (100, 70_001):
+        x, out = drawn(elements + 9)[offset : offset + elements], torch.zeros(elements + 9)
+        assert scaled(x, 3.0, out[offset : offset + elements]) == float((x * 3.0).abs().max())
+        assert torch.equal(out[offset : offset + elements], x * 3.0)
+        assert out.count_nonzero() == elements
+        assert torch.equal(summed([x, x]).values, x + x)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_no_number_is_found_wherever_it_is(dtype: str, odd: float) -> None:

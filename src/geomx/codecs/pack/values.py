@@ -283,7 +283,8 @@ def peak(x: torch.Tensor) -> float:
     """The largest |x|, 0 of no elements; NaN or Inf where there is one."""
     found = native.peak(x)
     if found is None:
-        found = float(torch.linalg.vector_norm(x, float("inf"))) if x.numel() else 0.0
+        low, high = torch.aminmax(x) if x.numel() else (0.0, 0.0)
+        found = max(abs(float(low)), abs(float(high)))
     return found
 
 
