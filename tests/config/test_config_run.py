@@ -244,6 +244,7 @@ OTHER_VALUES = {
     "run.arguments": '["other"]',
     "run.seed": "9",
     "run.shards": "3",
+    "run.on_nonfinite": "skip",
     "run.ledger": "true",
     "sync.policy": "other:Policy",
     "sync.weight": "equal",

@@ -72,6 +72,12 @@ class RunTable(Table):
     arguments: tuple[str, ...] = Field((), strict=False, description="The script's arguments.")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of everything that is drawn by chance.")
     shards: int = Field(1, ge=1, description="How many global servers share the model (MultiGPS).")
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="What becomes of a contribution with NaN, Inf, or a number that its codec has no room for. `stop`: "
+        "the run ends, and names worker, parameter and step; `skip`: it counts nothing, and the run goes on; see "
+        "[numbers that are not finite](training-loop.md#when-a-gradient-is-nan-or-inf).",
+    )
     ledger: bool = Field(
         False, description="Carry an int64 slice that counts every contribution, as a proof of exactly-once."
     )
