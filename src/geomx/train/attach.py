@@ -111,7 +111,7 @@ def attach(
         steps = AccumulateSteps(*parts, OnServer(model_slices, optimizer, rule))
     else:
         steps = GradientSteps(*parts, OnServer(model_slices, optimizer, rule), pending)
-    wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast)
+    wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast, finite.skips_steps)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     states = wrapped.take_state() if on_server and optimizer.state else None
     attached = AttachedModel(
