@@ -35,7 +35,9 @@ def scaled(x: torch.Tensor, weight: float, out: torch.Tensor) -> float:
     """Write x · weight into `out` (flat, of the dtype and size of `x`; it may be `x`); returns the largest |out|."""
     found = native.scale(x, weight, out)
     if found is None:
-        if x.device == out.device:
+        if weight == 1.0:
+            out.copy_(x)
+        elif x.device == out.device:
             torch.mul(x, weight, out=out)
         else:
             out.copy_(x * weight)
