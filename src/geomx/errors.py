@@ -160,4 +160,4 @@ class DataMissing(GeomxError):
 
 
 class NotFinite(GeomxError):
-    """A contribution holds NaN or Inf, which a lossy codec would spread; it has not left the node."""
+    """A contribution, or a sum of some, holds NaN, Inf, or what its codec has no room for; it has not left the node."""

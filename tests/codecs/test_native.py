@@ -51,7 +51,7 @@ def numbers(elements: int, kind: str, seed: int = 0) -> torch.Tensor:
     if kind == "tiny":
         return x * 1e-43
     if kind == "huge":
-        return x.clamp(-1, 1) * 3.4e38
+        return x.clamp(-1, 1) * 3.38e38
     if kind == "equal":
         return x.sign() * 0.25
     return torch.where(torch.rand(elements, generator=generator) < 0.999, 0.0, x)  # few

@@ -253,6 +253,7 @@ OTHER_VALUES = {
     "run.seed": "9",
     "run.shards": "3",
     "run.secret_file": "other.secret",
+    "run.on_nonfinite": "skip",
     "run.ledger": "true",
     "sync.policy": "other:Policy",
     "sync.weight": "equal",

@@ -26,8 +26,8 @@ KEYS = [
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "steps", "rounds", "samples", "wall_s",
     "train_s", "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down",
     "parameters", "parameters_sha256", "cohorts", "staleness_mean", "staleness_max", "round_s_median", "round_floor_s",
-    "link_changes", "compute_s_median", "backward_s_median", "counted_exactly_once", "node_cpu_s", "node_rss_mb",
-    "config",
+    "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "node_cpu_s",
+    "node_rss_mb", "config",
 ]  # fmt: skip
 
 
@@ -104,6 +104,15 @@ def test_cohorts_may_differ_and_their_staleness_is_told(run: Run) -> None:
     assert (report["cohorts"], report["staleness_max"]) == (["A", "B"], 3)
     assert "each its own: A aaaaaaaaaaaa, B bbbbbbbbbbbb" in shown(report)
     assert "1.3 updates of others on average, at most 3" in shown(report)
+
+
+def test_steps_that_were_left_out_are_counted_by_node(run: Run) -> None:
+    """Of one step, a server may have left out several slices."""
+    steps = [("A/0", 1), ("A/0", 3), ("A", 2), ("A", 2)]
+    report = make_report(run, [record(node, "skipped", step=step) for node, step in steps], 1.0)
+    assert report["skipped"] == {"A": 1, "A/0": 2}
+    assert "NaN or Inf: A in 1 step, A/0 in 2 steps" in shown(report)
+    assert "skipped" not in shown(make_report(run, [], 1.0))
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,33 @@ def test_a_model_in_parts_is_saved_whole_and_loaded(tmp_path: Path, overrides: t
     assert results["B/0"] == results["B/1"] == results["A/0"]
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "push_at"),
+    [("plain", "fsdp", "backward"), pytest.param("plain", "ddp", "step", marks=pytest.mark.examples)],
+)
+def test_what_is_not_finite_is_skipped(a: str, b: str, push_at: str) -> None:
+    """Of a worker, where geomx adds; of a party, where NaN has spread before."""
+    ways, overrides = {"A": a, "B": b}, ("run.on_nonfinite=skip", f"worker.push_at={push_at}")
+    ours = play(party_jobs.skip, ways, overrides, spoiled={1: ["A/1"], 2: ["B/1"]})
+    theirs = play(party_jobs.skip, ways, overrides, weightless={1: ["A/1"], 2: ["B/0", "B/1"]})
+    assert len(hashes(ours)) == 1
+    assert ours == theirs
+    assert {tuple(ledger) for _, ledger in ours.values()} == {(4, 4, 4, 4)}
+
+
+@pytest.mark.faults
+def test_nobody_waits_in_a_collective_call_for_a_worker_that_has_nan() -> None:
+    job = start(party_jobs.skip, {"A": "plain", "B": "plain"}, spoiled={1: ["A/1"]})
+    try:
+        results = job.finish()
+    finally:
+        job.stop()
+    assert "A/1: the gradient of 0.weight holds NaN in step 2" in str(results.pop("A/1"))
+    for result in results.values():
+        assert isinstance(result, RunFailed)
+        assert result.node == "A/1"
+
+
 @pytest.mark.faults
 def test_a_worker_that_is_killed_or_stopped_is_named_and_whoever_is_stuck_with_it_is_ended() -> None:
     """All at the same time, since silence takes its time."""

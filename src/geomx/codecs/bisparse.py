@@ -89,7 +89,8 @@ class BiSparse(Sparse):
         wanted = self._wanted(slice_, turn)
         sample = self._sample_for(slice_, turn, wanted)
         added = Added(values, self._velocity(slice_, values), self.momentum)
-        found = add_and_find(slice_, left, added, sample) if sample and not self._clip else None
+        fast = sample is not None and not self._clip
+        found = add_and_find(slice_, left, added, sample, self.room(slice_)) if sample and fast else None
         if found is None:
             return super().absorb(slice_, turn, left, values, weight)
         return self._sent(slice_, _near(left, found, wanted), left)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from geomx.codecs.contract import Block, Codec
-from geomx.codecs.error_feedback import Lossy, check_finite
+from geomx.codecs.contract import Block, Codec, Room
+from geomx.codecs.error_feedback import Lossy
 from geomx.codecs.pack.values import peak
 from geomx.layout import Slice
 
@@ -39,7 +39,7 @@ class BySize(Codec):
     def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         codec = self._of(slice_)
         if codec.lossless:  # NaN is refused wherever it is
-            check_finite(slice_, peak(values))
+            codec.room(slice_).check(slice_, peak(values))
         return codec.encode(slice_, turn, values, weight)
 
     def decode(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
@@ -47,6 +47,9 @@ class BySize(Codec):
 
     def accepts(self, slice_: Slice, size: int) -> bool:
         return self._of(slice_).accepts(slice_, size)
+
+    def room(self, slice_: Slice) -> Room:
+        return self._of(slice_).room(slice_)
 
     def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
         return self._of(slice_).cut(slice_, payload, numbers)

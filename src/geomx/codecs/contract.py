@@ -10,12 +10,14 @@ payload of a part of the slice. What blocks carry that were not applied goes bac
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 
+from geomx.errors import NotFinite
 from geomx.layout import Slice
 
 BLOCK = 1024  # numbers; at its multiples every form has whole scales and whole bytes
@@ -27,6 +29,26 @@ class Block(NamedTuple):
     start: int
     stop: int
     payload: torch.Tensor
+
+
+class Room(NamedTuple):
+    """Which numbers there is room for: up to `most` in size. `form`: what they are written as."""
+
+    most: float
+    form: str
+
+    def check(self, slice_: Slice, largest: float) -> None:
+        """Raise NotFinite where the largest |value| of a slice is NaN, Inf, or has no room."""
+        if not largest <= self.most:
+            raise NotFinite(f"slice {slice_.index} holds {self.beyond(largest)}")
+
+    def beyond(self, value: float) -> str:
+        """A number that has no room, in words."""
+        if math.isnan(value):
+            return "NaN"
+        if math.isinf(value):
+            return "Inf" if value > 0 else "-Inf"
+        return f"{value:.4g}, and {self.form} ends at {self.most:.4g}"
 
 
 class Codec(ABC):
@@ -41,8 +63,8 @@ class Codec(ABC):
     def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         """`values`: flat, of the slice's dtype and elements, Σ w·x of a total `weight`.
 
-        Returns flat uint8; may share memory with `values`. Raises NotFinite where a lossy codec is given NaN or Inf:
-        the run ends then, and what is held back of the slice is lost.
+        Returns flat uint8; may share memory with `values`. Raises NotFinite where a lossy codec is given NaN, Inf, or
+        what it has no `room` for: the run ends then, and what is held back of the slice is lost.
         """
 
     @abstractmethod
@@ -52,6 +74,10 @@ class Codec(ABC):
     @abstractmethod
     def accepts(self, slice_: Slice, size: int) -> bool:
         """Whether a payload of `size` bytes is possible for this slice; asked before memory is taken."""
+
+    def room(self, slice_: Slice) -> Room:
+        """Which of a slice's numbers an encoding carries. A codec that does not answer carries all that are finite."""
+        return room_of(slice_)
 
     def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
         """An encoding of this slice as blocks of at most `numbers` numbers that are sent, a multiple of `BLOCK`.
@@ -76,6 +102,12 @@ class Codec(ABC):
     def restore(self, slice_: Slice, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `state`; without a name in it, that part begins anew."""
         return
+
+
+def room_of(slice_: Slice) -> Room:
+    """Which numbers a slice has room for by itself: all of its dtype that are finite."""
+    dtype = getattr(torch, slice_.dtype)
+    return Room(torch.finfo(dtype).max if dtype.is_floating_point else math.inf, slice_.dtype)
 
 
 def whole_blocks(numbers: int) -> int:

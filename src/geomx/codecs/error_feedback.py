@@ -10,7 +10,6 @@ direction). Sources: Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 
@@ -19,7 +18,6 @@ import torch
 from geomx.codecs.contract import Block, Codec, whole_blocks
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.values import peak
-from geomx.errors import NotFinite
 from geomx.layout import Slice
 
 
@@ -49,7 +47,7 @@ class Lossy(Codec):
         self, slice_: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
     ) -> torch.Tensor:
         """`compress` of left + values; for codecs to answer that do both in one pass over memory. Raises NotFinite."""
-        check_finite(slice_, peak(values))
+        self.room(slice_).check(slice_, peak(values))
         left.add_(self.prepared(slice_, values, weight))
         return self.compress(slice_, turn, left, weight)
 
@@ -73,7 +71,7 @@ class Lossy(Codec):
 
     def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         if not self.feedback:
-            check_finite(slice_, peak(values))
+            self.room(slice_).check(slice_, peak(values))
             ready = self.prepared(slice_, values, weight)
             return self.compress(slice_, turn, ready.to(working(values.dtype), copy=True), weight)
         return self.absorb(slice_, turn, self.residual(slice_, values), values, weight)
@@ -119,9 +117,3 @@ class Lossy(Codec):
 def working(dtype: torch.dtype) -> torch.dtype:
     """What residuals of values of `dtype` are kept in."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
-
-
-def check_finite(slice_: Slice, largest: float) -> None:
-    """Raise NotFinite where the largest |value| of a slice is NaN or Inf."""
-    if not math.isfinite(largest):
-        raise NotFinite(f"slice {slice_.index} holds NaN or Inf")

@@ -14,7 +14,7 @@ import struct
 
 import torch
 
-from geomx.codecs.contract import Block, Codec, tiles
+from geomx.codecs.contract import Block, Codec, Room, tiles
 from geomx.codecs.dense import Dense
 from geomx.codecs.error_feedback import Lossy, working
 from geomx.codecs.pack import native
@@ -115,6 +115,9 @@ class Sparse(Lossy):
                 Block(start, stop, self._put_together(indices[first:last] - start, stop - start, values))
             )
         return found
+
+    def room(self, slice_: Slice) -> Room:
+        return Room(self._form.most(working(getattr(torch, slice_.dtype))), NAMES[self._place])
 
     def possible(self, elements: int, size: int) -> bool:
         most = HEAD.size + size_bytes(elements, elements, 255, 0) + self._form.size_bytes(elements)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from geomx.codecs.error_feedback import check_finite
+from geomx.codecs.contract import Room
 from geomx.codecs.pack import native
 from geomx.codecs.pack.native import Added
 from geomx.codecs.pack.noise import RngKey
@@ -34,7 +34,7 @@ class TopK(Sparse):
     ) -> torch.Tensor:
         wanted = self._wanted(left)
         sample = _sample_for(left, wanted)
-        found = add_and_find(slice_, left, Added(values), sample) if sample else None
+        found = add_and_find(slice_, left, Added(values), sample, self.room(slice_)) if sample else None
         if found is None:
             return super().absorb(slice_, turn, left, values, weight)
         return self.write(_largest_of(left, found, wanted), left)
@@ -71,7 +71,7 @@ def find(x: torch.Tensor, sample: Sample) -> Found:
     return Found(at_least(x, bound, sample.likely), bound)
 
 
-def add_and_find(slice_: Slice, left: torch.Tensor, added: Added, sample: Sample) -> Found | None:
+def add_and_find(slice_: Slice, left: torch.Tensor, added: Added, sample: Sample, room: Room) -> Found | None:
     """Add and then `find`, in one pass over memory. None where there is no kernel for it: nothing is done.
 
     Raises NotFinite.
@@ -81,7 +81,7 @@ def add_and_find(slice_: Slice, left: torch.Tensor, added: Added, sample: Sample
         return None
     bound = kth_largest(some, sample.rank)
     indices, most = native.add_at_least(left, added, bound, sample.likely)
-    check_finite(slice_, most)
+    room.check(slice_, most)
     return Found(at_least(left, bound, left.numel()) if indices is None else indices, bound)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from geomx.codecs.contract import Block, tiles
 from geomx.codecs.dense import Dense
-from geomx.codecs.error_feedback import Lossy, check_finite, working
+from geomx.codecs.error_feedback import Lossy, working
 from geomx.codecs.pack import native
 from geomx.codecs.pack.bits import pack, packed_bytes, unpack
 from geomx.codecs.pack.noise import RngKey
@@ -46,7 +46,7 @@ class TwoBit(Lossy):
         taken = native.take_two_bits(left, float(step), values)
         if taken is None:
             return super().absorb(slice_, turn, left, values, weight)
-        check_finite(slice_, taken.largest)
+        self.room(slice_).check(slice_, taken.largest)
         return torch.cat((step.view(torch.uint8), taken.payload))
 
     def _step(self, left: torch.Tensor, weight: float) -> torch.Tensor:

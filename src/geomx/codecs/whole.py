@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.contract import Block, Codec, tiles
+from geomx.codecs.contract import Block, Codec, Room, tiles
 from geomx.codecs.dense import Dense
-from geomx.codecs.error_feedback import Lossy, check_finite, working
+from geomx.codecs.error_feedback import Lossy, working
 from geomx.codecs.pack.noise import RngKey, uniform
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ProtocolError
@@ -47,13 +47,16 @@ class Whole(Lossy):
         taken = self._form.taken(left, self.noise(slice_, turn, left), values)
         if taken is None:
             return super().absorb(slice_, turn, left, values, weight)
-        check_finite(slice_, taken.largest)
+        self.room(slice_).check(slice_, taken.largest)
         return taken.payload
 
     def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
         if not self.possible(slice_.elements, payload.numel()):
             raise ProtocolError(f"slice {slice_.index}: {payload.numel()} bytes are no {self.form}")
         return self._form.unpack(payload, slice_.elements, working(getattr(torch, slice_.dtype)))
+
+    def room(self, slice_: Slice) -> Room:
+        return Room(self._form.most(working(getattr(torch, slice_.dtype))), self.form)
 
     def possible(self, elements: int, size: int) -> bool:
         return size == self._form.size_bytes(elements)

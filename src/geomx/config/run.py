@@ -22,6 +22,7 @@ AGREED = (
     "run.name",
     "run.seed",
     "run.shards",
+    "run.on_nonfinite",
     "run.ledger",
     "sync.policy",
     "sync.weight",

@@ -97,6 +97,12 @@ class RunTable(Table):
         description="A file with the run's secret, which every node proves to know; `geomx secret FILE` makes one. "
         "Left out: `geomx run` makes one for itself; elsewhere nodes prove membership by `[tls]` alone, or not at all.",
     )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="What becomes of a contribution with NaN, Inf, or a number that its codec has no room for. `stop`: "
+        "the run ends, and names worker, parameter and step; `skip`: it counts nothing, and the run goes on; see "
+        "[numbers that are not finite](training-loop.md#when-a-gradient-is-nan-or-inf).",
+    )
     ledger: bool = Field(
         False, description="Carry an int64 slice that counts every contribution, as a proof of exactly-once."
     )

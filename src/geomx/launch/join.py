@@ -170,6 +170,8 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         ledger=run.run.ledger,
         policy=policies.make(run.sync.policy),
         buffers=run.sync.buffers,
+        on_nonfinite=run.run.on_nonfinite,
+        room=make_codec(run.lan.codec_up, RngKey()).room,
     )
 
 

@@ -12,7 +12,7 @@ from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.server import Server
-from geomx.node.slices.accumulate import accumulator
+from geomx.node.slices.finite import Sum, annotated, skipped, tried, when
 from geomx.node.slices.slice_state import (
     Planes,
     answer_state,
@@ -40,13 +40,24 @@ from geomx.wire.messages import (
 
 
 class Aggregator:
-    """See the module's text. `parents`: the shards of the global server, by name. `above`: the way to them."""
+    """See the module's text. `parents`: the shards of the global server, by name. `above`: the way to them.
+
+    `skips`: see `geomx.node.slices.finite`.
+    """
 
     is_top = False
 
-    def __init__(self, server: Server, parents: tuple[str, ...], up: Codec, down: UpdateDecoder) -> None:
+    def __init__(
+        self,
+        server: Server,
+        parents: tuple[str, ...],
+        up: Codec,
+        down: UpdateDecoder,
+        skips: bool = False,
+    ) -> None:
         self._server = server
-        self.above = Uplink(server, self, parents, up, down)
+        self._skips = skips
+        self.above = Uplink(server, self, parents, up, down, skips)
         self._layout: Layout | None = None
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}
@@ -69,36 +80,41 @@ class Aggregator:
         if round_.kind == "assign":
             self._assign(slice_, round_, push)
             return
+        assert self._layout is not None  # rounds come behind the model
         decoders = self._server.decoders(slice_, round_)
-        add = accumulator(getattr(torch, slice_.dtype)).add
+        total = Sum(self._server.name, self._layout, slice_, round_, decoders)
         if round_.kind == "mean" and round_.cohort:
-            self._average(slice_, round_, decoders)
+            self._average(total)
             return
-        self.above.push(
-            push, lambda: add([decode() for decode in decoders]), 3 * len(decoders) * slice_.size_bytes
-        )
+        self.above.push(push, total.of, 3 * len(decoders) * slice_.size_bytes)
 
-    def _average(self, slice_: Slice, round_: Round, decoders: list[Callable[[], torch.Tensor]]) -> None:
+    def _average(self, total: Sum) -> None:
         """The mean of a cohort that lies below this server: nobody above needs to know."""
+        slice_, round_ = total.slice_, total.round_
         update = Update(
             round_.turn, slice_.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort
         )
-        if not round_.weight or not decoders:
+        if not round_.weight or not total.decoders:
             self.above.slice_jobs.after(slice_.index, lambda: self._server.answer(update, None))
             return
         if not slice_.dtype.startswith("float"):
             raise ProtocolError(f"slice {slice_.index} is {slice_.dtype}: it has no mean")
-        add, weight = accumulator(getattr(torch, slice_.dtype)).add, round_.weight
 
-        def work() -> torch.Tensor:
-            total = add([decode() for decode in decoders])
-            assert total is not None
-            return self._server.down.pack(slice_, "mean", round_.turn, total.div_(weight), round_.cohort)
+        def work() -> tuple[torch.Tensor | None, str]:
+            values, fault = tried(total.of, self._skips)
+            if values is None:
+                return None, fault
+            mean = values.div_(round_.weight)
+            return self._server.down.pack(slice_, "mean", round_.turn, mean, round_.cohort), ""
 
-        cost_bytes = (3 * len(decoders) + 2) * slice_.size_bytes
-        self.above.slice_jobs.run(
-            slice_.index, work, lambda data: self._server.answer(update, data), cost_bytes
-        )
+        def done(result: tuple[torch.Tensor | None, str]) -> None:
+            data, fault = result
+            if fault:
+                self._server.note("skipped", "warning", **skipped(round_.step, round_.turn, "1 slice", fault))
+            self._server.answer(update, data)
+
+        cost_bytes = (3 * len(total.decoders) + 2) * slice_.size_bytes
+        self.above.slice_jobs.run(slice_.index, work, done, cost_bytes)
 
     def _assign(self, slice_: Slice, round_: Round, push: Push) -> None:
         """Take what is this server's out of what the workers brought; the first that has more goes on."""
@@ -157,7 +173,9 @@ class Aggregator:
         def work() -> Any:
             values = decoder.unpack(slice_, update.kind, payload, update.cohort)
             if not encoder.passes:
-                return encoder.pack(slice_, update.kind, update.turn, values, update.cohort)
+                whose = f"{self._server.name} cannot pass on"
+                with annotated(self._layout, slice_, values, whose, when(-1, update.turn)):
+                    return encoder.pack(slice_, update.kind, update.turn, values, update.cohort)
             encoder.sent(slice_, update.kind, values, update.cohort)
             return payload
 

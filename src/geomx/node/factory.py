@@ -47,7 +47,7 @@ def make_local_server(topology: Topology, name: str, incarnation: int = 1) -> Se
         topology.limits,
         _child_edges(children, topology, topology.lan_of(name), topology.passes(name)),
         policies.make(topology.policy),
-        lambda server: Aggregator(server, topology.shards, up, down),
+        lambda server: Aggregator(server, topology.shards, up, down, topology.skips),
         dials=dict.fromkeys(topology.shards, topology.wan.patience),
     )
 
@@ -72,8 +72,10 @@ def make_shard(topology: Topology, name: str, incarnation: int = 1) -> Server:
 
         clipping = Clipping(send, others, "" if name == lead else lead)
         compensation = compensations.make(topology.compensation) if topology.compensation else None
-        make = partial(_optimizer, topology.rule)
-        return Root(server, place, len(topology.shards), make, clipping, policy.lockstep, compensation)
+        make, shards = partial(_optimizer, topology.rule), len(topology.shards)
+        return Root(
+            server, place, shards, make, clipping, policy.lockstep, compensation, skips=topology.skips
+        )
 
     return Server(
         _identity(topology, name, incarnation),

@@ -21,8 +21,16 @@ import torch
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Part, Slice
 from geomx.node.peers.peer import Peer
-from geomx.node.slices.accumulate import accumulator
 from geomx.node.slices.clipping import Clipping
+from geomx.node.slices.finite import (
+    Sum,
+    annotated,
+    copied_if_finite,
+    is_watched,
+    skipped,
+    tried,
+    when,
+)
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import (
     WEIGHTS,
@@ -35,7 +43,7 @@ from geomx.node.slices.slice_state import (
     unpack_weights,
     within,
 )
-from geomx.node.slices.update_stream import UpdateEncoder, annotate_nonfinite, codec_for
+from geomx.node.slices.update_stream import UpdateEncoder, codec_for
 from geomx.node.uplink import has_values
 from geomx.optim.clip import square_sum
 from geomx.optim.contract import Compensation, RootOptimizer, SliceState
@@ -66,13 +74,14 @@ class RootHost(Protocol):
     def attached(self) -> None: ...
     def answer(self, update: Update, payload: Any, staleness: int = 0) -> None: ...
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None: ...
+    def note(self, name: str, level: str = "debug", **fields: Any) -> None: ...
     def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]: ...
     @property
     def down(self) -> UpdateEncoder: ...
 
 
 class Root:
-    """See the module's text. It holds the slices of one shard."""
+    """See the module's text. It holds the slices of one shard. `skips`: see `geomx.node.slices.finite`."""
 
     is_top = True
 
@@ -85,6 +94,7 @@ class Root:
         clipping: Clipping,
         lockstep: bool,
         compensation: Compensation | None = None,
+        skips: bool = False,
     ) -> None:
         self._server = server
         self._shard, self._shards = shard, shards
@@ -97,6 +107,7 @@ class Root:
         self._parked: dict[bytes, list[tuple[Slice, Round]]] = {}
         self._layout: Layout | None = None
         self._compensation = compensation
+        self._skips = skips
         self._slice_jobs = SliceJobs(server)
         self._versions: dict[int, int] = {}  # how often a slice has been updated
         self._seen: dict[int, dict[str, int]] = {}  # by slice and cohort: the version that it was sent last
@@ -232,15 +243,21 @@ class Root:
     # -- the kinds of adding --------------------------------------------------------------------------------------
 
     def _sum(self, slice_: Slice, round_: Round, divide: bool) -> Callable[[], torch.Tensor]:
+        assert self._layout is not None  # rounds come behind the model
         decoders, weight = self._server.decoders(slice_, round_), round_.weight
-        add = accumulator(getattr(torch, slice_.dtype)).add
+        total = Sum(self._server.name, self._layout, slice_, round_, decoders)
 
         def work() -> torch.Tensor:
-            total = add([decode() for decode in decoders])
-            assert total is not None  # a round with values has a contribution with values
-            return total.div_(weight) if divide else total
+            values = total.of()
+            assert values is not None  # a round with values has a contribution with values
+            return values.div_(weight) if divide else values
 
         return work
+
+    def _skip(self, slice_: Slice, round_: Round, fault: str) -> None:
+        """Answer as if nobody had contributed."""
+        self._server.note("skipped", "warning", **skipped(round_.step, round_.turn, "1 slice", fault))
+        self._answer_nothing(slice_, round_, weight=0.0)
 
     def _optimize(self, slice_: Slice, round_: Round, mean: Callable[[], torch.Tensor], scale: float) -> None:
         optimizer, weights = self._optimizer, self._weights[slice_.index]
@@ -264,18 +281,20 @@ class Root:
         """With `clip_norm`, no slice is applied before the norm over all slices of all shards is known."""
         make = self._sum(slice_, round_, divide=True)
 
-        def work() -> tuple[torch.Tensor, float]:
-            mean = make()
-            return mean, square_sum(mean)
+        def work() -> tuple[torch.Tensor | None, float, str]:
+            mean, fault = tried(make, self._skips)
+            return mean, 0.0 if mean is None else square_sum(mean), fault
 
-        def done(result: tuple[torch.Tensor, float]) -> None:
-            mean, square = result
-            self._clipping.square(
-                round_.turn,
-                slice_.index,
-                square,
-                lambda scale: self._optimize(slice_, round_, lambda: mean, scale),
-            )
+        def done(result: tuple[torch.Tensor | None, float, str]) -> None:
+            mean, square, fault = result
+
+            def resume(scale: float) -> None:
+                if mean is None:
+                    self._skip(slice_, round_, fault)
+                else:
+                    self._optimize(slice_, round_, lambda: mean, scale)
+
+            self._clipping.square(round_.turn, slice_.index, square, resume)
 
         self._server.run_job(work, done, (len(round_.contributions) + 2) * slice_.size_bytes)
 
@@ -318,8 +337,8 @@ class Root:
 
         self._finish(slice_, round_, work, snapshot=changes, kept=kept)
 
-    def _answer_nothing(self, slice_: Slice, round_: Round) -> None:
-        update = self._update(slice_, round_)
+    def _answer_nothing(self, slice_: Slice, round_: Round, weight: float | None = None) -> None:
+        update = self._update(slice_, round_, weight)
         self._slice_jobs.after(slice_.index, lambda: self._server.answer(update, None))
 
     def _finish(
@@ -336,27 +355,33 @@ class Root:
         `kept`: of an `assign`, what a checkpoint kept of the edges below. `applies`: whether `work` changes the slice.
         """
         down = self._server.down
+        checked = is_watched(slice_) and round_.kind == "gradient"
 
-        def encoded() -> tuple[torch.Tensor, int]:
-            values = work()
+        def encoded() -> tuple[torch.Tensor, int] | str:
+            values, fault = tried(work, self._skips)
+            if values is None:
+                return fault
             staleness = self._aged(slice_.index, round_, applies)
-            views = codec_for(slice_, round_.kind, down.codec).lossless  # the payload is then the same memory
-            taken = values.clone() if snapshot and views else values
-            whose = f"{self._server.name} has made NaN or Inf of"
-            with annotate_nonfinite(self._layout, slice_, values, whose, round_.turn):
-                packed = down.pack(slice_, round_.kind, round_.turn, taken, round_.cohort)
+            whose = f"{self._server.name} cannot give out {'what the optimizer made' if snapshot else 'the mean'} of"
+            with annotated(self._layout, slice_, values, whose, when(round_.step, round_.turn)):
+                if (
+                    snapshot and codec_for(slice_, round_.kind, down.codec).lossless
+                ):  # then the payload is a view
+                    values = copied_if_finite(slice_, values) if checked else values.clone()
+                packed = down.pack(slice_, round_.kind, round_.turn, values, round_.cohort)
             if kept is not None:
                 anchor = {"anchor": kept["anchor"]} if "anchor" in kept else {}
                 down.restore(slice_, within("down.", kept) | anchor)
             return packed, staleness
 
+        def done(result: tuple[torch.Tensor, int] | str) -> None:
+            if isinstance(result, str):
+                self._skip(slice_, round_, result)
+            else:
+                self._server.answer(self._update(slice_, round_), *result)
+
         cost_bytes = (len(round_.contributions) + 4) * slice_.size_bytes + down.codec.cost_bytes(slice_)
-        self._slice_jobs.run(
-            slice_.index,
-            encoded,
-            lambda done: self._server.answer(self._update(slice_, round_), *done),
-            cost_bytes,
-        )
+        self._slice_jobs.run(slice_.index, encoded, done, cost_bytes)
 
     def _aged(self, index: int, round_: Round, applies: bool) -> int:
         """How many updates of others a contribution has missed; its cohort has seen all from now on."""
@@ -369,8 +394,6 @@ class Root:
         return staleness
 
     @staticmethod
-    def _update(slice_: Slice, round_: Round) -> Update:
-        present = round_.present
-        return Update(
-            round_.turn, slice_.index, round_.kind, round_.weight, present, round_.ended, round_.cohort
-        )
+    def _update(slice_: Slice, round_: Round, weight: float | None = None) -> Update:
+        present, weight = round_.present, round_.weight if weight is None else weight
+        return Update(round_.turn, slice_.index, round_.kind, weight, present, round_.ended, round_.cohort)

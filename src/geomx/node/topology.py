@@ -42,6 +42,7 @@ class Topology:
     manifest: dict[str, Value] = field(default_factory=dict)
     seed: int = 0
     collective: frozenset[str] = frozenset()  # the parties whose workers reduce among themselves
+    skips: bool = False  # whether contributions that are not finite are skipped, and the run goes on
     flat: bool = False  # a tree of depth one: every worker is a child of the root
     secret: bytes = field(default=b"", repr=False)  # of the run, see `geomx.wire.proof`
 
@@ -60,6 +61,7 @@ class Topology:
             limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s, run.limits.turn_s),
             manifest=run.manifest(),
             seed=run.run.seed,
+            skips=run.run.on_nonfinite == "skip",
             collective=frozenset(party.name for party in run.parties if party.inside == "collective"),
             secret=secret,
         )

@@ -12,15 +12,16 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from geomx.codecs.contract import Codec
+from geomx.codecs.contract import Codec, Room
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Peer
+from geomx.node.slices.finite import annotated, skipped, tried, when, without
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
-from geomx.node.slices.update_stream import UpdateDecoder, annotate_nonfinite, codec_for
+from geomx.node.slices.update_stream import UpdateDecoder, codec_for
 from geomx.wire.messages import (
     Allowance,
     Attach,
@@ -61,15 +62,25 @@ class UplinkOwner(Protocol):
 
 
 class Uplink:
-    """See the module's text. `up`: what pushes are encoded with; `down`: the receiving end of the updates."""
+    """See the module's text. `up`: what pushes are encoded with; `down`: the receiving end of the updates.
+
+    `skips`: see `geomx.node.slices.finite`.
+    """
 
     def __init__(
-        self, node: BaseNode, owner: UplinkOwner, parents: tuple[str, ...], up: Codec, down: UpdateDecoder
+        self,
+        node: BaseNode,
+        owner: UplinkOwner,
+        parents: tuple[str, ...],
+        up: Codec,
+        down: UpdateDecoder,
+        skips: bool = False,
     ) -> None:
         self._node = node
         self._owner = owner
         self.parents = parents
         self._up, self.down = up, down
+        self._skips = skips
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
         self._attached: dict[str, list[int]] = {}  # each parent's last closed turn of every slice
@@ -99,26 +110,29 @@ class Uplink:
             del self._hypers[next(iter(self._hypers))]
         self._tell_all(Hyper(digest, values))
 
-    def push(self, push: Push, make: Callable[[], torch.Tensor | None], cost_bytes: int) -> None:
-        """Push what `make` returns (flat, the slice's dtype); it runs in a job, and so does encoding."""
+    def push(self, push: Push, make: Callable[[Room], torch.Tensor | None], cost_bytes: int) -> None:
+        """Push what `make` returns (flat, the slice's dtype); it runs in a job, and so does encoding.
+
+        `make` is told which numbers the codec has room for, and raises NotFinite for others.
+        """
         slice_ = self._slice(push.slice)
         codec = codec_for(slice_, push.kind, self._up)
 
-        def work() -> torch.Tensor | None:
-            values = make()
+        def work() -> tuple[torch.Tensor | None, str]:
+            values, fault = tried(lambda: make(codec.room(slice_)), self._skips)
             if values is None:
-                return None
-            with annotate_nonfinite(
-                self.layout, slice_, values, f"{self._node.name} has NaN or Inf for", push.turn
-            ):
-                return codec.encode(slice_, push.turn, values, push.weight)
+                return None, fault
+            whose, at = f"{self._node.name} cannot push", when(push.step, push.turn)
+            with annotated(self.layout, slice_, values, whose, at):
+                return codec.encode(slice_, push.turn, values, push.weight), ""
 
-        self.slice_jobs.run(
-            slice_.index,
-            work,
-            lambda payload: self.push_raw(push, payload),
-            cost_bytes + codec.cost_bytes(slice_),
-        )
+        def done(result: tuple[torch.Tensor | None, str]) -> None:
+            payload, fault = result
+            if fault:
+                self._node.note("skipped", "warning", **skipped(push.step, push.turn, "1 slice", fault))
+            self.push_raw(without(push, slice_) if fault else push, payload)
+
+        self.slice_jobs.run(slice_.index, work, done, cost_bytes + codec.cost_bytes(slice_))
 
     def push_raw(self, push: Push, payload: Any) -> None:
         """Push bytes that are encoded already."""

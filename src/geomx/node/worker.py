@@ -62,7 +62,7 @@ class Worker(BaseNode):
         if push.kind == "assign":
             self._assign(push, contribution)
         else:
-            self._uplink.push(push, lambda: contribution.values, 0)
+            self._uplink.push(push, lambda _: contribution.values, 0)
 
     def _assign(self, push: Push, contribution: Contribution) -> None:
         state = contribution.state or SliceState()

@@ -51,6 +51,9 @@ class Totals:
         self.backward_s: dict[str, list[float]] = defaultdict(list)
         self.staleness: list[int] = []  # of each round of the global servers
         self.link_changes: list[Fields] = []
+        self.skipped: dict[str, set[int]] = defaultdict(
+            set
+        )  # by node: the steps of which it has left something out
         self._take: dict[str, Callable[[Record], None]] = {
             "finished": self._finished,
             "usage": self._usage,
@@ -59,6 +62,7 @@ class Totals:
             "attached": self._attached,
             "round": self._round,
             "link": self._link,
+            "skipped": self._skipped,
         }
 
     def take(self, record: Record) -> None:
@@ -172,6 +176,9 @@ class Totals:
         if record.node == record.fields["party"]:  # the other end tells the same
             self.link_changes.append(record.fields)
 
+    def _skipped(self, record: Record) -> None:
+        self.skipped[record.node].add(record.fields["step"])
+
     def _round(self, record: Record) -> None:
         if record.fields.get("kind", "gradient") == "gradient":
             self.round_s[record.node].append(record.fields["seconds"])
@@ -218,6 +225,7 @@ def make_report(
         "link_changes": totals.link_changes,
         "compute_s_median": _medians(totals.compute_s),
         "backward_s_median": _medians(totals.backward_s),
+        "skipped": {node: len(steps) for node, steps in sorted(totals.skipped.items())},
         "counted_exactly_once": totals.ledger(),
         "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
@@ -286,6 +294,7 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
         ("cost", _cost(report)),
         ("links", _links(report)),
         ("staleness", _staleness(report)),
+        ("skipped", _skipped(report)),
         ("parameters", f"{report['parameters']:,}  {_hash(report)}"),
         (
             "exactly once",
@@ -339,6 +348,12 @@ def _staleness(report: Report) -> str:
     if len(report["cohorts"]) < 2 or report["staleness_mean"] is None:
         return ""
     return f"{report['staleness_mean']:.2g} updates of others on average, at most {report['staleness_max']}"
+
+
+def _skipped(report: Report) -> str:
+    """What was left out for not being finite: `A/0 in 3 steps`."""
+    each = [f"{node} in {counted(steps, 'step')}" for node, steps in report["skipped"].items()]
+    return f"NaN or Inf: {', '.join(each)}" if each else ""
 
 
 def _links(report: Report) -> str:

@@ -17,6 +17,7 @@ _SENTENCES = {
     "lost": "{peer} is lost: {reason}",
     "refused": "refused {peer}: {reason}",
     "resumed": "{peer} is back",
+    "skipped": "left out {part} of step {step}: {what}",
     "unreachable": "cannot reach {peer} yet: {reason}",
     "waiting": "waiting for {whom}, {seconds:.0f} s so far",
 }

@@ -15,6 +15,7 @@ from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep
 from geomx.train.calls.broadcast import Broadcast
 from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.context import TrainingContext
+from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
 from geomx.train.model.support import check_model, served_rule, unwrapped
@@ -88,7 +89,8 @@ def attach(
         settings.slice_elements,
         settings.slices,
     )
-    intra_party = _intra_party(context, model, model_slices, optimizer)
+    finite = FiniteOnly(client.port, client.name, model_slices.layout, settings)
+    intra_party = _intra_party(context, model, model_slices, finite, optimizer)
     broadcast = Broadcast(client, model_slices, intra_party, context.members)
     ledger = Ledger(client, model_slices.slices("ledger"), context.members.index(client.name))
     pending = PendingWeights(model, model_slices, client, context.timeline)
@@ -98,7 +100,7 @@ def attach(
         lambda: optimizer.param_groups,
         on_server and settings.policy.plans is GradientStep,
     )
-    parts = (context, model_slices, intra_party, ledger, guard)
+    parts = (context, model_slices, intra_party, ledger, guard, finite)
     steps: Steps
     if local:
         alike = len(context.party_members) == 1 or isinstance(intra_party, DdpAveraged)
@@ -109,7 +111,7 @@ def attach(
         steps = AccumulateSteps(*parts, OnServer(model_slices, optimizer, rule))
     else:
         steps = GradientSteps(*parts, OnServer(model_slices, optimizer, rule), pending)
-    wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast)
+    wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast, finite.skips_steps)
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     states = wrapped.take_state() if on_server and optimizer.state else None
     attached = AttachedModel(
@@ -125,20 +127,25 @@ def attach(
 
 
 def _intra_party(
-    context: TrainingContext, model: nn.Module, model_slices: ModelSlices, optimizer: torch.optim.Optimizer
+    context: TrainingContext,
+    model: nn.Module,
+    model_slices: ModelSlices,
+    finite: FiniteOnly,
+    optimizer: torch.optim.Optimizer,
 ) -> ThroughServer:
     """How the workers of this one's party add up. Raises `Unsupported`, `WaitTimeout`."""
     collective, client = context.settings.collective, context.client
     if collective is None:
-        return ThroughServer(model_slices)
+        return ThroughServer(model_slices, finite)
     is_averaged = unwrapped(model) is not model
     _check_inside(context.settings, collective, model_slices.is_cut, is_averaged, bool(optimizer.state))
     rank, ranks = context.party_members.index(client.name), len(context.party_members)
     device = next(iter(model_slices.trained.values())).device
     group = PartyGroup(client.port, client.name, rank, ranks, collective, device)
     if model_slices.is_cut:
-        return FsdpSharded(model, model_slices, group)
-    return DdpAveraged(model_slices, group) if is_averaged else AllReduced(model_slices, group)
+        return FsdpSharded(model, model_slices, finite, group)
+    kind = DdpAveraged if is_averaged else AllReduced
+    return kind(model_slices, finite, group)
 
 
 def _check_inside(

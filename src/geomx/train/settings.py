@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED
+from geomx.codecs.contract import Room, room_of
+from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Slice
 from geomx.sync.contract import Policy
 from geomx.sync.fsa import FSA
 
@@ -14,6 +15,7 @@ WeightPolicy = Literal["samples", "equal", "dataset_size"]
 OptimizerPlaceName = Literal["auto", "server", "workers"]
 Overlap = Literal["none", "forward"]
 PushAt = Literal["backward", "step"]
+OnNonfinite = Literal["stop", "skip"]
 Buffers = Literal["own", "average"]
 
 
@@ -38,7 +40,8 @@ class Settings:
     `slice_elements`: 0 cuts the model into about so many `slices`. `codec_momentum`: the codec that has momentum, if
     one has. `collective`: None where the party's local server adds. `after_step`: is called behind each step with the
     seconds that its computation took, from its first batch, or from the step before where `run.shard` gave it none;
-    None where that is not known.
+    None where that is not known. `room`: for which of a slice's numbers there is
+    room in what contributions travel as.
     """
 
     weight: WeightPolicy = "samples"
@@ -57,3 +60,5 @@ class Settings:
     ledger: bool = False
     buffers: Buffers = "own"
     policy: Policy = field(default_factory=FSA)
+    on_nonfinite: OnNonfinite = "stop"
+    room: Callable[[Slice], Room] = room_of

@@ -34,6 +34,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "kth_largest": (_FLOAT, (_POINTER, _LONG, _LONG, _LONG, _LONG)),
     "at_least": (_LONG, (_POINTER, _LONG, _FLOAT, _POINTER, _LONG)),
     "add_to": (_BITS, (_POINTER, _POINTER, _LONG, _POINTER)),
+    "scale_to": (_BITS, (_POINTER, _LONG, _FLOAT, _POINTER)),
+    "sum_to": (_BITS, (_POINTER, _POINTER, _LONG, _POINTER)),
     "sample_sums": (None, (_POINTER, _POINTER, _POINTER, _FLOAT, _LONG, _LONG, _LONG, _POINTER)),
     "add_at_least": (
         _LONG,

@@ -90,6 +90,20 @@ def add(left: torch.Tensor, values: torch.Tensor) -> tuple[float, float] | None:
     return _float(largest), _float(sums.value)
 
 
+def scale(x: torch.Tensor, weight: float, out: torch.Tensor) -> float | None:
+    """out = x · weight, where `out` may be `x`; the largest |out|, or NaN or Inf where there is one."""
+    if (library := _for(x, out)) is None:
+        return None
+    return _float(library.scale_to(x.data_ptr(), x.numel(), weight, out.data_ptr()))
+
+
+def add_up(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> float | None:
+    """out = x + y; the largest |out|, or NaN or Inf where there is one."""
+    if (library := _for(x, y)) is None or _for(out) is None:
+        return None
+    return _float(library.sum_to(x.data_ptr(), y.data_ptr(), x.numel(), out.data_ptr()))
+
+
 def _float(bits: int) -> float:
     return ctypes.c_float.from_buffer(ctypes.c_uint32(bits)).value
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -38,6 +39,10 @@ class Form(ABC):
     @abstractmethod
     def size_bytes(self, count: int) -> int:
         """What `count` numbers take."""
+
+    @abstractmethod
+    def most(self, dtype: torch.dtype) -> float:
+        """The largest |x| in `dtype` that there is room for."""
 
     @abstractmethod
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
@@ -76,6 +81,9 @@ class Cast(Form):
     def size_bytes(self, count: int) -> int:
         return count * self._dtype.itemsize
 
+    def most(self, dtype: torch.dtype) -> float:
+        return min(torch.finfo(dtype).max, torch.finfo(self._dtype).max)
+
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         limit = torch.finfo(self._dtype).max
         kept = x.to(self._dtype, copy=True)
@@ -105,10 +113,15 @@ class Cast(Form):
 class Half(Form):
     """fp16 behind one power of two, an int16: the list's largest number lies in [2^14, 2^15) before rounding."""
 
-    TOP = 15
+    TOP, LARGEST = 15, 32752.0  # fp16's largest number below 2^15: what is larger may be rounded up to that
 
     def size_bytes(self, count: int) -> int:
         return SCALE_BYTES + 2 * count
+
+    def most(self, dtype: torch.dtype) -> float:
+        end = math.frexp(torch.finfo(dtype).max)[1]  # powers of two from here on are Inf
+        unrounded = math.ldexp(self.LARGEST, end - self.TOP)
+        return min(unrounded, math.nextafter(math.ldexp(1.0, self.TOP + MOST_EXPONENT[dtype]), 0.0))
 
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         exponent = self._exponent(peak(x), x.dtype)
@@ -133,8 +146,8 @@ class Half(Form):
         return torch.cat((packed[:SCALE_BYTES], packed[self.size_bytes(start) : self.size_bytes(stop)]))
 
     def _exponent(self, largest: float, dtype: torch.dtype) -> int:
-        if not math.isfinite(largest):
-            raise NotFinite("a sum over several rounds is NaN or Inf")
+        if not largest <= self.most(dtype):
+            raise NotFinite("a sum over several rounds is NaN, Inf, or too large")
         return max(math.frexp(largest)[1] - self.TOP, -MOST_EXPONENT[dtype]) if largest else 0
 
     def _head(self, exponent: int) -> torch.Tensor:
@@ -149,7 +162,7 @@ class Half(Form):
         if added is None:
             return None
         largest, largest_sum = added
-        if not math.isfinite(largest):
+        if not largest <= self.most(left.dtype):
             return Taken(left[:0].view(torch.uint8), largest)  # which nobody sends
         exponent = self._exponent(largest_sum, left.dtype)
         return Taken(native.take_fp16(left, exponent, self._head(exponent)), largest)
@@ -164,6 +177,9 @@ class Blocks(Form):
 
     def size_bytes(self, count: int) -> int:
         return SCALE_BYTES * -(-count // self._block) + packed_bytes(count, self._width)
+
+    def most(self, dtype: torch.dtype) -> float:
+        return self._most * _value_of(_largest_scale(self._most))
 
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         scales = [rounded_up(b.abs().amax(1) / self._most, self._most) for b in in_blocks(x, self._block)]
@@ -204,6 +220,9 @@ class Thirds(Form):
     def size_bytes(self, count: int) -> int:
         return SCALE_BYTES * -(-count // self.BLOCK) + packed_bytes(count, self.WIDTH)
 
+    def most(self, dtype: torch.dtype) -> float:
+        return _value_of(_largest_scale(1))
+
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         scales = [rounded_up(block.abs().amax(1)) for block in in_blocks(x, self.BLOCK)]
         steps = scaled(x.clone(), inverses(scales, 1.5, x.dtype), self.BLOCK).add_(1.5)  # 0, 1, 2, 3
@@ -236,6 +255,9 @@ class Sign(Form):
     def size_bytes(self, count: int) -> int:
         return SCALE_BYTES * -(-count // self.BLOCK) + packed_bytes(count, 1)
 
+    def most(self, dtype: torch.dtype) -> float:
+        return _value_of(_largest_scale(1))
+
     def pack(self, x: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         scales = [rounded_up(tree_sum(b.abs()) / b.shape[1]) for b in in_blocks(x, self.BLOCK)]
         return torch.cat((torch.cat(scales).view(torch.uint8), pack((x >= 0).to(torch.uint8), 1)))
@@ -261,7 +283,8 @@ def peak(x: torch.Tensor) -> float:
     """The largest |x|, 0 of no elements; NaN or Inf where there is one."""
     found = native.peak(x)
     if found is None:
-        found = float(torch.linalg.vector_norm(x, float("inf"))) if x.numel() else 0.0
+        low, high = torch.aminmax(x) if x.numel() else (0.0, 0.0)
+        found = max(abs(float(low)), abs(float(high)))
     return found
 
 
@@ -306,6 +329,11 @@ def _largest_scale(most: int) -> int:
     """The bits of the largest bfloat16 that float32 holds `most` times."""
     largest = torch.tensor(torch.finfo(torch.float32).max / most, dtype=torch.float32)
     return int(largest.view(torch.int32)) >> 16
+
+
+def _value_of(scale: int) -> float:
+    """A bfloat16 by its bits."""
+    return float(struct.unpack("<f", struct.pack("<I", scale << 16))[0])
 
 
 def split_scales(

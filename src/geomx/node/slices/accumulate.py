@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from geomx.codecs.measure import Measured, summed
 from geomx.errors import Unsupported
 
 
@@ -23,13 +24,19 @@ class Accumulator:
     dtypes: frozenset[torch.dtype]
 
     def add(self, values: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The sum alone, see `measure`."""
+        found = self.measure(values)
+        return None if found is None else found.values
+
+    def measure(self, values: Sequence[torch.Tensor]) -> Measured | None:
         """((v0 + v1) + v2) + ..., in memory of its own: a term may be a received payload, which stays as it is.
 
         Args:
             values: flat, of one length and dtype, ordered by lowest origin.
 
         Returns:
-            The sum, which is the caller's to change; None where there are no values.
+            The sum, which is the caller's to change, and the largest |element| of it, NaN or Inf where one is; 0 of
+            integers. None where there are no values.
 
         Raises:
             Unsupported: a value is of another domain.
@@ -38,13 +45,12 @@ class Accumulator:
             return None
         if any(value.dtype not in self.dtypes for value in values):
             raise Unsupported(f"{self.domain} does not add {', '.join(str(value.dtype) for value in values)}")
-        if len(values) == 1:
-            return values[0].clone()
-        first, second, *others = values
-        total = torch.add(first, second)
-        for other in others:
+        if values[0].dtype.is_floating_point:
+            return summed(values)
+        total = values[0].clone()
+        for other in values[1:]:
             total.add_(other)
-        return total
+        return Measured(total, 0.0)
 
 
 float_ordered = Accumulator(

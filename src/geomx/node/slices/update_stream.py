@@ -17,15 +17,14 @@ anchors, so replicas stay bit-identical. There is one stream for each cohort. An
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from geomx.codecs.contract import Codec
 from geomx.codecs.dense import Dense
-from geomx.errors import NotFinite, ProtocolError
-from geomx.layout import Layout, Slice
+from geomx.errors import ProtocolError
+from geomx.layout import Slice
 from geomx.rounds.membership import EVERYONE
 from geomx.wire.messages import Kind
 
@@ -43,25 +42,6 @@ def decoded(codec: Codec, slice_: Slice, origins: Iterable[str], payload: torch.
         return codec.decode(slice_, payload)
     except ProtocolError as error:
         raise ProtocolError(f"what {', '.join(origins)} sent for slice {slice_.index}: {error}") from error
-
-
-@contextmanager
-def annotate_nonfinite(
-    layout: Layout | None, slice_: Slice, values: torch.Tensor, whose: str, turn: int
-) -> Iterator[None]:
-    """Within it NotFinite says whose, and of which tensors. `values`: what is being encoded."""
-    try:
-        yield
-    except NotFinite as error:
-        assert layout is not None
-        raise NotFinite(f"{whose} {_not_finite(layout, slice_, values)} in turn {turn}") from error
-
-
-def _not_finite(layout: Layout, slice_: Slice, values: torch.Tensor) -> str:
-    """The names of a slice's tensors that hold NaN or Inf."""
-    parts = [part for part in slice_.parts if not values[part.offset :][: part.elements].isfinite().all()]
-    names = [layout.tensors[part.tensor].name for part in parts or slice_.parts]
-    return ", ".join(dict.fromkeys(names)) + ("" if parts else " (in what was held back)")
 
 
 def sets_weights(kind: Kind, cohort: str) -> bool:

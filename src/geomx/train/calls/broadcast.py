@@ -71,7 +71,7 @@ class Broadcast:
         self._aside = {}
         try:
             for slice_ in means:
-                packed = self._model_slices.gather(slice_, self._model_slices.tensor, weight)
+                packed = self._model_slices.gather(slice_, self._model_slices.tensor, weight).packed
                 self._client.contribute(slice_.index, "mean", operation, weight, packed)
             for slice_ in firsts:
                 self._assign(operation, slice_, SliceState())

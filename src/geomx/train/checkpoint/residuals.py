@@ -82,5 +82,5 @@ def _belongs_to(model_slices: ModelSlices) -> dict[str, str | None]:
 
 
 def _is_live(model_slices: ModelSlices, index: int, plane: torch.Tensor) -> bool:
-    values, _ = model_slices.gather(model_slices.layout.slices[index], model_slices.tensor)
+    values = model_slices.gather(model_slices.layout.slices[index], model_slices.tensor).values
     return values is not None and torch.equal(values, plane)

@@ -9,12 +9,14 @@ and so has one of which this process holds a part (see `shards`): what is gather
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from geomx.codecs.measure import scaled
 from geomx.errors import Unsupported
 from geomx.layout import SLICES_WANTED, Layout, Part, Role, Slice, Tensor, automatic_slice_elements
 from geomx.train.model.fsdp import held, is_cut
@@ -31,6 +33,22 @@ def plain_name(name: str) -> str:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+class Gathered(NamedTuple):
+    """A slice's values (flat; None where there are none), which parts are present, and the largest |value|.
+
+    `largest` is NaN or Inf where a value is; 0 of dtypes that have no mean.
+    """
+
+    values: torch.Tensor | None
+    present: bytes | None
+    largest: float = 0.0
+
+    @property
+    def packed(self) -> tuple[torch.Tensor | None, bytes | None]:
+        """As it is contributed."""
+        return self.values, self.present
 
 
 class ModelSlices:
@@ -137,18 +155,19 @@ class ModelSlices:
         source: Callable[[int], torch.Tensor | None],
         weight: float = 1.0,
         device: torch.device | None = None,
-    ) -> tuple[torch.Tensor | None, bytes | None]:
+    ) -> Gathered:
         """weight * (what `source` has for each part), as one new flat tensor, and which parts are present.
 
         At weight 0 there is none. Of a tensor that is cut, what this process does not hold is zeros. `device`: None
         for the CPU.
         """
         if not weight:
-            return None, absent(slice_)
+            return nothing(slice_)
         found = [_cut_out(source(part.tensor), part) for part in slice_.parts]
         present = presence.pack([each is not None for each in found])
         if all(each is None for each in found):
-            return None, present
+            return Gathered(None, present)
+        largest = [0.0]
         values = torch.empty(slice_.elements, dtype=getattr(torch, slice_.dtype), device=device)
         with torch.no_grad():
             for part, each in zip(slice_.parts, found, strict=True):
@@ -159,13 +178,11 @@ class ModelSlices:
                 if flat is None:
                     continue
                 target = target[start : start + flat.numel()]
-                if weight == 1.0:
-                    target.copy_(flat)
-                elif flat.device == target.device:
-                    torch.mul(flat, weight, out=target)
+                if dtype_name(target.dtype) in AVERAGED:
+                    largest.append(scaled(flat, weight, target))
                 else:
-                    target.copy_(flat * weight)
-        return values, present
+                    target.copy_(flat)
+        return Gathered(values, present, largest_of(largest))
 
     def scatter(self, slice_: Slice, values: torch.Tensor) -> None:
         """Give the live tensors of a slice its `values` (flat)."""
@@ -202,6 +219,17 @@ def _cut_out(tensor: torch.Tensor | None, part: Part) -> tuple[torch.Tensor, int
     local, before = held(tensor.detach())
     start, stop = overlap(tensor, part)
     return (local.reshape(-1)[start - before : stop - before], start - part.start) if start < stop else None
+
+
+def largest_of(sizes: Iterable[float]) -> float:
+    """The largest of some sizes, NaN if one is."""
+    sizes = tuple(sizes)
+    return next((size for size in sizes if math.isnan(size)), max(sizes, default=0.0))
+
+
+def nothing(slice_: Slice) -> Gathered:
+    """No contribution to a slice."""
+    return Gathered(None, absent(slice_))
 
 
 def absent(slice_: Slice) -> bytes:

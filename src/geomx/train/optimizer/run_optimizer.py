@@ -28,11 +28,13 @@ _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class RunOptimizer(torch.optim.Optimizer):
-    """`inner`: the user's optimizer. `on_server`: whether the global servers run it, or this worker does."""
+    """`inner`: the user's optimizer. `on_server`: whether the global servers run it, or this worker does.
 
-    _step_supports_amp_scaling = (
-        True  # GradScaler hands its scale over instead of editing gradients; we refuse it
-    )
+    `skips_steps`: a worker whose gradients are not finite counts nothing in that step.
+    """
+
+    # GradScaler hands its scale over, and leaves it to us whether to step: no worker may stay away from a step.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class RunOptimizer(torch.optim.Optimizer):
         model_slices: ModelSlices,
         steps: Steps,
         broadcast: Broadcast,
+        skips_steps: bool = False,
     ) -> None:
         shared = _STATE_HOOKS + _STEP_HOOKS if on_server else _STATE_HOOKS
         self.__setstate__(
@@ -56,6 +59,7 @@ class RunOptimizer(torch.optim.Optimizer):
         self._steps = steps
         self._model_slices = model_slices
         self._broadcast = broadcast
+        self._skips_steps = skips_steps
 
     @property
     def on_server(self) -> bool:
@@ -65,10 +69,7 @@ class RunOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One turn with every worker. Raises the typed errors that `docs/training-loop.md` lists."""
         if hasattr(self, "found_inf"):
-            raise Unsupported(
-                "torch.amp.GradScaler decides on each worker by itself whether to step, and workers must step "
-                "together; use torch.autocast(..., dtype=torch.bfloat16), which needs no scaler"
-            )
+            self._unscale()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -76,6 +77,23 @@ class RunOptimizer(torch.optim.Optimizer):
         self._steps.step()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before attach looks at
         return loss
+
+    def _unscale(self) -> None:
+        """Divide gradients by the scale of the GradScaler that calls `step`. What overflowed is found as always."""
+        if not self._skips_steps:
+            raise Unsupported(
+                "torch.amp.GradScaler leaves out steps whose gradients overflow, and workers must step together: set "
+                'run.on_nonfinite = "skip" and worker.push_at = "step", so that such a step of one worker counts '
+                "nothing; or use torch.autocast(..., dtype=torch.bfloat16), which needs no scaler"
+            )
+        scale = getattr(self, "grad_scale", None)
+        if scale is None:  # scaler.unscale_() has done it
+            return
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(float(scale))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: every node has the layout by now."""

@@ -9,13 +9,18 @@ Among themselves, one worker *speaks* for a slice: its push has the weight of th
 none, so that the party's sum is Σ w·x and Σ w whatever the way. Who speaks goes around, by the slice's index. The
 local server knows nothing of it: workers that contribute nothing are nothing new to it.
 
+A contribution that is not finite counts nothing, where the run goes on without (`model/finite.py`). DDP and FSDP have
+spread it over the party by then, and the party's contribution counts nothing; whoever pushes a part says so to the
+others first.
+
 All of this is collective: every worker of the party makes the same calls, in the same order.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -23,12 +28,12 @@ from torch import nn
 from geomx.layout import Slice
 from geomx.node.slices.accumulate import accumulator
 from geomx.train.calls.collective_client import Packed
+from geomx.train.model.finite import GRADIENT, FiniteOnly, Source
 from geomx.train.model.fsdp import held, is_cut, range_of
-from geomx.train.model.model_slices import ModelSlices, absent
+from geomx.train.model.model_slices import Gathered, ModelSlices, nothing
 from geomx.train.party.process_group import PartyGroup
 from geomx.wire import presence
 
-Source = Callable[[int], torch.Tensor | None]
 Contributed = Iterator[tuple[Slice, float, Packed]]  # slice, weight, values
 
 
@@ -41,18 +46,32 @@ class ThroughServer:
 
     final_in_backward = True
     in_lockstep = False
+    what = GRADIENT  # is contributed of a tensor, in words
 
-    def __init__(self, model_slices: ModelSlices) -> None:
-        self._model_slices = model_slices
+    def __init__(self, model_slices: ModelSlices, finite: FiniteOnly) -> None:
+        self._model_slices, self._finite = model_slices, finite
 
     def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
-        """What this worker pushes of some slices: Σ w·x as far as it tells, with x from `source` by tensor."""
-        for slice_ in slices:
-            yield slice_, weight, self._model_slices.gather(slice_, source, weight)
+        """What this worker pushes of some slices: Σ w·x as far as it tells, with x from `source` by tensor.
+
+        Raises NotFinite.
+        """
+        made = (self._made(slice_, source, weight) for slice_ in slices)
+        if self._finite.skips_steps:
+            every = list(made)
+            fine = all(is_fine for *_, is_fine in every)
+            made = ((slice_, gathered, fine) for slice_, gathered, _ in every)
+        for slice_, gathered, is_fine in made:
+            yield slice_, weight if is_fine else 0.0, (gathered if is_fine else nothing(slice_)).packed
+
+    def _made(self, slice_: Slice, source: Source, weight: float) -> tuple[Slice, Gathered, bool]:
+        """This worker's w·x, and whether it may leave."""
+        gathered = self._model_slices.gather(slice_, source, weight)
+        return slice_, gathered, self._finite.allows(slice_, gathered, weight, self.what, source)
 
     def first(self, slice_: Slice, source: Source) -> Packed:
         """A slice as the party's first worker has it, in full there; on the others whatever."""
-        return self._model_slices.gather(slice_, source)
+        return self._model_slices.gather(slice_, source).packed
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor in full; of one that is cut, on the CPU of the party's first worker, and None elsewhere."""
@@ -74,8 +93,8 @@ class _IntraParty(ThroughServer):
 
     final_in_backward = False
 
-    def __init__(self, model_slices: ModelSlices, group: PartyGroup) -> None:
-        super().__init__(model_slices)
+    def __init__(self, model_slices: ModelSlices, finite: FiniteOnly, group: PartyGroup) -> None:
+        super().__init__(model_slices, finite)
         self._group = group
 
     def close(self) -> None:
@@ -89,6 +108,25 @@ class _IntraParty(ThroughServer):
         weights = self._group.gather_all(torch.tensor(weight, dtype=torch.float64))
         return sum(each.item() for each in weights)
 
+    def _pushed(self, made: Iterable[tuple[Slice, Gathered, bool]], total: float) -> Contributed:
+        """What is left of contributions when all have said which of theirs may leave. `total`: the party's weight."""
+        if self._finite.skips:
+            every = list(made)
+            fine = self._agree([is_fine for *_, is_fine in every])
+            made = [
+                (slice_, gathered, is_fine)
+                for (slice_, gathered, _), is_fine in zip(every, fine, strict=True)
+            ]
+        for slice_, gathered, is_fine in made:
+            share = total if is_fine and self._speaks(slice_) else 0.0
+            yield slice_, share, (gathered if is_fine else nothing(slice_)).packed
+
+    def _agree(self, fine: list[bool]) -> list[bool]:
+        """Of each slice whether all workers' contributions may leave; where steps are skipped, of all slices."""
+        told = self._group.gather_all(torch.tensor(fine, dtype=torch.uint8))
+        agreed = [bool(each) for each in torch.stack(told).amin(0)]
+        return [all(agreed)] * len(agreed) if self._finite.skips_steps else agreed
+
 
 class AllReduced(_IntraParty):
     """See the module's text."""
@@ -96,83 +134,121 @@ class AllReduced(_IntraParty):
     def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
         numbers = sorted({part.tensor for slice_ in slices for part in slice_.parts})
         found = {number: source(number) if weight else None for number in numbers}
-        told = self._tell(weight, [found[number] is not None for number in numbers])
-        total = sum(each for each, _ in told)
-        present = [{n for n, is_there in zip(numbers, there, strict=True) if is_there} for _, there in told]
-        under_way = {slice_.index: self._begin(slice_, found.get, weight, present) for slice_ in slices}
+        made = {slice_.index: self._made_here(slice_, found.get, weight) for slice_ in slices}
+        fine = [is_fine for _, is_fine in made.values()]
+        if self._finite.skips_steps:
+            fine = [all(fine)] * len(fine)
+        there = [found[number] is not None for number in numbers]
+        told = self._tell(weight, there, fine)
+        under_way = {}
+        for place, slice_ in enumerate(slices):
+            givers = [each for each in told if each.fine[place]]
+            begun = self._begin(slice_, made.pop(slice_.index)[0], numbers, told, place)
+            under_way[slice_.index] = sum(each.weight for each in givers), begun
         for slice_ in slices:
-            yield slice_, total if self._speaks(slice_) else 0.0, under_way.pop(slice_.index)()
+            total, finish = under_way.pop(slice_.index)
+            packed, is_fine = finish()
+            yield slice_, total if is_fine and self._speaks(slice_) else 0.0, packed
+
+    def _made_here(self, slice_: Slice, source: Source, weight: float) -> tuple[Gathered, bool]:
+        gathered = self._model_slices.gather(slice_, source, weight, self._group.device)
+        return gathered, self._finite.allows(slice_, gathered, weight, self.what, source)
 
     def _begin(
-        self, slice_: Slice, source: Source, weight: float, present: Sequence[set[int]]
-    ) -> Callable[[], Packed]:
-        """Begin to gather a slice at its speaker; returns what waits for it. `present`: by rank, of which tensors."""
-        nothing: Packed = (None, absent(slice_))
-        numbers = [part.tensor for part in slice_.parts]
-        givers = [rank for rank, has in enumerate(present) if not has.isdisjoint(numbers)]
+        self, slice_: Slice, mine: Gathered, numbers: list[int], told: list[_Told], place: int
+    ) -> Callable[[], tuple[Packed, bool]]:
+        """Begin to gather a slice at its speaker; returns what waits for it, and whether it may leave.
+
+        `told`: by rank, what each has of the tensors `numbers`; `place`: of the slice among those that are pushed.
+        """
+        inside = {part.tensor for part in slice_.parts}
+        present = {
+            rank: {n for n, is_there in zip(numbers, each.there, strict=True) if is_there} & inside
+            for rank, each in enumerate(told)
+            if each.fine[place]
+        }
+        givers = [rank for rank, has in present.items() if has]
         if not givers:
-            return lambda: nothing
-        device, dtype = self._group.device, getattr(torch, slice_.dtype)
-        values, _ = self._model_slices.gather(slice_, source, weight, device)
+            return lambda: (nothing(slice_).packed, True)
+        dtype = getattr(torch, slice_.dtype)
+        values = mine.values
         if values is None:  # whoever has nothing takes part, and is not added
-            values = torch.empty(slice_.elements, dtype=dtype, device=device)
+            values = torch.empty(slice_.elements, dtype=dtype, device=self._group.device)
         gathered = self._group.gather(values, slice_.index % self._group.ranks)
 
-        def finish() -> Packed:
+        def finish() -> tuple[Packed, bool]:
             given = gathered()
             if not given:
-                return nothing
-            total = accumulator(dtype).add([given[rank] for rank in givers])
+                return nothing(slice_).packed, True
+            total = accumulator(dtype).measure([given[rank] for rank in givers])
             assert total is not None  # there are givers
-            anywhere = set[int]().union(*present)
-            return total.cpu(), presence.pack([number in anywhere for number in numbers])
+            anywhere = set[int]().union(*present.values())
+            there = presence.pack([part.tensor in anywhere for part in slice_.parts])
+            added = Gathered(total.values.cpu(), there, total.largest)
+            if not self._finite.allows(slice_, added, 1.0, "the sum over the party's workers, for"):
+                return nothing(slice_).packed, False
+            return added.packed, True
 
         return finish
 
-    def _tell(self, weight: float, there: list[bool]) -> list[tuple[float, list[bool]]]:
-        """Everybody's weight, and of which tensors it has a gradient."""
-        mine = struct.pack("<d", weight) + bytes(there)
+    def _tell(self, weight: float, there: list[bool], fine: list[bool]) -> list[_Told]:
+        """What everybody has: its weight, of which tensors a gradient, and of which slices something that may leave."""
+        mine = struct.pack("<d", weight) + bytes(there) + bytes(fine)
         told = self._group.gather_all(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
-        heads = [bytes(each.numpy()) for each in told]
-        return [(struct.unpack_from("<d", head)[0], [bool(byte) for byte in head[8:]]) for head in heads]
+        return [_Told.read(bytes(each.numpy()), len(there)) for each in told]
+
+
+class _Told(NamedTuple):
+    """What one worker of a party has to contribute."""
+
+    weight: float
+    there: list[bool]
+    fine: list[bool]
+
+    @classmethod
+    def read(cls, data: bytes, tensors: int) -> _Told:
+        head = 8 + tensors
+        return cls(
+            struct.unpack_from("<d", data)[0],
+            [bool(byte) for byte in data[8:head]],
+            [bool(byte) for byte in data[head:]],
+        )
 
 
 class DdpAveraged(_IntraParty):
     """See the module's text."""
 
     in_lockstep = True
+    what = "what DistributedDataParallel has made of the party's gradients, for"
 
     def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
         total = self._total(weight)
-        for slice_ in slices:
-            share = total if self._speaks(slice_) else 0.0
-            yield slice_, share, self._model_slices.gather(slice_, source, share)
+        shares = ((slice_, total if self._speaks(slice_) else 0.0) for slice_ in slices)
+        yield from self._pushed((self._made(slice_, source, share) for slice_, share in shares), total)
 
 
 class FsdpSharded(_IntraParty):
     """See the module's text."""
 
     in_lockstep = True
+    what = "what fully_shard has made of the party's gradients, for"
 
-    def __init__(self, model: nn.Module, model_slices: ModelSlices, group: PartyGroup) -> None:
-        super().__init__(model_slices, group)
+    def __init__(
+        self, model: nn.Module, model_slices: ModelSlices, finite: FiniteOnly, group: PartyGroup
+    ) -> None:
+        super().__init__(model_slices, finite, group)
         self._model = model
 
     def contributions(self, slices: Sequence[Slice], source: Source, weight: float) -> Contributed:
         total = self._total(weight)
-        for slice_ in slices:
-            yield (
-                slice_,
-                total if self._speaks(slice_) else 0.0,
-                self._model_slices.gather(slice_, source, total),
-            )
+        yield from self._pushed((self._made(slice_, source, total) for slice_ in slices), total)
 
     def first(self, slice_: Slice, source: Source) -> Packed:
         found = {part.tensor: source(part.tensor) for part in slice_.parts}
         cut = {
             number: tensor.shape for number, tensor in found.items() if tensor is not None and is_cut(tensor)
         }
-        values, present = self._model_slices.gather(slice_, found.get)
+        values, present = self._model_slices.gather(slice_, found.get).packed
         if not cut:
             return values, present
         if values is None:

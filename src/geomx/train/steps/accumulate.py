@@ -15,8 +15,9 @@ from geomx.node.port import Arrived
 from geomx.sync.contract import AccumulateStep, cohort_of
 from geomx.train.calls.collective_client import STEP
 from geomx.train.context import TrainingContext
+from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
-from geomx.train.model.model_slices import ModelSlices, absent
+from geomx.train.model.model_slices import ModelSlices, nothing
 from geomx.train.model.support import check_gradient
 from geomx.train.optimizer.placement import OnServer
 from geomx.train.party.intra_party import ThroughServer
@@ -34,9 +35,10 @@ class AccumulateSteps(Steps):
         intra_party: ThroughServer,
         ledger: Ledger,
         guard: Guard,
+        finite: FiniteOnly,
         placement: OnServer,
     ) -> None:
-        super().__init__(context, model_slices, intra_party, ledger, guard)
+        super().__init__(context, model_slices, intra_party, ledger, guard, finite)
         self._placement = placement
         self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
         self._sums: dict[int, torch.Tensor] = {}  # by parameter
@@ -54,6 +56,7 @@ class AccumulateSteps(Steps):
         self._check_accumulation()
         with self._timeline.step(self.turn):
             self._guard.check()
+            self._finite.begin(self._planned, self.turn)
             self._accrue()
             plan = self._settings.policy.step(self._planned)
             self._planned += 1
@@ -62,11 +65,13 @@ class AccumulateSteps(Steps):
                 raise Unsupported(f"the sync policy {name} accrues gradients, and plans {plan}")
             self.steps += 1
             self._follow(plan)
+            self._finite.end()
 
     def end_epoch(self) -> None:
         self.require_quiescent("the end of run.shard(loader)")
         self._timeline.rest()
         self._follow(AccumulateStep(push=bool(self._sums), fetch=True))
+        self._finite.end()
         self.all_ended = True
 
     def _idle(self) -> None:
@@ -81,12 +86,12 @@ class AccumulateSteps(Steps):
             for group in self._placement.groups
             for p in group["params"]
         }
+        gradients = {n: p.grad for n, p in self._model_slices.trained.items() if p.grad is not None}
+        for number, gradient in gradients.items():
+            check_gradient(self._model_slices.layout.tensors[number], gradient)
         with torch.no_grad():
-            for number, parameter in self._model_slices.trained.items():
-                gradient = parameter.grad
-                if gradient is None:
-                    continue
-                check_gradient(self._model_slices.layout.tensors[number], gradient)
+            for number in self._finite.allows_gradients(gradients):
+                parameter, gradient = self._model_slices.trained[number], gradients[number]
                 if number in self._sums:
                     self._sums[number].add_(gradient)
                 else:
@@ -109,13 +114,15 @@ class AccumulateSteps(Steps):
 
     def _push(self, sums: bool) -> None:
         for slice_ in self._trained:
-            packed = self._model_slices.gather(slice_, self._sums.get) if sums else (None, absent(slice_))
+            made = self._model_slices.gather(slice_, self._sums.get) if sums else nothing(slice_)
+            if not self._finite.allows(slice_, made, 1.0, "the sum of the gradients of"):
+                made = nothing(slice_)  # which fetches, as a push of nothing does
             self._client.contribute(
                 slice_.index,
                 "gradient",
                 STEP,
                 1.0,
-                packed,
+                made.packed,
                 cohort=self._cohort,
                 step=self._planned - 1,
                 hyper=self._placement.hyper(slice_.group),

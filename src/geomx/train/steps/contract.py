@@ -17,6 +17,7 @@ from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
 from geomx.train.context import TrainingContext
+from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
 from geomx.train.party.intra_party import ThroughServer
@@ -41,11 +42,12 @@ class Steps(ABC):
         intra_party: ThroughServer,
         ledger: Ledger,
         guard: Guard,
+        finite: FiniteOnly,
     ) -> None:
         self._client, self._settings = context.client, context.settings
         self._samples, self._timeline = context.samples, context.timeline
         self._model_slices, self._intra_party = model_slices, intra_party
-        self._ledger, self._guard = ledger, guard
+        self._ledger, self._guard, self._finite = ledger, guard, finite
         self._trained = model_slices.slices("weight")
         self._accumulating = False
         self.steps = 0  # of this worker, so far

@@ -26,6 +26,7 @@ from geomx.node.port import Arrived
 from geomx.sync.contract import GradientStep, cohort_of
 from geomx.train.calls.collective_client import STEP
 from geomx.train.context import TrainingContext
+from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
 from geomx.train.model.support import check_gradient
@@ -60,10 +61,11 @@ class GradientSteps(Steps):
         intra_party: ThroughServer,
         ledger: Ledger,
         guard: Guard,
+        finite: FiniteOnly,
         placement: OptimizerPlacement,
         pending: PendingWeights,
     ) -> None:
-        super().__init__(context, model_slices, intra_party, ledger, guard)
+        super().__init__(context, model_slices, intra_party, ledger, guard, finite)
         self._placement, self._pending = placement, pending
         self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
         self._opened: _OpenStep | None = None
@@ -167,6 +169,7 @@ class GradientSteps(Steps):
             if not isinstance(plan, GradientStep):
                 name = type(self._settings.policy).__name__
                 raise Unsupported(f"the sync policy {name} has no local steps, and plans {plan}")
+            self._finite.begin(self._planned, self.turn)
             seen = self._samples.seen
             weight = self._samples.take()
             self._opened = _OpenStep(weight, self._samples.seen - seen, self.ended)
@@ -194,6 +197,7 @@ class GradientSteps(Steps):
         """Everything has been pushed but the ledger."""
         self._ledger.count(self._cohort, ended=False)
         self._note_step(samples)
+        self._finite.end()
         self._opened = None
         self._missing = self._all_missing()
         self._client.next_turn(self._cohort)

@@ -18,12 +18,14 @@ in `_fresh`, so that it is taken in behind the same step on every worker, howeve
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from geomx.codecs.measure import scaled
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
@@ -31,8 +33,9 @@ from geomx.rounds.membership import EVERYONE
 from geomx.sync.contract import LocalStep, cohort_of
 from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
+from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
-from geomx.train.model.model_slices import ModelSlices, absent
+from geomx.train.model.model_slices import Gathered, ModelSlices, nothing
 from geomx.train.party.intra_party import ThroughServer
 from geomx.train.steps.contract import Steps
 from geomx.train.steps.ledger import Ledger
@@ -51,10 +54,11 @@ class LocalSteps(Steps):
         intra_party: ThroughServer,
         ledger: Ledger,
         guard: Guard,
+        finite: FiniteOnly,
         optimizer: torch.optim.Optimizer,
         alike: bool,
     ) -> None:
-        super().__init__(context, model_slices, intra_party, ledger, guard)
+        super().__init__(context, model_slices, intra_party, ledger, guard, finite)
         self._optimizer = optimizer
         self._alike = alike
         self._party = cohort_of(self._client.name, "party")
@@ -87,10 +91,14 @@ class LocalSteps(Steps):
         self._check_accumulation()
         with self._timeline.step(self.turn):
             self._guard.check()
-            self._optimizer.step()
-            self._count()
+            self._finite.begin(self._planned, self.turn)
+            is_fine = self._gradients_are_finite()
+            if is_fine:
+                self._optimizer.step()
+            self._count(is_fine)
             self.steps += 1
             self._follow(self._as_told(self._next_plan()))
+            self._finite.end()
             self._stepped = self._timeline.now()
 
     def end_epoch(self) -> None:
@@ -103,12 +111,22 @@ class LocalSteps(Steps):
                 self._average_run(replace(last, fragment=(part, parts), overlap=0, merge=0.0))
             self._take_in_all()
             self._is_step = True
+        self._finite.end()
 
     def _idle(self) -> None:
         plan = self._next_plan()
         while plan.average == "nobody" and not self._is_due():
             plan = self._next_plan()
         self._follow(replace(plan, average="run") if plan.average == "told" else plan)
+
+    def _gradients_are_finite(self) -> bool:
+        """Whether the worker's own optimizer may step: NaN would stay in its state. Raises NotFinite."""
+        gradients = {
+            number: p.grad
+            for number, p in self._model_slices.trained.items()
+            if p.grad is not None and p.grad.layout is torch.strided
+        }
+        return self._finite.allows_step(gradients)
 
     def _as_told(self, plan: LocalStep) -> LocalStep:
         """What a plan means now where it leaves that to whoever sets the pace."""
@@ -128,10 +146,12 @@ class LocalSteps(Steps):
             raise Unsupported(f"the sync policy {name} has local steps, and plans {plan}")
         return plan
 
-    def _count(self) -> None:
-        seen = self._samples.seen
-        self._given += self._samples.given
-        self._counted += self._samples.take()
+    def _count(self, counts: bool) -> None:
+        seen, given = self._samples.seen, self._samples.given
+        weight = self._samples.take()
+        if counts:
+            self._given += given
+            self._counted += weight
         self._note_step(self._samples.seen - seen)
 
     def _weight(self, of: Any) -> float:
@@ -187,19 +207,27 @@ class LocalSteps(Steps):
                 continue
             values = self._starts[slice_.index]
             if merge:
-                own, _ = self._model_slices.gather(slice_, self._model_slices.tensor)
-                assert own is not None  # weights are always there
-                values = own.mul_(merge).add_(values, alpha=1.0 - merge)
+                values = self._merged(slice_, values, merge)
             self._model_slices.scatter(slice_, values)
 
+    def _merged(self, slice_: Slice, values: torch.Tensor, merge: float) -> torch.Tensor:
+        """A mixture with this worker's own weights, unless these are not finite and the run skips that."""
+        own = self._model_slices.gather(slice_, self._model_slices.tensor)
+        assert own.values is not None  # weights are always there
+        if self._finite.skips and not math.isfinite(own.largest):
+            return values
+        return own.values.mul_(merge).add_(values, alpha=1.0 - merge)
+
     def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
+        self._finite.begin(self._planned - 1, self.turn)
         for slice_ in slices:
+            share, packed = self._share(slice_, weight, cohort)
             self._client.contribute(
                 slice_.index,
                 "gradient" if cohort == EVERYONE and slice_.role == "weight" else "mean",
                 STEP,
-                weight,
-                self._share(slice_, weight, cohort),
+                share,
+                packed,
                 cohort=cohort,
                 step=self._planned - 1 if self._is_step else -1,
                 hyper=outer or None,
@@ -209,14 +237,18 @@ class LocalSteps(Steps):
             self._ledger.count(cohort, self.ended)
         self._client.next_turn(cohort)
 
-    def _share(self, slice_: Slice, weight: float, cohort: str) -> Packed:
-        """Σ n · x: of the weights, or of the pseudo-gradient."""
-        if not weight:
-            return None, absent(slice_)
-        values, present = self._model_slices.gather(slice_, self._model_slices.tensor)
-        assert values is not None  # weights are always there
-        moved = cohort == EVERYONE and slice_.role == "weight"
-        return (self._starts[slice_.index] - values if moved else values).mul_(weight), present
+    def _share(self, slice_: Slice, weight: float, cohort: str) -> tuple[float, Packed]:
+        """n, and Σ n · x: of the weights, or of the pseudo-gradient."""
+        if weight:
+            values, present, _ = self._model_slices.gather(slice_, self._model_slices.tensor)
+            assert values is not None  # weights are always there
+            moved = cohort == EVERYONE and slice_.role == "weight"
+            if moved:
+                torch.sub(self._starts[slice_.index], values, out=values)
+            made = Gathered(values, present, scaled(values, weight, values))
+            if self._finite.allows(slice_, made, weight, "the pseudo-gradient of" if moved else "the local"):
+                return weight, made.packed
+        return 0.0, nothing(slice_).packed
 
     def answers(self, slice_: Slice, update: Update) -> bool:
         is_mean = slice_.role == "buffer" and update.cohort == EVERYONE and slice_.index in self._averaging

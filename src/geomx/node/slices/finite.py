@@ -1,0 +1,170 @@
+"""NaN, Inf, and numbers that a codec has no room for: how they are told, and what becomes of a contribution then.
+
+Workers look at what they push before it leaves them (`geomx.train.model.finite`), so what a server finds is a sum of
+finite contributions that is not finite itself, or a member that does not keep to that. Whoever finds it stops the run
+with `NotFinite`, or with `run.on_nonfinite = "skip"` goes on as if nobody had contributed to the slice in that turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import torch
+
+from geomx.codecs.contract import Room, room_of
+from geomx.codecs.measure import largest, scaled
+from geomx.errors import NotFinite
+from geomx.layout import Layout, Slice
+from geomx.node.slices.accumulate import accumulator
+from geomx.rounds.round import Round
+from geomx.wire import presence
+from geomx.wire.messages import Push
+
+NAMES_TOLD, WORKERS_TOLD = 3, 16
+Result = TypeVar("Result")
+SKIP = 'run.on_nonfinite = "skip" goes on without such contributions'
+LOOK = (
+    "Look at the loss and the data of that step, and at the learning rate; torch.autograd.set_detect_anomaly(True) "
+    "names the operation that made it"
+)
+
+
+class Found(NamedTuple):
+    """What a slice holds that it must not. `names`: of the tensors; `value`: the first such number."""
+
+    names: str
+    value: float
+
+
+def found_in(layout: Layout, slice_: Slice, values: torch.Tensor, room: Room) -> Found | None:
+    """The first number of a slice's `values` (flat) that there is no room for, and which tensors have such."""
+    names, first = list[str](), 0.0
+    for part in slice_.parts:
+        some = values[part.offset : part.offset + part.elements]
+        spoiled = some[~(some.abs() <= room.most)]
+        if spoiled.numel():
+            first = first if names else float(spoiled[0])
+            names.append(layout.tensors[part.tensor].name)
+    return Found(listed(names), first) if names else None
+
+
+def listed(names: Iterable[str], most: int = NAMES_TOLD) -> str:
+    """The first of some names, and how many more there are."""
+    every = list(dict.fromkeys(names))
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
+def when(step: int, turn: int) -> str:
+    """`step 3 (turn 4)`. `step`: in the policy's count, from 0; -1: of a call that is no step."""
+    return f"step {step + 1} (turn {turn})" if step >= 0 else f"turn {turn}"
+
+
+def remedy(value: float, form: str) -> str:
+    """What to do about a number that has no room."""
+    if math.isfinite(value):
+        other = '"dense"' if form == "fp16" else '"dense", or "fp16", which scales each slice'
+        return f"Choose a codec with more room: {other}. {SKIP}"
+    return f"{LOOK}. {SKIP}"
+
+
+class Sum(NamedTuple):
+    """The sum of what a round has brought, at `node`. `decoders`: of the contributions that have values, in order."""
+
+    node: str
+    layout: Layout
+    slice_: Slice
+    round_: Round
+    decoders: Sequence[Callable[[], torch.Tensor]]
+
+    def of(self, room: Room | None = None) -> torch.Tensor | None:
+        """Flat, and the caller's to change; None of nothing. `room`: which numbers there is room for behind it.
+
+        Raises NotFinite where the sum of what is watched has other numbers.
+        """
+        add = accumulator(getattr(torch, self.slice_.dtype)).measure
+        total = add([decode() for decode in self.decoders])
+        if total is None:
+            return None
+        if is_watched(self.slice_):
+            room = room or room_of(self.slice_)
+            if not total.largest <= room.most:
+                raise NotFinite(f"{self.node}: {self._fault(total.values, room)}")
+        return total.values
+
+    def _fault(self, values: torch.Tensor, room: Room) -> str:
+        there = [push for push, payload in self.round_.in_order() if payload is not None]
+        finite = room_of(self.slice_)
+        given = [
+            push
+            for push, decode in zip(there, self.decoders, strict=True)
+            if not largest(decode()) <= finite.most
+        ]
+        found = found_in(self.layout, self.slice_, values, room)
+        assert found is not None  # the largest is one
+        at, whose = when(self.round_.step, self.round_.turn), workers_of(given or there)
+        if given:
+            return f"what {whose} sent for {found.names} holds {finite.beyond(found.value)} in {at}. {LOOK}. {SKIP}"
+        told = f"is beyond {finite.form}, which ends at {finite.most:.4g},"
+        if abs(found.value) <= finite.most:
+            told = f"reaches {room.beyond(found.value)},"
+        return (
+            f"the sum of what {whose} sent for {found.names} {told} in {at}. {remedy(found.value, room.form)}"
+        )
+
+
+def tried(make: Callable[[], Result], skips: bool) -> tuple[Result | None, str]:
+    """What `make` gives; or where it raises NotFinite and the run `skips` that, why there is nothing."""
+    try:
+        return make(), ""
+    except NotFinite as error:
+        if not skips:
+            raise
+        return None, str(error)
+
+
+def copied_if_finite(slice_: Slice, values: torch.Tensor) -> torch.Tensor:
+    """Values that will not change; raises NotFinite where one is none."""
+    copy = torch.empty_like(values)
+    room_of(slice_).check(slice_, scaled(values, 1.0, copy))
+    return copy
+
+
+def workers_of(pushes: Iterable[Push]) -> str:
+    """Whose contributions are inside."""
+    return listed((name for push in pushes for name in push.origins), WORKERS_TOLD)
+
+
+def is_watched(slice_: Slice) -> bool:
+    """Whether what is added must be finite: weights. Buffers may hold anything, such as a mask's -Inf."""
+    return slice_.role == "weight"
+
+
+def skipped(step: int, turn: int, part: str, what: str) -> dict[str, Any]:
+    """The fields of a note `skipped`. `part`: how much of the step; `what`: why, as NotFinite has it."""
+    why = what.partition(": ")[2].partition(f" in {when(step, turn)}")[0]
+    return {"step": step + 1, "turn": turn, "part": part, "what": why}
+
+
+def without(push: Push, slice_: Slice) -> Push:
+    """A push as if nobody had contributed to the slice in this turn."""
+    return msgspec.structs.replace(push, weight=0.0, present=presence.pack([False] * len(slice_.parts)))
+
+
+@contextmanager
+def annotated(
+    layout: Layout | None, slice_: Slice, values: torch.Tensor, whose: str, at: str
+) -> Iterator[None]:
+    """Within it NotFinite says whose, and of which tensors. `values`: what is being encoded."""
+    try:
+        yield
+    except NotFinite as error:
+        assert layout is not None
+        found = found_in(layout, slice_, values, room_of(slice_))
+        names = [layout.tensors[part.tensor].name for part in slice_.parts]
+        where = found.names if found else f"{listed(names)} (with what was held back)"
+        raise NotFinite(f"{whose} {where} in {at}: {error}. {LOOK}") from error

@@ -1,0 +1,218 @@
+"""NaN and Inf in what a worker contributes: who is named, and what is left of a step that skips them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from exploring import pairwise
+from finite_runs import (
+    BAD_STEP,
+    BAD_WORKER,
+    CODECS,
+    NUMBERS,
+    STEPS,
+    WORDS,
+    Script,
+    assert_same_runs,
+    settings,
+    told,
+    weightless,
+    without_the_slice,
+)
+from live_runs import assert_equal, sgd, small_model, train, weights
+from torch import nn
+
+from geomx.errors import GeomxError, NotFinite
+from geomx.node.topology import Edge
+from geomx.sync import policies
+from geomx.train import LiveRun
+
+
+@pytest.mark.parametrize(("codec", "value"), pairwise(CODECS, NUMBERS))
+def test_the_worker_that_made_it_is_named_with_parameter_and_step(codec: str, value: float) -> None:
+    word = WORDS.get(value, "NaN")
+    with pytest.raises(GeomxError) as caught:
+        train([2, 1], Script(value), settings(codec, "stop"), lan=Edge(codec, codec), wan=Edge(codec, codec))
+    assert isinstance(caught.value, NotFinite)
+    text = str(caught.value)
+    assert f"A/1: the gradient of 2.bias holds {word} in step 2 (turn 2). Look at the loss" in text
+
+
+@pytest.mark.parametrize(("codec", "value", "push_at"), pairwise(CODECS, NUMBERS, ["backward", "step"]))
+def test_skipped_is_as_if_it_had_weighed_nothing(codec: str, value: float, push_at: str) -> None:
+    """Bit for bit: weights, what codecs hold back, the optimizer's momentum; and every step is counted."""
+    edges = {"lan": Edge(codec, codec), "wan": Edge(codec, codec)}
+    script = Script(value)
+    ours, simulator = train([2, 1], script, settings(codec, push_at=push_at), **edges)
+    instead = weightless if push_at == "step" else without_the_slice
+    theirs, _ = train([2, 1], Script(None, instead), settings(codec, push_at=push_at), **edges)
+    assert_same_runs(ours, theirs)
+    assert script.ledgers == [[STEPS] * 3] * 3
+    word = WORDS.get(value, "NaN")
+    ((node, fields),) = told(simulator)
+    assert node == BAD_WORKER
+    assert fields["step"] == BAD_STEP + 1
+    assert fields["part"] == ("all" if push_at == "step" else "1 slice")
+    assert f"the gradient of 2.bias holds {word}" in fields["what"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"place": "workers"}, {"overlap": "forward"}, {"clip_norm": 0.1}, {"shards": 2}]
+)
+def test_skipped_wherever_the_optimizer_runs_and_whoever_waits(more: dict[str, Any]) -> None:
+    shards, attach = more.pop("shards", 1), {k: more.pop(k) for k in ["clip_norm"] if k in more}
+    results = [
+        train([2, 1], Script(value, instead, attach=attach), settings(push_at="step", **more), shards)[0]
+        for value, instead in ((math.nan, lambda *_: None), (None, weightless))
+    ]
+    assert_same_runs(*results)
+
+
+@pytest.mark.parametrize(("policy", "place"), [("fsa", "server"), ("fsa", "workers"), ("mixed", "server")])
+def test_where_all_skip_nothing_changes(policy: str, place: str) -> None:
+    script = Script(math.nan, everywhere=True)
+    more = settings(push_at="step", place=place, policy=policies.make(policy))
+    train([2, 1], script, more, policy=policy)
+    for behind in script.behind.values():
+        assert_equal(behind[BAD_STEP], behind[BAD_STEP - 1])
+        assert not torch.equal(behind[BAD_STEP + 1]["2.bias"], behind[BAD_STEP]["2.bias"])
+    whole = [ledger for ledger in script.ledgers if policy == "fsa"]
+    assert whole == [[STEPS] * 3] * len(whole)
+
+
+def test_a_run_of_one_keeps_its_weights() -> None:
+    script = Script(math.inf, everywhere=True)
+    train([], script, settings(push_at="step"))
+    assert_equal(script.behind["solo/0"][BAD_STEP], script.behind["solo/0"][BAD_STEP - 1])
+
+
+def test_micro_batches_that_were_accumulated_are_found_with_the_last() -> None:
+    def script(run: LiveRun) -> None:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        run.weight(2)
+        with run.accumulate():
+            (model(torch.ones(1, 20)).sum() * math.inf).backward()
+        model(torch.ones(1, 20)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(
+        NotFinite, match=r"[AB]/0: the gradient of 2.(weight|bias).* holds (-?Inf|NaN) in step 1"
+    ):
+        train([1, 1], script, settings(on_nonfinite="stop"))
+
+
+def test_a_worker_that_skips_beside_one_that_has_ended() -> None:
+    """Nobody contributes to the second step: A/0 skips it, and A/1 has had one batch."""
+
+    def script(run: LiveRun) -> tuple[list[dict[str, torch.Tensor]], list[int]]:
+        model = small_model(dtype=torch.float32)
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        behind = []
+        for step, x in enumerate(run.shard([torch.ones(2, 20)] * 3)):
+            optimizer.zero_grad()
+            (model(x).square().mean() * (math.nan if step else 1.0)).backward()
+            optimizer.step()
+            behind.append(weights(model))
+        assert run.ledger is not None
+        return [*behind, weights(model)], run.ledger.tolist()
+
+    results, simulator = train([2], script, settings(push_at="step"))
+    for behind, ledger in results.values():
+        assert_equal(behind[-1], behind[0])
+        assert ledger == [2, 2]
+    assert [node for node, _ in told(simulator)] == ["A/0"]
+
+
+# -- other policies --------------------------------------------------------------------------------------------------
+
+
+def drop(model: nn.Module) -> None:
+    """As if `backward()` had not been."""
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+@pytest.mark.parametrize(
+    ("policy", "compared"),
+    [
+        ("mixed", Script(None, weightless, make=sgd)),
+        ("hfa k1=1 k2=2", Script(None, weightless, drop, sgd)),
+        ("diloco every=2", Script(None, weightless, drop, sgd)),
+        ("diloco every=4 fragments=2 overlap=1", Script(None, weightless, drop, sgd)),
+        ("esync wait=true", Script(None, weightless, drop, sgd)),
+        ("downpour", Script(None, then=drop, make=sgd)),
+    ],
+)
+def test_skipped_with_other_policies(policy: str, compared: Script) -> None:
+    results, notes = [], []
+    for script in (Script(math.nan, make=sgd), compared):
+        more = settings(push_at="step", policy=policies.make(policy))
+        found, simulator = train([2, 1], script, more, policy=policy)
+        results.append(found)
+        notes.append(told(simulator))
+    assert_same_runs(*results)
+    assert [[(node, fields["part"]) for node, fields in each] for each in notes] == [
+        [(BAD_WORKER, "all")],
+        [],
+    ]
+
+
+def spoil_weights(_: LiveRun, model: nn.Module) -> None:
+    with torch.no_grad():
+        model[2].bias[3] = math.nan  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "policy", ["hfa k1=1 k2=1", "hfa k1=1 k2=2", "diloco every=1", "diloco every=4 fragments=2 overlap=1"]
+)
+def test_a_worker_whose_own_weights_are_lost_goes_on_from_the_others(policy: str) -> None:
+    script = Script(None, spoil_weights, make=sgd, steps=8)
+    more = settings(policy=policies.make(policy))
+    results, simulator = train([2, 1], script, more, policy=policy)
+    for found in results.values():
+        assert all(bool(w.isfinite().all()) for w in found.values())
+    assert {node for node, _ in told(simulator)} == {BAD_WORKER}
+    assert script.ledgers[1:] == script.ledgers[:-1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "what"),
+    [
+        ("hfa", "the gradient of 2.bias"),
+        ("downpour", "the gradient of 2.bias"),
+        ("mixed", "the gradient of 2.bias"),
+    ],
+)
+def test_other_policies_name_the_step_in_which_it_was_made(policy: str, what: str) -> None:
+    more = settings(on_nonfinite="stop", policy=policies.make(policy))
+    with pytest.raises(NotFinite, match=rf"A/1: {what} holds NaN in step 2 "):
+        train([2, 1], Script(math.nan), more, policy=policy)
+
+
+def test_a_buffer_may_hold_inf_and_no_nan_where_it_is_averaged() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+            self.register_buffer("mean", torch.ones(2))
+
+    def script(run: LiveRun) -> list[float]:
+        model = Masked()
+        model, optimizer = run.attach(model, sgd(model))
+        if run.name == "A/0":
+            model.mean[0] = math.nan
+        run.weight(1)
+        model.inner(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        return model.mask.tolist() + model.mean.tolist()
+
+    more = {"buffers": "average", "policy": policies.make("diloco every=1"), "size_lower_bound": 1}
+    results, simulator = train([1, 1], script, settings(**more), policy="diloco every=1")
+    assert list(results.values()) == [[0.0, -math.inf, 1.0, 1.0]] * 2
+    ((node, fields),) = told(simulator)
+    assert (node, fields["what"]) == ("A/0", "the local mean holds NaN")

@@ -1,0 +1,167 @@
+"""Sums that overflow, weights that an optimizer loses, and numbers that a codec has no room for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from finite_runs import (
+    BAD_WORKER,
+    Script,
+    assert_same_runs,
+    settings,
+    told,
+    weightless,
+)
+from live_runs import sgd, small_model, train, weights
+
+from geomx.errors import NotFinite, RunFailed
+from geomx.node.topology import Edge
+from geomx.train import LiveRun
+
+
+def large(run: LiveRun, gradients: dict[str, float], lr: float = 0.1, weight: float = 1.0) -> tuple[Any, Any]:
+    """One step whose gradient of 2.bias is that of each worker; the weights before and behind it."""
+    model = small_model(dtype=torch.float32)
+    model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=lr))
+    before = weights(model)
+    model[2].bias.register_hook(lambda g: torch.full_like(g, gradients[run.name]))
+    run.weight(weight)
+    model(torch.ones(1, 20)).sum().backward()
+    optimizer.step()
+    return before, weights(model)
+
+
+@pytest.mark.parametrize("codec", ["dense", "int8"])
+@pytest.mark.parametrize(
+    ("gradients", "where", "whose"),
+    [
+        ({"A/0": 3e38, "A/1": 3e38, "B/0": 0.0}, "A", "A/0, A/1"),
+        ({"A/0": 2e38, "A/1": 0.0, "B/0": 3e38}, "global/0", "A/0, A/1, B/0"),
+    ],
+)
+def test_a_sum_that_overflows_is_found_where_it_is_made(
+    codec: str, gradients: dict[str, float], where: str, whose: str
+) -> None:
+    edge = {"lan": Edge(codec, "dense"), "wan": Edge(codec, codec)}
+    with pytest.raises(RunFailed) as caught:
+        train([2, 1], lambda run: large(run, gradients), settings(codec, "stop"), **edge)
+    assert (caught.value.node, caught.value.error) == (where, "NotFinite")
+    text = f"{where}: the sum of what {whose} sent for 2.bias is beyond float32, which ends at 3.403e+38, in step 1"
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "where"),
+    [
+        ({"A/0": 3e38, "A/1": 3e38, "B/0": 0.0}, "A"),
+        ({"A/0": 2e38, "A/1": 0.0, "B/0": 3e38}, "global/0"),
+    ],
+)
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_sum_that_overflows_is_skipped(
+    gradients: dict[str, float], where: str, clip_norm: float | None
+) -> None:
+    def script(run: LiveRun) -> tuple[Any, Any]:
+        model = small_model(dtype=torch.float32)
+        attached = {} if clip_norm is None else {"clip_norm": clip_norm}
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), **attached)
+        before = weights(model)
+        model[2].bias.register_hook(lambda g: torch.full_like(g, gradients[run.name]))
+        run.weight(1)
+        model(torch.ones(1, 20)).sum().backward()
+        optimizer.step()
+        return before, weights(model)
+
+    results, simulator = train([2, 1], script, settings(size_lower_bound=1), skips=True)
+    for before, behind in results.values():
+        if where == "global/0":
+            assert torch.equal(before["2.bias"], behind["2.bias"])
+        assert bool(behind["2.bias"].isfinite().all())
+        assert not torch.equal(before["2.weight"], behind["2.weight"])
+    ((node, fields),) = told(simulator)
+    assert (node, fields["part"]) == (where, "1 slice")
+
+
+def test_a_weight_that_a_gradient_overflows_with_is_told() -> None:
+    gradients = {"A/0": 1e38, "B/0": 0.0}
+    with pytest.raises(
+        NotFinite, match=r"of 2.bias times its weight of 32 is more than float32 has room for in "
+    ):
+        train([1, 1], lambda run: large(run, gradients, weight=32.0), settings(on_nonfinite="stop"))
+
+
+EACH_1000 = {"A/0": 1e3, "B/0": 1e3}
+
+
+@pytest.mark.parametrize("codec", ["dense", "int8"])
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_weights_that_overflow_end_the_run(codec: str, on_nonfinite: str) -> None:
+    """The optimizer has changed them: nothing can be skipped any more."""
+    more = settings(on_nonfinite=on_nonfinite)
+    edge, skips = Edge("dense", codec), on_nonfinite == "skip"
+    with pytest.raises(
+        RunFailed, match=r"global/0 cannot give out what the optimizer made of 2.bias in step 1 "
+    ):
+        train([1, 1], lambda run: large(run, EACH_1000, lr=3e38), more, wan=edge, skips=skips)
+
+
+# -- what a codec has no room for ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "form"),
+    [
+        ("topk ratio=0.5", "float32"),
+        ("bisparse values=float32", "float32"),
+        ("bf16", "bf16"),
+        ("int8", "int8"),
+        ("int4", "int4"),
+        ("sign", "sign"),
+        ("topk values=int2", "int2"),
+    ],
+)
+def test_numbers_beyond_a_form_are_told_and_not_capped(codec: str, form: str) -> None:
+    script = Script(1e39, dtype=torch.float64)
+    more = {"size_lower_bound": 1}
+    with pytest.raises(NotFinite) as caught:
+        train([2, 1], script, settings(codec, "stop", **more), lan=Edge(codec, "dense"))
+    text = str(caught.value)
+    assert "A/1: the gradient of 2.bias times its weight of 5 reaches 5e+39, and " in text
+    assert f"{form} ends at 3.4" in text or f"{form} ends at 3.3" in text
+    assert 'Choose a codec with more room: "dense", or "fp16", which scales each slice' in text
+    ours, simulator = train([2, 1], script, settings(codec, push_at="step", **more), lan=Edge(codec, "dense"))
+    compared = Script(None, weightless, dtype=torch.float64)
+    theirs, _ = train([2, 1], compared, settings(codec, push_at="step", **more), lan=Edge(codec, "dense"))
+    assert_same_runs(ours, theirs)
+    assert [node for node, _ in told(simulator)] == [BAD_WORKER]
+
+
+@pytest.mark.parametrize("codec", ["dense", "fp16"])
+def test_what_has_room_for_them_carries_them(codec: str) -> None:
+    script = Script(1e39, dtype=torch.float64)
+    results, _ = train([2, 1], script, settings(codec, "stop"), lan=Edge(codec, "dense"))
+    for found in results.values():
+        assert float(found["2.bias"][3]) < -1e36
+        assert bool(found["2.bias"].isfinite().all())
+
+
+def test_a_sum_beyond_the_wans_form_is_told_by_the_local_server() -> None:
+    def script(run: LiveRun) -> None:
+        model = small_model()
+        model, optimizer = run.attach(model, sgd(model))
+        model[2].bias.register_hook(lambda g: torch.full_like(g, 3e38))
+        run.weight(1)
+        model(torch.ones(1, 20, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+
+    text = r"A: the sum of what A/0, A/1 sent for .*2.bias reaches 6e\+38, and float32 ends at 3.403e\+38, in step 1"
+    with pytest.raises(RunFailed, match=text) as caught:
+        train(
+            [2, 1],
+            script,
+            settings(on_nonfinite="stop", size_lower_bound=1),
+            wan=Edge("topk ratio=0.5", "dense"),
+        )
+    assert caught.value.node == "A"
