@@ -47,6 +47,7 @@ from geomx.wire.messages import (
     Leave,
     Message,
     Push,
+    Reached,
     Refuse,
     Stepped,
     Update,
@@ -119,6 +120,8 @@ class Server(BaseNode):
                 held = self._edges.down.held(slice_, update.cohort, payload)
                 self._join_state.hold(slice_.index, update.cohort, held)
         is_first = self._join_state.answered(update)
+        if slice_.role == "weight" and update.kind == "gradient":
+            self._join_state.stepped(update)
         priority = priority_of(slice_)
         for name in self._children(update.cohort):
             child, leaves = self.peer(name), self._edges.children[name]
@@ -162,6 +165,8 @@ class Server(BaseNode):
             self.sink.above.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
             self._on_attach(peer, message, payload)
+        elif isinstance(message, Reached):
+            self._on_reached(leaves, message)
         elif isinstance(message, Stepped):
             self._on_stepped(leaves, message)
         elif isinstance(message, Calling):
@@ -249,13 +254,15 @@ class Server(BaseNode):
         if not self._serves_weights:
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         own = cohort_of(self._edges.children[peer.name][0], self._policy.sync_group)
+        reached = self._join_state.reached_by(peer.name)
+        ended = self._join_state.ended(lambda name: self._is_within(peer, name))
         counts = self._gathering.turns(lambda name: self._is_within(peer, name))
         turns = {name: (count, *self._join_state.step(name)) for name, count in counts.items()}
         slices = self._layout.slices
         body = pack_turns(
             [self._gathering.closed(slice_.index, name) for slice_ in slices for name in (own, EVERYONE)]
         )
-        self.send(peer, Attached(turns, body.numel()), body)
+        self.send(peer, Attached(turns, reached, ended, body.numel()), body)
         for update, values in self._join_state.updates(own, lambda name: self._is_within(peer, name)):
             self.send(peer, update, values, priority_of(self._slice(update.slice)))
 
@@ -292,6 +299,13 @@ class Server(BaseNode):
             self._last_call = round_.turn
             self.sink.above.at_barrier(Calling(round_.turn))
         self.sink.closed(slice_, round_)
+
+    def _on_reached(self, leaves: tuple[str, ...], message: Reached) -> None:
+        if (message.worker,) != leaves or not self._members.of(message.cohort).issuperset(leaves):
+            raise ProtocolError(
+                f"{', '.join(leaves)} told how far {message.worker} is in the cohort {message.cohort!r}"
+            )
+        self._join_state.reached(message)
 
     def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
         if message.worker not in leaves or message.steps < 1 or not 0.0 <= message.seconds < math.inf:

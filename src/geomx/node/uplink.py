@@ -33,6 +33,7 @@ from geomx.wire.messages import (
     Message,
     Of,
     Push,
+    Reached,
     State,
     Stepped,
     Update,
@@ -127,6 +128,9 @@ class Uplink:
         self._pushed[push.slice, push.cohort] = push.turn, self._node.now
         shard = self._parent(self.parents[self._shard_of[push.slice]])
         self._node.send(shard, sized, payload, priority_of(self._slice(push.slice)))
+
+    def reached(self, message: Reached) -> None:
+        self._tell_all(message)
 
     def stepped(self, message: Stepped) -> None:
         self._node.send(self._parent(self.parents[0]), message)

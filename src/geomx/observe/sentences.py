@@ -16,6 +16,7 @@ _SENTENCES = {
     "listening": "listens at {address}",
     "lost": "{peer} is lost: {reason}",
     "refused": "refused {peer}: {reason}",
+    "rejoined": "goes on at step {step}, in epoch {epoch}",
     "resumed": "{peer} is back",
     "unreachable": "cannot reach {peer} yet: {reason}",
     "waiting": "waiting for {whom}, {seconds:.0f} s so far",

@@ -117,7 +117,7 @@ def attach(
     )
     client.receive = attached.receive
     manifest = _manifest(optimizer, rule, kind, settings, clip_norm)
-    if client.attach(model_slices.layout, manifest, steps.cohort):
+    if client.attach(model_slices.layout, manifest, steps.cohort, steps.slices):
         broadcast.assign("attach()", model_slices.layout.slices, states)
     steps.hook()
     pending.hook()

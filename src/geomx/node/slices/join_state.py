@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from geomx.errors import ProtocolError
 from geomx.rounds.membership import EVERYONE
 from geomx.rounds.round import Round
-from geomx.wire.messages import Update
+from geomx.wire.messages import Reached, Update
+
+REACHED_KEPT = 8  # of each worker: turns that are under way, and the last one that is over
+PASSES_LIMIT = 16  # over its shares that a worker's script can have under way
 
 
 class JoinState:
-    """What went down last of each slice, to each cohort, and how far the policy has come."""
+    """What went down last of each slice, to each cohort, and how far the policy and the workers' scripts have come."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[str, Any]] = {}  # by slice and cohort: values
         self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
         self._steps: dict[str, tuple[int, int]] = {}  # by cohort: its last step that has closed, its turn
+        self._ended: dict[
+            str, tuple[int, bool]
+        ] = {}  # by cohort: the turn of its last answer to a step, what it said
+        self._reached: dict[str, deque[Reached]] = {}  # by worker
 
     @property
     def slices(self) -> int:
@@ -34,6 +44,32 @@ class JoinState:
         is_first = update.slice not in self._answered
         self._answered.setdefault(update.slice, {})[update.cohort] = update.turn
         return is_first
+
+    def stepped(self, update: Update) -> None:
+        """A slice has been answered what it has contributed to a step."""
+        self._ended[update.cohort] = max(
+            self._ended.get(update.cohort, (-1, False)), (update.turn, update.ended)
+        )
+
+    def reached(self, message: Reached) -> None:
+        """A worker has told how far it is. Raises `ProtocolError` for what no script can have done."""
+        for place in (message.before, message.behind):
+            counts = (place.epoch, place.steps, *place.batches)
+            if min(counts) < 0 or len(place.batches) > PASSES_LIMIT or not 0.0 <= place.weight < math.inf:
+                raise ProtocolError(f"{message.worker} says that its script is at {place}")
+        self._reached.setdefault(message.worker, deque(maxlen=REACHED_KEPT)).append(message)
+
+    def reached_by(self, worker: str) -> tuple[Reached, ...]:
+        """What a worker has told last, the newest at the end."""
+        return tuple(self._reached.get(worker, ()))
+
+    def ended(self, belongs: Callable[[str], bool]) -> tuple[str, ...]:
+        """The cohorts whose data had ended on every worker in their last step; `belongs`: which are asked for."""
+        return tuple(
+            cohort
+            for cohort, (turn, ended) in self._ended.items()
+            if ended and turn >= self.step(cohort)[1] and belongs(cohort)
+        )
 
     def closed(self, round_: Round) -> None:
         """A round has closed."""

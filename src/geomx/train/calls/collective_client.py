@@ -6,7 +6,7 @@ contribution until the update of that turn has arrived. Everything here runs on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from geomx.layout import Layout
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Port, Ready
 from geomx.optim.contract import SliceState
 from geomx.rounds.membership import EVERYONE
-from geomx.wire.messages import Hyperparameters, Kind, Of, Value
+from geomx.wire.messages import Hyperparameters, Kind, Of, Place, Reached, Value
 
 Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
 STEP = "step()"  # the operation of every contribution to a step
@@ -33,6 +33,7 @@ class CollectiveClient:
         self.goes_on = (
             False  # it has joined a run that had made calls behind attach, and has made none itself
         )
+        self.place: Place | None = None  # where the script goes on that was started again; None: at its start
         self.outstanding: dict[
             int, tuple[str, int]
         ] = {}  # slice -> the cohort and turn whose update it waits for
@@ -49,11 +50,13 @@ class CollectiveClient:
         """The turn of the whole run that comes next."""
         return self.turns[EVERYONE]
 
-    def attach(self, layout: Layout, settings: dict[str, Value], cohort: str) -> bool:
+    def attach(
+        self, layout: Layout, settings: dict[str, Value], cohort: str, stepped: Collection[int]
+    ) -> bool:
         """Tell the run the model, and wait until it has taken it. True: first values are still to be given.
 
         Else it was running: the current values of every slice have come, and the next turns are set. `cohort`: the one
-        in which this worker takes its steps.
+        in which this worker takes its steps. `stepped`: the slices that take part in a step of the whole model.
         """
         self._check_open()
         self.turns.setdefault(cohort, 0)
@@ -71,6 +74,8 @@ class CollectiveClient:
         if not turns or any(everyones < 0 for _, everyones in turns.values()):
             return True  # whoever was here before may have given some of them
         self._go_on(self._ready.turns)
+        self._await_closed(cohort, stepped)
+        self.place = place_in(self._ready.reached, self.turns, self.next_step, self._ready.ended)
         self.goes_on = self.turn > 1 or self.next_step > 0
         return False
 
@@ -87,6 +92,23 @@ class CollectiveClient:
             self.turns[name] = count - again
             if again:
                 self.next_step = last
+
+    def _await_closed(self, cohort: str, stepped: Collection[int]) -> None:
+        """Where the last step of a cohort has closed in all its slices, take in its answers and no step once more."""
+        assert self._ready is not None
+        count, step, turn = self._ready.turns.get(cohort, (0, -1, -1))
+        by_slice = self._ready.by_slice
+        if self.next_step != step or turn != count - 1 or any(by_slice[i][0] < turn for i in stepped):
+            return
+        self.turns[cohort], self.next_step = count, step + 1
+        self.outstanding |= {i: (cohort, turn) for i in stepped if self._have.get((i, cohort), -1) < turn}
+        self.wait()
+
+    def reached(self, cohort: str, step: int, before: Place, behind: Place) -> None:
+        """Tell how far the script is, before what it contributes to the cohort's current turn; see `Reached`."""
+        self._check_open()
+        turn = self.turns.setdefault(cohort, 0)
+        self.port.call("reached", Reached(self.name, cohort, turn, step, before, behind))
 
     def contribute(
         self,
@@ -210,3 +232,22 @@ class CollectiveClient:
         left = [turn for index, (_, turn) in self.outstanding.items() if index in waited]
         turn = min(left, default=self.turn)
         return f"{self.name} waits for the others in turn {turn}: {len(left)} of {len(waited)} slices are to come"
+
+
+def place_in(
+    reached: Sequence[Reached], turns: Mapping[str, int], step: int, ended: Collection[str]
+) -> Place | None:
+    """Where a script goes on that was started again; None: it had not come to any step.
+
+    `reached`: what it had told, the newest last. `turns`: by cohort, the turn that comes next. `step`: of the policy,
+    likewise. `ended`: the cohorts of which everybody was at the end of the data in the last step that has closed.
+    """
+    for told in reversed(reached):
+        if told.turn < turns.get(told.cohort, 0):
+            behind = told.behind
+            if told.step < 0 or told.cohort not in ended:
+                return behind
+            return Place(behind.epoch + 1, (), behind.steps, behind.weight)
+        if told.step == step:  # it is taken once more
+            return told.before
+    return None
