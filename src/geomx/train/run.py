@@ -26,6 +26,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from geomx.errors import GeomxError, Unsupported
 from geomx.node.port import Port
@@ -37,6 +38,7 @@ from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, ShareSampler, place_of, split
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
+from geomx.train.optimizer.schedules import Every, Schedules
 from geomx.train.party.process_group import is_of_collective
 from geomx.train.settings import Overlap, PushAt, Settings
 from geomx.train.steps.timeline import Timeline
@@ -77,6 +79,7 @@ class LiveRun:
         self._began = 0.0
         self._attached: AttachedModel | None = None
         self._progress = Progress(self._samples)
+        self._schedules = Schedules()
         self._shares: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -255,6 +258,20 @@ class LiveRun:
         place = saving.load(attached, Path(path), self.name, self._progress.place)
         if place is not None:
             self._progress.go_on(place)
+        self._schedules.again(attached.optimizer, self._progress.place, is_its=place is not None)
+
+    def resume(self, *schedulers: LRScheduler, every: Every = "step") -> None:
+        """Bring learning-rate schedules to where the run is: on a worker that was started again, and behind `load`.
+
+        Call it once, before the loop; where nothing is to be resumed it changes nothing.
+
+        `schedulers`: those of `torch.optim.lr_scheduler` over this optimizer, all in one call. `every`: whether the
+        script steps them with every "step" or with every "epoch", that is with each pass over `shard`. Raises
+        `Unsupported` for a `ReduceLROnPlateau`, since the metrics that it has seen are gone, and for what is no
+        scheduler of this optimizer.
+        """
+        attached = self._joined("resume")
+        self._schedules.resume(schedulers, every, attached.optimizer, self._progress.place)
 
     # -- the end ----------------------------------------------------------------------------------------------
 
