@@ -44,6 +44,8 @@ inside = "collective"
         ),
         (("wan.codec_down=bisparse momentum=0.9",), "wan.codec_down"),
         (("sync.policy=diloco", "lan.codec_up=mpq momentum=0.9"), "lan.codec_up"),
+        (("lan.rejoin_s=60", "optimizer.place=workers"), "lan.rejoin_s"),
+        (("lan.rejoin_s=60", "party.A.inside=collective"), "lan.rejoin_s"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refused: str) -> None:
@@ -56,7 +58,8 @@ def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refuse
     "overrides",
     [
         (),
-        ("sync.policy=hfa", "optimizer.place=workers"),
+        ("sync.policy=hfa", "optimizer.place=workers", "lan.rejoin_s=60"),
+        ("lan.rejoin_s=60",),
         ("sync.policy=mixed", "optimizer.compensation=dcasgd", "worker.overlap=forward"),
     ],
 )

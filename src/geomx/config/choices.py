@@ -31,7 +31,12 @@ def check_choices(run: Run) -> None:
         compensations.make(run.optimizer.compensation)
     if run.optimizer.rule:
         optimizers.find(run.optimizer.rule)
-    faults = [*_of_parties(run, policy), *_of_codecs(run, policy), *_of_steps(run, policy)]
+    faults = [
+        *_of_parties(run, policy),
+        *_of_restarts(run, policy),
+        *_of_codecs(run, policy),
+        *_of_steps(run, policy),
+    ]
     if faults:
         raise ConfigError(f"run {run.run.name}", faults)
 
@@ -42,6 +47,21 @@ def _of_parties(run: Run, policy: Policy) -> Iterator[Fault]:
             if party.inside == "collective":
                 why = f"{_with(run)} each worker of a party has its own pace"
                 yield Fault(f"party.{party.name}.inside", "'collective'", "'server'", why)
+
+
+def _of_restarts(run: Run, policy: Policy) -> Iterator[Fault]:
+    """Where nobody can be started again, nobody is to be awaited."""
+    if not run.lan.rejoin_s:
+        return
+    found, allowed = f"{run.lan.rejoin_s:g}", "0"
+    if run.optimizer.place == "workers" and policy.plans is not LocalStep:
+        why = "with optimizer.place = 'workers' a worker that is restarted cannot come back: its state is nobody else's"
+        yield Fault("lan.rejoin_s", found, f"{allowed}, or optimizer.place = 'auto'", why)
+    if all(party.inside == "collective" for party in run.parties):
+        why = (
+            "with inside = 'collective' in every party no worker can come back: its party's job ends with it"
+        )
+        yield Fault("lan.rejoin_s", found, allowed, why)
 
 
 def _of_codecs(run: Run, policy: Policy) -> Iterator[Fault]:

@@ -108,6 +108,7 @@ class Server(BaseNode):
         self._join_state = JoinState()
         self._welcomed: set[str] = set()  # children that have the model
         self._all_left_at = 0.0
+        self._awaited: dict[str, float] = {}  # lost workers that may come back: when that was told last
 
     # -- the sink's view ----------------------------------------------------------------------------------------
 
@@ -241,6 +242,7 @@ class Server(BaseNode):
     def on_open(self, peer: Peer, first: bool) -> None:
         if first:  # and has to attach before it can be answered
             self._welcomed.discard(peer.name)
+        self._awaited.pop(peer.name, None)
 
     def _welcome_member(self, peer: Peer) -> None:
         """Tell a child where the run stands, and give it the current values if it has begun."""
@@ -361,6 +363,19 @@ class Server(BaseNode):
         self._end_if_done()
 
     # -- waiting --------------------------------------------------------------------------------------------------
+
+    def on_lost(self, peer: Peer) -> None:
+        """Await a worker that may be started again, for `rejoin_s`, and tell so every `stall_s`."""
+        patience = peer.session.patience
+        lost_s = peer.session.silent_s(self._now) - patience.timeout_s
+        if not (patience.rejoin_s and self._has_workers and self._serves_weights):
+            super().on_lost(peer)
+        if lost_s > patience.rejoin_s:
+            why = f"silent for {patience.timeout_s:g} s, and not back within {patience.rejoin_s:g} s more"
+            raise NodeLost(peer.name, f"{why} (lan.rejoin_s)")
+        if self._now - self._awaited.get(peer.name, -math.inf) >= self.limits.stall_s:
+            self._awaited[peer.name] = self._now
+            self.note("awaited", "warning", peer=peer.name, seconds=patience.rejoin_s - lost_s)
 
     def waits_for(self) -> list[str]:
         return super().waits_for() + [name for name in self._expects if not self._has_joined(name)]

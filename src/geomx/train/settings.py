@@ -37,7 +37,7 @@ class Settings:
     `rule`: the global servers' own, as `module:Class`. `dataset_size`: samples in this party's data set.
     `slice_elements`: 0 cuts the model into about so many `slices`. `codec_momentum`: the codec that has momentum, if
     one has. `collective`: None where the party's local server adds. `after_step`: is called behind each step with the
-    seconds that its computation took, None where that is not known.
+    seconds that its computation took, None where that is not known. `rejoin_s`: how long a lost worker is awaited.
     """
 
     weight: WeightPolicy = "samples"
@@ -52,6 +52,7 @@ class Settings:
     codec_momentum: str = ""
     collective: Collective | None = None
     after_step: Callable[[float | None], None] | None = None
+    rejoin_s: float = 0.0
     seed: int = 0
     ledger: bool = False
     buffers: Buffers = "own"

@@ -151,6 +151,10 @@ class BaseNode(ABC):
         """Whether a peer's silence is no loss, because it has left."""
         return False
 
+    def on_lost(self, peer: Peer) -> None:
+        """A peer has been silent for too long; called twice in every heartbeat."""
+        raise NodeLost(peer.name, f"silent for {peer.session.patience.timeout_s:g} s")
+
     # -- for subclasses to use -------------------------------------------------------------------------------
 
     def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None:
@@ -343,7 +347,8 @@ class BaseNode(ABC):
         if not peer.joined or self.may_go(peer):
             return
         if session.is_lost(now):
-            raise NodeLost(peer.name, f"silent for {session.patience.timeout_s:g} s")
+            self.on_lost(peer)
+            return
         if peer.dialled and session.conn and session.silent_s(now) > session.patience.timeout_s / 2:
             self.drop(session.conn, "silent; dialling anew")
             session.away()
