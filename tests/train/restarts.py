@@ -58,6 +58,7 @@ class Script:
     loaded: dict[str, list[list[int]]] = field(default_factory=dict)
     started: list[tuple[str, int, int]] = field(default_factory=list)
     kill: Callable[[str], None] = lambda name: None
+    joined: Callable[[LiveRun], None] = lambda run: None
 
     def faults(self, simulator: Simulator, restart: Callable[[str], None]) -> None:
         def kill(name: str) -> None:
@@ -74,6 +75,7 @@ class Script:
         model, optimizer = run.attach(model, self.make(model))
         schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
         self.started.append((run.name, run.step, run.epoch))
+        self.joined(run)
         if self.resumes:
             run.resume(schedule, every=self.every)
         seen: list[int] = []

@@ -13,8 +13,10 @@ from restarts import BATCH, EPOCHS, Counted, N, Script, X, Y, assert_same, at, r
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 from geomx.errors import Disagreement, RunFailed
-from geomx.simulate.simulator import Simulator
+from geomx.node.topology import AS_WAN, Edge
+from geomx.simulate.simulator import Network, Simulator
 from geomx.train import LiveRun, Settings
+from geomx.wire.session import Patience
 
 CALM: dict[Any, dict[str, Any]] = {}
 
@@ -91,6 +93,32 @@ def test_a_worker_without_data_left_waits_for_the_others_again() -> None:
         assert lives.count("B/0") == 2
         for name, values in shaken.items():
             assert_equal(values, calm[name])
+
+
+@pytest.mark.parametrize(("spec", "wan"), [("fsa", "dense"), ("fsa", "int8"), ("mixed", "dense")])
+def test_a_step_of_which_a_part_has_been_answered_is_taken_once_more_from_its_weights(
+    spec: str, wan: str
+) -> None:
+    """The worker dies while its slices leave; those of them that are answered have newer weights by then."""
+    again: list[Any] = []
+    parties = (2,) if spec == "mixed" else (2, 1)
+    how: dict[str, Any] = {
+        "network": Network(rate_mbps=2.0, delay_ms=2.0),
+        "wan": Edge(wan, wan),
+        "lan": Edge(codec_down=AS_WAN, patience=Patience(rejoin_s=60.0)),
+    }
+    calm = run_of(Script(epochs=1), spec, parties, **how)
+    for at_s in [0.3 + 0.017 * number for number in range(10)]:
+        script = Script(epochs=1)
+
+        def faults(simulator: Simulator, restart: Callable[[str], None], at_s: float = at_s) -> None:
+            simulator.at(at_s, lambda: simulator.crash("A/1"))
+            simulator.at(at_s, lambda: restart("A/1"))
+
+        script.faults = faults  # type: ignore[method-assign]
+        script.joined = lambda run: again.append(run._client._again)
+        assert_same(run_of(script, spec, parties, **how), calm)
+    assert any(turn is not None for turn in again)
 
 
 class Stream(IterableDataset[Any]):

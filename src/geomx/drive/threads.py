@@ -85,8 +85,8 @@ class ThreadPort:
             return None
         return self._error
 
-    def note(self, name: str, **fields: Any) -> None:
-        self._recorder.record(name, "debug", **fields)
+    def note(self, name: str, level: str = "debug", /, **fields: Any) -> None:
+        self._recorder.record(name, level, **fields)
 
     def _raise(self, what: str) -> None:
         self._heard.set()

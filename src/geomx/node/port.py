@@ -50,7 +50,7 @@ class Port(Protocol):
     def outcome(self, within_s: float) -> GeomxError | None:
         """The error with which the node ends, if it does within so many seconds."""
 
-    def note(self, name: str, **fields: Any) -> None:
+    def note(self, name: str, level: str = "debug", /, **fields: Any) -> None:
         """Something worth observing, from the training thread."""
 
 

@@ -23,6 +23,7 @@ from geomx.codecs.contract import Codec
 from geomx.errors import NodeLost, ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Began, Write
+from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode, Handler
 from geomx.node.peers.handshake import RESTARTED, compare
 from geomx.node.peers.peer import Identity, Limits, Peer
@@ -36,7 +37,7 @@ from geomx.rounds.membership import EVERYONE, Members
 from geomx.rounds.round import Round
 from geomx.rounds.step_control import StepControl
 from geomx.rounds.turn_log import TurnLog
-from geomx.sync.contract import Policy, StepController, cohort_of
+from geomx.sync.contract import GradientStep, Policy, StepController, cohort_of
 from geomx.wire.messages import (
     Allowance,
     Attach,
@@ -108,7 +109,8 @@ class Server(BaseNode):
         self._join_state = JoinState()
         self._welcomed: set[str] = set()  # children that have the model
         self._all_left_at = 0.0
-        self._awaited: dict[str, float] = {}  # lost workers that may come back: when that was told last
+        self._keeps = edges.patience.rejoin_s > 0.0 and policy.plans is GradientStep
+        self._awaited = Awaited(self.limits.stall_s, self.note)
 
     # -- the sink's view ----------------------------------------------------------------------------------------
 
@@ -119,6 +121,8 @@ class Server(BaseNode):
             update = msgspec.structs.replace(update, size=payload.nbytes)
             if self._has_workers and self._serves_weights and self._goes_on_from(slice_, update):
                 held = self._edges.down.held(slice_, update.cohort, payload)
+                if self._keeps and update.kind == "gradient":
+                    self._join_state.keep(update, self._trained)
                 self._join_state.hold(slice_.index, update.cohort, held)
         is_first = self._join_state.answered(update)
         if slice_.role == "weight" and update.kind == "gradient":
@@ -242,7 +246,7 @@ class Server(BaseNode):
     def on_open(self, peer: Peer, first: bool) -> None:
         if first:  # and has to attach before it can be answered
             self._welcomed.discard(peer.name)
-        self._awaited.pop(peer.name, None)
+        self._awaited.back(peer)
 
     def _welcome_member(self, peer: Peer) -> None:
         """Tell a child where the run stands, and give it the current values if it has begun."""
@@ -365,17 +369,9 @@ class Server(BaseNode):
     # -- waiting --------------------------------------------------------------------------------------------------
 
     def on_lost(self, peer: Peer) -> None:
-        """Await a worker that may be started again, for `rejoin_s`, and tell so every `stall_s`."""
-        patience = peer.session.patience
-        lost_s = peer.session.silent_s(self._now) - patience.timeout_s
-        if not (patience.rejoin_s and self._has_workers and self._serves_weights):
+        """A worker may be started again."""
+        if not (self._has_workers and self._serves_weights) or not self._awaited.lost(peer, self._now):
             super().on_lost(peer)
-        if lost_s > patience.rejoin_s:
-            why = f"silent for {patience.timeout_s:g} s, and not back within {patience.rejoin_s:g} s more"
-            raise NodeLost(peer.name, f"{why} (lan.rejoin_s)")
-        if self._now - self._awaited.get(peer.name, -math.inf) >= self.limits.stall_s:
-            self._awaited[peer.name] = self._now
-            self.note("awaited", "warning", peer=peer.name, seconds=patience.rejoin_s - lost_s)
 
     def waits_for(self) -> list[str]:
         return super().waits_for() + [name for name in self._expects if not self._has_joined(name)]

@@ -68,8 +68,8 @@ class Program:
         self.sleep(within_s)
         return self._node_error
 
-    def note(self, name: str, **fields: Any) -> None:
-        self._note(Note(name, fields))
+    def note(self, name: str, level: str = "debug", /, **fields: Any) -> None:
+        self._note(Note(name, fields, level))
 
     def sleep(self, seconds: float) -> None:
         """Compute for so long."""

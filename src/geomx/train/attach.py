@@ -117,7 +117,8 @@ def attach(
     )
     client.receive = attached.receive
     manifest = _manifest(optimizer, rule, kind, settings, clip_norm)
-    if client.attach(model_slices.layout, manifest, steps.cohort, steps.slices):
+    whole = settings.policy.plans is GradientStep
+    if client.attach(model_slices.layout, manifest, steps.cohort, steps.slices, whole):
         broadcast.assign("attach()", model_slices.layout.slices, states)
     steps.hook()
     pending.hook()

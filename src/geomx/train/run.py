@@ -177,7 +177,7 @@ class LiveRun:
         self._attached = self._progress.attached = attach(context, model, optimizer, clip_norm)
         if self._client.place is not None:
             self._progress.go_on(self._client.place)
-            self._client.port.note("rejoined", step=self.step, epoch=self.epoch)
+            self._client.port.note("rejoined", "info", step=self.step, epoch=self.epoch)
         model_slices = self._attached.model_slices
         self._client.port.note(
             "attached", parameters=model_slices.trained_elements, slices=len(model_slices.layout.slices)

@@ -27,6 +27,9 @@ class JoinState:
             str, tuple[int, bool]
         ] = {}  # by cohort: the turn of its last answer to a step, what it said
         self._reached: dict[str, deque[Reached]] = {}  # by worker
+        self._before: dict[
+            str, tuple[int, dict[int, Any]]
+        ] = {}  # by cohort: a turn, its slices as they were before
 
     @property
     def slices(self) -> int:
@@ -38,6 +41,21 @@ class JoinState:
         if cohort == EVERYONE:
             self._held[index] = {}
         self._held.setdefault(index, {})[cohort] = values
+
+    def keep(self, update: Update, slices: int) -> None:
+        """Before a slice's values of a step are held: keep those that it had until all `slices` are answered.
+
+        Whoever takes that step once more begins with the weights with which the others have begun it.
+        """
+        turn, before = self._before.get(update.cohort, (-1, {}))
+        if turn != update.turn:
+            before = {}
+        held = self._held.get(update.slice, {})
+        before[update.slice] = held.get(update.cohort, held.get(EVERYONE))
+        if len(before) < slices:
+            self._before[update.cohort] = update.turn, before
+        else:
+            self._before.pop(update.cohort, None)
 
     def answered(self, update: Update) -> bool:
         """A slice has been answered; whether for the first time."""
@@ -84,8 +102,12 @@ class JoinState:
     def updates(self, own: str, belongs: Callable[[str], bool]) -> Iterator[tuple[Update, Any]]:
         """What brings a joiner up to date, whose steps are counted in the cohort `own`; without values, how far it is.
 
-        `belongs`: to which cohorts it does.
+        `belongs`: to which cohorts it does. Where a step has been answered in part, what was before it comes first.
         """
+        turn, before = self._before.get(own, (-1, {}))
+        for index, values in before.items():
+            if values is not None:
+                yield Update(turn - 1, index, "assign", 0.0, None, False, own, values.nbytes), values
         for index, answered in self._answered.items():
             held = self._held.get(index, {})
             for cohort in sorted(answered, key=lambda name: name != own):

@@ -38,6 +38,9 @@ class CollectiveClient:
             int, tuple[str, int]
         ] = {}  # slice -> the cohort and turn whose update it waits for
         self.receive: Callable[[Arrived], None] = lambda _: None
+        self._cohort, self._stepped, self._whole = EVERYONE, frozenset[int](), False  # as `attach` was told
+        self._again: tuple[str, int] | None = None  # cohort and turn of a step that is taken once more
+        self._early: list[Arrived] = []  # its answers, until it has been taken
         self._have: dict[tuple[int, str], int] = {}  # slice, cohort -> the last turn whose update has arrived
         self._ready: Ready | None = None
         self._states: dict[int, SliceState] = {}
@@ -51,30 +54,36 @@ class CollectiveClient:
         return self.turns[EVERYONE]
 
     def attach(
-        self, layout: Layout, settings: dict[str, Value], cohort: str, stepped: Collection[int]
+        self,
+        layout: Layout,
+        settings: dict[str, Value],
+        cohort: str,
+        stepped: Collection[int],
+        whole: bool = False,
     ) -> bool:
         """Tell the run the model, and wait until it has taken it. True: first values are still to be given.
 
         Else it was running: the current values of every slice have come, and the next turns are set. `cohort`: the one
         in which this worker takes its steps. `stepped`: the slices that take part in a step of the whole model.
+        `whole`: a step that is taken once more begins with the weights of before it, where they come.
         """
         self._check_open()
         self.turns.setdefault(cohort, 0)
+        self._cohort, self._stepped, self._whole = cohort, frozenset(stepped), whole
         self.port.call("attach", layout, settings)
         self.port.wait(
             lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model"
         )
         assert self._ready is not None
-        turns = self._ready.by_slice
-        known = {index for index, (own, everyones) in turns.items() if max(own, everyones) >= 0}
+        by_slice = self._ready.by_slice
+        known = {index for index, (own, everyones) in by_slice.items() if max(own, everyones) >= 0}
         self.port.wait(
             lambda: known <= {index for index, name in self._have if name in (cohort, EVERYONE)},
             lambda: f"{self.name} waits for the weights of a run that has begun",
         )
-        if not turns or any(everyones < 0 for _, everyones in turns.values()):
+        if not _has_begun(self._ready):
             return True  # whoever was here before may have given some of them
-        self._go_on(self._ready.turns)
-        self._await_closed(cohort, stepped)
+        self.wait()
         self.place = place_in(self._ready.reached, self.turns, self.next_step, self._ready.ended)
         self.goes_on = self.turn > 1 or self.next_step > 0
         return False
@@ -93,16 +102,17 @@ class CollectiveClient:
             if again:
                 self.next_step = last
 
-    def _await_closed(self, cohort: str, stepped: Collection[int]) -> None:
-        """Where the last step of a cohort has closed in all its slices, take in its answers and no step once more."""
-        assert self._ready is not None
-        count, step, turn = self._ready.turns.get(cohort, (0, -1, -1))
-        by_slice = self._ready.by_slice
-        if self.next_step != step or turn != count - 1 or any(by_slice[i][0] < turn for i in stepped):
+    def _once_more(self, ready: Ready) -> None:
+        """No step is taken once more that has closed in all slices: its answers are on their way."""
+        cohort = self._cohort
+        count, step, turn = ready.turns.get(cohort, (0, -1, -1))
+        if self.next_step != step or turn != count - 1:
+            return
+        if any(ready.by_slice[index][0] < turn for index in self._stepped):
+            self._again = (cohort, turn) if self._whole else None
             return
         self.turns[cohort], self.next_step = count, step + 1
-        self.outstanding |= {i: (cohort, turn) for i in stepped if self._have.get((i, cohort), -1) < turn}
-        self.wait()
+        self.outstanding |= dict.fromkeys(self._stepped, (cohort, turn))
 
     def reached(self, cohort: str, step: int, before: Place, behind: Place) -> None:
         """Tell how far the script is, before what it contributes to the cohort's current turn; see `Reached`."""
@@ -145,6 +155,10 @@ class CollectiveClient:
         """Everything of this turn has been contributed."""
         self.turns[cohort] += 1
         self.goes_on = False
+        if self._again is not None and self._again[0] == cohort:
+            early, self._again, self._early = self._early, None, []
+            for item in early:
+                self.receive(item)
 
     def wait(self, slices: Collection[int] | None = None) -> None:
         """Return when none of `slices` is outstanding; None: none at all, but for those of a turn still open."""
@@ -214,17 +228,24 @@ class CollectiveClient:
         if isinstance(item, Arrived):
             update = item.update
             key = update.slice, update.cohort
+            is_early = (update.cohort, update.turn) == self._again and key in self._have
             self._have[key] = max(update.turn, self._have.get(key, -1))
             cohort, turn = self.outstanding.get(update.slice, (update.cohort, update.turn + 1))
             if cohort == update.cohort and turn <= update.turn:
                 del self.outstanding[update.slice]
-            self.receive(item)
+            if is_early:
+                self._early.append(item)
+            else:
+                self.receive(item)
         elif isinstance(item, Allowed):
             self._allowed[item.turn] = item.steps
         elif isinstance(item, Fetched):
             self._states[item.slice] = item.state
         elif isinstance(item, Ready):
             self._ready = item
+            if _has_begun(item):
+                self._go_on(item.turns)
+                self._once_more(item)
         elif isinstance(item, Left):
             self._left = True
 
@@ -232,6 +253,11 @@ class CollectiveClient:
         left = [turn for index, (_, turn) in self.outstanding.items() if index in waited]
         turn = min(left, default=self.turn)
         return f"{self.name} waits for the others in turn {turn}: {len(left)} of {len(waited)} slices are to come"
+
+
+def _has_begun(ready: Ready) -> bool:
+    """Whether a run has first values of every slice."""
+    return bool(ready.by_slice) and all(everyones >= 0 for _, everyones in ready.by_slice.values())
 
 
 def place_in(
