@@ -29,6 +29,8 @@ from geomx.wire.messages import (
     Failure,
     Fetch,
     Norms,
+    Place,
+    Reached,
     Scale,
     State,
     Update,
@@ -47,6 +49,7 @@ SIZE = LAYOUT.slices[0].size_bytes
         (State(0, 0, ("exp_avg",), (), 7), "State announces 7 bytes"),
         (Attached({}, size=8), "Attached announces 8 bytes"),
         (Attach("f", {}, 8), "Attach announces 8 bytes"),
+        (Attached({}, (Reached("A/0", "", 1, 0, Place(), Place(0, (-1,))),)), "said to be at Place"),
         (Fetch(0, 0), "Fetch was sent down to A/0"),
     ],
 )

@@ -39,6 +39,16 @@ def test_a_lost_worker_is_awaited_and_the_log_says_so() -> None:
     assert 35.0 < told[1][0] < 37.0
 
 
+def test_a_worker_that_was_stopped_goes_on_as_if_nothing_had_been() -> None:
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.5, lambda: simulator.pause("A/1", 20.0))
+
+    lan = Edge(codec_down=AS_WAN, patience=Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=60.0))
+    results, simulator = train([2, 1], Script(), faults=faults, lan=lan)
+    assert_same(results, run_of(Script()))
+    assert [fields["peer"] for _, node, fields in simulator.noted("awaited") if node == "A"] == ["A/1"]
+
+
 def test_who_is_not_awaited_or_comes_too_late_ends_the_run() -> None:
     with pytest.raises((NodeLost, RunFailed), match=r"A/1.*silent for 5 s$"):
         awaited(0.0, None)

@@ -28,7 +28,7 @@ from geomx.node.peers.base import BaseNode, Handler
 from geomx.node.peers.handshake import RESTARTED, compare
 from geomx.node.peers.peer import Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
-from geomx.node.slices.join_state import JoinState
+from geomx.node.slices.join_state import JoinState, check_reached
 from geomx.node.slices.payloads import pack_turns, unpack_layout
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
 from geomx.node.uplink import has_values, priority_of
@@ -311,6 +311,7 @@ class Server(BaseNode):
             raise ProtocolError(
                 f"{', '.join(leaves)} told how far {message.worker} is in the cohort {message.cohort!r}"
             )
+        check_reached(message)
         self._join_state.reached(message)
 
     def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:

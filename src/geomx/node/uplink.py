@@ -17,6 +17,7 @@ from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Peer
+from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
@@ -169,6 +170,8 @@ class Uplink:
         elif isinstance(message, Attached):
             if self.layout is None:
                 raise ProtocolError("Attached came before there was a model")
+            for told in message.reached:
+                check_reached(told)
             self._attached[peer.name] = unpack_turns(payload)
             if len(self._attached) == len(self.parents):
                 self._owner.attached(self._turns(), message)

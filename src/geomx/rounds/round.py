@@ -150,7 +150,7 @@ def _restarted(restarts: Mapping[str, int], *pushes: Push) -> str:
             step = min(restarts[name] for name in push.origins)
             were = "was" if len(push.origins) == 1 else "were"
             return (
-                f"{_names(push)} {were} restarted at step {step}: call run.resume(scheduler) before the loop, and "
-                "begin that at run.epoch"
+                f"{_names(push)} {were} restarted at step {step}: call run.resume(scheduler) before the loop "
+                '(every="epoch" where it steps once in an epoch), and begin that at run.epoch'
             )
     return ""

@@ -70,11 +70,7 @@ class JoinState:
         )
 
     def reached(self, message: Reached) -> None:
-        """A worker has told how far it is. Raises `ProtocolError` for what no script can have done."""
-        for place in (message.before, message.behind):
-            counts = (place.epoch, place.steps, *place.batches)
-            if min(counts) < 0 or len(place.batches) > PASSES_LIMIT or not 0.0 <= place.weight < math.inf:
-                raise ProtocolError(f"{message.worker} says that its script is at {place}")
+        """A worker has told how far it is."""
         self._reached.setdefault(message.worker, deque(maxlen=REACHED_KEPT)).append(message)
 
     def reached_by(self, worker: str) -> tuple[Reached, ...]:
@@ -116,3 +112,11 @@ class JoinState:
                 values = None if own in held and cohort == EVERYONE != own else held.get(cohort)
                 size = 0 if values is None else values.nbytes
                 yield Update(answered[cohort], index, "assign", 0.0, None, False, cohort, size), values
+
+
+def check_reached(message: Reached) -> None:
+    """Raise `ProtocolError` where no script can have done that."""
+    for place in (message.before, message.behind):
+        counts = (place.epoch, place.steps, *place.batches)
+        if min(counts) < 0 or len(place.batches) > PASSES_LIMIT or not 0.0 <= place.weight < math.inf:
+            raise ProtocolError(f"the script of {message.worker} is said to be at {place}")
