@@ -112,6 +112,8 @@ def test_a_step_of_which_a_part_has_been_answered_is_taken_once_more_from_its_we
         script = Script(epochs=1)
 
         def faults(simulator: Simulator, restart: Callable[[str], None], at_s: float = at_s) -> None:
+            for party in ("A", "B"):
+                simulator.link(party, "global/0", Network(rate_mbps=100.0, delay_ms=2.0))
             simulator.at(at_s, lambda: simulator.crash("A/1"))
             simulator.at(at_s, lambda: restart("A/1"))
 
