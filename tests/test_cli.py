@@ -121,6 +121,8 @@ def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.Capture
         ("worker {} --party A --rank 0 -- /nowhere/python", "found /nowhere/python"),
         ("check {} sync.policy=downpour party.A.inside=collective", "party.A.inside: found 'collective'"),
         ("check {} sync.policy=esync party.A.inside=collective", "party.A.inside: found 'collective'"),
+        ("check {} lan.rejoin_s=60 optimizer.place=workers", "lan.rejoin_s: found 60; allowed: 0"),
+        ("check {} lan.rejoin_s=60 party.A.inside=collective", "lan.rejoin_s: found 60; allowed: 0"),
         ("run {}", "no file"),
         ("run {} run.script=", "run.script"),
     ],

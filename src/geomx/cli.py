@@ -167,7 +167,8 @@ def _load(arguments: argparse.Namespace) -> Run:
 
     import_beside(Path(arguments.run))
     run = Run.load(arguments.run, arguments.overrides)
-    if set(run.codecs) != {"dense"} or run.sync.policy != "fsa" or run.optimizer.compensation:
+    chosen = run.optimizer.compensation or run.lan.rejoin_s
+    if set(run.codecs) != {"dense"} or run.sync.policy != "fsa" or chosen:
         from geomx.config.choices import check_choices  # noqa: PLC0415 (it imports torch)
 
         check_choices(run)
