@@ -77,6 +77,9 @@ def arguments() -> argparse.Namespace:
     add("--batch", type=int, default=32, help="samples of one worker's batch")
     add("--lr", type=float, default=1e-3, help="Adam's learning rate at first; it falls to 0")
     add("--seed", type=int, default=0, help="of the first weights; the order of samples is the run's")
+    add(
+        "--checkpoint", type=Path, help="written after every epoch; where it exists, training goes on from it"
+    )
     return parser.parse_args()
 
 
@@ -100,10 +103,15 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=chosen.lr)
     model, optimizer = run.attach(model, optimizer)  # ←
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs)
+    if chosen.checkpoint is not None and chosen.checkpoint.exists():
+        run.load(chosen.checkpoint)
+    run.resume(schedule, every="epoch")  # does nothing at a run's beginning
 
-    for epoch in range(1, chosen.epochs + 1):
+    for epoch in range(run.epoch + 1, chosen.epochs + 1):
         loss = train(model, optimizer, batches)
         schedule.step()
+        if chosen.checkpoint is not None:
+            run.save(chosen.checkpoint)
         if run.is_first:
             accuracy = evaluate(model, test)
             run.log(loss=loss, accuracy=accuracy)

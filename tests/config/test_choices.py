@@ -62,6 +62,8 @@ class Plain:
         (("lan.channel=test_choices:Plain", "lan.link={rate_mbps=10}"), "lan.channel"),
         (("lan.channel=test_choices:Plain", *TLS), "lan.channel"),
         (("wan.channel=test_choices:Plain", "wan.congestion=cubic"), "wan.channel"),
+        (("lan.rejoin_s=60", "optimizer.place=workers"), "lan.rejoin_s"),
+        (("lan.rejoin_s=60", "party.A.inside=collective"), "lan.rejoin_s"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refused: str) -> None:
@@ -74,10 +76,11 @@ def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refuse
     "overrides",
     [
         (),
-        ("sync.policy=hfa", "optimizer.place=workers"),
+        ("sync.policy=hfa", "optimizer.place=workers", "lan.rejoin_s=60"),
         ("wan.channel=test_choices:Plain", "lan.link={rate_mbps=10}", "lan.congestion=cubic"),
         ("lan.channel=test_choices:Plain", "wan.link={rate_mbps=10}"),
         TLS,
+        ("lan.rejoin_s=60",),
         ("sync.policy=mixed", "optimizer.compensation=dcasgd", "worker.overlap=forward"),
     ],
 )

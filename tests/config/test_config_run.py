@@ -286,6 +286,7 @@ OTHER_VALUES = {
     **{f"{tier}.congestion": "reno" for tier in ("wan", "lan")},
     **{f"{tier}.heartbeat_s": "0.9" for tier in ("wan", "lan")},
     **{f"{tier}.timeout_s": "99" for tier in ("wan", "lan")},
+    "lan.rejoin_s": "60",
     **{f"{tier}.link": "{loss = 0.9}" for tier in ("wan", "lan")},
     **{f"limits.{key}": "9" for key in ("start_s", "stall_s", "stop_s", "turn_s")},
     **{f"tls.{key}": "other.pem" for key in ("certificate", "key", "authority")},

@@ -191,6 +191,62 @@ def test_a_worker_that_is_killed_and_restarted_catches_up(
     assert run.weights()
 
 
+RESUMING = """
+import os, sys, time, torch, geomx
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+with geomx.join() as run:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x = torch.randn(80, 50)
+    loader = DataLoader(TensorDataset(x, x[:, :3]), batch_size=5, shuffle=True)
+    model, optimizer = run.attach(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    run.resume(scheduler)
+    print("begins at", run.step, flush=True)
+    for epoch in range(run.epoch, 5):
+        for inputs, targets in run.shard(loader, over="run"):
+            loss = (model(inputs) - targets).square().mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step(); scheduler.step()
+            print("step", run.step, flush=True)
+            while run.step == 13 and not os.path.exists(sys.argv[0] + ".go"):
+                time.sleep(0.02)
+    print("weights", sum(p.double().sum().item() for p in model.parameters()).hex())
+"""
+
+
+@pytest.mark.faults
+def test_a_worker_that_is_restarted_when_it_was_lost_ends_with_the_others(
+    tmp_path: Path, runs: list[RealRun]
+) -> None:
+    """In the middle of an epoch and of a schedule; the weights are those of a run without a restart."""
+    settings = ["lan.timeout_s=15", "lan.rejoin_s=600", "limits.stall_s=1"]
+    for name in ("calm", "shaken"):
+        folder = tmp_path / name
+        folder.mkdir()
+        run = RealRun(folder)
+        runs.append(run)
+        (folder / "train.py").write_text(RESUMING)
+        run.start(ALL_NODES, *settings)
+        run.until("B/0", "step 13\n")
+        if name == "shaken":
+            run.until("A/0", "step 13\n")
+            run.signal("B/0", signal.SIGKILL)
+            run.processes["B/0"].join()
+            run.until("B", "B/0 is lost; waiting for it to be started again")
+        run.let_go()
+        if name == "shaken":
+            run.start(["B/0"], *settings)
+            run.until("B/0", "begins at 13\n")
+        for node, (status, output) in run.wait(ALL_NODES).items():
+            assert status == 0, f"{node} ended with {status}:\n{output}"
+        assert "step 40\n" in "".join(run.outputs["B/0"])
+    calm, shaken = (run.weights() for run in runs)
+    assert len(calm) == 1
+    assert shaken == calm
+
+
 def test_strangers_at_the_door_do_no_harm(tmp_path: Path, runs: list[RealRun]) -> None:
     run = RealRun(tmp_path, steps=60)
     runs.append(run)

@@ -38,6 +38,8 @@ from geomx.wire.messages import (
     Fetch,
     Leave,
     Norms,
+    Place,
+    Reached,
     Update,
     encode_head,
 )
@@ -150,6 +152,29 @@ def test_a_flood_of_heartbeats_costs_nothing_that_stays():
         (Attached(), None, "Attached was sent up to A"),
         (Norms(1, {}), None, "Norms was sent up to A"),
         (push("A/0"), 0, "Push was sent without a number"),
+        (Reached("A/1", "", 1, 0, Place(), Place()), None, "A/0 told how far A/1 is"),
+        (Reached("A/0", "A/1", 1, 0, Place(), Place()), None, "in the cohort 'A/1'"),
+        (Reached("A/0", "C", 1, 0, Place(), Place()), None, "nobody here belongs to the cohort 'C'"),
+        (
+            Reached("A/0", "", 1, 0, Place(-1), Place()),
+            None,
+            "the script of A/0 is said to be at Place(epoch=-1",
+        ),
+        (
+            Reached("A/0", "", 1, 0, Place(), Place(0, (3, -3))),
+            None,
+            "the script of A/0 is said to be at Place",
+        ),
+        (
+            Reached("A/0", "", 1, 0, Place(), Place(0, (1,) * 17)),
+            None,
+            "the script of A/0 is said to be at Place",
+        ),
+        (
+            Reached("A/0", "", 1, 0, Place(), Place(0, (), 1, float("inf"))),
+            None,
+            "the script of A/0 is said to be at Place",
+        ),
         (Leave({"": 1}, ("A/0",)), WINDOW + 9, f"message {WINDOW + 9} came when 1 was the last"),
         (Update(1, 0, "gradient", 1.0, None, False, "", SIZE), None, "Update announces a payload"),
     ],

@@ -29,6 +29,8 @@ from geomx.wire.messages import (
     Failure,
     Fetch,
     Norms,
+    Place,
+    Reached,
     Scale,
     State,
     Update,
@@ -45,8 +47,9 @@ SIZE = LAYOUT.slices[0].size_bytes
         (Update(0, 0, "gradient", 1.0, None, False, "", SIZE + 1), "Update announces"),
         (State(0, 99, (), (), 0), "slice 99 is not in the layout"),
         (State(0, 0, ("exp_avg",), (), 7), "State announces 7 bytes"),
-        (Attached({}, 8), "Attached announces 8 bytes"),
+        (Attached({}, size=8), "Attached announces 8 bytes"),
         (Attach("f", {}, 8), "Attach announces 8 bytes"),
+        (Attached({}, (Reached("A/0", "", 1, 0, Place(), Place(0, (-1,))),)), "said to be at Place"),
         (Fetch(0, 0), "Fetch was sent down to A/0"),
     ],
 )
@@ -88,7 +91,7 @@ def test_the_turns_of_a_run_that_has_begun_come_for_every_slice():
     node(Called("attach", (LAYOUT, SETTINGS)))
     turns = {index: (index, 7) for index in range(len(LAYOUT.slices))}
     body = pack_turns([turn for pair in turns.values() for turn in pair])
-    node.say(1, Attached({}, body.numel()), body)
+    node.say(1, Attached({}, size=body.numel()), body)
     assert [item.by_slice for item in node.notified()] == [turns]
 
 

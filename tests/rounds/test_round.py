@@ -85,6 +85,24 @@ def test_different_hyper_parameters_name_both_sides():
         rounds.add(push("B/0", hyper=b"y"), None, 2, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("restarts", "blamed"),
+    [
+        ({"A/1": 7}, "A/1 was restarted at step 7: call run.resume(scheduler)"),
+        ({"B/0": 2, "B/1": 3}, "B/0, B/1 were restarted at step 2: call run.resume(scheduler)"),
+        ({"B/0": 2}, "average a metric"),  # one of two that agree with each other
+        ({"A/0": 5}, "average a metric"),  # it has no opinion
+    ],
+)
+def test_who_was_restarted_is_told_to_resume_and_nobody_else(restarts, blamed):
+    rounds = Rounds()
+    rounds.add(push("A/0"), None, 0, 0.0, restarts)
+    rounds.add(push("A/1", hyper=b"x"), None, 1, 0.0, restarts)
+    with pytest.raises(Disagreement) as caught:
+        rounds.add(push("B/0", "B/1", hyper=b"y"), None, 2, 0.0, restarts)
+    assert blamed in str(caught.value)
+
+
 def test_different_kinds_name_both_calls():
     rounds = Rounds()
     rounds.add(push("A/0"), None, 0, 0.0)

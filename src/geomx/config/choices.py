@@ -59,7 +59,7 @@ def problems_of_choices(run: Run) -> list[Problem]:
         if channel is not None:
             problems += _of_channel(run, tier, channel)
     if policy is not None:
-        problems += [*_of_parties(run, policy), *_of_steps(run, policy)]
+        problems += [*_of_parties(run, policy), *_of_restarts(run, policy), *_of_steps(run, policy)]
     return problems
 
 
@@ -163,6 +163,21 @@ def _of_parties(run: Run, policy: Policy) -> Iterator[Problem]:
             if party.inside == "collective":
                 why = f"{_with(run)} each worker of a party has its own pace"
                 yield Problem(("party", index, "inside"), shown(party.inside), '"server"', why)
+
+
+def _of_restarts(run: Run, policy: Policy) -> Iterator[Problem]:
+    """Where nobody can be started again, nobody is to be awaited."""
+    if not run.lan.rejoin_s:
+        return
+    found, allowed = f"{run.lan.rejoin_s:g}", "0"
+    if run.optimizer.place == "workers" and policy.plans is not LocalStep:
+        why = "with optimizer.place = 'workers' a worker that is restarted cannot come back: its state is nobody else's"
+        yield Problem(("lan", "rejoin_s"), found, f"{allowed}, or optimizer.place = 'auto'", why)
+    if all(party.inside == "collective" for party in run.parties):
+        why = (
+            "with inside = 'collective' in every party no worker can come back: its party's job ends with it"
+        )
+        yield Problem(("lan", "rejoin_s"), found, allowed, why)
 
 
 def _of_steps(run: Run, policy: Policy) -> Iterator[Problem]:

@@ -304,6 +304,13 @@ class LanTable(EdgeTable):
         "wan", description="What updates travel as. `wan`: as they came over the WAN, byte for byte."
     )
     timeout_s: Silence = Field(5.0, description=EdgeTable.model_fields["timeout_s"].description)
+    rejoin_s: float = Field(
+        0.0,
+        ge=0,
+        description="How long a worker that is lost is awaited, so that it can be started again (see "
+        "[sync policies](sync.md#when-a-worker-is-lost)). 0: the run ends with it. Needs an optimizer on the global "
+        'servers, or local steps; without effect in a party with `inside = "collective"`.',
+    )
 
 
 class LimitsTable(Table):

@@ -166,6 +166,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         after_step=None
         if slow is None
         else SlowWorker(slow.factor, slow.jitter, f"{run.run.seed} {worker}").after_step,
+        rejoin_s=run.lan.rejoin_s,
         seed=run.run.seed,
         ledger=run.run.ledger,
         policy=policies.make(run.sync.policy),

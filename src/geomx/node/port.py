@@ -5,6 +5,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `attach(layout, settings)`: the model is known. Answered by `Ready`.
 - `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
 - `fetch(slice, of)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by `Fetched`.
+- `reached(message)`: how far the script is, before the contributions of a step; see `Reached`.
 - `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.
 - `waits(does)`: the loop waits in a call of geomx, for a while already; or no longer.
 - `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
@@ -22,7 +23,7 @@ import torch
 from geomx.errors import GeomxError
 from geomx.optim.contract import SliceState
 from geomx.rounds.membership import EVERYONE
-from geomx.wire.messages import Hyperparameters, Kind, Push, Update
+from geomx.wire.messages import Hyperparameters, Kind, Push, Reached, Update
 
 
 class Port(Protocol):
@@ -92,10 +93,12 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The run has taken the model. Where it had begun, both are as in `Attached`, and `Arrived`s follow."""
+    """The run has taken the model. Where it had begun, all is as in `Attached`, and `Arrived`s follow."""
 
     by_slice: dict[int, tuple[int, int]] = field(default_factory=dict)
     turns: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    reached: tuple[Reached, ...] = ()
+    ended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

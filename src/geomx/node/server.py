@@ -20,14 +20,15 @@ import msgspec
 import torch
 
 from geomx.codecs.contract import Codec
-from geomx.errors import NodeLost, ProtocolError, Refused, Unsupported
+from geomx.errors import ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Began, Write
+from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode, Handler
 from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
-from geomx.node.slices.join_state import JoinState
+from geomx.node.slices.join_state import JoinState, check_reached
 from geomx.node.slices.payloads import pack_turns, unpack_layout
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
 from geomx.node.uplink import has_values, priority_of
@@ -35,8 +36,8 @@ from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import EVERYONE, Members
 from geomx.rounds.round import Round
 from geomx.rounds.step_control import StepControl
-from geomx.rounds.turn_log import TurnLog, Waiting, stands_still
-from geomx.sync.contract import Policy, StepController, cohort_of
+from geomx.rounds.turn_log import TurnLog, check_stillness
+from geomx.sync.contract import GradientStep, Policy, StepController, cohort_of
 from geomx.wire.messages import (
     Allowance,
     Attach,
@@ -47,6 +48,7 @@ from geomx.wire.messages import (
     Leave,
     Message,
     Push,
+    Reached,
     Refuse,
     Stepped,
     Update,
@@ -107,6 +109,8 @@ class Server(BaseNode):
         self._join_state = JoinState()
         self._welcomed: set[str] = set()  # children that have the model
         self._all_left_at = 0.0
+        self._keeps = edges.patience.rejoin_s > 0.0 and policy.plans is GradientStep
+        self._awaited = Awaited(self.limits.stall_s, self.note)
 
     # -- the sink's view ----------------------------------------------------------------------------------------
 
@@ -117,8 +121,12 @@ class Server(BaseNode):
             update = msgspec.structs.replace(update, size=payload.nbytes)
             if self._has_workers and self._serves_weights and self._goes_on_from(slice_, update):
                 held = self._edges.down.held(slice_, update.cohort, payload)
+                if self._keeps and update.kind == "gradient":
+                    self._join_state.keep(update, self._trained)
                 self._join_state.hold(slice_.index, update.cohort, held)
         is_first = self._join_state.answered(update)
+        if slice_.role == "weight" and update.kind == "gradient":
+            self._join_state.stepped(update)
         priority = priority_of(slice_)
         for name in self._children(update.cohort):
             child, leaves = self.peer(name), self._edges.children[name]
@@ -162,6 +170,8 @@ class Server(BaseNode):
             self.sink.above.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
             self._on_attach(peer, message, payload)
+        elif isinstance(message, Reached):
+            self._on_reached(leaves, message)
         elif isinstance(message, Stepped):
             self._on_stepped(leaves, message)
         elif isinstance(message, Calling):
@@ -236,6 +246,7 @@ class Server(BaseNode):
     def on_open(self, peer: Peer, first: bool) -> None:
         if first:  # and has to attach before it can be answered
             self._welcomed.discard(peer.name)
+        self._awaited.back(peer)
 
     def _welcome_member(self, peer: Peer) -> None:
         """Tell a child where the run stands, and give it the current values if it has begun."""
@@ -247,13 +258,15 @@ class Server(BaseNode):
         if not self._serves_weights:
             raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
         own = cohort_of(self._edges.children[peer.name][0], self._policy.sync_group)
+        reached = self._join_state.reached_by(peer.name)
+        ended = self._join_state.ended(lambda name: self._is_within(peer, name))
         counts = self._gathering.turns(lambda name: self._is_within(peer, name))
         turns = {name: (count, *self._join_state.step(name)) for name, count in counts.items()}
         slices = self._layout.slices
         body = pack_turns(
             [self._gathering.closed(slice_.index, name) for slice_ in slices for name in (own, EVERYONE)]
         )
-        self.send(peer, Attached(turns, body.numel()), body)
+        self.send(peer, Attached(turns, reached, ended, body.numel()), body)
         for update, values in self._join_state.updates(own, lambda name: self._is_within(peer, name)):
             self.send(peer, update, values, priority_of(self._slice(update.slice)))
 
@@ -290,6 +303,14 @@ class Server(BaseNode):
             self._last_call = round_.turn
             self.sink.above.at_barrier(Calling(round_.turn))
         self.sink.closed(slice_, round_)
+
+    def _on_reached(self, leaves: tuple[str, ...], message: Reached) -> None:
+        if (message.worker,) != leaves or not self._members.of(message.cohort).issuperset(leaves):
+            raise ProtocolError(
+                f"{', '.join(leaves)} told how far {message.worker} is in the cohort {message.cohort!r}"
+            )
+        check_reached(message)
+        self._join_state.reached(message)
 
     def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
         if message.worker not in leaves or message.steps < 1 or not 0.0 <= message.seconds < math.inf:
@@ -350,34 +371,24 @@ class Server(BaseNode):
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
+    def on_lost(self, peer: Peer) -> None:
+        """A worker may be started again."""
+        if not (self._has_workers and self._serves_weights) or not self._awaited.lost(peer, self._now):
+            super().on_lost(peer)
+
     def waits_for(self) -> list[str]:
         return super().waits_for() + [name for name in self._expects if not self._has_joined(name)]
 
     def on_tick(self) -> None:
         """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""
         self._gathering.check_calls()
-        waiting = list(self._turns.waiting(self._now, self._gathering.missing))
-        for turn in waiting:
-            self._bound(turn)
-        patience_s = self.limits.stall_s * (1 if waiting else 2)  # another shard may know more
-        if self.sink.is_top and self.still_s() >= patience_s and not self._members.all_left:
-            raise stands_still(patience_s, waiting)
+        limits = self.limits
+        waiting = self._turns.tick(
+            self._now, limits.stall_s, limits.turn_s, self._gathering.missing, self.whereabouts
+        )
+        if self.sink.is_top and not self._members.all_left:
+            check_stillness(self.still_s(), limits.stall_s, waiting)
         self._end_if_done()
-
-    def _bound(self, turn: Waiting) -> None:
-        """End a turn that has waited for `turn_s`; say so at most once in `stall_s`."""
-        if self.limits.turn_s and turn.seconds > self.limits.turn_s:
-            raise NodeLost(turn.whom[0], f"{turn} for {self.limits.turn_s:g} s, which is limits.turn_s")
-        if self._turns.is_to_be_told(turn, self._now, self.limits.stall_s):
-            whom = ", ".join(map(self._whereabouts, turn.whom))
-            self.note("waiting", "warning", turn=turn.turn, whom=whom, seconds=turn.seconds)
-
-    def _whereabouts(self, name: str) -> str:
-        """A name, and what is known of where its training loop is."""
-        peer = self.peer(name)
-        if peer is None or peer.still_s or not peer.session.is_open or peer.sent != peer.session.received:
-            return name
-        return f"{name} (in the script's own code)"
 
     def _is_open(self, name: str) -> bool:
         peer = self.peer(name)

@@ -56,7 +56,7 @@ class Topology:
             policy=run.sync.policy,
             rule=run.optimizer.rule,
             compensation=run.optimizer.compensation,
-            lan=_edge(run.lan),
+            lan=_edge(run.lan, run.lan.rejoin_s),
             wan=_edge(run.wan),
             limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s, run.limits.turn_s),
             manifest=run.manifest(),
@@ -79,10 +79,13 @@ class Topology:
         return self.lan.codec_down == AS_WAN and party not in self.collective
 
     def lan_of(self, party: str) -> Edge:
-        """The LAN's edges of a party, with the codec down that they have in the end."""
-        if self.lan.codec_down != AS_WAN:
-            return self.lan
-        return replace(self.lan, codec_down=self.wan.codec_down if self.passes(party) else "dense")
+        """A party's edges: with the codec down that they have in the end, and how long a lost worker is awaited."""
+        lan = self.lan
+        if party in self.collective:  # its job ends with any of its workers
+            lan = replace(lan, patience=replace(lan.patience, rejoin_s=0.0))
+        if lan.codec_down != AS_WAN:
+            return lan
+        return replace(lan, codec_down=self.wan.codec_down if self.passes(party) else "dense")
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -106,5 +109,6 @@ class Topology:
         )
 
 
-def _edge(tier: Any) -> Edge:
-    return Edge(tier.codec_up, tier.codec_down, Patience(tier.heartbeat_s, tier.timeout_s))
+def _edge(tier: Any, rejoin_s: float = 0.0) -> Edge:
+    patience = Patience(tier.heartbeat_s, tier.timeout_s, rejoin_s=rejoin_s)
+    return Edge(tier.codec_up, tier.codec_down, patience)

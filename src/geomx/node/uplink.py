@@ -18,6 +18,7 @@ from geomx.layout import Layout, Slice
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.finite import annotated, skipped, tried, when, without
+from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
@@ -34,6 +35,7 @@ from geomx.wire.messages import (
     Message,
     Of,
     Push,
+    Reached,
     State,
     Stepped,
     Update,
@@ -142,6 +144,9 @@ class Uplink:
         shard = self._parent(self.parents[self._shard_of[push.slice]])
         self._node.send(shard, sized, payload, priority_of(self._slice(push.slice)))
 
+    def reached(self, message: Reached) -> None:
+        self._tell_all(message)
+
     def stepped(self, message: Stepped) -> None:
         self._node.send(self._parent(self.parents[0]), message)
 
@@ -179,6 +184,8 @@ class Uplink:
         elif isinstance(message, Attached):
             if self.layout is None:
                 raise ProtocolError("Attached came before there was a model")
+            for told in message.reached:
+                check_reached(told)
             self._attached[peer.name] = unpack_turns(payload)
             if len(self._attached) == len(self.parents):
                 self._owner.attached(self._turns(), message)

@@ -28,6 +28,7 @@ from geomx.wire.messages import (
     Hyperparameters,
     Of,
     Push,
+    Reached,
     State,
     Stepped,
     Update,
@@ -84,6 +85,9 @@ class Worker(BaseNode):
 
         self._uplink.slice_jobs.run(index, found, lambda state: self.emit(Notify(Fetched(index, state))), 0)
 
+    def reached(self, message: Reached) -> None:
+        self._uplink.reached(message)
+
     def stepped(self, turn: int, steps: int, seconds: float) -> None:
         self._uplink.stepped(Stepped(self.name, turn, steps, seconds))
 
@@ -109,7 +113,7 @@ class Worker(BaseNode):
 
     def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
         self._ready = True
-        self.emit(Notify(Ready(turns, told.turns)))
+        self.emit(Notify(Ready(turns, told.turns, told.reached, told.ended)))
 
     def answered(self, update: Update, payload: Any) -> None:
         slice_ = self._slice(update.slice)

@@ -8,6 +8,7 @@ from typing import Any
 _SENTENCES = {
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is away: {reason}",
+    "awaited": "{peer} is lost; waiting for it to be started again, for {seconds:.0f} s at most",
     "failed": "{node} failed: {reason}",
     "finished": "finished after {steps} steps",
     "joined": "{peer} joined",
@@ -16,6 +17,7 @@ _SENTENCES = {
     "listening": "listens at {address}",
     "lost": "{peer} is lost: {reason}",
     "refused": "refused {peer}: {reason}",
+    "rejoined": "goes on at step {step}, in epoch {epoch}",
     "resumed": "{peer} is back",
     "skipped": "left out {part} of step {step}: {what}",
     "unreachable": "cannot reach {peer} yet: {reason}",

@@ -27,6 +27,8 @@ class Gathering:
         self._slices: dict[int, Slice] = {}
         self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
         self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
+        self._incarnations: dict[str, int] = {}  # of those that have contributed to a step
+        self._restarts: dict[str, int] = {}  # the step to which a later incarnation has contributed first
 
     def begin(self, slices: Iterable[Slice]) -> None:
         """These slices are gathered here."""
@@ -53,14 +55,22 @@ class Gathering:
 
     def add(self, slice_: Slice, push: Push, payload: Any, now: float) -> None:
         """Count a contribution, and ask the policy."""
+        if push.step >= 0:
+            self._notice_restarts(push)
         rounds = self._rounds.setdefault((slice_.index, push.cohort), Rounds())
-        round_ = rounds.add(push, payload, self._members.first(push.origins), now)
+        round_ = rounds.add(push, payload, self._members.first(push.origins), now, self._restarts)
         if self._policy.lockstep:
             rounds.check_one_open()
         if push.cohort == EVERYONE and self._policy.sync_group != "run":
             self.at_barrier(push.origins.keys(), push.turn, now)
         if round_ is not None:
             self._decide(slice_, round_, now)
+
+    def _notice_restarts(self, push: Push) -> None:
+        for name, incarnation in push.origins.items():
+            if incarnation > self._incarnations.setdefault(name, incarnation):
+                self._incarnations[name] = incarnation
+                self._restarts[name] = push.step
 
     def at_barrier(self, members: Set[str], turn: int, now: float) -> None:
         """These have come to a call of the whole run. They make no step before all have: no bound waits for them."""

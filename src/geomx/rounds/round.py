@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from geomx.errors import Disagreement, ProtocolError
@@ -72,8 +73,13 @@ class Rounds:
         self.closed = -1
         self.open: dict[int, Round] = {}
 
-    def add(self, push: Push, payload: Any, place: int, now: float) -> Round | None:
-        """Take a contribution in; None where it was counted before, or came too late."""
+    def add(
+        self, push: Push, payload: Any, place: int, now: float, restarts: Mapping[str, int] | None = None
+    ) -> Round | None:
+        """Take a contribution in; None where it was counted before, or came too late.
+
+        `restarts`: the members that were started again, and at which step of the policy.
+        """
         if push.turn <= self.closed:
             return None
         current = self.open.get(push.turn)
@@ -90,7 +96,7 @@ class Rounds:
             raise ProtocolError(
                 f"slice {push.slice}, turn {push.turn}: {', '.join(sorted(known))} is counted already, in other company"
             )
-        self._agree(current, push)
+        self._agree(current, push, restarts or {})
         current.origins.update(push.origins)
         current.contributions.append((place, push, payload))
         return current
@@ -110,22 +116,41 @@ class Rounds:
         return self.open.pop(turn)
 
     @staticmethod
-    def _agree(current: Round, push: Push) -> None:
+    def _agree(current: Round, push: Push, restarts: Mapping[str, int]) -> None:
         if push.kind != current.kind:
+            first = current.contributions[0][1]
             raise Disagreement(
-                f"turn {push.turn}: {_names(push)} calls {push.operation}, others "
-                f"{current.contributions[0][1].operation}; "
-                f"every worker must make the same calls in the same order"
+                f"turn {push.turn}: {_names(push)} calls {push.operation}, others {first.operation}; "
+                + (
+                    _restarted(restarts, push, first)
+                    or "every worker must make the same calls in the same order"
+                )
             )
         ours = current.hyper
         if ours and push.hyper and push.hyper != ours:
             other = next(p for _, p, _ in current.contributions if p.hyper)
             raise Disagreement(
                 f"turn {push.turn}: {_names(push)} and {_names(other)} have different hyper-parameters (learning rate, "
-                f"weight decay, ...); a schedule must see the same values on every worker, so average "
-                f"a metric before it decides"
+                f"weight decay, ...); "
+                + (
+                    _restarted(restarts, push, other)
+                    or "a schedule must see the same values on every worker, so average a metric before it decides"
+                )
             )
 
 
 def _names(push: Push) -> str:
     return ", ".join(push.origins)
+
+
+def _restarted(restarts: Mapping[str, int], *pushes: Push) -> str:
+    """What to do where one of two that differ comes from workers that were started again, and from no other."""
+    for push in pushes:
+        if push.origins.keys() <= restarts.keys():
+            step = min(restarts[name] for name in push.origins)
+            were = "was" if len(push.origins) == 1 else "were"
+            return (
+                f"{_names(push)} {were} restarted at step {step}: call run.resume(scheduler) before the loop "
+                '(every="epoch" where it steps once in an epoch), and begin that at run.epoch'
+            )
+    return ""

@@ -6,11 +6,11 @@ turn of the cohort is: a step may be of some slices alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from geomx.errors import Disagreement, Stalled
+from geomx.errors import Disagreement, NodeLost, Stalled
 from geomx.layout import Role
 from geomx.wire.messages import Push, Update
 
@@ -40,11 +40,14 @@ class Waiting(NamedTuple):
         return f"turn {self.turn} (`{self.operation}`) waits for {', '.join(self.whom)}"
 
 
-def stands_still(seconds: float, waiting: Sequence[Waiting]) -> Stalled:
-    """The error of a run that will never move again."""
+def check_stillness(still_s: float, stall_s: float, waiting: Sequence[Waiting]) -> None:
+    """Raise `Stalled` where all below have been still for `stall_s`; twice as long where others may know more of it."""
+    patience_s = stall_s if waiting else 2 * stall_s
+    if still_s < patience_s:
+        return
     what = "; ".join(map(str, waiting)) or "no turn is open, so what was sent down did not come"
-    return Stalled(
-        f"nothing has moved for {seconds:g} s, and every worker waits inside geomx: {what}. Messages were lost for "
+    raise Stalled(
+        f"nothing has moved for {patience_s:g} s, and every worker waits inside geomx: {what}. Messages were lost for "
         "good; start the run again from its last checkpoint"
     )
 
@@ -90,19 +93,38 @@ class TurnLog:
         if turn.answered == trained:
             self._over((update.cohort, update.turn))
 
-    def waiting(self, now: float, missing: Callable[[str, int], list[str]]) -> Iterator[Waiting]:
-        """The turns that wait for somebody, the first first. `missing(cohort, turn)`: for whom."""
-        for (cohort, number), turn in self._turns.items():
-            if whom := missing(cohort, number):
-                yield Waiting(number, cohort, turn.operation, tuple(whom), now - turn.opened)
+    def tick(
+        self,
+        now: float,
+        stall_s: float,
+        turn_s: float,
+        missing: Callable[[str, int], list[str]],
+        shown: Callable[[str], str],
+    ) -> list[Waiting]:
+        """Say for whom turns wait, each at most once in `stall_s`. Raises `NodeLost` after `turn_s`; 0: never.
 
-    def is_to_be_told(self, waiting: Waiting, now: float, stall_s: float) -> bool:
-        """Whether a turn has waited for `stall_s` since it began, or since this was true the last time."""
-        turn = self._turns[waiting.cohort, waiting.turn]
-        if now - max(turn.opened, turn.reported) < stall_s:
-            return False
-        turn.reported = now
-        return True
+        Args:
+            now: in seconds.
+            stall_s: how long a turn waits before it is told.
+            turn_s: how long it waits at most.
+            missing: for whom a turn of a cohort waits.
+            shown: a name as it is to be told.
+
+        Returns:
+            The turns that wait for somebody, the first first.
+        """
+        waiting = []
+        for (cohort, number), turn in self._turns.items():
+            if not (whom := missing(cohort, number)):
+                continue
+            waiting.append(Waiting(number, cohort, turn.operation, tuple(whom), now - turn.opened))
+            if turn_s and now - turn.opened > turn_s:
+                raise NodeLost(whom[0], f"{waiting[-1]} for {turn_s:g} s, which is limits.turn_s")
+            if now - max(turn.opened, turn.reported) >= stall_s:
+                turn.reported = now
+                told = ", ".join(map(shown, whom))
+                self._note("waiting", "warning", turn=number, whom=told, seconds=now - turn.opened)
+        return waiting
 
     def _over(self, key: tuple[str, int]) -> None:
         turn = self._turns.pop(key)

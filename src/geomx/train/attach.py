@@ -119,7 +119,8 @@ def attach(
     )
     client.receive = attached.receive
     manifest = _manifest(optimizer, rule, kind, settings, clip_norm)
-    if client.attach(model_slices.layout, manifest, steps.cohort):
+    whole = settings.policy.plans is GradientStep
+    if client.attach(model_slices.layout, manifest, steps.cohort, steps.slices, whole):
         broadcast.assign("attach()", model_slices.layout.slices, states)
     steps.hook()
     pending.hook()
@@ -197,6 +198,12 @@ def _check(
     rule = served_rule(
         optimizer, "workers" if settings.policy.plans is LocalStep else settings.place, settings.rule
     )
+    if settings.rejoin_s and rule is None and settings.policy.plans is not LocalStep:
+        raise Unsupported(
+            f"lan.rejoin_s = {settings.rejoin_s:g} with {type(optimizer).__name__} on the workers: nobody else has the "
+            "state that a worker needs to come back. Take an optimizer that the global servers can run "
+            "(torch.optim.SGD, Adam, ...), or set lan.rejoin_s = 0"
+        )
     if clip_norm is not None and not (
         isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0
     ):

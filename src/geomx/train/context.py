@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geomx.train.calls.collective_client import CollectiveClient
+from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
 from geomx.train.settings import Settings
 from geomx.train.steps.timeline import Timeline
@@ -19,5 +20,6 @@ class TrainingContext:
     members: Sequence[str]
     party_members: Sequence[str]
     samples: Samples
+    progress: Progress
     settings: Settings
     timeline: Timeline

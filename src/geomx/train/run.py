@@ -26,6 +26,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from geomx.errors import GeomxError, Unsupported
 from geomx.node.contract import asked_to_end
@@ -36,7 +37,9 @@ from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.checkpoint import save_load as saving
 from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, ShareSampler, place_of, split
+from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
+from geomx.train.optimizer.schedules import Every, Schedules
 from geomx.train.party.process_group import is_of_collective
 from geomx.train.settings import Overlap, PushAt, Settings
 from geomx.train.steps.timeline import Timeline
@@ -76,7 +79,8 @@ class LiveRun:
         self._timeline = Timeline(port, clock, self._settings.after_step)
         self._began = 0.0
         self._attached: AttachedModel | None = None
-        self._epochs = _EpochCounter(self._samples, self._timeline)
+        self._progress = Progress(self._samples, self._timeline)
+        self._schedules = Schedules()
         self._shares: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -112,7 +116,7 @@ class LiveRun:
     @property
     def is_amid_data(self) -> bool:
         """Whether a pass over `shard` trains that is not at its end, nor was left for another one or a checkpoint."""
-        return self._epochs.is_amid
+        return self._progress.is_amid
 
     @property
     def turn(self) -> int:
@@ -121,8 +125,13 @@ class LiveRun:
 
     @property
     def epoch(self) -> int:
-        """How many passes over `shard` have trained, those before the checkpoint that was loaded included."""
-        return self._epochs.epoch
+        """How many passes over `shard` have trained, those before a checkpoint or a restart included."""
+        return self._progress.epoch
+
+    @property
+    def step(self) -> int:
+        """How often this worker's script has called `step()`, before a checkpoint or a restart included."""
+        return self._progress.steps
 
     @property
     def ledger(self) -> torch.Tensor | None:
@@ -163,9 +172,18 @@ class LiveRun:
             overlap=overlap or self._settings.overlap,
         )
         context = TrainingContext(
-            self._client, self.workers, self._party_members, self._samples, settings, self._timeline
+            self._client,
+            self.workers,
+            self._party_members,
+            self._samples,
+            self._progress,
+            settings,
+            self._timeline,
         )
-        self._attached = self._epochs.attached = attach(context, model, optimizer, clip_norm)
+        self._attached = self._progress.attached = attach(context, model, optimizer, clip_norm)
+        if self._client.place is not None:
+            self._progress.go_on(self._client.place)
+            self._client.port.note("rejoined", "info", step=self.step, epoch=self.epoch)
         model_slices = self._attached.model_slices
         self._client.port.note(
             "attached", parameters=model_slices.trained_elements, slices=len(model_slices.layout.slices)
@@ -181,12 +199,13 @@ class LiveRun:
         `loader`: a DataLoader, or another iterable of batches; the first dimension of the first tensor in a batch is
         its number of samples, which is counted. The end of a pass waits for the other workers. A pass under
         `torch.no_grad()` or after `model.eval()` is an evaluation: it counts nothing, and waits for nobody; `train`
-        says otherwise. Raises `Unsupported` for what is no loader.
+        says otherwise. On a worker that was started again, and behind `load`, the first pass begins where the run, or
+        the checkpoint, was in it. Raises `Unsupported` for what is no loader.
         """
         workers = self._party_members if over == "party" else self.workers
         place = place_of(self.name, workers, over)
         batches, sampler = self._split(loader, over, place, len(workers))
-        return Share(batches, sampler, place=place, places=len(workers), epochs=self._epochs, train=train)
+        return Share(batches, sampler, place=place, places=len(workers), progress=self._progress, train=train)
 
     def weight(self, weight: float) -> None:
         """How much this worker counts in the next step, in samples, in place of those counted; not below 0.
@@ -232,16 +251,34 @@ class LiveRun:
         """
         helps = everywhere or self.party == self.parties[0]
         task = saving.Task(Path(path), self.name, self.is_first, self.rank == 0, everywhere, helps)
-        self._epochs.is_amid = False
-        saving.save(self._joined("save"), task, saving.Position(self._epochs.epoch, self._samples.total))
+        self._progress.is_amid = False
+        saving.save(self._joined("save"), task, self._progress.place)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint: weights, buffers, optimizer, and the count of epochs that orders the data.
+        """Go on from a checkpoint: weights, buffers, optimizer, and where the data and the schedules were.
 
-        Every worker must call it, after `attach` and between steps, and have the same file. Raises `CheckpointError`
-        for a file that is missing, damaged, or of another model, with every name that does not fit.
+        Every worker must call it, after `attach` and between steps, and have the same file. A worker that was started
+        again goes on where the run is. Raises `CheckpointError` for a file that is missing, damaged, or of another
+        model, with every name that does not fit.
         """
-        self._epochs.epoch = saving.load(self._joined("load"), Path(path), self.name)
+        attached = self._joined("load")
+        place = saving.load(attached, Path(path), self.name, self._progress.place)
+        if place is not None:
+            self._progress.go_on(place)
+        self._schedules.again(attached.optimizer, self._progress.place, is_its=place is not None)
+
+    def resume(self, *schedulers: LRScheduler, every: Every = "step") -> None:
+        """Bring learning-rate schedules to where the run is: on a worker that was started again, and behind `load`.
+
+        Call it once, before the loop; where nothing is to be resumed it changes nothing.
+
+        `schedulers`: those of `torch.optim.lr_scheduler` over this optimizer, all in one call. `every`: whether the
+        script steps them with every "step" or with every "epoch", that is with each pass over `shard`. Raises
+        `Unsupported` for a `ReduceLROnPlateau`, since the metrics that it has seen are gone, and for what is no
+        scheduler of this optimizer.
+        """
+        attached = self._joined("resume")
+        self._schedules.resume(schedulers, every, attached.optimizer, self._progress.place)
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -325,37 +362,3 @@ def why_ended(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return asked_to_end("SIGINT")
     return f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-class _EpochCounter:
-    """How far the shares have been read; `epoch` counts the passes that trained. `is_amid`: see `LiveRun`."""
-
-    def __init__(self, samples: Samples, timeline: Timeline) -> None:
-        self._samples, self._timeline = samples, timeline
-        self.is_amid = False
-        self.attached: AttachedModel | None = None
-        self.epoch = 0
-
-    @property
-    def even(self) -> bool:
-        return self.attached is not None and self.attached.intra_party.in_lockstep
-
-    def begin(self, train: bool | None) -> tuple[int, bool]:
-        attached, epoch, self.is_amid = self.attached, self.epoch, False
-        if train is None:
-            train = torch.is_grad_enabled() and (attached is None or attached.model.training)
-        if train and attached is not None:
-            attached.steps.ended = attached.steps.all_ended = False
-        return epoch, train
-
-    def batch(self, samples: int | None, last: bool) -> None:
-        self._samples.count(samples or 0)
-        self._timeline.batch()
-        self.is_amid = not last
-        if self.attached is not None:
-            self.attached.steps.ended = last
-
-    def end(self) -> None:
-        self.epoch += 1
-        if self.attached is not None:
-            self.attached.steps.end_epoch()

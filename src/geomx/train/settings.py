@@ -41,7 +41,8 @@ class Settings:
     one has. `collective`: None where the party's local server adds. `after_step`: is called behind each step with the
     seconds that its computation took, from its first batch, or from the step before where `run.shard` gave it none;
     None where that is not known. `room`: for which of a slice's numbers there is
-    room in what contributions travel as.
+    room in what contributions travel as. `rejoin_s`: how long a lost worker is
+    awaited.
     """
 
     weight: WeightPolicy = "samples"
@@ -56,6 +57,7 @@ class Settings:
     codec_momentum: str = ""
     collective: Collective | None = None
     after_step: Callable[[float | None], None] | None = None
+    rejoin_s: float = 0.0
     seed: int = 0
     ledger: bool = False
     buffers: Buffers = "own"

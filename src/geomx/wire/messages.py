@@ -108,15 +108,46 @@ class Attach(Message, frozen=True, array_like=True, tag=True):
     size: int
 
 
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """How far a worker's script is.
+
+    `epoch`: how many passes over its share have ended. `batches`: of each pass that is under way, how many its steps
+    have used. `steps`: how many it has taken. `weight`: the sum of what they weighed.
+    """
+
+    epoch: int = 0
+    batches: tuple[int, ...] = ()
+    steps: int = 0
+    weight: float = 0.0
+
+
+class Reached(Message, frozen=True, array_like=True, tag=True):
+    """A worker contributes to a turn of its steps: how far its script was before this step, and is behind it.
+
+    Its parents keep the last of them, for the case that it is started again. `step`: in the policy's count, -1: of a
+    call that is no step, behind which the script goes on there.
+    """
+
+    worker: str
+    cohort: str
+    turn: int
+    step: int
+    before: Place
+    behind: Place
+
+
 class Attached(Message, frozen=True, array_like=True, tag=True):
     """The answer to `Attach`. Payload: for each slice two int64, the last closed turn of its cohort and of everybody.
 
     -1 where none has. `turns`: of every cohort to which it belongs, how many have closed, the policy's last step of
-    which a round has closed, and that round's turn. Without payload the run is fresh. Otherwise the current values
-    follow as `Update`s.
+    which a round has closed, and that round's turn. `reached`: what it has told before it was started again, the
+    newest last. `ended`: its cohorts of which everybody was at the end of the data in the last step that has closed.
+    Without payload the run is fresh. Otherwise the current values follow as `Update`s.
     """
 
     turns: dict[str, tuple[int, int, int]] = {}
+    reached: tuple[Reached, ...] = ()
+    ended: tuple[str, ...] = ()
     size: int = 0
 
 
@@ -260,8 +291,8 @@ class Failure(Message, frozen=True, array_like=True, tag=True):
 
 
 AnyMessage = (
-    Challenge | Hello | Welcome | Refuse | Attach | Attached | Hyper | Push | Update | Stepped | Calling
-    | Allowance | Norms | Scale | Fetch | State | Ack | Beat | Leave | Failure
+    Challenge | Hello | Welcome | Refuse | Attach | Reached | Attached | Hyper | Push | Update | Stepped
+    | Calling | Allowance | Norms | Scale | Fetch | State | Ack | Beat | Leave | Failure
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

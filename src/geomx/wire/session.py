@@ -35,11 +35,15 @@ ACK_EVERY_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How an edge's liveness is judged. `resend_s`: for channels that lose single messages; 0: never."""
+    """How an edge's liveness is judged. `resend_s`: for channels that lose single messages; 0: never.
+
+    `rejoin_s`: how long whoever is lost is awaited, should it be started again; 0: not at all.
+    """
 
     heartbeat_s: float = 1.0
     timeout_s: float = 15.0
     resend_s: float = 0.0
+    rejoin_s: float = 0.0
 
 
 class Sent(NamedTuple):

@@ -163,6 +163,10 @@ class BaseNode(ABC):
         """Whether this node itself has nothing to do before something comes."""
         return True
 
+    def on_lost(self, peer: Peer) -> None:
+        """A peer has been silent for too long; called twice in every heartbeat."""
+        raise self._watch.loss_of(peer)
+
     # -- for subclasses to use -------------------------------------------------------------------------------
 
     def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None:
@@ -365,6 +369,13 @@ class BaseNode(ABC):
         self.on_tick()
         if not self.stopped:
             self._effects.append(Timer("tick", self._tick_s))
+
+    def whereabouts(self, name: str) -> str:
+        """A worker's name, and what is known of where its training loop is."""
+        peer = self._peers.get(name)
+        if peer is None or peer.still_s or not peer.session.is_open or peer.sent != peer.session.received:
+            return name
+        return f"{name} (in the script's own code)"
 
     def still_s(self) -> float:
         """For how long this node and all below it have been still; see `geomx.node.peers.stillness`."""

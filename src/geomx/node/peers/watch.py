@@ -24,6 +24,7 @@ class WatchedHost(Protocol):
     def drop(self, conn: int, reason: str) -> None: ...
     def redial(self, peer: Peer) -> None: ...
     def may_go(self, peer: Peer) -> bool: ...
+    def on_lost(self, peer: Peer) -> None: ...
     def is_idle(self) -> bool: ...
     def waits_for(self) -> list[str]: ...
 
@@ -80,7 +81,8 @@ class Watch:
         if not peer.joined or self._host.may_go(peer):
             return
         if session.is_lost(now):
-            raise self._loss_of(peer)
+            self._host.on_lost(peer)
+            return
         if peer.dialled and session.conn and session.silent_s(now) > session.patience.timeout_s / 2:
             self._host.drop(session.conn, "silent; dialling anew")
             session.away()
@@ -92,7 +94,7 @@ class Watch:
             still_s = least_s(self._own_still_s, self._staying(peer)) if peer.dialled else self._own_still_s
             self._host.emit(Write(session.conn, 0, Beat(session.ack_watermark(now), session.sent, still_s)))
 
-    def _loss_of(self, peer: Peer) -> NodeLost:
+    def loss_of(self, peer: Peer) -> NodeLost:
         """Whoever stood still itself, and has heard nothing since, does not blame the others."""
         if peer.session.heard <= self._woke:
             stood = f"it stood still for {self._slept_s:.0f} s (suspended, or starved of processor time)"

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from geomx.errors import ProtocolError
 from geomx.rounds.membership import EVERYONE
 from geomx.rounds.round import Round
-from geomx.wire.messages import Update
+from geomx.wire.messages import Reached, Update
+
+REACHED_KEPT = 8  # of each worker: turns that are under way, and the last one that is over
+PASSES_LIMIT = 16  # over its shares that a worker's script can have under way
 
 
 class JoinState:
-    """What went down last of each slice, to each cohort, and how far the policy has come."""
+    """What went down last of each slice, to each cohort, and how far the policy and the workers' scripts have come."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[str, Any]] = {}  # by slice and cohort: values
         self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
         self._steps: dict[str, tuple[int, int]] = {}  # by cohort: its last step that has closed, its turn
+        self._ended: dict[
+            str, tuple[int, bool]
+        ] = {}  # by cohort: the turn of its last answer to a step, what it said
+        self._reached: dict[str, deque[Reached]] = {}  # by worker
+        self._before: dict[
+            str, tuple[int, dict[int, Any]]
+        ] = {}  # by cohort: a turn, its slices as they were before
 
     @property
     def slices(self) -> int:
@@ -29,11 +42,48 @@ class JoinState:
             self._held[index] = {}
         self._held.setdefault(index, {})[cohort] = values
 
+    def keep(self, update: Update, slices: int) -> None:
+        """Before a slice's values of a step are held: keep those that it had until all `slices` are answered.
+
+        Whoever takes that step once more begins with the weights with which the others have begun it.
+        """
+        turn, before = self._before.get(update.cohort, (-1, {}))
+        if turn != update.turn:
+            before = {}
+        held = self._held.get(update.slice, {})
+        before[update.slice] = held.get(update.cohort, held.get(EVERYONE))
+        if len(before) < slices:
+            self._before[update.cohort] = update.turn, before
+        else:
+            self._before.pop(update.cohort, None)
+
     def answered(self, update: Update) -> bool:
         """A slice has been answered; whether for the first time."""
         is_first = update.slice not in self._answered
         self._answered.setdefault(update.slice, {})[update.cohort] = update.turn
         return is_first
+
+    def stepped(self, update: Update) -> None:
+        """A slice has been answered what it has contributed to a step."""
+        self._ended[update.cohort] = max(
+            self._ended.get(update.cohort, (-1, False)), (update.turn, update.ended)
+        )
+
+    def reached(self, message: Reached) -> None:
+        """A worker has told how far it is."""
+        self._reached.setdefault(message.worker, deque(maxlen=REACHED_KEPT)).append(message)
+
+    def reached_by(self, worker: str) -> tuple[Reached, ...]:
+        """What a worker has told last, the newest at the end."""
+        return tuple(self._reached.get(worker, ()))
+
+    def ended(self, belongs: Callable[[str], bool]) -> tuple[str, ...]:
+        """The cohorts whose data had ended on every worker in their last step; `belongs`: which are asked for."""
+        return tuple(
+            cohort
+            for cohort, (turn, ended) in self._ended.items()
+            if ended and turn >= self.step(cohort)[1] and belongs(cohort)
+        )
 
     def closed(self, round_: Round) -> None:
         """A round has closed."""
@@ -48,8 +98,12 @@ class JoinState:
     def updates(self, own: str, belongs: Callable[[str], bool]) -> Iterator[tuple[Update, Any]]:
         """What brings a joiner up to date, whose steps are counted in the cohort `own`; without values, how far it is.
 
-        `belongs`: to which cohorts it does.
+        `belongs`: to which cohorts it does. Where a step has been answered in part, what was before it comes first.
         """
+        turn, before = self._before.get(own, (-1, {}))
+        for index, values in before.items():
+            if values is not None:
+                yield Update(turn - 1, index, "assign", 0.0, None, False, own, values.nbytes), values
         for index, answered in self._answered.items():
             held = self._held.get(index, {})
             for cohort in sorted(answered, key=lambda name: name != own):
@@ -58,3 +112,11 @@ class JoinState:
                 values = None if own in held and cohort == EVERYONE != own else held.get(cohort)
                 size = 0 if values is None else values.nbytes
                 yield Update(answered[cohort], index, "assign", 0.0, None, False, cohort, size), values
+
+
+def check_reached(message: Reached) -> None:
+    """Raise `ProtocolError` where no script can have done that."""
+    for place in (message.before, message.behind):
+        counts = (place.epoch, place.steps, *place.batches)
+        if min(counts) < 0 or len(place.batches) > PASSES_LIMIT or not 0.0 <= place.weight < math.inf:
+            raise ProtocolError(f"the script of {message.worker} is said to be at {place}")

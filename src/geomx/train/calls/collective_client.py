@@ -6,7 +6,7 @@ contribution until the update of that turn has arrived. Everything here runs on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from geomx.layout import Layout
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Port, Ready
 from geomx.optim.contract import SliceState
 from geomx.rounds.membership import EVERYONE
-from geomx.wire.messages import Hyperparameters, Kind, Of, Value
+from geomx.wire.messages import Hyperparameters, Kind, Of, Place, Reached, Value
 
 Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
 STEP = "step()"  # the operation of every contribution to a step
@@ -33,10 +33,14 @@ class CollectiveClient:
         self.goes_on = (
             False  # it has joined a run that had made calls behind attach, and has made none itself
         )
+        self.place: Place | None = None  # where the script goes on that was started again; None: at its start
         self.outstanding: dict[
             int, tuple[str, int]
         ] = {}  # slice -> the cohort and turn whose update it waits for
         self.receive: Callable[[Arrived], None] = lambda _: None
+        self._cohort, self._stepped, self._whole = EVERYONE, frozenset[int](), False  # as `attach` was told
+        self._again: tuple[str, int] | None = None  # cohort and turn of a step that is taken once more
+        self._early: list[Arrived] = []  # its answers, until it has been taken
         self._have: dict[tuple[int, str], int] = {}  # slice, cohort -> the last turn whose update has arrived
         self._ready: Ready | None = None
         self._states: dict[int, SliceState] = {}
@@ -49,28 +53,38 @@ class CollectiveClient:
         """The turn of the whole run that comes next."""
         return self.turns[EVERYONE]
 
-    def attach(self, layout: Layout, settings: dict[str, Value], cohort: str) -> bool:
+    def attach(
+        self,
+        layout: Layout,
+        settings: dict[str, Value],
+        cohort: str,
+        stepped: Collection[int],
+        whole: bool = False,
+    ) -> bool:
         """Tell the run the model, and wait until it has taken it. True: first values are still to be given.
 
         Else it was running: the current values of every slice have come, and the next turns are set. `cohort`: the one
-        in which this worker takes its steps.
+        in which this worker takes its steps. `stepped`: the slices that take part in a step of the whole model.
+        `whole`: a step that is taken once more begins with the weights of before it, where they come.
         """
         self._check_open()
         self.turns.setdefault(cohort, 0)
+        self._cohort, self._stepped, self._whole = cohort, frozenset(stepped), whole
         self.port.call("attach", layout, settings)
         self.port.wait(
             lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model"
         )
         assert self._ready is not None
-        turns = self._ready.by_slice
-        known = {index for index, (own, everyones) in turns.items() if max(own, everyones) >= 0}
+        by_slice = self._ready.by_slice
+        known = {index for index, (own, everyones) in by_slice.items() if max(own, everyones) >= 0}
         self.port.wait(
             lambda: known <= {index for index, name in self._have if name in (cohort, EVERYONE)},
             lambda: f"{self.name} waits for the weights of a run that has begun",
         )
-        if not turns or any(everyones < 0 for _, everyones in turns.values()):
+        if not _has_begun(self._ready):
             return True  # whoever was here before may have given some of them
-        self._go_on(self._ready.turns)
+        self.wait()
+        self.place = place_in(self._ready.reached, self.turns, self.next_step, self._ready.ended)
         self.goes_on = self.turn > 1 or self.next_step > 0
         return False
 
@@ -87,6 +101,24 @@ class CollectiveClient:
             self.turns[name] = count - again
             if again:
                 self.next_step = last
+
+    def _once_more(self, ready: Ready) -> None:
+        """No step is taken once more that has closed in all slices: its answers are on their way."""
+        cohort = self._cohort
+        count, step, turn = ready.turns.get(cohort, (0, -1, -1))
+        if self.next_step != step or turn != count - 1:
+            return
+        if any(ready.by_slice[index][0] < turn for index in self._stepped):
+            self._again = (cohort, turn) if self._whole else None
+            return
+        self.turns[cohort], self.next_step = count, step + 1
+        self.outstanding |= dict.fromkeys(self._stepped, (cohort, turn))
+
+    def reached(self, cohort: str, step: int, before: Place, behind: Place) -> None:
+        """Tell how far the script is, before what it contributes to the cohort's current turn; see `Reached`."""
+        self._check_open()
+        turn = self.turns.setdefault(cohort, 0)
+        self.port.call("reached", Reached(self.name, cohort, turn, step, before, behind))
 
     def contribute(
         self,
@@ -123,6 +155,10 @@ class CollectiveClient:
         """Everything of this turn has been contributed."""
         self.turns[cohort] += 1
         self.goes_on = False
+        if self._again is not None and self._again[0] == cohort:
+            early, self._again, self._early = self._early, None, []
+            for item in early:
+                self.receive(item)
 
     def wait(self, slices: Collection[int] | None = None) -> None:
         """Return when none of `slices` is outstanding; None: none at all, but for those of a turn still open."""
@@ -192,17 +228,24 @@ class CollectiveClient:
         if isinstance(item, Arrived):
             update = item.update
             key = update.slice, update.cohort
+            is_early = (update.cohort, update.turn) == self._again and key in self._have
             self._have[key] = max(update.turn, self._have.get(key, -1))
             cohort, turn = self.outstanding.get(update.slice, (update.cohort, update.turn + 1))
             if cohort == update.cohort and turn <= update.turn:
                 del self.outstanding[update.slice]
-            self.receive(item)
+            if is_early:
+                self._early.append(item)
+            else:
+                self.receive(item)
         elif isinstance(item, Allowed):
             self._allowed[item.turn] = item.steps
         elif isinstance(item, Fetched):
             self._states[item.slice] = item.state
         elif isinstance(item, Ready):
             self._ready = item
+            if _has_begun(item):
+                self._go_on(item.turns)
+                self._once_more(item)
         elif isinstance(item, Left):
             self._left = True
 
@@ -210,3 +253,27 @@ class CollectiveClient:
         left = [turn for index, (_, turn) in self.outstanding.items() if index in waited]
         turn = min(left, default=self.turn)
         return f"{self.name} waits for the others in turn {turn}: {len(left)} of {len(waited)} slices are to come"
+
+
+def _has_begun(ready: Ready) -> bool:
+    """Whether a run has first values of every slice."""
+    return bool(ready.by_slice) and all(everyones >= 0 for _, everyones in ready.by_slice.values())
+
+
+def place_in(
+    reached: Sequence[Reached], turns: Mapping[str, int], step: int, ended: Collection[str]
+) -> Place | None:
+    """Where a script goes on that was started again; None: it had not come to any step.
+
+    `reached`: what it had told, the newest last. `turns`: by cohort, the turn that comes next. `step`: of the policy,
+    likewise. `ended`: the cohorts of which everybody was at the end of the data in the last step that has closed.
+    """
+    for told in reversed(reached):
+        if told.turn < turns.get(told.cohort, 0):
+            behind = told.behind
+            if told.step < 0 or told.cohort not in ended:
+                return behind
+            return Place(behind.epoch + 1, (), behind.steps, behind.weight)
+        if told.step == step:  # it is taken once more
+            return told.before
+    return None

@@ -3,7 +3,8 @@
     model.NAME             a parameter or persistent buffer
     optimizer.NAME.KEY     the optimizer's state of a parameter, under torch's own key
     outer.NAME.KEY         where steps are local: that of the optimizer at the global servers
-    header["geomx"]        JSON: format, optimizer, param_groups, values (state that is no tensor), turn, epoch
+    header["geomx"]        JSON: format, optimizer, param_groups, values (state that is no tensor), turn, epoch, batches
+                           (of the passes under way), step (null in files of before there was one)
 
 A file appears whole or not at all: it is written beside its place, synced, and renamed.
 """
@@ -40,6 +41,8 @@ class Checkpoint:
     state: dict[str, ParameterState] = field(default_factory=dict)
     turn: int = 0
     epoch: int = 0
+    batches: tuple[int, ...] = ()
+    step: int | None = None
     outer: dict[str, ParameterState] = field(default_factory=dict)
 
 
@@ -62,6 +65,8 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         "values": values,
         "turn": checkpoint.turn,
         "epoch": checkpoint.epoch,
+        "batches": checkpoint.batches,
+        "step": checkpoint.step,
     }
     write_tensors(path, tensors, about)
 
@@ -124,7 +129,8 @@ def digest(checkpoint: Checkpoint, of_state: bool) -> str:
             found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         else:
             found.update(repr(value).encode())
-    about = [checkpoint.optimizer, checkpoint.groups, checkpoint.turn, checkpoint.epoch]
+    place = [checkpoint.epoch, checkpoint.batches, checkpoint.step]
+    about = [checkpoint.optimizer, checkpoint.groups, checkpoint.turn, *place]
     found.update(json.dumps(about, sort_keys=True).encode())
     return found.hexdigest()
 
@@ -156,8 +162,18 @@ def _described(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Check
             (state if owner == "optimizer" else outer).setdefault(parameter, {})[key] = tensor
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     groups = [dict(group) for group in about["param_groups"]]
-    turn, epoch = int(about["turn"]), int(about["epoch"])
-    return Checkpoint(model, str(about["optimizer"]), groups, state, turn, epoch, outer)
+    step = about.get("step")
+    return Checkpoint(
+        model,
+        str(about["optimizer"]),
+        groups,
+        state,
+        turn=int(about["turn"]),
+        epoch=int(about["epoch"]),
+        batches=tuple(max(0, int(each)) for each in about.get("batches", ())),
+        step=None if step is None else int(step),
+        outer=outer,
+    )
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ it is not kept.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from geomx.errors import CheckpointError, Unsupported
 from geomx.node.slices.slice_state import WEIGHTS
+from geomx.rounds.membership import EVERYONE
 from geomx.train.attach import AttachedModel
 from geomx.train.calls.broadcast import Holder
 from geomx.train.checkpoint import file as files
@@ -27,14 +29,9 @@ from geomx.train.checkpoint.file import Checkpoint, ParameterState
 from geomx.train.model.fsdp import cut_like, held_of
 from geomx.train.model.model_slices import ModelSlices, write_flat
 from geomx.train.optimizer import state as optimizer_state
+from geomx.wire.messages import Place
 
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a run is. `samples`: what this worker has contributed so far."""
-
-    epoch: int
-    samples: float
+_logger = logging.getLogger("geomx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +63,11 @@ class Task:
             yield "root"
 
 
-def save(attached: AttachedModel, task: Task, position: Position) -> None:
-    """Every worker takes part; those who write leave a checkpoint, all leave residuals where there are some."""
+def save(attached: AttachedModel, task: Task, place: Place) -> None:
+    """Every worker takes part; those who write leave a checkpoint, all leave residuals where there are some.
+
+    `place`: how far this worker's script is; the file has that of who writes it.
+    """
     model_slices = attached.model_slices
     if task.everywhere and not attached.steps.lockstep and not attached.steps.local:
         raise Unsupported(
@@ -82,7 +82,7 @@ def save(attached: AttachedModel, task: Task, position: Position) -> None:
     if buffers or weights:
         means = model_slices.floating_buffers()
         others = [slice_ for slice_ in buffers if slice_ not in means]
-        averaged = attached.broadcast.average("save()", [*weights, *means], others, position.samples)
+        averaged = attached.broadcast.average("save()", [*weights, *means], others, place.weight)
     if attached.steps.lockstep and not model_slices.is_cut:
         kept = attached.broadcast.kept(task.holders)
         residuals.write(residuals.path_of(task.path, task.worker), model_slices, kept)
@@ -107,16 +107,16 @@ def save(attached: AttachedModel, task: Task, position: Position) -> None:
         {**group, "params": [names[id(p)] for p in group["params"]]}
         for group in attached.optimizer.param_groups
     ]
-    turn, epoch = attached.steps.turn, position.epoch
-    files.write(task.path, Checkpoint(model, attached.optimizer_class, groups, state, turn, epoch, outer))
+    reached = attached.steps.turn, place.epoch, place.batches, place.steps
+    files.write(task.path, Checkpoint(model, attached.optimizer_class, groups, state, *reached, outer))
 
 
-def load(attached: AttachedModel, path: Path, worker: str) -> int:
-    """Every worker takes part, and reads the same file. Returns the epoch to go on with; raises `CheckpointError`.
+def load(attached: AttachedModel, path: Path, worker: str, place: Place) -> Place | None:
+    """Every worker takes part, and reads the same file. Returns where to go on; raises `CheckpointError`.
 
     Where all are in step, turns go on from the checkpoint's, since codecs draw random numbers by turn. A worker that
-    was started again has the run's weights, which are newer: it takes hyper-parameters and epoch from the file, and is
-    alone in that.
+    was started again has the run's weights and its place, which are newer: it takes hyper-parameters from the file,
+    and is alone in that. None: its place stands. `place`: how far this worker's script is.
     """
     model_slices = attached.model_slices
     attached.steps.require_quiescent("load()")
@@ -128,7 +128,7 @@ def load(attached: AttachedModel, path: Path, worker: str) -> int:
     if attached.steps.goes_on:
         attached.optimizer.adopt(state_dict)
         _go_on_from(attached, checkpoint)
-        return checkpoint.epoch
+        return None if attached.client.place is not None else _place(checkpoint, place)
     with torch.no_grad():
         for name, tensor in live.items():
             local, mine = held_of(tensor, checkpoint.model[name])
@@ -146,9 +146,23 @@ def load(attached: AttachedModel, path: Path, worker: str) -> int:
     name = files.digest(
         checkpoint, of_state=not attached.steps.local
     )  # where steps are local, states are, too
+    there = _place(checkpoint, place)
+    attached.client.reached(EVERYONE, -1, there, there)
     attached.broadcast.assign(f"load() of file {name}", slices, states, kept)
     _go_on_from(attached, checkpoint)
-    return checkpoint.epoch
+    return there
+
+
+def _place(checkpoint: Checkpoint, place: Place) -> Place:
+    """Where a script goes on from a checkpoint that is now at `place`, whose contributions still count."""
+    if checkpoint.step is None:
+        _logger.warning(
+            "the checkpoint does not say its step, as those of older versions: run.step goes on from %d; bring "
+            "schedules that go by steps to theirs with their own load_state_dict()",
+            place.steps,
+        )
+    steps = place.steps if checkpoint.step is None else checkpoint.step
+    return Place(checkpoint.epoch, checkpoint.batches, steps, place.weight)
 
 
 def _go_on_from(attached: AttachedModel, checkpoint: Checkpoint) -> None:

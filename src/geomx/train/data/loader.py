@@ -8,18 +8,22 @@ takes every n-th batch, and drops the others.
 Shares may differ in length. A worker at the end of its own takes part in further turns with weight 0 until all have
 come to theirs: otherwise the others would wait for it for ever. Where forward and backward are collective calls (DDP,
 FSDP) shares are even: what does not make one for each worker is left out.
+
+A pass that goes on where another process was (see `progress.py`) leaves out what that has used: by index where the
+sampler can be seen, else by reading it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from geomx.errors import Unsupported
+from geomx.train.data.progress import Pass, Progress
 
 _END = object()
 Element = TypeVar("Element")
@@ -29,34 +33,22 @@ _KEPT = (
 )  # fmt: skip
 
 
-class EpochListener(Protocol):
-    """Who is told how far a share has been read."""
-
-    @property
-    def even(self) -> bool:
-        """Whether all workers must have equally many batches."""
-
-    def begin(self, train: bool | None) -> tuple[int, bool]:
-        """A pass begins; returns its epoch, and whether it trains (else it evaluates, and is not reported)."""
-
-    def batch(self, samples: int | None, last: bool) -> None:
-        """A batch goes to the training loop; `samples`: None where they cannot be told."""
-
-    def end(self) -> None:
-        """This worker's share has been read; returns when everybody's has."""
-
-
 class ShareSampler(Sampler[Any]):
-    """Elements `place`, `place + places`, ... of what `whole` draws in an epoch."""
+    """Elements `place`, `place + places`, ... of what `whole` draws in an epoch.
 
-    def __init__(self, whole: Iterable[Any], place: int, places: int, seed: int) -> None:
+    `of_batch`: how many of them make a batch. `skipped`: so many batches are left out at the beginning.
+    """
+
+    def __init__(self, whole: Iterable[Any], place: int, places: int, seed: int, of_batch: int = 1) -> None:
         self._whole = whole
         self._place, self._places, self._seed = place, places, seed
-        self.epoch = 0
+        self._of_batch = of_batch
+        self.epoch = self.skipped = 0
         self.even = False
 
     def __iter__(self) -> Iterator[Any]:
-        return every_nth(self._drawn(), self._place, self._places, self.even)
+        share = every_nth(self._drawn(), self._place, self._places, self.even)
+        return itertools.islice(share, self.skipped * self._of_batch, None)
 
     def __len__(self) -> int:
         return share_length(self._whole, self._place, self._places, self.even)
@@ -85,40 +77,46 @@ class Share(Iterable[Any]):
         *,
         place: int,
         places: int,
-        epochs: EpochListener,
+        progress: Progress,
         train: bool | None,
     ) -> None:
         self._batches = batches
         self._place, self._places = place, places
         self._sampler = sampler
-        self._epochs = epochs
+        self._progress = progress
         self._train = train
 
     def __len__(self) -> int:
         if self._sampler is None:
-            return share_length(self._batches, self._place, self._places, self._epochs.even)
-        self._sampler.even = self._epochs.even
+            return share_length(self._batches, self._place, self._places, self._progress.even)
+        self._sampler.even = self._progress.even
         assert isinstance(self._batches, Sized)
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, trains = self._epochs.begin(self._train)
-        batches = self._pass(epoch)
-        if not trains:
+        this = self._progress.begin(self._train)
+        batches = self._from(this)
+        if not this.trains:
             yield from batches
             return
-        batch = next(batches, _END)
-        while batch is not _END:
-            following = next(batches, _END)
-            self._epochs.batch(samples_in(batch), last=following is _END)
-            yield batch
-            batch = following
-        self._epochs.end()
+        try:
+            batch = next(batches, _END)
+            while batch is not _END:
+                following = next(batches, _END)
+                self._progress.batch(this, samples_in(batch), last=following is _END)
+                yield batch
+                batch = following
+            self._progress.end(this)
+        finally:
+            self._progress.leave(this)
 
-    def _pass(self, epoch: int) -> Iterator[Any]:
+    def _from(self, this: Pass) -> Iterator[Any]:
+        """The batches of a pass that are left."""
         if self._sampler is None:
-            return every_nth(self._batches, self._place, self._places, self._epochs.even)
-        self._sampler.epoch, self._sampler.even = epoch, self._epochs.even
+            share = every_nth(self._batches, self._place, self._places, self._progress.even)
+            return itertools.islice(share, this.handed, None)
+        self._sampler.epoch, self._sampler.even = this.epoch, self._progress.even
+        self._sampler.skipped = this.handed
         return iter(self._batches)
 
 
@@ -141,7 +139,7 @@ def split(
     if loader.batch_size is None and loader.batch_sampler is not None:
         batches = ShareSampler(loader.batch_sampler, place, places, seed)
         return DataLoader(**kept, batch_sampler=batches), batches
-    share = ShareSampler(loader.sampler, place, places, seed)
+    share = ShareSampler(loader.sampler, place, places, seed, loader.batch_size or 1)
     return DataLoader(**kept, batch_size=loader.batch_size, sampler=share, drop_last=loader.drop_last), share
 
 

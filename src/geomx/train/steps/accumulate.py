@@ -23,6 +23,7 @@ from geomx.train.optimizer.placement import OnServer
 from geomx.train.party.intra_party import ThroughServer
 from geomx.train.steps.contract import Steps
 from geomx.train.steps.ledger import Ledger
+from geomx.wire.messages import Place
 
 
 class AccumulateSteps(Steps):
@@ -56,21 +57,23 @@ class AccumulateSteps(Steps):
         self._check_accumulation()
         with self._timeline.step(self.turn):
             self._guard.check()
+            before = self._progress.place
             self._finite.begin(self._planned, self.turn)
             self._accrue()
+            self._progress.taken()
             plan = self._settings.policy.step(self._planned)
             self._planned += 1
             if not isinstance(plan, AccumulateStep):
                 name = type(self._settings.policy).__name__
                 raise Unsupported(f"the sync policy {name} accrues gradients, and plans {plan}")
             self.steps += 1
-            self._follow(plan)
+            self._follow(plan, before)
             self._finite.end()
 
     def end_epoch(self) -> None:
         self.require_quiescent("the end of run.shard(loader)")
         self._timeline.rest()
-        self._follow(AccumulateStep(push=bool(self._sums), fetch=True))
+        self._follow(AccumulateStep(push=bool(self._sums), fetch=True), self._progress.place)
         self._finite.end()
         self.all_ended = True
 
@@ -99,9 +102,11 @@ class AccumulateSteps(Steps):
                 parameter.add_(gradient, alpha=rates[id(parameter)])
         self._note_step(self._samples.seen - seen)
 
-    def _follow(self, plan: AccumulateStep) -> None:
+    def _follow(self, plan: AccumulateStep, before: Place) -> None:
+        """`before`: how far the script was before this step."""
         if plan.push or plan.fetch:
             self._client.wait()  # one push of a slice at a time
+            self._client.reached(self._cohort, self._planned - 1, before, self._progress.place)
             self._push(plan.push)
         if plan.fetch:
             self._client.wait()

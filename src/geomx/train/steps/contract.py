@@ -45,7 +45,7 @@ class Steps(ABC):
         finite: FiniteOnly,
     ) -> None:
         self._client, self._settings = context.client, context.settings
-        self._samples, self._timeline = context.samples, context.timeline
+        self._samples, self._progress, self._timeline = context.samples, context.progress, context.timeline
         self._model_slices, self._intra_party = model_slices, intra_party
         self._ledger, self._guard, self._finite = ledger, guard, finite
         self._trained = model_slices.slices("weight")
@@ -76,6 +76,11 @@ class Steps(ABC):
     @abstractmethod
     def cohort(self) -> str:
         """With whom this worker's steps are counted."""
+
+    @property
+    def slices(self) -> set[int]:
+        """Those that take part in a step of the whole model."""
+        return {slice_.index for slice_ in self._model_slices.slices("weight", "ledger")}
 
     def hook(self) -> None:
         """The model has joined: a fresh run, or one that has come to some step."""

@@ -137,6 +137,7 @@ class GradientSteps(Steps):
             self._check_hypers(turn)
             self._push(turn, [slice_ for slice_ in self._trained if slice_.index not in turn.pushed])
             self._close(turn.samples, turn.ended)
+            self._progress.taken()
             if self._settings.overlap == "forward" and not self._intra_party.in_lockstep:
                 self._pending.begin()
             else:
@@ -170,8 +171,9 @@ class GradientSteps(Steps):
                 name = type(self._settings.policy).__name__
                 raise Unsupported(f"the sync policy {name} has no local steps, and plans {plan}")
             self._finite.begin(self._planned, self.turn)
-            seen = self._samples.seen
+            seen, before = self._samples.seen, self._progress.place
             weight = self._samples.take()
+            self._client.reached(self._cohort, self._planned, before, self._progress.place_behind)
             self._opened = _OpenStep(weight, self._samples.seen - seen, self.ended)
         return self._opened
 

@@ -73,10 +73,15 @@ class LocalSteps(Steps):
         self._buffers = self._model_slices.floating_buffers() if averages else []
         self._averaging: set[int] = set()  # buffers whose mean over the run is under way
         self._stepped, self._steps_of_turn = 0.0, 0
+        self._before = self._progress.place  # the step that is being taken
 
     @property
     def cohort(self) -> str:
         return EVERYONE
+
+    @property
+    def slices(self) -> set[int]:
+        return super().slices | {slice_.index for slice_ in self._buffers}
 
     def hook(self) -> None:
         super().hook()
@@ -91,12 +96,14 @@ class LocalSteps(Steps):
         self._check_accumulation()
         with self._timeline.step(self.turn):
             self._guard.check()
+            self._before = self._progress.place
             self._finite.begin(self._planned, self.turn)
             is_fine = self._gradients_are_finite()
             if is_fine:
                 self._optimizer.step()
             self._count(is_fine)
             self.steps += 1
+            self._progress.taken()
             self._follow(self._as_told(self._next_plan()))
             self._finite.end()
             self._stepped = self._timeline.now()
@@ -114,6 +121,7 @@ class LocalSteps(Steps):
         self._finite.end()
 
     def _idle(self) -> None:
+        self._before = self._progress.place
         plan = self._next_plan()
         while plan.average == "nobody" and not self._is_due():
             plan = self._next_plan()
@@ -220,6 +228,9 @@ class LocalSteps(Steps):
 
     def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
         self._finite.begin(self._planned - 1, self.turn)
+        step = self._planned - 1 if self._is_step else -1
+        if self._is_step:
+            self._client.reached(cohort, step, self._before, self._progress.place)
         for slice_ in slices:
             share, packed = self._share(slice_, weight, cohort)
             self._client.contribute(
@@ -229,7 +240,7 @@ class LocalSteps(Steps):
                 share,
                 packed,
                 cohort=cohort,
-                step=self._planned - 1 if self._is_step else -1,
+                step=step,
                 hyper=outer or None,
                 ended=self.ended,
             )

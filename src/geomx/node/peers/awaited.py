@@ -1,0 +1,36 @@
+"""Workers that are lost and may be started again: how long they are awaited, and what is told of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from geomx.errors import NodeLost
+from geomx.node.peers.peer import Peer
+
+
+class Awaited:
+    """`stall_s`: how often it is told. `note(name, level, **fields)`: where."""
+
+    def __init__(self, stall_s: float, note: Callable[..., None]) -> None:
+        self._stall_s = stall_s
+        self._note = note
+        self._told: dict[str, float] = {}  # by name: when
+
+    def lost(self, peer: Peer, now: float) -> bool:
+        """A worker is lost: whether it is awaited at all. Raises `NodeLost` where that was in vain."""
+        patience = peer.session.patience
+        if not patience.rejoin_s:
+            return False
+        lost_s = peer.session.silent_s(now) - patience.timeout_s
+        if lost_s > patience.rejoin_s:
+            why = f"silent for {patience.timeout_s:g} s, and not back within {patience.rejoin_s:g} s more"
+            raise NodeLost(peer.name, f"{why} (lan.rejoin_s)")
+        if now - self._told.get(peer.name, -math.inf) >= self._stall_s:
+            self._told[peer.name] = now
+            self._note("awaited", "warning", peer=peer.name, seconds=patience.rejoin_s - lost_s)
+        return True
+
+    def back(self, peer: Peer) -> None:
+        """It has connected again."""
+        self._told.pop(peer.name, None)

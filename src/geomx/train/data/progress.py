@@ -1,0 +1,112 @@
+"""How far a script is: passes over its shares, batches that steps have used, steps.
+
+A worker that is started again is told where it was (see `Reached`), and a checkpoint says where it was written. Either
+way the script begins at its beginning, and its shares begin where they were: the passes that were under way are entered
+behind the batches that steps had used. What was read and not used by a step is read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from geomx.train.data.samples import Samples
+from geomx.train.steps.timeline import Timeline
+from geomx.wire.messages import Place
+
+if TYPE_CHECKING:
+    from geomx.train.attach import AttachedModel
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass over a share. `handed`: how many batches the loop has been given, `used`: how many by the last step."""
+
+    epoch: int
+    trains: bool
+    handed: int = 0
+    used: int = 0
+
+
+class Progress:
+    """See the module's text. `epoch` counts the passes that have trained, `steps` the steps that were taken."""
+
+    def __init__(self, samples: Samples, timeline: Timeline) -> None:
+        self._samples, self._timeline = samples, timeline
+        self.attached: AttachedModel | None = None
+        self.epoch = 0
+        self.steps = 0
+        self.is_amid = False  # a share has been read in part; see `LiveRun`
+        self._passes: list[Pass] = []  # those that train and are under way, in the order of their beginning
+        self._ahead: list[int] = []  # behind how many batches the passes that are to come begin
+
+    # -- places -----------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place:
+        """Behind the last step."""
+        batches = (*(each.used for each in self._passes), *self._ahead)
+        return Place(self.epoch, batches, self.steps, self._samples.total)
+
+    @property
+    def place_behind(self) -> Place:
+        """Behind the step that is being taken, once its samples are counted."""
+        batches = (*(each.handed for each in self._passes), *self._ahead)
+        return Place(self.epoch, batches, self.steps + 1, self._samples.total)
+
+    def taken(self) -> None:
+        """A step has been taken, with all batches that the loop has been given."""
+        self.steps += 1
+        for each in self._passes:
+            each.used = each.handed
+
+    def go_on(self, place: Place) -> None:
+        """Be there. The passes that are under way are of no account any more; those to come are."""
+        self.epoch, self.steps = place.epoch, place.steps
+        self._passes, self._ahead = [], list(place.batches)
+        self._samples.total = place.weight
+
+    # -- what a share tells ------------------------------------------------------------------------------------
+
+    @property
+    def even(self) -> bool:
+        """Whether all workers must have equally many batches."""
+        return self.attached is not None and self.attached.intra_party.in_lockstep
+
+    def begin(self, train: bool | None) -> Pass:
+        """A pass begins, behind the batches that it `handed` before. Whether it trains is found out, or as said."""
+        attached, self.is_amid = self.attached, False
+        if train is None:
+            train = torch.is_grad_enabled() and (attached is None or attached.model.training)
+        if not train:
+            return Pass(self.epoch, trains=False)
+        begins_at = self._ahead.pop(0) if self._ahead else 0
+        begun = Pass(self.epoch, True, begins_at, begins_at)
+        self._passes.append(begun)
+        return begun
+
+    def batch(self, of: Pass, samples: int | None, last: bool) -> None:
+        """A batch goes to the training loop; `samples`: None where they cannot be told."""
+        of.handed += 1
+        self._samples.count(samples or 0)
+        self._timeline.batch()
+        self.is_amid = not last
+        if self.attached is not None:
+            self.attached.steps.ended = last
+
+    def end(self, of: Pass) -> None:
+        """This worker's share has been read; returns when everybody's has."""
+        of.used = of.handed
+        if self.attached is not None:
+            self.attached.steps.end_epoch()
+        self.epoch += 1
+
+    def leave(self, over: Pass) -> None:
+        """The loop has left a pass, at its end or before."""
+        if any(each is over for each in self._passes):
+            self._passes = [each for each in self._passes if each is not over]
+            self._ahead = []
+        if self.attached is not None:
+            self.attached.steps.ended = self.attached.steps.all_ended = False
