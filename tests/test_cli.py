@@ -130,8 +130,14 @@ def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.Capture
             'party[0].inside (override `party.A.inside=collective`): found "collective"',
         ),
         ("run {} run.script=trian.py", "trian.py: No such file"),
-        ("check {} lan.rejoin_s=60 optimizer.place=workers", "lan.rejoin_s: found 60; allowed: 0"),
-        ("check {} lan.rejoin_s=60 party.A.inside=collective", "lan.rejoin_s: found 60; allowed: 0"),
+        (
+            "check {} lan.rejoin_s=60 optimizer.place=workers",
+            "lan.rejoin_s (override `lan.rejoin_s=60`): found 60; allowed: 0",
+        ),
+        (
+            "check {} lan.rejoin_s=60 party.A.inside=collective",
+            "lan.rejoin_s (override `lan.rejoin_s=60`): found 60; allowed: 0",
+        ),
         ("run {} run.script=", "run.script"),
         ("run {} run.script=.", "found the folder"),
     ],

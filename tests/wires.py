@@ -14,7 +14,8 @@ import uvloop
 
 from geomx.channels.tcp import Tcp, split_address
 from geomx.errors import GeomxError, ProtocolError
-from geomx.wire.messages import Message, State, payload_size
+from geomx.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Message, State, payload_size
+from geomx.wire.proof import NONCE_BYTES, proof
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 ANY_PORT = "127.0.0.1:0"
@@ -130,3 +131,15 @@ async def stranger(limit: int = 1 << 26) -> AsyncIterator[tuple[socket.socket, W
 
 def tensor(size: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+async def greet(connection: Any, witness: Witness) -> None:
+    """Say Hello as A, which a server of the run `test` expects, once it has said Challenge."""
+
+    def challenges() -> list[Challenge]:
+        return [message for _, message, _ in witness.messages if isinstance(message, Challenge)]
+
+    await witness.until(lambda: bool(challenges()))
+    nonce = bytes(NONCE_BYTES)
+    proved = proof(b"", "dials", "test", "A", 1, (challenges()[0].nonce, nonce))
+    connection.write(0, Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0, nonce, proved), None, 0)

@@ -353,19 +353,21 @@ def test_the_tree_is_drawn():
         "wan.link={rate_mbps = 100, delay_ms = 20, jitter_ms = 2.5, loss = 0.01}",
         "party.B.link={delay_ms = 5}",
         "wan.codec_up=my:Codec",
+        "lan.channel=my:Channel",
+        "optimizer.rule=my:Rule",
         'event=[{at_s = 30, for_s = 2.5, party = "B", cut = true}]',
     )
     assert describe(run) == (
         "two: 2 shards, 2 parties, 7 workers\n"
-        "policy fsa, weight by samples, optimizer auto\n"
+        "policy fsa, weight by samples, optimizer auto by my:Rule\n"
         "\n"
         "global/0  localhost:1\n"
         "global/1  localhost:2\n"
         "├── A  a free port  [up my:Codec, down dense; 100 Mbit/s, 20 ± 2.5 ms one way, loss 1 %]\n"
-        "│   ├── A/0  [up dense, down as over the WAN]\n"
-        "│   └── A/1  [up dense, down as over the WAN]\n"
+        "│   ├── A/0  [up dense, down as over the WAN; over my:Channel]\n"
+        "│   └── A/1  [up dense, down as over the WAN; over my:Channel]\n"
         "└── B  a free port  [up my:Codec, down dense; any rate, 5 ms one way]\n"
-        "    └── B/0 … B/4  [up dense, down as over the WAN]\n"
+        "    └── B/0 … B/4  [up dense, down as over the WAN; over my:Channel]\n"
         "\n"
         "B from 30 s on: cut\n"
         "B from 32.5 s on: any rate, 5 ms one way"

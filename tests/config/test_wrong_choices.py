@@ -22,6 +22,12 @@ CHOICES = [
     ('sync.policy = "math:pi"', "sync.policy", 'found "math:pi": a float'),
     ('sync.policy = "collections:Counter"', "sync.policy", "without `gathered`, `lockstep`, `plans`"),
     ('optimizer.rule = "no_such_rules:Mine"', "optimizer.rule", "No module named 'no_such_rules'"),
+    ('optimizer.rule = "collections:Counter"', "optimizer.rule", "without `adopt`, `apply`, `export`"),
+    (
+        'lan.channel = "collections:Counter"',
+        "lan.channel",
+        "without `dial`, `listen`; allowed: a class that keeps",
+    ),
     ('wan.channel = "no_such_channels:Mine"', "wan.channel", "No module named 'no_such_channels'"),
     ('sync.buffers = "average"', "sync.buffers", "no weights are averaged"),
 ]

@@ -155,7 +155,7 @@ def test_a_wrong_description_is_told_at_its_key(text: str, key: str, piece: str)
     ],
 )
 def test_what_is_near_to_wrong_is_right(text: str, kept: object) -> None:
-    run = Run.parse(TWO_PARTIES, "run.toml", [text])
+    run = Run.parse(TWO_PARTIES, "run.toml", [text, "run.secret_file=s"])
     values = (
         run.parties[0].address,
         run.wan.link and run.wan.link.rate_mbps,

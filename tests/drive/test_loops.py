@@ -12,17 +12,16 @@ from collections.abc import Iterator
 
 import pytest
 from trees import topology_of
-from wires import ANY_PORT, LOOPS, Witness, run_on
+from wires import ANY_PORT, LOOPS, Witness, greet, run_on
 
 from geomx.channels.tcp import Tcp
 from geomx.drive.loops import _until_asked
 from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.errors import RunFailed
 from geomx.node.factory import make_node
-from geomx.wire.messages import PROTOCOL_VERSION, Failure, Hello, Welcome
+from geomx.wire.messages import Failure, Welcome
 
 TOPOLOGY = topology_of([2])
-HELLO = Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0)
 
 
 class Address:
@@ -55,7 +54,7 @@ def test_a_server_that_is_asked_to_end_tells_its_peers(loop_name: str, number: s
         driver = Driver(node, Wiring(ListeningEdge(Tcp(), ANY_PORT)), address)
         task = asyncio.get_running_loop().create_task(_until_asked(driver, asked.append))
         connection = await Tcp().dial(await address.known, mine)
-        connection.write(0, HELLO, None, 0)
+        await greet(connection, mine)
         await mine.until(lambda: any(isinstance(m, Welcome) for _, m, _ in mine.messages))
         os.kill(os.getpid(), number)
         with pytest.raises(RunFailed, match="the run failed at global/0: it was asked to end"):

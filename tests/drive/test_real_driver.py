@@ -11,7 +11,7 @@ import pytest
 import trustme
 from certificates import issue
 from trees import topology_of
-from wires import LOOPS, Witness, run_on
+from wires import LOOPS, Witness, greet, run_on
 
 from geomx.channels.contract import Channel
 from geomx.channels.emulation.link import LinkSpec
@@ -21,12 +21,10 @@ from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.errors import ConfigError, GeomxError, ProtocolError
 from geomx.node.factory import make_node
 from geomx.node.peers.handshake import LEAST_STRANGERS
-from geomx.wire.messages import PROTOCOL_VERSION, Ack, Challenge, Failure, Hello, Message, Welcome
-from geomx.wire.proof import NONCE_BYTES, proof
+from geomx.wire.messages import Ack, Failure, Message, Welcome
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 TOPOLOGY = topology_of([2])
-NONCE = bytes(NONCE_BYTES)
 
 
 class Records:
@@ -63,14 +61,6 @@ async def serving(channel: Channel) -> AsyncIterator[tuple[str, Records, asyncio
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, GeomxError):
             await task
-
-
-async def greet(connection: Any, witness: Witness) -> None:
-    """Say Hello as A, which the server expects, once it has said Challenge."""
-    await witness.until(lambda: bool(said(witness, Challenge)))
-    challenge: Any = said(witness, Challenge)[0]
-    proved = proof(b"", "dials", "test", "A", 1, (challenge.nonce, NONCE))
-    connection.write(0, Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0, NONCE, proved), None, 0)
 
 
 def said(witness: Witness, kind: type[Message]) -> list[Message]:

@@ -61,6 +61,7 @@ def test_ports_are_free_once_they_are_let_go() -> None:
 
 
 RUN = """
+run.secret_file = "s"
 [global]
 addresses = ["{}"]
 [[party]]

@@ -163,7 +163,7 @@ def test_who_has_not_come_is_named_soon():
     node.greet(1, hello("A/0"))
     for _ in range(50):
         node.tick(1.0)
-        node.say(1, Beat(0), None, 0)
+        node.say(1, Beat(0, 0, 0.0), None, 0)
     told = [(round(fields["seconds"]), fields["whom"]) for fields in node.noted("waiting")]
     assert told == [(6, "global/0, A/1"), (36, "global/0, A/1")]
 

@@ -42,17 +42,12 @@ def problems_of_choices(run: Run) -> list[Problem]:
     """The same, as problems at keys."""
     making = _Making()
     policy = making.of(("sync", "policy"), policies.make, run.sync.policy)
-    if policy is not None and (missing := sorted(_members(Policy) - set(dir(policy)))):
-        found = f"{shown(run.sync.policy)} without `{'`, `'.join(missing)}`"
-        making.problems.append(
-            Problem(("sync", "policy"), found, "a class that keeps geomx.sync.contract.Policy")
-        )
-        policy = None
+    policy = making.keeping(("sync", "policy"), run.sync.policy, policy, Policy)
     if run.optimizer.compensation:
         making.of(("optimizer", "compensation"), compensations.make, run.optimizer.compensation)
     if run.optimizer.rule:
-        making.of(("optimizer", "rule"), optimizers.bound, run.optimizer.rule)
-    made = {tier: making.of((tier, "channel"), _channel, _edge(run, tier).channel) for tier in TIERS}
+        _make_rule(run.optimizer.rule, making)
+    made = {tier: _made_channel(run, tier, making) for tier in TIERS}
     momentum = _momentum_of_codecs(run, making)
     problems = [*making.problems, *_of_momentum(run, policy, momentum)]
     for tier, channel in made.items():
@@ -61,6 +56,9 @@ def problems_of_choices(run: Run) -> list[Problem]:
     if policy is not None:
         problems += [*_of_parties(run, policy), *_of_restarts(run, policy), *_of_steps(run, policy)]
     return problems
+
+
+OPTIONAL = {"carries"}  # what a contract says of classes without it
 
 
 class _Making:
@@ -86,14 +84,37 @@ class _Making:
             ]
         return None
 
+    def keeping(self, path: KeyPath, spec: str, made: Any, contract: type) -> Any:
+        """What was made, or the class, where it has all that its contract asks for; None where that is a problem."""
+        if made is not None and (missing := sorted(_members(contract) - set(dir(made)))):
+            found = f"{shown(spec)} without `{'`, `'.join(missing)}`"
+            kept = f"a class that keeps {contract.__module__}.{contract.__name__}"
+            self.problems.append(Problem(path, found, kept))
+            return None
+        return made
+
 
 def _members(contract: type) -> set[str]:
     """The names that a class must have which keeps a contract."""
-    return {*contract.__annotations__, *(name for name in vars(contract) if not name.startswith("_"))}
+    members = {*contract.__annotations__, *(name for name in vars(contract) if not name.startswith("_"))}
+    return members - OPTIONAL
 
 
 def _edge(run: Run, tier: Tier) -> EdgeTable:
     return run.wan if tier == "wan" else run.lan
+
+
+def _make_rule(spec: str, making: _Making) -> None:
+    if making.of(("optimizer", "rule"), optimizers.bound, spec) is not None:
+        from geomx.optim.contract import RootOptimizer  # noqa: PLC0415 (it imports torch)
+
+        making.keeping(("optimizer", "rule"), spec, optimizers.find(spec.split(maxsplit=1)[0]), RootOptimizer)
+
+
+def _made_channel(run: Run, tier: Tier, making: _Making) -> Channel | None:
+    spec, path = _edge(run, tier).channel, (tier, "channel")
+    channel: Channel | None = making.keeping(path, spec, making.of(path, _channel, spec), Channel)
+    return channel
 
 
 def _channel(spec: str) -> Channel | None:

@@ -13,7 +13,7 @@ def describe(run: Run) -> str:
     counts = (run.run.shards, "shard"), (len(run.parties), "party"), (len(run.workers), "worker")
     lines = [
         f"{run.run.name}: {', '.join(_count(*count) for count in counts)}",
-        f"policy {run.sync.policy}, weight by {run.sync.weight}, optimizer {run.optimizer.place}",
+        f"policy {run.sync.policy}, weight by {run.sync.weight}, {_optimizer(run)}",
         "",
         *(_server(run, shard) for shard in run.shard_names),
         *_parties(run),
@@ -56,8 +56,14 @@ def _server(run: Run, node: str) -> str:
 def _edge(edge: EdgeTable, link: LinkTable | None) -> str:
     """`up dense, down dense; 100 Mbit/s, 20 ± 2 ms one way, loss 1 %`."""
     down = "as over the WAN" if edge.codec_down == "wan" else edge.codec_down
-    codecs = f"up {edge.codec_up}, down {down}"
-    return f"{codecs}; {link.words}" if link else codecs
+    parts = [f"up {edge.codec_up}, down {down}", link.words if link else ""]
+    parts.append("" if edge.channel == "tcp" else f"over {edge.channel}")
+    return "; ".join(filter(None, parts))
+
+
+def _optimizer(run: Run) -> str:
+    rule = f" by {run.optimizer.rule}" if run.optimizer.rule else ""
+    return f"optimizer {run.optimizer.place}{rule}"
 
 
 def _count(number: int, what: str) -> str:
