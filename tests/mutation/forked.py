@@ -168,6 +168,10 @@ def fork(job: Job, tree: Path) -> int:
         set_limit(job.tests.limit_s)  # for the imports
         torch.set_num_threads(1)
         arguments = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tree), "-m", MARKS, *job.arguments]
+        arguments += [
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+        ]  # of what this process has imported before
         status = int(pytest.main(arguments, plugins=[job.tests]))
     except BaseException:
         traceback.print_exc()
