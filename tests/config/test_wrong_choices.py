@@ -10,6 +10,14 @@ from config_runs import TWO_PARTIES
 from geomx.config import load_whole
 from geomx.errors import ConfigError
 
+
+class Halfway:
+    """Is made as a channel is, and is none."""
+
+    def __init__(self, edge: object) -> None:
+        pass
+
+
 CHOICES = [
     ('sync.policy = "mixed stalenes=4"', "sync.policy.stalenes", "did you mean `staleness`?"),
     ('sync.policy = "mixed staleness=4.5"', "sync.policy.staleness", "found '4.5'; allowed: an integer"),
@@ -24,7 +32,7 @@ CHOICES = [
     ('optimizer.rule = "no_such_rules:Mine"', "optimizer.rule", "No module named 'no_such_rules'"),
     ('optimizer.rule = "collections:Counter"', "optimizer.rule", "without `adopt`, `apply`, `export`"),
     (
-        'lan.channel = "collections:Counter"',
+        'lan.channel = "test_wrong_choices:Halfway"',
         "lan.channel",
         "without `dial`, `listen`; allowed: a class that keeps",
     ),
