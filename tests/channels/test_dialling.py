@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from wires import ANY_PORT, LOOPS, Witness, run_on, state, tensor
 
 from geomx.channels import tcp
 from geomx.channels.tcp import Tcp, split_address
+from geomx.wire.messages import Ack
 
 
 @pytest.mark.parametrize("loop_name", LOOPS)
@@ -83,3 +85,32 @@ def test_an_address_that_never_answers_leaves_time_for_the_next(monkeypatch):
                 await Tcp().dial("site.example:7000", Witness())
 
         run_on("asyncio", main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_the_listener_says_first_is_heard_when_dial_has_returned(loop_name: str, ends: bool) -> None:
+    """Also where it comes before, and where the listener has hung up since."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def speak(connection: Any) -> None:
+            theirs.accept(connection)
+            connection.write(0, Ack(7), None, 0)
+            if ends:
+                loop.call_soon(connection.close, "done")
+
+        theirs, seen = Witness(), []
+        door = await Tcp().listen("127.0.0.1:0", theirs, speak)
+        for _ in range(50):
+            mine = Witness()
+            connection = await Tcp().dial(door.address, mine)
+            seen.append((list(mine.messages), list(mine.reasons)))
+            await mine.until(lambda mine=mine: bool(mine.reasons if ends else mine.messages))
+            assert ends or mine.messages == [(0, Ack(7), None)]
+            connection.close("done")
+        assert seen == [([], [])] * 50
+        await door.close()
+
+    run_on(loop_name, main)

@@ -23,10 +23,11 @@ from driven import (
 
 from geomx.errors import (
     Disagreement,
+    NodeLost,
     ProtocolError,
 )
 from geomx.layout import Layout, Tensor
-from geomx.node.contract import Closed, Write
+from geomx.node.contract import Closed, Fired, Write
 from geomx.rounds.round import OPEN_ROUNDS
 from geomx.wire.messages import (
     HEAD_LIMIT_BYTES,
@@ -268,3 +269,26 @@ def test_a_cohort_that_is_not_the_policys_ends_the_run(fields):
     message = msgspec.structs.replace(push("A/0"), **fields)
     error = refused_by(server, 1, message, torch.zeros(SIZE, dtype=torch.uint8))
     assert "for the cohort" in str(error)
+
+
+@pytest.mark.parametrize(
+    "beat", [Beat(0, -5, 0.0), Beat(0, 0, -1e9), Beat(0, 0, float("nan")), Beat(0, 0, float("inf"))]
+)
+def test_a_heartbeat_that_cannot_be_names_who_sent_it(beat):
+    server = local_server()
+    server.say(1, beat, None, 0)
+    assert isinstance(server.error, ProtocolError)
+    assert "A/0 broke the protocol: a heartbeat that says" in str(server.error)
+
+
+def test_who_stood_still_itself_is_not_misled_by_what_lay_in_its_sockets():
+    server = local_server()
+    server.tick(2.0)
+    server.now += 40.0
+    server(Fired("tick"))
+    server.say(1, Beat(0, 0, 0.0), None, 0)  # sent before the others gave it up
+    server.say(2, Beat(0, 0, 0.0), None, 0)
+    server.tick(20.0)
+    assert isinstance(server.error, NodeLost)
+    assert server.error.node == "A"
+    assert "it stood still for" in str(server.error)

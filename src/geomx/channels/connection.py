@@ -23,13 +23,14 @@ import torch
 
 from geomx.channels.contract import ConnectionHandler
 from geomx.channels.emulation.pacing import LinkPacer
-from geomx.channels.tls import certified_uris, reason_of
+from geomx.channels.tls import certified_uris, feed, reason_of
 from geomx.errors import OutOfMemory, ProtocolError
 from geomx.wire.frames import Parser
 from geomx.wire.lanes import Chunk, Lanes
 from geomx.wire.messages import Message
 
 CLOSE_LIMIT_S = 2.0
+EARLY_BYTES = 4 << 10  # read at once while a connection is held: more than whoever listens says first
 BATCH_BYTES = 64 << 10  # small frames are written together up to this
 MOST_CONTROLS = (
     10_000  # of priority 0 that wait to be written: heartbeats of hours, or acknowledgements of a flood
@@ -78,6 +79,9 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._pacer = pacer
         self._state = _ConnectionState.OPEN
         self._paused = False  # the transport holds bytes back
+        self._early: bytearray | None = None  # what has come while the receiver is to hear nothing
+        self._into = _discarded
+        self._ended_early = ""
         self._pump_due = False
         self._flying = 0  # chunks that the pacer has taken and not delivered
         self._deadline: asyncio.TimerHandle | None = None
@@ -88,11 +92,20 @@ class TcpConnection(asyncio.BufferedProtocol):
     # -- for the session above ----------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Tell nothing to the receiver until `release`: whoever dials must first have the connection."""
+        """Tell nothing to the receiver until `release`: whoever dials must first have the connection.
+
+        What comes all the same is kept: uvloop begins to read behind `connection_made`, and then forgets the pause.
+        """
+        self._early, self._into = bytearray(), memoryview(bytearray(EARLY_BYTES))
         self._transport.pause_reading()
 
     def release(self) -> None:
         """Undo `hold`."""
+        early, self._early = self._early, None
+        if self._ended_early:
+            self._receiver.closed(self, self._ended_early)
+            return
+        feed(self, early or b"")
         if self._state is not _ConnectionState.CLOSED:
             self._transport.resume_reading()
 
@@ -213,10 +226,16 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes shall go."""
+        if self._early is not None:
+            return self._into
         return self._parser.buffer() if self._state is _ConnectionState.OPEN else _discarded
 
     def buffer_updated(self, nbytes: int) -> None:
         """They are there."""
+        if self._early is not None:
+            self._early += self._into[:nbytes]
+            self._transport.pause_reading()
+            return
         is_first = self.bytes_received == 0
         self.bytes_received += nbytes
         if self._state is not _ConnectionState.OPEN:
@@ -257,7 +276,9 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._pacer is not None:
             self._pacer.forget(self)
         self._transport.abort()
-        if state is _ConnectionState.OPEN:
+        if state is _ConnectionState.OPEN and self._early is not None:
+            self._ended_early = reason
+        elif state is _ConnectionState.OPEN:
             self._receiver.closed(self, reason)
 
 

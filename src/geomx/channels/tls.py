@@ -80,6 +80,17 @@ def reason_of(error: ssl.SSLError) -> str:
     return f"TLS: {getattr(error, 'reason', None) or error}"
 
 
+def feed(protocol: asyncio.BufferedProtocol, data: bytes | bytearray) -> None:
+    """Give a protocol bytes that somebody else has read for it."""
+    left = memoryview(data)
+    while left:
+        into = memoryview(protocol.get_buffer(len(left)))
+        size = min(len(into), len(left))
+        into[:size] = left[:size]
+        protocol.buffer_updated(size)
+        left = left[size:]
+
+
 class TlsDoor:
     """The handshakes of those who have dialled: bounded in number, so that whoever never ends one takes no more.
 
@@ -142,13 +153,7 @@ class _Arriving(asyncio.Protocol):
 
     def hand_over(self, connection: asyncio.BufferedProtocol) -> None:
         """Give what has come to the connection."""
-        early = memoryview(self._early)
-        while early:
-            into = memoryview(connection.get_buffer(len(early)))
-            size = min(len(into), len(early))
-            into[:size] = early[:size]
-            connection.buffer_updated(size)
-            early = early[size:]
+        feed(connection, self._early)
         if self._has_ended:
             connection.eof_received()
 

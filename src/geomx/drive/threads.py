@@ -52,7 +52,7 @@ class ThreadPort:
         assert self._call is not None  # set before the training loop gets the port
         self._call(Called(method, arguments))
 
-    def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+    def wait(self, ready: Callable[[], bool], whom: Callable[[], str], *, on_run: bool = True) -> None:
         self.poll()
         since = reported = time.monotonic()
         while not ready():
@@ -63,7 +63,7 @@ class ThreadPort:
             if self._ended and stuck:
                 self._raise(whom())
             now = time.monotonic()
-            self._tell_node(stuck and now - since >= TELL_NODE_S)
+            self._tell_node(on_run and stuck and now - since >= TELL_NODE_S)
             if stuck and now - reported >= self._stall_s:
                 reported = now
                 self._recorder.record("waiting", "warning", whom=whom(), seconds=now - since)

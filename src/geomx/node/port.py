@@ -32,11 +32,11 @@ class Port(Protocol):
     def call(self, method: str, *arguments: Any) -> None:
         """Hand a `Called` event to the node; returns at once."""
 
-    def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+    def wait(self, ready: Callable[[], bool], whom: Callable[[], str], *, on_run: bool = True) -> None:
         """Return as soon as `ready()`; items that came meanwhile have been given to the listener.
 
-        `whom()` says for whom and for what, for the log when it takes long. Raises the node's error if it has
-        stopped.
+        `whom()` says for whom and for what, for the log when it takes long. `on_run`: what is waited for comes over the
+        run's own edges, which the node can see. Raises the node's error if it has stopped.
         """
 
     def listen(self, listener: Callable[[Any], None]) -> None:

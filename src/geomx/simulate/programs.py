@@ -48,11 +48,11 @@ class Program:
     def call(self, method: str, *arguments: Any) -> None:
         self._call(method, arguments)
 
-    def wait(self, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+    def wait(self, ready: Callable[[], bool], whom: Callable[[], str], *, on_run: bool = True) -> None:
         self.poll()
         if ready():
             return
-        self._call("waits", (True,))
+        self._call("waits", (on_run,))
         while not ready():
             if self._node_stopped:
                 raise self._node_error or RunFailed(self.name, f"the node stopped while waiting for {whom()}")

@@ -11,6 +11,7 @@ Subclasses say who handles whose messages, answer `on_open` and `on_tick`, and l
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -316,6 +317,7 @@ class BaseNode(ABC):
         if isinstance(message, Ack | Beat):
             peer.session.acknowledged(message.received)
             if isinstance(message, Beat):
+                _check_beat(message)
                 peer.sent, peer.still_s = message.sent, message.still_s
             self.on_acknowledged(peer)
         elif isinstance(message, Failure):
@@ -384,6 +386,11 @@ class BaseNode(ABC):
     def _has_joined(self, name: str) -> bool:
         peer = self._peers.get(name)
         return peer is not None and peer.joined
+
+
+def _check_beat(beat: Beat) -> None:
+    if beat.sent < 0 or not 0.0 <= beat.still_s < math.inf:
+        raise ProtocolError(f"a heartbeat that says {beat.sent} and {beat.still_s} s")
 
 
 def _broken_by(peer: Peer, error: ProtocolError) -> ProtocolError:

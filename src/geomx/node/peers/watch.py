@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from geomx.errors import NodeLost, WaitTimeout
@@ -41,7 +42,10 @@ class Watch:
         self._tick_s = tick_s
         self._started = self._waited_aloud = self._last_tick = 0.0
         self._own_still_s = 0.0
-        self._woke, self._slept_s = -1.0, 0.0  # when we last stood still ourselves until, and for how long
+        self._woke, self._slept_s = (
+            -math.inf,
+            0.0,
+        )  # when we last stood still ourselves until, and for how long
 
     def begin(self) -> None:
         """The node has started."""
@@ -96,7 +100,9 @@ class Watch:
 
     def loss_of(self, peer: Peer) -> NodeLost:
         """Whoever stood still itself, and has heard nothing since, does not blame the others."""
-        if peer.session.heard <= self._woke:
+        if (
+            peer.session.heard <= self._woke + peer.session.patience.heartbeat_s
+        ):  # what lay in the socket is old
             stood = f"it stood still for {self._slept_s:.0f} s (suspended, or starved of processor time)"
             return NodeLost(self._host.identity.name, f"{stood}, and then heard nothing of {peer.name}")
         silent = (

@@ -97,7 +97,8 @@ class PartyGroup:
             self._port.give(Done())
 
         work.get_future().add_done_callback(tell)
-        self._port.wait(done.is_set, lambda: f"{self._name} waits for the other workers of its party")
+        others = f"{self._name} waits for the other workers of its party"
+        self._port.wait(done.is_set, lambda: others, on_run=False)
         self._tried(work.wait)
         return found
 
