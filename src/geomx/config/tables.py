@@ -317,7 +317,11 @@ class LimitsTable(Table):
     """How long a node waits."""
 
     start_s: Limit = Field(300.0, description="For the others to join, before it ends with an error.")
-    stall_s: Limit = Field(30.0, description="For anything, before it reports for whom and for what.")
+    stall_s: Limit = Field(
+        30.0,
+        description="For anything, before it reports for whom and for what; and where every worker waits inside geomx "
+        "and nothing moves, before the run ends.",
+    )
     stop_s: Limit = Field(10.0, description="For an orderly end, before it is ended.")
     turn_s: float = Field(
         0.0,
