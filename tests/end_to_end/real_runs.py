@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from geomx.cli import main
 from geomx.launch.ports import Ports
 
 SCRIPT = """
-import os, signal, sys, time, torch, geomx
+import fcntl, os, signal, sys, time, torch, geomx
 torch.set_num_threads(1)
 steps, raises = int(sys.argv[1]), "raise" in sys.argv
 run = geomx.join()
@@ -43,9 +44,9 @@ for step in range(steps):
             sys.exit(3)
         if "term" in sys.argv:
             os.kill(os.getpid(), signal.SIGTERM)
-    while "gate" in sys.argv and step == 10 and not os.path.exists(sys.argv[0] + ".go"):
-        time.sleep(0.02)
-    time.sleep(0.02)
+    if "gate" in sys.argv and step == 10:
+        fcntl.flock(open(sys.argv[0] + ".gate"), fcntl.LOCK_SH)
+    time.sleep(0.02)  # how long a step computes
 print("weights", sum(p.double().sum().item() for p in model.parameters()).hex())
 """
 
@@ -62,6 +63,8 @@ class RealRun:
         self.ports = {name: self._held.hold() for name in ("global/0", "A", "B")}
         dialled = wan_through or self.ports["global/0"]
         (folder / "train.py").write_text(SCRIPT)
+        self._gate = (folder / "train.py.gate").open("w")
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
         self.steps = steps
         self.toml = folder / "run.toml"
         self.toml.write_text(f"""
@@ -100,8 +103,8 @@ address = "127.0.0.1:{self.ports["B"]}"
             self._spawn(name, self._command(name, list(settings), list(script)))
 
     def let_go(self) -> None:
-        """Workers whose script has the word "gate" go on behind step 10."""
-        (self.folder / "train.py.go").touch()
+        """Workers whose script waits at the gate go on."""
+        self._gate.close()
 
     def _command(self, name: str, settings: list[str], script: list[str]) -> list[str]:
         toml = str(self.toml)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -206,6 +208,24 @@ def test_a_script_that_ends_amid_its_data_ends_the_run() -> None:
     with pytest.raises(geomx.RunFailed, match=r"A/0: its script ended amid run\.shard.*calls run\.close\(\)"):
         script.stay._leave()
     assert script.told == ["its script ended amid run.shard(loader), without run.close()"]
+
+
+@pytest.mark.parametrize("may_return", [False, True])
+def test_a_worker_that_is_asked_to_end_has_failed_unless_it_is_awaited(
+    may_return: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts processes again asks them to end first."""
+    script, killed = Script(), list[tuple[int, int]]()
+    script.stay._may_return = may_return
+    monkeypatch.setattr(script.stay, "_recorder", SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(join_module.os, "kill", lambda *who: killed.append(who))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        script.stay._terminated(signal.SIGTERM, None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert script.told == [*([] if may_return else ["it was asked to end (SIGTERM)"]), "stopped"]
+    assert killed == [(os.getpid(), signal.SIGTERM)]
 
 
 def test_of_what_came_about_elsewhere_a_watched_node_says_nothing(

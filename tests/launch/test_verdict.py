@@ -7,7 +7,7 @@ import pytest
 from geomx.errors import NodeLost, RunFailed, WaitTimeout
 from geomx.launch.child import Ended
 from geomx.launch.processes import Outcome
-from geomx.launch.verdict import AGAIN, PATIENCE, first_failure, follows
+from geomx.launch.verdict import AGAIN, PATIENCE, blames, first_failure, follows, lost_link
 from geomx.observe.records import Record
 
 
@@ -118,3 +118,17 @@ def test_a_script_that_never_joined_is_named_with_what_it_lacks() -> None:
 )
 def test_what_came_about_elsewhere_is_told_apart(error: Exception, elsewhere: bool) -> None:
     assert follows(error, "A/0") is elsewhere
+
+
+def test_who_stood_still_is_named_and_blames_nobody() -> None:
+    """It lost the others because it heard nothing itself; its peers have lost it."""
+    records = [
+        Record(1.0, "global/0", "slept", "warning", {"seconds": 3.8}),
+        failed(1.1, "global/0", "B", "NodeLost", "global/0 has heard nothing of it for 3 s"),
+        failed(1.2, "B", "global/0", "NodeLost", "B has heard nothing of it for 3 s"),
+    ]
+    outcome = Outcome((Ended("global/0", 1), Ended("B", 1)), False)
+    error = first_failure(outcome, records)
+    assert error.node == "global/0"
+    assert "link" not in error.reason
+    assert lost_link(blames(records)) is None

@@ -242,7 +242,7 @@ def test_a_long_wait_is_reported_with_whom() -> None:
     simulator, _ = run_tree(topology, Slow(layout_of(3), topology.workers, 2), WAN, until=40.0)
     waits = [fields for _, node, fields in simulator.noted("waiting") if node == "A"]
     assert waits
-    assert all(fields["whom"] == "A/1 (in the script's own code)" for fields in waits)
+    assert all(fields["whom"] == "A/1 (which does not wait for the run)" for fields in waits)
 
 
 def test_members_that_leave_early_do_not_hold_up_the_others() -> None:

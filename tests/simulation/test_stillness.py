@@ -81,7 +81,7 @@ def test_a_worker_in_its_own_code_is_told_of_and_waited_for() -> None:
     simulator, programs = run_tree(topology, slow(loop, "A/1", 300.0), WAN, until=900.0)
     assert_well(simulator, topology, programs)
     whom = {fields["whom"] for _, node, fields in simulator.noted("waiting") if node == "A"}
-    assert whom == {"A/1 (in the script's own code)"}
+    assert whom == {"A/1 (which does not wait for the run)"}
 
 
 def test_a_bound_of_a_turn_ends_the_run_under_the_name_of_whom_it_waits_for() -> None:

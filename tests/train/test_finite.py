@@ -216,3 +216,22 @@ def test_a_buffer_may_hold_inf_and_no_nan_where_it_is_averaged() -> None:
     assert list(results.values()) == [[0.0, -math.inf, 1.0, 1.0]] * 2
     ((node, fields),) = told(simulator)
     assert (node, fields["what"]) == ("A/0", "the local mean holds NaN")
+
+
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+@pytest.mark.parametrize("value", NUMBERS)
+def test_weights_that_are_not_finite_are_no_beginning(value: float, on_nonfinite: str) -> None:
+    """Else they would be everybody's, and whoever computes first would be blamed for its gradients."""
+
+    def script(run: LiveRun) -> None:
+        model = small_model(seed=0)
+        if run.name == "A/0":
+            with torch.no_grad():
+                next(model.parameters())[3, 4] = value
+        run.attach(model, sgd(model))
+
+    word = WORDS.get(value, "NaN")
+    with pytest.raises(
+        NotFinite, match=rf"A/0: 0\.weight holds {word} in attach\(\): begin with finite weights"
+    ):
+        train([2, 1], script, settings(on_nonfinite=on_nonfinite))

@@ -10,7 +10,7 @@ from rich.console import Console
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
 from geomx.launch.outputs import check_outputs, write_outputs
-from geomx.launch.verdict import lost_link
+from geomx.launch.verdict import blames, lost_link
 from geomx.observe.records import Record, RecordFiles
 from geomx.observe.report import How, closing_table, make_report, write_report
 from geomx.observe.sentences import sentence
@@ -34,7 +34,7 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
     console = Console()
     if silent := [node for node in nodes if node not in told]:
         console.print(f"no records of {', '.join(silent)}: what they would tell is left out", markup=False)
-    failed = [record for record in records if record.name == "failed"]
+    failed = blames(records)
     failure = _told_once(failed) if failed else None
     if failure:
         console.print(failure, markup=False)

@@ -120,7 +120,7 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
         party_members=members,
         settings=settings,
     )
-    stay = _Stay(run, thread, recorder, place)
+    stay = _Stay(run, thread, recorder, place, may_return=settings.rejoin_s > 0.0)
     stay.begin()
     if settings.collective is not None:
         stay.watch(description.limits.stop_s)
@@ -199,7 +199,12 @@ class _Stay:
     """This process's stay in a run: sees to it that it ends when the process does, in order or with an error."""
 
     def __init__(
-        self, run: LiveRun, thread: WorkerThread | SoloThread, recorder: Recorder, place: ProcessPlace
+        self,
+        run: LiveRun,
+        thread: WorkerThread | SoloThread,
+        recorder: Recorder,
+        place: ProcessPlace,
+        may_return: bool = False,
     ) -> None:
         self._run = run
         self._thread = thread
@@ -207,6 +212,7 @@ class _Stay:
         self._watched = place.watched
         self._process = os.getpid()
         self._report = sys.excepthook
+        self._may_return = may_return
         self._is_alone = isinstance(thread, SoloThread)
         self._ended_well = False  # as far as is known
 
@@ -255,10 +261,14 @@ class _Stay:
             self._report(kind, error, trace)
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
-        """SIGTERM: tell the run, and end as every process does that has no handler for it."""
+        """SIGTERM: tell the run, and end as every process does that has no handler for it.
+
+        Where the run waits for workers that are started again, whoever sends this does so next: nobody has failed.
+        """
         signal.signal(number, signal.SIG_DFL)
         if os.getpid() == self._process and not self._run.is_closed:
-            self._run.fail(asked_to_end(signal.Signals(number).name))
+            if not self._may_return:
+                self._run.fail(asked_to_end(signal.Signals(number).name))
             self._thread.stop(TELL_S)
             self._recorder.close()
         os.kill(os.getpid(), number)

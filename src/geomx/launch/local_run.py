@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -16,8 +15,11 @@ from pathlib import Path
 from rich.console import Console
 
 from geomx.config import Run
+from geomx.config.document import Document
+from geomx.config.files import file_problems
+from geomx.config.problems import Problem
 from geomx.drive.secret import make_secret
-from geomx.errors import ConfigError, Fault, FileUnwritable
+from geomx.errors import ConfigError, FileUnwritable
 from geomx.launch.child import Command
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
 from geomx.launch.outputs import check_outputs, write_outputs
@@ -202,19 +204,11 @@ def with_free_ports(run: Run, ports: Ports) -> Run:
 
 
 def _check_script(run: Run) -> None:
-    script = run.run.script
-    found = ""
-    if script is None:
-        found = "nothing"
-    elif script.is_dir():
-        found = f"the folder {script}"
-    elif not script.is_file():
-        found = f"no file {script}"
-    elif not os.access(script, os.R_OK):
-        found = f"{script}, which may not be read"
-    if found:
-        fault = Fault("run.script", found, "path of the training script that workers run")
-        raise ConfigError(f"run {run.run.name}", [fault])
+    problems = list(file_problems(run, ("script",)))
+    if run.run.script is None:
+        problems = [Problem(("run", "script"), "nothing", "path of the training script that workers run")]
+    if problems:
+        raise ConfigError(f"run {run.run.name}", Document({}).faults(problems))
 
 
 class _Folder:

@@ -27,7 +27,7 @@ def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = Fal
     """
     ended = {failure.name: failure for failure in outcome.failures}
     until = math.inf if outcome.stopped_at is None else outcome.stopped_at
-    told = [record for record in records if record.name == "failed" and record.t < until]
+    told = [record for record in blames(records) if record.t < until]
     reasons = {
         record.node: record.fields["reason"] for record in told if record.node == record.fields["node"]
     }
@@ -50,6 +50,16 @@ def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = Fal
 def follows(error: BaseException, node: str) -> bool:
     """Whether what ended a node came about elsewhere."""
     return isinstance(error, NodeLost) or (isinstance(error, RunFailed) and error.node != node)
+
+
+def blames(records: Sequence[Record]) -> list[Record]:
+    """What nodes have told of failures, without whom those blame that stood still themselves."""
+    slept = {record.node for record in records if record.name == "slept"}
+    return [
+        record
+        for record in records
+        if record.name == "failed" and (record.node not in slept or record.fields["node"] == record.node)
+    ]
 
 
 def lost_link(told: Iterable[Record]) -> tuple[str, str] | None:

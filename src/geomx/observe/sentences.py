@@ -19,6 +19,7 @@ _SENTENCES = {
     "refused": "refused {peer}: {reason}",
     "rejoined": "goes on at step {step}, in epoch {epoch}",
     "resumed": "{peer} is back",
+    "slept": "stood still for {seconds:.0f} s (suspended, or starved of processor time)",
     "skipped": "left out {part} of step {step}: {what}",
     "unreachable": "cannot reach {peer} yet: {reason}",
     "waiting": "waiting for {whom}, {seconds:.0f} s so far",

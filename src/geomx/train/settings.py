@@ -40,9 +40,8 @@ class Settings:
     `slice_elements`: 0 cuts the model into about so many `slices`. `codec_momentum`: the codec that has momentum, if
     one has. `collective`: None where the party's local server adds. `after_step`: is called behind each step with the
     seconds that its computation took, from its first batch, or from the step before where `run.shard` gave it none;
-    None where that is not known. `room`: for which of a slice's numbers there is
-    room in what contributions travel as. `rejoin_s`: how long a lost worker is
-    awaited.
+    None where that is not known. `room`: for which of a slice's numbers there is room in what contributions travel as.
+    `rejoin_s`: how long a lost worker is awaited.
     """
 
     weight: WeightPolicy = "samples"

@@ -373,11 +373,11 @@ class BaseNode(ABC):
             self._effects.append(Timer("tick", self._tick_s))
 
     def whereabouts(self, name: str) -> str:
-        """A worker's name, and what is known of where its training loop is."""
+        """A worker's name, and whether its training loop waits for the run."""
         peer = self._peers.get(name)
         if peer is None or peer.still_s or not peer.session.is_open or peer.sent != peer.session.received:
             return name
-        return f"{name} (in the script's own code)"
+        return f"{name} (which does not wait for the run)"
 
     def still_s(self) -> float:
         """For how long this node and all below it have been still; see `geomx.node.peers.stillness`."""

@@ -8,7 +8,10 @@ from typing import Literal
 
 import torch
 
+from geomx.codecs.contract import room_of
+from geomx.errors import NotFinite
 from geomx.layout import Slice
+from geomx.node.slices.finite import found_in, is_watched
 from geomx.node.slices.slice_state import Planes
 from geomx.optim.contract import SliceState
 from geomx.sync.contract import cohort_of
@@ -109,8 +112,19 @@ class Broadcast:
         if self._is_first or (self._helps and self._model_slices.is_cut):
             found = self._intra_party.first(slice_, self._source(slice_))
             packed = found if self._is_first else packed
+        self._check_finite(operation, slice_, packed[0])
         weight = 1.0 if self._is_first else 0.0
         self._client.contribute(slice_.index, "assign", operation, weight, packed, state=state)
+
+    def _check_finite(self, operation: str, slice_: Slice, values: torch.Tensor | None) -> None:
+        """Weights that are not finite would be everybody's; the first gradient would be blamed, whosever it is."""
+        if values is None or not is_watched(slice_):
+            return
+        if found := found_in(self._model_slices.layout, slice_, values, room_of(slice_)):
+            what = room_of(slice_).beyond(found.value)
+            raise NotFinite(
+                f"{self._client.name}: {found.names} holds {what} in {operation}: begin with finite weights"
+            )
 
     def _source(self, slice_: Slice) -> Callable[[int], torch.Tensor]:
         if slice_.role == "ledger":
