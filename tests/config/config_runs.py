@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from geomx.config import Run
+from geomx.config import Run, load_whole
 from geomx.errors import ConfigError, Fault
 
 TWO_PARTIES = """
@@ -14,6 +16,21 @@ workers = 2
 [[party]]
 name = "B"
 workers = 1
+"""
+
+# A party of each kind, and updates that are deltas.
+TWO_KINDS = """
+[run]
+name = "two"
+[wan]
+codec_down = "int4"
+[[party]]
+name = "A"
+workers = 2
+[[party]]
+name = "B"
+workers = 2
+inside = "collective"
 """
 
 
@@ -29,3 +46,13 @@ def places_of(text: str, *overrides: str) -> list[str]:
 
 def two_parties(*overrides: str) -> Run:
     return Run.parse(TWO_PARTIES, "two.toml", overrides)
+
+
+def fault_of_file(folder: Path, text: str) -> Fault:
+    """The one fault of a description in a file, and of what it names."""
+    path = folder / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_whole(path)
+    (fault,) = caught.value.faults
+    return fault

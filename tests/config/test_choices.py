@@ -5,24 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from config_runs import TWO_KINDS
 
 from geomx.config import Run
 from geomx.config.choices import check_choices
 from geomx.errors import ConfigError
 
-TWO = """
-[run]
-name = "two"
-[wan]
-codec_down = "int4"
-[[party]]
-name = "A"
-workers = 2
-[[party]]
-name = "B"
-workers = 2
-inside = "collective"
-"""
 TLS = ("tls.certificate=c", "tls.key=k", "tls.authority=a")
 
 
@@ -70,7 +58,7 @@ class Plain:
 )
 def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refused: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_choices(Run.parse(TWO, "two.toml", overrides))
+        check_choices(Run.parse(TWO_KINDS, "two.toml", overrides))
     assert refused in [fault.where for fault in caught.value.faults]
 
 
@@ -87,4 +75,4 @@ def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refuse
     ],
 )
 def test_what_goes_together_is_not(overrides: tuple[str, ...]) -> None:
-    check_choices(Run.parse(TWO, "two.toml", overrides))
+    check_choices(Run.parse(TWO_KINDS, "two.toml", overrides))

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from config_runs import TWO_PARTIES
-
-from geomx.config import load_whole
-from geomx.errors import ConfigError
+from config_runs import TWO_PARTIES, fault_of_file
 
 
 class Halfway:
@@ -45,11 +42,7 @@ CHOICES = [
 def test_a_choice_that_does_not_exist_is_told_at_its_key_and_line(
     tmp_path: Path, line: str, key: str, piece: str
 ) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(f"# a run\n{line}\n{TWO_PARTIES}")
-    with pytest.raises(ConfigError) as caught:
-        load_whole(path)
-    (fault,) = caught.value.faults
+    fault = fault_of_file(tmp_path, f"# a run\n{line}\n{TWO_PARTIES}")
     assert fault.where == f"{key} (line 2)"
     assert piece in str(fault)
 
@@ -70,10 +63,6 @@ def test_a_choice_that_does_not_exist_is_told_at_its_key_and_line(
 def test_a_wrong_codec_is_told_at_its_tier_and_way(
     tmp_path: Path, key: str, spec: str, parameter: str, piece: str
 ) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(f'{TWO_PARTIES}\n[{key[:3]}]\n{key[4:]} = "{spec}"\n')
-    with pytest.raises(ConfigError) as caught:
-        load_whole(path)
-    (fault,) = caught.value.faults
+    fault = fault_of_file(tmp_path, f'{TWO_PARTIES}\n[{key[:3]}]\n{key[4:]} = "{spec}"\n')
     assert fault.where == f"{key}{parameter} (line 10)"
     assert piece in str(fault)

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from config_runs import TWO_KINDS
 
 from geomx.config import Run
 from geomx.node.topology import Topology
-
-TWO = """
-[run]
-name = "two"
-[wan]
-codec_down = "int4"
-[[party]]
-name = "A"
-workers = 2
-[[party]]
-name = "B"
-workers = 2
-inside = "collective"
-"""
 
 
 @pytest.mark.parametrize(
@@ -34,6 +21,6 @@ def test_what_local_servers_send_their_workers(
     overrides: tuple[str, ...], of_a: tuple[str, bool], of_b: tuple[str, bool]
 ) -> None:
     """Workers that may hold parts of a model get values: deltas need the whole."""
-    topology = Topology.of(Run.parse(TWO, "two.toml", overrides))
+    topology = Topology.of(Run.parse(TWO_KINDS, "two.toml", overrides))
     assert (topology.lan_of("A").codec_down, topology.passes("A")) == of_a
     assert (topology.lan_of("B").codec_down, topology.passes("B")) == of_b

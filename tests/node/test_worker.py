@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
 from driven import LAYOUT, SETTINGS, Driven, worker
 from trees import SGD, topology_of
@@ -9,6 +10,7 @@ from trees import SGD, topology_of
 from geomx.node.contract import Called, Closed, Timer, Write
 from geomx.node.port import Contribution
 from geomx.node.topology import Edge
+from geomx.node.uplink import priority_of
 from geomx.wire.messages import Attached, Push, Update
 
 DENSE = LAYOUT.slices[2]
@@ -69,3 +71,8 @@ def test_who_cannot_be_reached_is_dialled_again_after_pauses_that_grow_up_to_a_s
     assert pauses(7) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     node.reach(1, "A")
     assert pauses(2) == [0.05, 0.1]
+
+
+def test_slices_give_way_to_what_is_no_slice_and_have_as_many_lanes_as_there_are() -> None:
+    slices = [msgspec.structs.replace(LAYOUT.slices[0], priority=priority) for priority in (0, 3, 1 << 20)]
+    assert [priority_of(slice_) for slice_ in slices] == [1, 4, 65_535]
