@@ -192,7 +192,7 @@ def test_a_worker_that_is_killed_and_restarted_catches_up(
 
 
 RESUMING = """
-import os, sys, time, torch, geomx
+import fcntl, sys, torch, geomx
 from torch.utils.data import DataLoader, TensorDataset
 torch.set_num_threads(1)
 with geomx.join() as run:
