@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from geomx.channels.contract import Channel
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import contexts
-from geomx.drive.real import Driver, ListeningEdge, Wiring
+from geomx.drive.real import MOST_TURNED_AWAY, Driver, ListeningEdge, Wiring
 from geomx.errors import ConfigError, GeomxError, ProtocolError
 from geomx.node.factory import make_node
 from geomx.node.peers.handshake import LEAST_STRANGERS
@@ -67,6 +68,10 @@ def said(witness: Witness, kind: type[Message]) -> list[Message]:
     return [message for _, message, _ in witness.messages if isinstance(message, kind)]
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_many_strangers_at_once_do_not_keep_a_member_out(loop_name):
     async def main():
         async with serving(Tcp()) as (address, records, task):
@@ -79,12 +84,30 @@ def test_many_strangers_at_once_do_not_keep_a_member_out(loop_name):
             await mine.until(lambda: bool(said(mine, Welcome)))
             turned_out = crowd[: len(crowd) - LEAST_STRANGERS]
             for reader, _ in turned_out:
-                await reader.read()  # a Challenge, and then the end
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.read()  # a Challenge, and then the end
             assert [fields["peer"] for fields in records.named("joined")] == ["A"]
             assert not task.done()
             for _, writer in crowd:
                 writer.close()
             connection.close("done")
+
+    run_on(loop_name, main)
+
+
+def test_a_flood_of_strangers_that_never_hang_up_takes_few_descriptors(loop_name):
+    async def main():
+        async with serving(Tcp()) as (address, _, task):
+            before = open_files()
+            crowd = [
+                await asyncio.open_connection(*split_address(address)) for _ in range(6 * LEAST_STRANGERS)
+            ]
+            await crowd[-1][0].readexactly(1)  # it was let in: the others have been turned away
+            at_the_door = open_files() - before - len(crowd)
+            assert at_the_door <= LEAST_STRANGERS + MOST_TURNED_AWAY + 1
+            assert not task.done()
+            for _, writer in crowd:
+                writer.close()
 
     run_on(loop_name, main)
 

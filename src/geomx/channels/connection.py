@@ -129,6 +129,12 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._wake()
         self._shut_if_flushed()
 
+    def abort(self) -> None:
+        """See `Connection.abort`."""
+        if self._state is _ConnectionState.OPEN:
+            self._state = _ConnectionState.CLOSING  # so that nobody is told
+        self._fail("aborted")
+
     async def gone(self) -> None:
         """See `Connection.gone`."""
         await self._gone.wait()

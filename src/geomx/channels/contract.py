@@ -58,6 +58,9 @@ class Connection(Protocol):
     def close(self, reason: str) -> None:
         """Write what is queued at priority 0, then close. `closed` is not called."""
 
+    def abort(self) -> None:
+        """Close at once, whatever is queued; also where `close` was called. `closed` is not called."""
+
     async def gone(self) -> None:
         """Return when nothing more will leave; after `close` that takes 2 s and one delay of the link at most."""
 

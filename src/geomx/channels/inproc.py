@@ -59,6 +59,11 @@ class InProcConnection:
         self._sending = [queued for queued in self._sending if queued[0] <= 0]
         asyncio.get_running_loop().call_soon(self._say_closed)
 
+    def abort(self) -> None:
+        """See `Connection.abort`."""
+        self.close("aborted")
+        self._sending.clear()
+
     async def gone(self) -> None:
         """See `Connection.gone`."""
         await asyncio.sleep(0)  # by then the turns of the loop that `close` has planned are over

@@ -12,6 +12,7 @@ import functools
 import resource
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -50,6 +51,9 @@ INLINE_BYTES = (
     8 << 20
 )  # about a millisecond: less than the way to a thread and back costs in caches and locks
 USAGE_EVERY_S = 0.5
+MOST_TURNED_AWAY = (
+    64  # strangers that are still being told why, for 2 s each; of more the oldest hear nothing
+)
 
 
 class RecordSink(Protocol):
@@ -106,6 +110,7 @@ class Driver:
         self._threads = threads
         self._connections: dict[int, Connection] = {}
         self._closing: WeakSet[Connection] = WeakSet()
+        self._turned_away: deque[Connection] = deque()
         self._peer_of: dict[int, str] = {}
         self._traffic: dict[str, _Traffic] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -280,10 +285,15 @@ class Driver:
 
     def _hang_up(self, conn: int, reason: str) -> None:
         connection = self._connections.get(conn)
-        if connection is not None:
-            self._forget(conn)
-            self._closing.add(connection)
-            connection.close(reason)
+        if connection is None:
+            return
+        if conn not in self._peer_of:
+            self._turned_away.append(connection)
+            if len(self._turned_away) > MOST_TURNED_AWAY:
+                self._turned_away.popleft().abort()
+        self._forget(conn)
+        self._closing.add(connection)
+        connection.close(reason)
 
     async def _close(self) -> None:
         self._record_usage()
