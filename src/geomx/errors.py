@@ -102,10 +102,10 @@ class RunFailed(GeomxError):
 
     def __init__(self, node: str, reason: str, error: str = "RunFailed") -> None:
         self.node = node
-        self.reason = reason
+        self.reason = reason.removeprefix(f"{node}: ")
         self.error = error
         lost = error == NodeLost.__name__
-        super().__init__(f"{node} is lost: {reason}" if lost else f"the run failed at {node}: {reason}")
+        super().__init__(f"{node} is lost: {reason}" if lost else f"the run failed at {node}: {self.reason}")
 
 
 class Disagreement(GeomxError):

@@ -25,7 +25,7 @@ from finite_runs import (
 from live_runs import assert_equal, sgd, small_model, train, weights
 from torch import nn
 
-from geomx.errors import GeomxError, NotFinite
+from geomx.errors import GeomxError, NotFinite, RunFailed
 from geomx.node.topology import Edge
 from geomx.sync import policies
 from geomx.train import LiveRun
@@ -81,6 +81,34 @@ def test_where_all_skip_nothing_changes(policy: str, place: str) -> None:
         assert not torch.equal(behind[BAD_STEP + 1]["2.bias"], behind[BAD_STEP]["2.bias"])
     whole = [ledger for ledger in script.ledgers if policy == "fsa"]
     assert whole == [[STEPS] * 3] * len(whole)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_run_in_which_nobody_contributes_any_more_ends(
+    monkeypatch: pytest.MonkeyPatch, everywhere: bool
+) -> None:
+    monkeypatch.setattr("geomx.node.slices.finite.MOST_SKIPPED", 4)
+    steps = list[int]()
+
+    def script(run: LiveRun) -> None:
+        model = small_model()
+        model, optimizer = run.attach(model, sgd(model))
+        spoilt = everywhere or run.name == BAD_WORKER
+        for step in range(10):
+            run.weight(2)
+            loss = model(torch.ones(2, 20, dtype=torch.float64)).square().mean()
+            optimizer.zero_grad()
+            (loss * (math.nan if spoilt and step > 2 else 1.0)).backward()
+            optimizer.step()
+            steps.append(step)
+
+    if not everywhere:
+        train([2, 1], script, settings(), skips=True)
+        return
+    told = r"failed at global/0: every worker's .* was left out in 4 steps in a row, up to step 7 \(turn 7\)"
+    with pytest.raises(RunFailed, match=told):
+        train([2, 1], script, settings(), skips=True)
+    assert max(steps) == 5
 
 
 def test_a_run_of_one_keeps_its_weights() -> None:

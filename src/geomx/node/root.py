@@ -23,6 +23,7 @@ from geomx.layout import Layout, Part, Slice
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.clipping import Clipping
 from geomx.node.slices.finite import (
+    AllSkipped,
     Sum,
     annotated,
     copied_if_finite,
@@ -108,6 +109,7 @@ class Root:
         self._layout: Layout | None = None
         self._compensation = compensation
         self._skips = skips
+        self._all_skipped = AllSkipped(server.name, skips)
         self._slice_jobs = SliceJobs(server)
         self._versions: dict[int, int] = {}  # how often a slice has been updated
         self._seen: dict[int, dict[str, int]] = {}  # by slice and cohort: the version that it was sent last
@@ -179,6 +181,7 @@ class Root:
     def closed(self, slice_: Slice, round_: Round) -> None:
         """A round has all its contributions: apply and answer it."""
         carrying = any(has_values(push, slice_) for push, _ in round_.in_order())
+        self._all_skipped.closed(slice_, round_)
         if round_.kind == "assign":
             self._assign(slice_, round_)
         elif not carrying and round_.weight and not self._lockstep and slice_.index in self._weights:
@@ -364,9 +367,7 @@ class Root:
             staleness = self._aged(slice_.index, round_, applies)
             whose = f"{self._server.name} cannot give out {'what the optimizer made' if snapshot else 'the mean'} of"
             with annotated(self._layout, slice_, values, whose, when(round_.step, round_.turn)):
-                if (
-                    snapshot and codec_for(slice_, round_.kind, down.codec).lossless
-                ):  # then the payload is a view
+                if snapshot and codec_for(slice_, round_.kind, down.codec).lossless:  # the payload is a view
                     values = copied_if_finite(slice_, values) if checked else values.clone()
                 packed = down.pack(slice_, round_.kind, round_.turn, values, round_.cohort)
             if kept is not None:

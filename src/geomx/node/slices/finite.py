@@ -3,6 +3,7 @@
 Workers look at what they push before it leaves them (`geomx.train.model.finite`), so what a server finds is a sum of
 finite contributions that is not finite itself, or a member that does not keep to that. Whoever finds it stops the run
 with `NotFinite`, or with `run.on_nonfinite = "skip"` goes on as if nobody had contributed to the slice in that turn.
+Where nobody has contributed to any slice for `MOST_SKIPPED` turns in a row, nobody ever will: that ends it, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from geomx.wire import presence
 from geomx.wire.messages import Push
 
 NAMES_TOLD, WORKERS_TOLD = 3, 16
+MOST_SKIPPED = 100
 Result = TypeVar("Result")
 SKIP = 'run.on_nonfinite = "skip" goes on without such contributions'
 LOOK = (
@@ -115,6 +117,30 @@ class Sum(NamedTuple):
         return (
             f"the sum of what {whose} sent for {found.names} {told} in {at}. {remedy(found.value, room.form)}"
         )
+
+
+class AllSkipped:
+    """Counts the turns in a row in which nothing was contributed, where a run `skips` what is not finite."""
+
+    def __init__(self, node: str, skips: bool) -> None:
+        self._node = node
+        self._skips = skips
+        self._turns: set[tuple[str, int]] = set()
+
+    def closed(self, slice_: Slice, round_: Round) -> None:
+        """A round has closed. Raises NotFinite where it is one too many."""
+        if not self._skips or round_.kind != "gradient" or not is_watched(slice_):
+            return
+        if round_.weight or round_.ended:
+            self._turns.clear()
+            return
+        self._turns.add((round_.cohort, round_.turn))
+        if len(self._turns) == MOST_SKIPPED:
+            raise NotFinite(
+                f"{self._node}: every worker's contribution was left out in {MOST_SKIPPED} steps in a row, up to "
+                f"{when(round_.step, round_.turn)}: nobody's gradients are finite any more. Start again from the last "
+                "checkpoint, with a lower learning rate"
+            )
 
 
 def tried(make: Callable[[], Result], skips: bool) -> tuple[Result | None, str]:
