@@ -12,7 +12,7 @@ from geomx.wire.messages import Update
 
 def test_the_answer_of_one_turn_leaves_the_next_one_open() -> None:
     noted: list[tuple[str, dict[str, Any]]] = []
-    log = TurnLog(lambda name, level="", **fields: noted.append((name, fields)))
+    log = TurnLog(30.0, 0.0, lambda name, level="", **fields: noted.append((name, fields)))
     log.opened(push("A/0", turn=1), now=1.0)
     log.opened(push("A/1", turn=2), now=2.0)
     for turn in (1, 2):

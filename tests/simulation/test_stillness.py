@@ -78,18 +78,19 @@ def test_a_message_that_is_lost_for_good_ends_the_run(
 def test_a_worker_in_its_own_code_is_told_of_and_waited_for() -> None:
     topology = topology_of([2, 1], limits=LIMITS)
     loop = loop_of(topology)
-    simulator, programs = run_tree(topology, slow(loop, "A/1", 300.0), WAN, until=900.0)
+    simulator, programs = run_tree(topology, slow(loop, A_1=300.0), WAN, until=900.0)
     assert_well(simulator, topology, programs)
     whom = {fields["whom"] for _, node, fields in simulator.noted("waiting") if node == "A"}
     assert whom == {"A/1 (which does not wait for the run)"}
 
 
 def test_a_bound_of_a_turn_ends_the_run_under_the_name_of_whom_it_waits_for() -> None:
+    """Which A knows, and the shard does not, though the turn has begun there before, with what B has sent."""
     topology = topology_of([2, 1], limits=Limits(stall_s=12.0, turn_s=100.0))
-    simulator, _ = run_tree(topology, slow(loop_of(topology), "A/1", 300.0), WAN, until=900.0)
+    simulator, _ = run_tree(topology, slow(loop_of(topology), A_0=5.0, A_1=300.0), WAN, until=900.0)
     error = simulator.error_of("A")
     assert isinstance(error, NodeLost)
-    assert "A/1 is lost: turn 3 (`step()`) waits for A/1 for 100 s, which is limits.turn_s" in str(error)
+    assert "A/1 is lost: turn 3 (`step()`) waits for A/1 for 100 s (limits.turn_s)" in str(error)
 
 
 def start(simulator: Simulator, topology: Topology, loop: Loop) -> dict[str, Program]:
@@ -98,13 +99,14 @@ def start(simulator: Simulator, topology: Topology, loop: Loop) -> dict[str, Pro
     return {name: simulator.program(name, loop) for name in topology.workers}
 
 
-def slow(loop: Loop, who: str, seconds: float) -> Any:
-    """The same loop, in which one worker computes for so long before its third step."""
+def slow(loop: Loop, **seconds: float) -> Any:
+    """The same loop, in which workers compute for so long before their third step; `A_1` is A/1."""
 
     class Slow(Loop):
         def contribution(self, index: int, turn: int, place: int, weights: Any) -> Any:
-            if index == 0 and turn == 3 and self.members[place] == who:
-                self.programs[who].sleep(seconds)
+            who = self.members[place]
+            if index == 0 and turn == 3:
+                self.programs[who].sleep(seconds.get(who.replace("/", "_"), 0.0))
             return super().contribution(index, turn, place, weights)
 
         def __call__(self, program: Program) -> None:

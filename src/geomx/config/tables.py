@@ -322,7 +322,10 @@ class LimitsTable(Table):
         description="For anything, before it reports for whom and for what; and where every worker waits inside geomx "
         "and nothing moves, before the run ends.",
     )
-    stop_s: Limit = Field(10.0, description="For an orderly end, before it is ended.")
+    stop_s: Limit = Field(
+        10.0,
+        description="For an orderly end, before it is ended; and to tell those who join behind a failure.",
+    )
     turn_s: float = Field(
         0.0,
         ge=0,

@@ -24,9 +24,9 @@ from geomx.errors import ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Began, Write
 from geomx.node.peers.awaited import Awaited
-from geomx.node.peers.base import BaseNode, Handler
+from geomx.node.peers.base import BaseNode
 from geomx.node.peers.handshake import compare
-from geomx.node.peers.peer import Identity, Limits, Peer
+from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
 from geomx.node.slices.join_state import JoinState, check_reached
 from geomx.node.slices.payloads import pack_turns, unpack_layout
@@ -101,7 +101,8 @@ class Server(BaseNode):
         self._settings: dict[str, Value] = {}
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
         self._trained = 0  # how many slices take part in a step
-        self._turns = TurnLog(self.note)
+        more_s = 0.0 if self._has_workers else edges.patience.timeout_s  # those below know better for whom
+        self._turns = TurnLog(limits.stall_s, limits.turn_s and limits.turn_s + more_s, self.note)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_attached = False
@@ -344,13 +345,17 @@ class Server(BaseNode):
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        """End once every member has left, everybody below has gone, and those above know."""
-        below_gone = all(not self._is_open(name) for name in self._edges.children)
+        """End once every member has left, everybody below has gone, and those above know.
+
+        Whose connection has ended without `Gone` may not know that its leave has come, and is awaited for a while.
+        """
         if not self._members.all_left or self.stopped:
             return
         self._all_left_at = self._all_left_at or self._now
-        overdue = self._now - self._all_left_at > self.limits.stop_s
-        if overdue or (below_gone and self.sink.above.quiet):
+        left_s, stop_s = self._now - self._all_left_at, self.limits.stop_s
+        below = [peer for name in self._edges.children if (peer := self.peer(name))]
+        below_gone = all(not p.session.is_open and (p.has_gone or left_s > stop_s / 2) for p in below)
+        if left_s > stop_s or (below_gone and self.sink.above.quiet):
             self.stop()
 
     def may_go(self, peer: Peer) -> bool:
@@ -382,17 +387,10 @@ class Server(BaseNode):
     def on_tick(self) -> None:
         """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""
         self._gathering.check_calls()
-        limits = self.limits
-        waiting = self._turns.tick(
-            self._now, limits.stall_s, limits.turn_s, self._gathering.missing, self.whereabouts
-        )
+        waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)
         if self.sink.is_top and not self._members.all_left:
-            check_stillness(self.still_s(), limits.stall_s, waiting)
+            check_stillness(self.still_s(), self.limits.stall_s, waiting)
         self._end_if_done()
-
-    def _is_open(self, name: str) -> bool:
-        peer = self.peer(name)
-        return peer is not None and peer.session.is_open
 
     def _slice(self, index: int) -> Slice:
         if self._layout is None or index not in self._mine:

@@ -15,8 +15,8 @@ import torch
 from geomx.codecs.contract import Codec
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
-from geomx.node.peers.base import BaseNode, Handler
-from geomx.node.peers.peer import Identity, Limits, Peer
+from geomx.node.peers.base import BaseNode
+from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.slices.update_stream import UpdateDecoder

@@ -53,9 +53,14 @@ def check_stillness(still_s: float, stall_s: float, waiting: Sequence[Waiting]) 
 
 
 class TurnLog:
-    """See the module's text. `note(name, level, **fields)`: where it is told."""
+    """See the module's text. `note(name, level, **fields)`: where it is told.
 
-    def __init__(self, note: Callable[..., None]) -> None:
+    `stall_s`: how long a turn waits before it is told; `turn_s`: how long it waits at most, 0: for ever.
+    """
+
+    def __init__(self, stall_s: float, turn_s: float, note: Callable[..., None]) -> None:
+        self._stall_s = stall_s
+        self._turn_s = turn_s
         self._note = note
         self._turns: dict[tuple[str, int], _TurnRecord] = {}
 
@@ -94,19 +99,12 @@ class TurnLog:
             self._over((update.cohort, update.turn))
 
     def tick(
-        self,
-        now: float,
-        stall_s: float,
-        turn_s: float,
-        missing: Callable[[str, int], list[str]],
-        shown: Callable[[str], str],
+        self, now: float, missing: Callable[[str, int], list[str]], shown: Callable[[str], str]
     ) -> list[Waiting]:
-        """Say for whom turns wait, each at most once in `stall_s`. Raises `NodeLost` after `turn_s`; 0: never.
+        """Say for whom turns wait, each at most once in `stall_s`. Raises `NodeLost` after `turn_s`.
 
         Args:
-            now: in seconds.
-            stall_s: how long a turn waits before it is told.
-            turn_s: how long it waits at most.
+            now: the time.
             missing: for whom a turn of a cohort waits.
             shown: a name as it is to be told.
 
@@ -118,9 +116,9 @@ class TurnLog:
             if not (whom := missing(cohort, number)):
                 continue
             waiting.append(Waiting(number, cohort, turn.operation, tuple(whom), now - turn.opened))
-            if turn_s and now - turn.opened > turn_s:
-                raise NodeLost(whom[0], f"{waiting[-1]} for {turn_s:g} s, which is limits.turn_s")
-            if now - max(turn.opened, turn.reported) >= stall_s:
+            if self._turn_s and now - turn.opened > self._turn_s:
+                raise NodeLost(whom[0], f"{waiting[-1]} for {self._turn_s:g} s (limits.turn_s)")
+            if now - max(turn.opened, turn.reported) >= self._stall_s:
                 turn.reported = now
                 told = ", ".join(map(shown, whom))
                 self._note("waiting", "warning", turn=number, whom=told, seconds=now - turn.opened)

@@ -290,9 +290,13 @@ class Failure(Message, frozen=True, array_like=True, tag=True):
     reason: str
 
 
+class Gone(Message, frozen=True, array_like=True, tag=True):
+    """The last word of a node that has left in order, and knows that it has: nobody needs to wait for it."""
+
+
 AnyMessage = (
     Challenge | Hello | Welcome | Refuse | Attach | Reached | Attached | Hyper | Push | Update | Stepped
-    | Calling | Allowance | Norms | Scale | Fetch | State | Ack | Beat | Leave | Failure
+    | Calling | Allowance | Norms | Scale | Fetch | State | Ack | Beat | Leave | Gone | Failure
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

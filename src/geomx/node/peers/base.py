@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from geomx.errors import GeomxError, ProtocolError, RunFailed
 from geomx.node.contract import (
@@ -36,15 +36,18 @@ from geomx.node.contract import (
     Timer,
     Write,
 )
+from geomx.node.peers.farewell import Farewell
 from geomx.node.peers.handshake import HUNG_UP, Handshake, refused
 from geomx.node.peers.peer import (
     FIRST_REDIAL_S,
     LAST_REDIAL_S,
     LATE_S,
+    Handler,
     Identity,
     Limits,
     Peer,
     as_failure,
+    broken_by,
 )
 from geomx.node.peers.stillness import Stillness
 from geomx.node.peers.watch import Watch
@@ -53,6 +56,7 @@ from geomx.wire.messages import (
     Beat,
     Challenge,
     Failure,
+    Gone,
     Hello,
     Message,
     Refuse,
@@ -60,16 +64,6 @@ from geomx.wire.messages import (
     payload_size,
 )
 from geomx.wire.session import Patience, Session
-
-
-class Handler(Protocol):
-    """What takes the messages of an edge's other end: those from above, or those from below."""
-
-    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
-        """A message of the run, delivered once."""
-
-    def check_payload(self, peer: Peer, message: Message) -> None:
-        """Raise `ProtocolError` where a message with a `size`, be it 0, cannot have one of that size."""
 
 
 class BaseNode(ABC):
@@ -89,13 +83,11 @@ class BaseNode(ABC):
         self._effects: list[Effect] = []
         self._now = self._started = 0.0
         self.stopped = False
-        self._violation: ProtocolError | None = (
-            None  # by a peer that had been let in: the run cannot trust it
-        )
+        self._violation: ProtocolError | None = None  # by a peer that had been let in
         every = [*dials.values(), *expects.values()]
         self._tick_s = min((p.resend_s or p.heartbeat_s / 2 for p in every), default=1.0)
         self._stillness = Stillness()
-        self._watch = Watch(self, self._peers, self._stillness, self._tick_s)
+        self._watch = Watch(self, self._peers, self._handshake.former, self._stillness, self._tick_s)
         self._handlers: dict[type, Callable[[Any], None]] = {
             Started: self._on_started,
             Opened: self._on_opened,
@@ -106,16 +98,17 @@ class BaseNode(ABC):
             Called: self._on_called,
             Failed: self._on_failed,
         }
+        self._farewell: Farewell | None = None
 
     # -- the contract with the driver -------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event; see `geomx.node.contract`."""
-        if self.stopped:
+        if self.stopped or not (self._farewell is None or self._farewell.concerns(event)):
             return []
         self._now = now
         try:
-            if self._violation is not None:
+            if self._violation is not None and self._farewell is None:
                 raise self._violation
             self._handlers[type(event)](event)
         except GeomxError as error:
@@ -133,7 +126,7 @@ class BaseNode(ABC):
             try:
                 self.handler_of(peer).check_payload(peer, message)
             except ProtocolError as error:
-                self._violation = _broken_by(peer, error)
+                self._violation = broken_by(peer, error)
                 raise self._violation from error
 
     # -- for subclasses to answer -------------------------------------------------------------------------
@@ -201,6 +194,8 @@ class BaseNode(ABC):
     def stop(self, error: GeomxError | None = None) -> None:
         """End this node: hang up everywhere, then tell the driver."""
         reason = str(error) if error else "the run has ended"
+        if error is None:
+            self._effects += [Write(conn, 0, Gone()) for conn, peer in self._by_conn.items() if peer.dialled]
         for conn in [*self._by_conn, *self._handshake.connections]:
             self._effects.append(Hangup(conn, reason))
         self._effects.append(Stop(error))
@@ -211,12 +206,22 @@ class BaseNode(ABC):
         raise RunFailed(self.name, reason)
 
     def _fail(self, error: GeomxError) -> None:
-        """End this node with an error, and tell every peer why."""
+        """End this node with an error, and tell every peer why; also those that are still to come (`farewell`)."""
+        if self._farewell is not None:
+            self.stop(self._farewell.error)
+            return
         failure = as_failure(self.name, error)
         self.note("failed", "error", node=failure.node, error=failure.error, reason=failure.reason)
-        for peer in self._by_conn.values():
-            self._effects.append(Write(peer.session.conn, 0, failure))
-        self.stop(error)
+        late = [name for name in (*self._dials, *self._expects) if not self._has_joined(name)]
+        self._farewell = Farewell(self.name, error, failure, late, self._now + self.limits.stop_s)
+        for conn in list(self._by_conn):
+            self._effects.append(Write(conn, 0, failure))
+            self.drop(conn, str(error))
+        self._end_if_told()
+
+    def _end_if_told(self) -> None:
+        if self._farewell is not None and self._farewell.is_over(self._now):
+            self.stop(self._farewell.error)
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -247,7 +252,7 @@ class BaseNode(ABC):
             self.note("away", level, peer=peer.name, reason=event.reason)
             self.on_away(peer)
         if peer.dialled and not self.stopped:  # which the end of its last connection may have brought about
-            self._tell_trouble(peer, f"{event.reason}{HUNG_UP if unanswered else ''}")
+            self.tell_trouble(peer, f"{event.reason}{HUNG_UP if unanswered else ''}")
             self.redial(peer)
 
     def on_away(self, peer: Peer) -> None:
@@ -258,18 +263,12 @@ class BaseNode(ABC):
         self._effects.append(Timer(f"dial {peer.name}", peer.redial_s))
         peer.redial_s = min(2 * peer.redial_s, LAST_REDIAL_S)
 
-    def _tell_trouble(self, peer: Peer, reason: str) -> None:
+    def tell_trouble(self, peer: Peer, reason: str) -> None:
         """Say once why a peer cannot be reached; but that it is a moment late to start says nothing."""
         peer.trouble = reason
         if self._now - self._started >= LATE_S and peer.trouble_told != reason:
             peer.trouble_told = reason
             self.note("unreachable", "info", peer=peer.name, reason=reason)
-
-    def turn_away(self, conn: int, peer: Peer, reason: str) -> None:
-        """Close a connection to whoever is not the peer, or not ready for us, and dial anew."""
-        self.drop(conn, reason)
-        self._tell_trouble(peer, reason)
-        self.redial(peer)
 
     def drop(self, conn: int, reason: str) -> None:
         """Close a connection that carries no session, or no longer."""
@@ -279,13 +278,19 @@ class BaseNode(ABC):
 
     def open(self, conn: int, peer: Peer, received: int) -> None:
         """A connection carries a peer's session from now on, which has everything up to `received`."""
-        self._by_conn[conn] = peer
+        if self._farewell is not None:
+            self._effects.append(Write(conn, 0, self._farewell.told(peer.name)))
+            self.drop(conn, str(self._farewell.error))
+            self._end_if_told()
+            return
+        self._by_conn[conn], peer.has_gone = peer, False
         peer.redial_s, peer.trouble, peer.trouble_told = FIRST_REDIAL_S, "", ""
         for number, sent in peer.session.opened(conn, received, self._now):
             self._effects.append(Write(conn, number, sent.message, sent.payload, sent.priority))
         first, peer.joined = not peer.joined, True
         self.note("joined" if first else "resumed", "info", peer=peer.name)
         self.on_open(peer, first)
+        self.on_acknowledged(peer)
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -301,7 +306,7 @@ class BaseNode(ABC):
             else:
                 self._on_control(peer, event.conn, event.message)
         except ProtocolError as error:
-            raise _broken_by(peer, error) from error
+            raise broken_by(peer, error) from error
 
     def _on_numbered(self, peer: Peer, event: Received) -> None:
         session, message = peer.session, event.message
@@ -320,6 +325,8 @@ class BaseNode(ABC):
                 _check_beat(message)
                 peer.sent, peer.still_s = message.sent, message.still_s
             self.on_acknowledged(peer)
+        elif isinstance(message, Gone):
+            peer.has_gone = True
         elif isinstance(message, Failure):
             raise RunFailed(message.node, message.reason, message.error)
         elif isinstance(message, Refuse):
@@ -340,12 +347,10 @@ class BaseNode(ABC):
     def _on_job_done(self, event: JobDone) -> None:
         self._stillness.jobs -= 1
         self._stillness.moved(self._now)
+        if isinstance(event.error, GeomxError):
+            raise event.error
         if event.error is not None:
-            raise (
-                event.error
-                if isinstance(event.error, GeomxError)
-                else RunFailed(self.name, repr(event.error))
-            )
+            raise RunFailed(self.name, repr(event.error))
         event.job.then(event.result)
 
     def _on_failed(self, event: Failed) -> None:
@@ -366,18 +371,20 @@ class BaseNode(ABC):
                 self._effects.append(Dial(peer.name))
 
     def _tick(self) -> None:
-        self._watch.tick()
+        if self._farewell is None:
+            self._watch.tick()
         self._handshake.tick()
-        self.on_tick()
+        if self._farewell is None:
+            self.on_tick()
+        else:
+            self._end_if_told()
         if not self.stopped:
             self._effects.append(Timer("tick", self._tick_s))
 
     def whereabouts(self, name: str) -> str:
-        """A worker's name, and whether its training loop waits for the run."""
+        """See `Peer.whereabouts`; of whoever is no peer, the name."""
         peer = self._peers.get(name)
-        if peer is None or peer.still_s or not peer.session.is_open or peer.sent != peer.session.received:
-            return name
-        return f"{name} (which does not wait for the run)"
+        return name if peer is None else peer.whereabouts
 
     def still_s(self) -> float:
         """For how long this node and all below it have been still; see `geomx.node.peers.stillness`."""
@@ -391,10 +398,3 @@ class BaseNode(ABC):
 def _check_beat(beat: Beat) -> None:
     if beat.sent < 0 or not 0.0 <= beat.still_s < math.inf:
         raise ProtocolError(f"a heartbeat that says {beat.sent} and {beat.still_s} s")
-
-
-def _broken_by(peer: Peer, error: ProtocolError) -> ProtocolError:
-    """The same, with the name of who did it, and what to do."""
-    return ProtocolError(
-        f"{peer.name} broke the protocol: {error}; see that {peer.name} is healthy and runs the same geomx"
-    )

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from geomx.errors import Fenced, GeomxError, NodeLost, Refused
 from geomx.node.contract import Effect, Identified, Opened, Write
-from geomx.node.peers.peer import Identity, Peer
+from geomx.node.peers.peer import Identity, Peer, as_failure
 from geomx.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -57,7 +57,8 @@ class HandshakeHost(Protocol):
     def emit(self, effect: Effect) -> None: ...
     def note(self, name: str, level: str = "debug", **fields: object) -> None: ...
     def drop(self, conn: int, reason: str) -> None: ...
-    def turn_away(self, conn: int, peer: Peer, reason: str) -> None: ...
+    def tell_trouble(self, peer: Peer, reason: str) -> None: ...
+    def redial(self, peer: Peer) -> None: ...
     def open(self, conn: int, peer: Peer, received: int) -> None: ...
     def may_go(self, peer: Peer) -> bool: ...
     def may_return(self, peer: Peer) -> bool: ...
@@ -86,6 +87,7 @@ class Handshake:
         self._most_strangers = max(LEAST_STRANGERS, 2 * len(expects))
         self._is_known = False  # somebody has been told our incarnation, and believed it
         self._held_since: dict[str, float] = {}  # by peer: it says that our name's holder is there
+        self.former: set[str] = set()  # who has come from a run of an earlier process of our name
         self._told_at = -TELL_EVERY_S
         self._untold = 0  # strangers that were sent away since
 
@@ -106,7 +108,7 @@ class Handshake:
         self._greetings[opened.conn] = _Greeting(self._host.now, opened.nonce, opened.certified)
         self._dialled[opened.conn] = peer
         if not self._is_certified(opened.certified, peer.name):
-            self._host.turn_away(opened.conn, peer, MEANS["certificate"])
+            self._turn_away(opened.conn, peer, MEANS["certificate"])
 
     def forget(self, conn: int) -> bool:
         """The connection is gone, or to be. Returns whether a peer that we have dialled owes us an answer."""
@@ -139,7 +141,7 @@ class Handshake:
                 self._challenge(conn)
         for conn, peer in list(self._dialled.items()):
             if now - self._greetings[conn].since > peer.session.patience.timeout_s / 3:
-                self._host.turn_away(conn, peer, "it accepts connections, but does not greet")
+                self._turn_away(conn, peer, "it accepts connections, but does not greet")
             elif peer.session.patience.resend_s and self._greetings[conn].theirs:
                 self._greet(conn, peer)
         if self._untold and now - self._told_at >= TELL_EVERY_S:
@@ -167,10 +169,12 @@ class Handshake:
     def _on_welcome(self, conn: int, peer: Peer, welcome: Welcome) -> None:
         run = self._host.identity.run
         if not is_proved(welcome.proof, self._proof(conn, "listens", run, peer.name, welcome.incarnation)):
-            self._host.turn_away(conn, peer, MEANS["proof"])
+            self._turn_away(conn, peer, MEANS["proof"])
             return
         if peer.session.incarnation not in (0, welcome.incarnation):
-            raise NodeLost(peer.name, RESTARTED)
+            lost = NodeLost(peer.name, RESTARTED)
+            self._write(conn, as_failure(self._host.identity.name, lost))  # else it waits for us
+            raise lost
         peer.session.incarnation = welcome.incarnation
         self._is_known = True
         self._held_since.pop(peer.name, None)
@@ -183,14 +187,20 @@ class Handshake:
             since = self._held_since.setdefault(peer.name, now)
             if now - since > peer.session.patience.timeout_s:
                 raise refused(me.name, peer.name, refusal)
-            self._host.turn_away(conn, peer, refusal.reason)
+            self._turn_away(conn, peer, refusal.reason)
         elif refusal.code == "fenced" and refusal.newest >= me.incarnation and not self._is_known:
             self._host.identity = replace(
                 me, incarnation=refusal.newest + 1
             )  # this machine's clock is behind
-            self._host.turn_away(conn, peer, refusal.reason)
+            self._turn_away(conn, peer, refusal.reason)
         else:
             raise refused(me.name, peer.name, refusal)
+
+    def _turn_away(self, conn: int, peer: Peer, reason: str) -> None:
+        """Close a connection to whoever is not the peer, or not ready for us, and dial anew."""
+        self._host.drop(conn, reason)
+        self._host.tell_trouble(peer, reason)
+        self._host.redial(peer)
 
     # -- the side that listens ------------------------------------------------------------------------------
 
@@ -212,12 +222,20 @@ class Handshake:
             self._send_away(conn, message, refusal, refusal.reason)
             if refusal.code == "returned":
                 raise NodeLost(message.node, RESTARTED)
+            if refusal.code == "ended" and known is None:
+                self._on_former(message.node)
             return
         del self._strangers[conn]
         peer = self._session_of(message, known)
         self._host.emit(Identified(conn, peer.name))
         self.welcome(conn, peer)
         self._host.open(conn, peer, message.received)
+
+    def _on_former(self, name: str) -> None:
+        """Where all have come from an earlier run, that one has ended, and nobody will come to a new one."""
+        self.former.add(name)
+        if self.former.issuperset(self._expects):
+            raise NodeLost(self._host.identity.name, RESTARTED)
 
     def _send_away(self, conn: int, hello: Hello, refusal: Refuse, reason: str) -> None:
         if self._host.now - self._told_at >= TELL_EVERY_S:
@@ -242,6 +260,7 @@ class Handshake:
             return known
         session = Session(hello.node, hello.incarnation, self._expects[hello.node], self._host.now)
         peer = self._peers[hello.node] = Peer(hello.node, session, dialled=False)
+        self.former.discard(hello.node)
         return peer
 
     def _unproved(self, conn: int, hello: Hello) -> Refuse | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from geomx.errors import GeomxError, NodeLost, RunFailed
-from geomx.wire.messages import Failure, Value
+from geomx.errors import GeomxError, NodeLost, ProtocolError, RunFailed
+from geomx.wire.messages import Failure, Message, Value
 from geomx.wire.session import Session
 
 FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 1.0
@@ -50,6 +51,31 @@ class Peer:
     trouble_told: str = ""
     still_s: float = 0.0  # as it has said last; see `Beat`
     sent: int = 0  # likewise
+    has_gone: bool = False  # it has said `Gone`
+
+    @property
+    def whereabouts(self) -> str:
+        """Its name, and whether its training loop waits for the run, where it is a worker."""
+        if self.still_s or not self.session.is_open or self.sent != self.session.received:
+            return self.name
+        return f"{self.name} (which does not wait for the run)"
+
+
+class Handler(Protocol):
+    """What takes the messages of an edge's other end: those from above, or those from below."""
+
+    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
+        """A message of the run, delivered once."""
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        """Raise `ProtocolError` where a message with a `size`, be it 0, cannot have one of that size."""
+
+
+def broken_by(peer: Peer, error: ProtocolError) -> ProtocolError:
+    """The same error, with the name of who broke the protocol, and what to do."""
+    return ProtocolError(
+        f"{peer.name} broke the protocol: {error}; see that {peer.name} is healthy and runs the same geomx"
+    )
 
 
 def as_failure(me: str, error: GeomxError) -> Failure:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from geomx.errors import NodeLost, WaitTimeout
 from geomx.node.contract import Effect, Write
+from geomx.node.peers.handshake import RESTARTED
 from geomx.node.peers.peer import LATE_S, Identity, Limits, Peer
 from geomx.node.peers.stillness import Stillness, least_s
 from geomx.wire.messages import Beat
@@ -31,13 +32,22 @@ class WatchedHost(Protocol):
 
 
 class Watch:
-    """See the module's text. `peers`: the node's own table; `tick_s`: how often `tick` is called."""
+    """See the module's text. `tick_s`: how often `tick` is called.
+
+    `peers`: the node's own table; `former`: the names of those that belong to a run of an earlier process of its name.
+    """
 
     def __init__(
-        self, host: WatchedHost, peers: dict[str, Peer], stillness: Stillness, tick_s: float
+        self,
+        host: WatchedHost,
+        peers: dict[str, Peer],
+        former: set[str],
+        stillness: Stillness,
+        tick_s: float,
     ) -> None:
         self._host = host
         self._peers = peers
+        self._former = former
         self._stillness = stillness
         self._tick_s = tick_s
         self._started = self._waited_aloud = self._last_tick = 0.0
@@ -114,14 +124,19 @@ class Watch:
         """Before the run can start: say for whom it waits, soon and every `stall_s`, and give up after `start_s`."""
         missing, now, limits = self._host.waits_for(), self._host.now, self._host.limits
         waited_s = now - self._started
+        me = self._host.identity.name
         troubles = {name: peer.trouble for name, peer in self._peers.items()}
+        troubles |= dict.fromkeys(
+            self._former, f"it was in the run of an earlier {me}, and has ended with it"
+        )
         is_told = self._waited_aloud > self._started or any(map(troubles.get, missing))
         every_s = limits.stall_s if is_told else LATE_S  # soon: it may have gone before it ever came
         if not missing or waited_s <= min(limits.start_s, every_s):
             return
         whom = ", ".join(f"{name} ({why})" if (why := troubles.get(name)) else name for name in missing)
+        if waited_s > limits.start_s and self._former:
+            raise NodeLost(me, f"{RESTARTED}; it waited {limits.start_s:.0f} s for {whom} to join")
         if waited_s > limits.start_s:
-            me = self._host.identity.name
             raise WaitTimeout(
                 f"{me} waited {limits.start_s:.0f} s for {whom} to join; start them, or raise limits.start_s"
             )

@@ -252,7 +252,7 @@ class CollectiveClient:
     def _whom(self, waited: set[int]) -> str:
         left = [turn for index, (_, turn) in self.outstanding.items() if index in waited]
         turn = min(left, default=self.turn)
-        return f"{self.name} waits for the others in turn {turn}: {len(left)} of {len(waited)} slices are to come"
+        return f"the others in turn {turn} ({len(left)} of {len(waited)} slices are to come)"
 
 
 def _has_begun(ready: Ready) -> bool:
