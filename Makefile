@@ -1,7 +1,7 @@
 # make demo          train one model over two data centers, emulated on this machine
 # make test          run the tests
 # make examples      run the long ones: all cells of grids of which the tests run the pairs, a small cell of the benchmark
-# make faults        run faults in more places, policies and seeds, in real processes as well
+# make faults        play the table of faults in real processes, and run faults in more places, policies and seeds
 # make explore       try many new examples of each property that the tests state
 # make mutants       make small changes to the code, one at a time, and tell which of them the tests do not notice
 # make bench-quick   geomx beside PyTorch DDP, MXNet and the floor, over one emulated network; ten minutes, needs root
@@ -21,10 +21,15 @@ demo: $(VENV)/.has-examples
 	@$(BIN)/geomx run examples/demo.toml --report out/demo/report.json --trace out/demo/trace.json
 
 test: $(VENV)/.has-dev
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not examples and not faults"
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not examples and not faults and not matrix"
 
-examples faults: $(VENV)/.has-dev
-	@$(BIN)/python -m pytest -n $(JOBS) -m $@
+examples: $(VENV)/.has-dev
+	@$(BIN)/python -m pytest -n $(JOBS) -m examples
+
+# Rows of the table mostly wait, so twice as many are played at a time.
+faults: $(VENV)/.has-dev
+	@$(BIN)/python -m pytest -n $$((2 * $(JOBS))) -m matrix --fault-table out/faults.json
+	@$(BIN)/python -m pytest -n $(JOBS) -m "faults and not matrix"
 
 explore: $(VENV)/.has-dev
 	@$(BIN)/python -m pytest -n $(JOBS) -m hypothesis --hypothesis-profile=explore

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from exploring import register
+from fault_table import write_table
 
 # The tests that are to cover lines. Tracing them makes a test on the virtual clock take up to twice as long.
 COVERING = re.compile(
@@ -28,3 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not COVERING.match(item.nodeid):
             item.add_marker(pytest.mark.no_cover)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-table", metavar="FILE", help="what came of each fault, as JSON")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--fault-table"):
+        write_table(config.getoption("--fault-table"), terminalreporter)

@@ -1,0 +1,41 @@
+"""The table of faults, as `make faults` writes and prints it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def write_table(path: str, reporter: pytest.TerminalReporter) -> None:
+    """What the rows that were played have recorded, in the order of their names."""
+    rows = sorted(_rows(reporter), key=lambda row: str(row["fault"]))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps({"rows": rows}, indent=1))
+    reporter.section("faults")
+    reporter.line(_line("fault", "noticed", "ended", "the run", "who was named"))
+    for row in rows:
+        names = sorted({name for named in row["named"].values() for name in named})
+        wrong = f"  WRONG: {'; '.join(row['wrong'])}" if row["wrong"] else ""
+        noticed = "-" if row["noticed_s"] is None else f"{row['noticed_s']:.1f} s"
+        reporter.line(
+            _line(row["fault"], noticed, f"{row['ended_s']:.1f} s", row["fate"], ", ".join(names)) + wrong
+        )
+    reporter.line(f"{len(rows)} rows, {sum(bool(row['wrong']) for row in rows)} wrong: {path}")
+
+
+def _rows(reporter: pytest.TerminalReporter) -> list[dict[str, Any]]:
+    return [
+        value
+        for reports in reporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+        if name == "fault"
+    ]
+
+
+def _line(fault: str, noticed: str, ended: str, fate: str, names: str) -> str:
+    return f"{fault:44} {noticed:>8} {ended:>8}  {fate:8}  {names}"
