@@ -26,6 +26,7 @@ from geomx.node.factory import make_node
 from geomx.node.topology import Topology
 
 TELL_NODE_S = 1.0
+LAST_WORD_S = 3.0  # a connection takes 2 s at most to end
 
 
 class ThreadPort:
@@ -88,6 +89,10 @@ class ThreadPort:
             if self._changed.wait_for(lambda: self._ended, within_s):
                 self._heard.set()
         return self._error if isinstance(self._error, GeomxError) else None
+
+    def end(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended, LAST_WORD_S)
 
     def unheard(self, within_s: float) -> GeomxError | None:
         """For another thread: the node's error, if the training thread has not got it so many seconds after the end."""

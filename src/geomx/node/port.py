@@ -51,6 +51,9 @@ class Port(Protocol):
     def outcome(self, within_s: float) -> GeomxError | None:
         """The error with which the node ends, if it does within so many seconds."""
 
+    def end(self) -> None:
+        """Behind `Left`: return when the node's last word has gone out, for the process may end now."""
+
     def note(self, name: str, level: str = "debug", /, **fields: Any) -> None:
         """Something worth observing, from the training thread."""
 

@@ -72,6 +72,9 @@ class Program:
         self.sleep(within_s)
         return self._node_error
 
+    def end(self) -> None:
+        """A program does not end before its node."""
+
     def note(self, name: str, level: str = "debug", /, **fields: Any) -> None:
         self._note(Note(name, fields, level))
 

@@ -205,14 +205,15 @@ class CollectiveClient:
         return self._allowed.get(turn, 0)
 
     def leave(self) -> None:
-        """Take no part in turns to come; returns when the run knows.
+        """Take no part in turns to come; returns when the run knows, and this worker's node has said its last word.
 
         What a backward() without a step() has pushed is answered before: it cannot be taken back.
         """
         self.wait(tuple(self.outstanding))
         self.port.call("leave", {cohort: turn - 1 for cohort, turn in self.turns.items()})
         self._closed = True
-        self.port.wait(lambda: self._left, lambda: f"{self.name} waits for the run to let it go")
+        self.port.wait(lambda: self._left, lambda: "the run to let it go")
+        self.port.end()
 
     def fail(self, reason: str) -> None:
         """Tell the run that this worker's script has raised."""
