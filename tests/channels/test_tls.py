@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
 
 import pytest
@@ -239,6 +241,26 @@ def test_handshakes_that_never_end_push_out_the_oldest_of_themselves_and_let_oth
         for _, writer in crowd:
             writer.close()
         connection.close("done")
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_so_do_those_that_come_all_at_once(loop_name, ours, monkeypatch):
+    monkeypatch.setattr("geomx.channels.tls.MOST_HANDSHAKES", 8)
+
+    async def main():
+        theirs = Witness()
+        door = await Tcp(tls=ours).listen(ANY_PORT, theirs, theirs.accept)
+        crowd = [socket.create_connection(split_address(door.address)) for _ in range(50)]
+        for sock in crowd:
+            sock.setblocking(False)
+        for sock in crowd[:42]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""  # hung up
+        for sock in crowd:
+            sock.close()
         await door.close()
 
     run_on(loop_name, main)

@@ -108,7 +108,9 @@ class TlsDoor:
 
     def _begin(self, arriving: _Arriving, transport: asyncio.Transport) -> None:
         if len(self._under_way) >= MOST_HANDSHAKES:
-            next(iter(self._under_way)).abort()
+            oldest = next(iter(self._under_way))
+            del self._under_way[oldest]  # now: many may come before its task has noticed
+            oldest.abort()
         task = asyncio.get_running_loop().create_task(self._shake_hands(arriving, transport))
         self._under_way[transport] = task
 
@@ -121,7 +123,7 @@ class TlsDoor:
             transport.abort()
             return
         finally:
-            del self._under_way[transport]
+            self._under_way.pop(transport, None)
         if (
             secured is not None and not transport.is_closing()
         ):  # a handshake that is cut off ends without an error
