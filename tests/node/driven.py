@@ -23,6 +23,7 @@ from geomx.node.contract import (
     Received,
     Started,
     Stop,
+    Timer,
     Write,
 )
 from geomx.node.factory import make_node
@@ -90,12 +91,14 @@ class Driven:
         self.now = 0.0
         self.effects: list[Effect] = []
         self._numbers: dict[int, int] = {}
+        self._is_timed = False
         self(Started())
 
     def __call__(self, event: Event) -> list[Effect]:
         before = len(self.effects)
         for effect in self.node.handle(event, self.now):
             self.effects.append(effect)
+            self._is_timed |= isinstance(effect, Timer) and effect.key == "tick"
             if isinstance(effect, Job):
                 try:
                     done = JobDone(effect, effect.function())
@@ -105,10 +108,12 @@ class Driven:
         return self.effects[before:]
 
     def tick(self, seconds: float, step_s: float = 1.0) -> None:
-        """Let time pass."""
+        """Let time pass; the node notices at the end of each `step_s`, if it has asked to."""
         for _ in range(round(seconds / step_s)):
             self.now += step_s
-            self(Fired("tick"))
+            if self._is_timed:
+                self._is_timed = False
+                self(Fired("tick"))
 
     def say(
         self, conn: int, message: Message, payload: Any = None, number: int | None = None
@@ -156,7 +161,9 @@ class Driven:
 
     @property
     def error(self) -> GeomxError | None:
-        """What the node has ended with."""
+        """What the node has ended with; where it waits for those who are to be told of it, when that is over."""
+        if self.noted("failed") and not self.stopped:
+            self.tick(self.node.limits.stop_s)
         (stop,) = [effect for effect in self.effects if isinstance(effect, Stop)]
         return stop.error
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from driven import TOPOLOGY, Driven, hello, local_server, welcome
+from driven import TOPOLOGY, Driven, global_server, hello, local_server, welcome
 
 from geomx.errors import NodeLost, RunFailed
-from geomx.node.contract import Called, Closed
+from geomx.node.contract import Called, Closed, Dial, Fired, Job, JobDone
 from geomx.node.peers.handshake import RESTARTED
-from geomx.wire.messages import Ack, Failure, Gone, Leave, Welcome
+from geomx.wire.messages import Ack, Beat, Failure, Gone, Hello, Leave, Refuse, Welcome
 
 CULPRIT = Failure("B/0", "ValueError", "no such batch")
 
@@ -91,13 +91,16 @@ def test_a_worker_whose_connection_breaks_as_it_leaves_finds_its_server_when_it_
         assert server.stopped
 
 
-def test_a_server_to_which_all_come_from_an_earlier_run_was_restarted_and_says_so() -> None:
+def test_nodes_of_an_earlier_run_do_not_end_a_new_one() -> None:
+    """They may be yesterday's; and whoever starts servers again starts the others again as well."""
     server = Driven("global/0")
-    server.greet(1, hello("A", received=7))
-    assert not server.stopped  # it may be a node of yesterday's run
-    server.greet(2, hello("B", received=7))
-    assert server.error.node == "global/0"
-    assert RESTARTED in str(server.error)
+    for conn, name in ((1, "A"), (2, "B")):
+        server.greet(conn, hello(name, received=7))
+        assert server.refusal(conn).code == "ended"
+    for conn, name in ((3, "A"), (4, "B")):
+        server.greet(conn, hello(name, incarnation=2))
+    assert not server.stopped
+    assert server.node.waits_for() == []
 
 
 @pytest.mark.parametrize("came", ["A", ""])
@@ -123,3 +126,97 @@ def test_who_comes_anew_is_no_longer_of_an_earlier_run() -> None:
     server.greet(4, hello("B"))
     assert not server.stopped
     assert server.node.waits_for() == []
+
+
+def test_it_ends_when_its_time_is_over_though_time_alone_brought_its_failure_about() -> None:
+    """A worker that has fallen silent is noticed by the clock, which has to go on behind that."""
+    server = Driven("A")
+    server.reach(9, "global/0")
+    server.greet(1, hello("A/0"))
+    while not server.noted("failed"):  # A/0 says nothing; A/1 has never come
+        server.say(9, Beat(0, 0, 0.0), number=0)
+        server.tick(1.0)
+    assert server.noted("failed")[0]["node"] == "A/0"
+    assert not server.stopped
+    server.tick(TOPOLOGY.limits.stop_s)
+    assert server.error.node == "A/0"
+
+
+def test_who_is_away_is_told_when_it_comes_back() -> None:
+    server = local_server()
+    server(Closed(1, "", "connection reset"))
+    server(Closed(9, "global/0", "connection reset"))
+    server.say(2, Ack(99), number=0)  # A/1 breaks the protocol
+    assert not server.stopped
+    server.greet(3, hello("A/0"))
+    server(Fired("dial global/0"))
+    assert isinstance(server.effects[-1], Dial)
+    server.knock(10, "global/0")
+    server.say(10, welcome("global/0"), number=0)
+    told = [server.written(conn)[-1] for conn in (2, 3, 10)]
+    assert told[0] == told[1] == told[2]
+    assert told[0].node == "A"
+    assert "A/1 broke the protocol" in told[0].reason
+    assert server.stopped
+
+
+def test_who_has_refused_a_node_need_not_be_told_that_it_ends() -> None:
+    node = Driven("A/0")
+    node.knock(1, "A")
+    node.say(1, Refuse("identity", "A expects A/1"), number=0)
+    assert node.stopped
+
+
+@pytest.mark.parametrize("restarted", [hello("A", incarnation=2), hello("A", received=99)])
+def test_a_greeting_that_fails_meanwhile_ends_its_connection_alone(restarted: Hello) -> None:
+    server = global_server()
+    server(Closed(2, "", "connection reset"))
+    server(Closed(1, "", "connection reset"))
+    server.greet(3, hello("B", incarnation=2))  # which was restarted: the run cannot go on
+    assert not server.stopped  # A does not know yet
+    server.greet(4, restarted)
+    assert isinstance(server.written(4)[-1], Refuse)
+    assert not server.stopped
+    server.greet(5, hello("A", received=server.node.peer("A").session.known_received))
+    assert server.written(5)[-1].node == "B"
+    assert server.stopped
+
+
+def test_nothing_but_greetings_happens_meanwhile() -> None:
+    server = waiting_for_all()
+    server.say(9, CULPRIT, number=0)
+    before = len(server.effects)
+    server(JobDone(Job(lambda result: server.node.note("done"), lambda: None, 0), None))
+    server.tick(6.0)
+    assert server.noted("done") == []
+    assert not [note for note in server.noted("waiting") if note]
+    assert len(server.noted("failed")) == 1
+    assert len(server.effects) > before  # its own clock
+
+
+def test_a_parent_waits_half_the_time_of_an_end_for_a_child_that_may_not_know() -> None:
+    server = local_server()
+    for conn, worker in ((1, "A/0"), (2, "A/1")):
+        server.say(conn, Leave({"": 0}, (worker,)))
+        server.say(conn, Beat(0, 1, 0.0), number=0)
+    server.say(9, Ack(3), number=0)
+    for conn in (1, 2):
+        server(Closed(conn, "", "connection reset"))
+    server.tick(TOPOLOGY.limits.stop_s / 2)
+    assert not server.stopped
+    server.tick(1.0)
+    assert server.stopped
+    assert server.error is None
+
+
+def test_a_server_whose_parent_does_not_answer_ends_without_saying_that_it_knows() -> None:
+    server = local_server()
+    for conn, worker in ((1, "A/0"), (2, "A/1")):
+        server.say(conn, Leave({"": 0}, (worker,)))
+        server.say(conn, Gone(), number=0)
+        server(Closed(conn, "", "closed by the peer"))
+    for _ in range(round(TOPOLOGY.limits.stop_s) + 2):
+        server.say(9, Beat(0, 0, 0.0), number=0)  # it lives, and acknowledges nothing
+        server.tick(1.0)
+    assert server.stopped
+    assert not [message for message in server.written(9) if isinstance(message, Gone)]

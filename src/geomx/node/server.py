@@ -345,18 +345,19 @@ class Server(BaseNode):
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        """End once every member has left, everybody below has gone, and those above know.
-
-        Whose connection has ended without `Gone` may not know that its leave has come, and is awaited for a while.
-        """
+        """End once every member has left, everybody below has gone, and those above know."""
         if not self._members.all_left or self.stopped:
             return
         self._all_left_at = self._all_left_at or self._now
-        left_s, stop_s = self._now - self._all_left_at, self.limits.stop_s
         below = [peer for name in self._edges.children if (peer := self.peer(name))]
-        below_gone = all(not p.session.is_open and (p.has_gone or left_s > stop_s / 2) for p in below)
-        if left_s > stop_s or (below_gone and self.sink.above.quiet):
-            self.stop()
+        quiet, is_overdue = self.sink.above.quiet, self._now - self._all_left_at > self.limits.stop_s
+        if is_overdue or (quiet and all(map(self._has_gone, below))):
+            self.stop(in_order=quiet)
+
+    def _has_gone(self, child: Peer) -> bool:
+        """Whose connection breaks without `Gone` may not know that its leave has come, and may dial again."""
+        is_silent = child.session.silent_s(self._now) > self.limits.stop_s / 2
+        return not child.session.is_open and (child.has_gone or is_silent)
 
     def may_go(self, peer: Peer) -> bool:
         leaves = self._edges.children.get(peer.name)

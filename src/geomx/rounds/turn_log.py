@@ -117,7 +117,9 @@ class TurnLog:
                 continue
             waiting.append(Waiting(number, cohort, turn.operation, tuple(whom), now - turn.opened))
             if self._turn_s and now - turn.opened > self._turn_s:
-                raise NodeLost(whom[0], f"{waiting[-1]} for {self._turn_s:g} s (limits.turn_s)")
+                raise NodeLost(
+                    whom[0], f"{waiting[-1]} for {now - turn.opened:.0f} s, longer than limits.turn_s"
+                )
             if now - max(turn.opened, turn.reported) >= self._stall_s:
                 turn.reported = now
                 told = ", ".join(map(shown, whom))

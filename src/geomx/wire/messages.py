@@ -291,7 +291,7 @@ class Failure(Message, frozen=True, array_like=True, tag=True):
 
 
 class Gone(Message, frozen=True, array_like=True, tag=True):
-    """The last word of a node that has left in order, and knows that it has: nobody needs to wait for it."""
+    """The last word of a node that has left, and knows that its parent has heard so: nobody needs to wait for it."""
 
 
 AnyMessage = (

@@ -2,7 +2,7 @@
 
 Rules
 1. Messages are numbered 1, 2, 3, ... in each direction, in the order in which they were sent. Number 0 is
-   for what belongs to one connection alone: Challenge, Hello, Welcome, Refuse, Ack, Beat, Failure.
+   for what belongs to one connection alone: Challenge, Hello, Welcome, Refuse, Ack, Beat, Gone, Failure.
 2. A sender keeps every numbered message until the receiver has acknowledged it, and sends the same
    bytes again where that is needed.
 3. A receiver delivers each number once, in whatever order they come (lanes overtake each other). It holds a

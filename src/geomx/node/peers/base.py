@@ -104,13 +104,16 @@ class BaseNode(ABC):
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event; see `geomx.node.contract`."""
-        if self.stopped or not (self._farewell is None or self._farewell.concerns(event)):
+        if self.stopped:
             return []
         self._now = now
         try:
-            if self._violation is not None and self._farewell is None:
+            if self._farewell is not None:
+                self._farewell.handle(event)
+            elif self._violation is not None:
                 raise self._violation
-            self._handlers[type(event)](event)
+            else:
+                self._handlers[type(event)](event)
         except GeomxError as error:
             self._fail(error)
         effects, self._effects = self._effects, []
@@ -191,10 +194,10 @@ class BaseNode(ABC):
     def peer(self, name: str) -> Peer | None:
         return self._peers.get(name)
 
-    def stop(self, error: GeomxError | None = None) -> None:
-        """End this node: hang up everywhere, then tell the driver."""
+    def stop(self, error: GeomxError | None = None, in_order: bool = True) -> None:
+        """End this node: hang up everywhere, then tell the driver. `in_order`: those above know that it has left."""
         reason = str(error) if error else "the run has ended"
-        if error is None:
+        if error is None and in_order:
             self._effects += [Write(conn, 0, Gone()) for conn, peer in self._by_conn.items() if peer.dialled]
         for conn in [*self._by_conn, *self._handshake.connections]:
             self._effects.append(Hangup(conn, reason))
@@ -206,22 +209,21 @@ class BaseNode(ABC):
         raise RunFailed(self.name, reason)
 
     def _fail(self, error: GeomxError) -> None:
-        """End this node with an error, and tell every peer why; also those that are still to come (`farewell`)."""
-        if self._farewell is not None:
-            self.stop(self._farewell.error)
-            return
+        """End this node with an error, and tell every peer why: now, or as soon as it comes (`farewell`)."""
         failure = as_failure(self.name, error)
         self.note("failed", "error", node=failure.node, error=failure.error, reason=failure.reason)
-        late = [name for name in (*self._dials, *self._expects) if not self._has_joined(name)]
-        self._farewell = Farewell(self.name, error, failure, late, self._now + self.limits.stop_s)
+        late = [
+            name for name in (*self._dials, *self._expects) if name != failure.node and self._is_away(name)
+        ]
         for conn in list(self._by_conn):
             self._effects.append(Write(conn, 0, failure))
             self.drop(conn, str(error))
-        self._end_if_told()
+        self._farewell = Farewell(self, self._handshake, error, failure, late, self._tick_s)
 
-    def _end_if_told(self) -> None:
-        if self._farewell is not None and self._farewell.is_over(self._now):
-            self.stop(self._farewell.error)
+    def _is_away(self, name: str) -> bool:
+        """Whether a peer is not connected, and belongs to the run nevertheless."""
+        peer = self._peers.get(name)
+        return peer is None or not (peer.session.is_open or peer.is_told or self.may_go(peer))
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -279,11 +281,9 @@ class BaseNode(ABC):
     def open(self, conn: int, peer: Peer, received: int) -> None:
         """A connection carries a peer's session from now on, which has everything up to `received`."""
         if self._farewell is not None:
-            self._effects.append(Write(conn, 0, self._farewell.told(peer.name)))
-            self.drop(conn, str(self._farewell.error))
-            self._end_if_told()
+            self._farewell.tell(conn, peer.name)
             return
-        self._by_conn[conn], peer.has_gone = peer, False
+        self._by_conn[conn] = peer
         peer.redial_s, peer.trouble, peer.trouble_told = FIRST_REDIAL_S, "", ""
         for number, sent in peer.session.opened(conn, received, self._now):
             self._effects.append(Write(conn, number, sent.message, sent.payload, sent.priority))
@@ -371,15 +371,12 @@ class BaseNode(ABC):
                 self._effects.append(Dial(peer.name))
 
     def _tick(self) -> None:
-        if self._farewell is None:
-            self._watch.tick()
+        self._effects.append(
+            Timer("tick", self._tick_s)
+        )  # before what may fail: time passes for a farewell, too
+        self._watch.tick()
         self._handshake.tick()
-        if self._farewell is None:
-            self.on_tick()
-        else:
-            self._end_if_told()
-        if not self.stopped:
-            self._effects.append(Timer("tick", self._tick_s))
+        self.on_tick()
 
     def whereabouts(self, name: str) -> str:
         """See `Peer.whereabouts`; of whoever is no peer, the name."""

@@ -108,7 +108,7 @@ class Handshake:
         self._greetings[opened.conn] = _Greeting(self._host.now, opened.nonce, opened.certified)
         self._dialled[opened.conn] = peer
         if not self._is_certified(opened.certified, peer.name):
-            self._turn_away(opened.conn, peer, MEANS["certificate"])
+            self._dial_anew(opened.conn, peer, MEANS["certificate"])
 
     def forget(self, conn: int) -> bool:
         """The connection is gone, or to be. Returns whether a peer that we have dialled owes us an answer."""
@@ -141,7 +141,7 @@ class Handshake:
                 self._challenge(conn)
         for conn, peer in list(self._dialled.items()):
             if now - self._greetings[conn].since > peer.session.patience.timeout_s / 3:
-                self._turn_away(conn, peer, "it accepts connections, but does not greet")
+                self._dial_anew(conn, peer, "it accepts connections, but does not greet")
             elif peer.session.patience.resend_s and self._greetings[conn].theirs:
                 self._greet(conn, peer)
         if self._untold and now - self._told_at >= TELL_EVERY_S:
@@ -169,11 +169,12 @@ class Handshake:
     def _on_welcome(self, conn: int, peer: Peer, welcome: Welcome) -> None:
         run = self._host.identity.run
         if not is_proved(welcome.proof, self._proof(conn, "listens", run, peer.name, welcome.incarnation)):
-            self._turn_away(conn, peer, MEANS["proof"])
+            self._dial_anew(conn, peer, MEANS["proof"])
             return
         if peer.session.incarnation not in (0, welcome.incarnation):
             lost = NodeLost(peer.name, RESTARTED)
             self._write(conn, as_failure(self._host.identity.name, lost))  # else it waits for us
+            peer.is_told = True
             raise lost
         peer.session.incarnation = welcome.incarnation
         self._is_known = True
@@ -186,17 +187,21 @@ class Handshake:
         if refusal.code == "held":
             since = self._held_since.setdefault(peer.name, now)
             if now - since > peer.session.patience.timeout_s:
-                raise refused(me.name, peer.name, refusal)
-            self._turn_away(conn, peer, refusal.reason)
+                raise self._refused(peer, refusal)
+            self._dial_anew(conn, peer, refusal.reason)
         elif refusal.code == "fenced" and refusal.newest >= me.incarnation and not self._is_known:
             self._host.identity = replace(
                 me, incarnation=refusal.newest + 1
             )  # this machine's clock is behind
-            self._turn_away(conn, peer, refusal.reason)
+            self._dial_anew(conn, peer, refusal.reason)
         else:
-            raise refused(me.name, peer.name, refusal)
+            raise self._refused(peer, refusal)
 
-    def _turn_away(self, conn: int, peer: Peer, reason: str) -> None:
+    def _refused(self, peer: Peer, refusal: Refuse) -> GeomxError:
+        peer.is_told = True  # it knows that we do not come
+        return refused(self._host.identity.name, peer.name, refusal)
+
+    def _dial_anew(self, conn: int, peer: Peer, reason: str) -> None:
         """Close a connection to whoever is not the peer, or not ready for us, and dial anew."""
         self._host.drop(conn, reason)
         self._host.tell_trouble(peer, reason)
@@ -223,19 +228,13 @@ class Handshake:
             if refusal.code == "returned":
                 raise NodeLost(message.node, RESTARTED)
             if refusal.code == "ended" and known is None:
-                self._on_former(message.node)
+                self.former.add(message.node)
             return
         del self._strangers[conn]
         peer = self._session_of(message, known)
         self._host.emit(Identified(conn, peer.name))
         self.welcome(conn, peer)
         self._host.open(conn, peer, message.received)
-
-    def _on_former(self, name: str) -> None:
-        """Where all have come from an earlier run, that one has ended, and nobody will come to a new one."""
-        self.former.add(name)
-        if self.former.issuperset(self._expects):
-            raise NodeLost(self._host.identity.name, RESTARTED)
 
     def _send_away(self, conn: int, hello: Hello, refusal: Refuse, reason: str) -> None:
         if self._host.now - self._told_at >= TELL_EVERY_S:

@@ -52,6 +52,7 @@ class Peer:
     still_s: float = 0.0  # as it has said last; see `Beat`
     sent: int = 0  # likewise
     has_gone: bool = False  # it has said `Gone`
+    is_told: bool = False  # that this node ends: by itself, or by a greeting that failed
 
     @property
     def whereabouts(self) -> str:

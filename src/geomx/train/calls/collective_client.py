@@ -71,15 +71,13 @@ class CollectiveClient:
         self.turns.setdefault(cohort, 0)
         self._cohort, self._stepped, self._whole = cohort, frozenset(stepped), whole
         self.port.call("attach", layout, settings)
-        self.port.wait(
-            lambda: self._ready is not None, lambda: f"{self.name} waits for the run to take its model"
-        )
+        self.port.wait(lambda: self._ready is not None, lambda: "the run to take the model")
         assert self._ready is not None
         by_slice = self._ready.by_slice
         known = {index for index, (own, everyones) in by_slice.items() if max(own, everyones) >= 0}
         self.port.wait(
             lambda: known <= {index for index, name in self._have if name in (cohort, EVERYONE)},
-            lambda: f"{self.name} waits for the weights of a run that has begun",
+            lambda: "the weights of a run that has begun",
         )
         if not _has_begun(self._ready):
             return True  # whoever was here before may have given some of them
@@ -180,7 +178,7 @@ class CollectiveClient:
             self.port.call("fetch", index, of)
         self.port.wait(
             lambda: wanted <= self._states.keys(),
-            lambda: f"{self.name} waits for the state of {len(wanted - self._states.keys())} slices ({of})",
+            lambda: f"the state of {len(wanted - self._states.keys())} slices ({of})",
         )
         states, self._states = self._states, {}
         return states

@@ -97,8 +97,7 @@ class PartyGroup:
             self._port.give(Done())
 
         work.get_future().add_done_callback(tell)
-        others = f"{self._name} waits for the other workers of its party"
-        self._port.wait(done.is_set, lambda: others, on_run=False)
+        self._port.wait(done.is_set, lambda: "the other workers of the party", on_run=False)
         self._tried(work.wait)
         return found
 
