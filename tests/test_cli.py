@@ -172,7 +172,7 @@ def test_a_taken_address_is_told_before_torch_is_imported(toml: str) -> None:
             [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
         )
     assert done.returncode == 2, done.stderr
-    assert f"geomx: global/0: 1 fault\n  - address: found {address}" in done.stderr
+    assert f"geomx: global/0: 1 fault\n  - global.addresses[0]: found {address}" in done.stderr
 
 
 def test_a_job_of_torchrun_takes_the_workers_ranks_from_there(toml: str) -> None:

@@ -44,13 +44,15 @@ SIGNALS = {
     "interrupt": signal.SIGINT,
 }
 
+LAUNCHER_ENDS = {"kill": -signal.SIGKILL, "interrupt": 130, "term": 130}
+
 
 @dataclass(frozen=True)
 class Row:
     """A fault, and what is promised of it.
 
     `whom`: a node, or the two ends of a link as `A/0-A`, whoever dials first. `for_s`: how long a cut lasts, a stopped
-    process stays so, a killed one is away. `blamed`: who may be named for it; else the node, or the link's two ends.
+    process stays so, a killed one is away. Who may be named for it is the node, or the link's two ends.
     """
 
     what: What
@@ -64,7 +66,7 @@ class Row:
     only: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)  # words of one worker's own
     workers: tuple[int, ...] = (2, 1)
     shards: int = 1
-    blamed: frozenset[str] = frozenset()
+    without: tuple[str, ...] = ()  # nodes that are never started
     launched: bool = False  # by `geomx run`, which tells what came of it
     note: str = ""
 
@@ -138,8 +140,8 @@ def _play_launched(row: Row, run: RealRun) -> Seen:
         launched.close()
         run.close()
     wrong = [f"{node} is left" for node in left]
-    if status is None:
-        wrong.append(f"{LAUNCHER} hangs")
+    if status != (LAUNCHER_ENDS[row.what] if row.whom == LAUNCHER else 1):
+        wrong.append(f"{LAUNCHER} {'hangs' if status is None else f'ends with {status}'}")
     named, said = named_by(launched.printed), last_word(launched.printed)
     if row.whom != LAUNCHER and named != [row.whom]:
         wrong.append(f"{LAUNCHER} names {', '.join(named) or 'nobody'}")
@@ -172,7 +174,7 @@ def _strike(row: Row, run: RealRun) -> float:
         time.sleep(row.for_s)
         start([row.whom], gates=False)
     if row.when == "joining":
-        start(node for node in run.nodes if node not in run.processes)
+        start(node for node in run.nodes if node not in run.processes and node not in row.without)
     return struck_at
 
 
@@ -213,11 +215,12 @@ def _bring(row: Row, run: RealRun, start: Callable[..., None]) -> None:
         for node in first:
             run.until(node, "listens")
         return
-    start(run.nodes)
+    started = [node for node in run.nodes if node not in row.without]
+    start(started)
     if row.when == "joining":
-        run.until(row.whom, "joined\n")
         for worker in run.workers:
-            run.until(worker, "joined\n")
+            if worker in started:
+                run.until(worker, "joined\n")
     elif row.when == "middle":
         run.until(run.workers[-1], f"{row.after}\n")
     elif row.when == "left":
@@ -270,13 +273,15 @@ def _await_end(run: RealRun, nodes: list[str], within_s: float) -> list[str]:
 
 
 def _see(row: Row, run: RealRun, struck_at: float) -> Seen:
-    others = [node for node in run.nodes if not (row.victim_ends and node == row.whom)]
+    others = [
+        node for node in run.nodes if node not in row.without and not (row.victim_ends and node == row.whom)
+    ]
     held = [row.whom] if row.what == "idle" else []  # in the script's own code: it hears nothing
     hung = _await_end(run, [node for node in others if node not in held], BOUND_S)
     ended_s = time.monotonic() - struck_at
     run.let_go()
     hung += _await_end(run, held, BOUND_S)
-    blamed = row.blamed or frozenset(row.ends)
+    blamed = frozenset(row.ends)
     status = {node: run.processes[node].exitcode for node in others}
     printed = {node: run.printed(node) for node in others}
     named = {node: named_by(printed[node]) for node in others if status[node]}
@@ -285,6 +290,8 @@ def _see(row: Row, run: RealRun, struck_at: float) -> Seen:
     wrong = [f"{node} hangs" for node in hung]
     if fate != row.fate:
         wrong.append(f"the run {'is gone' if fate == 'gone' else 'goes on'}")
+    if row.fate == "gone" and row.when in ("joining", "middle"):  # else workers, and servers, may have left
+        wrong += [f"{node} ends as if all were well" for node in others if status[node] == 0]
     for node, names in named.items():
         if node in hung:
             continue

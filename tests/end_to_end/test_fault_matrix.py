@@ -53,6 +53,8 @@ ROWS = [
 # Who waits for whom, and what bounds it; see the table of that name in docs/architecture.md.
 WAITS = [
     *(Row("absent", whom, "joining", note="a start") for whom in NODES),
+    *(Row(what, "A/0", "joining", without=("A/1",), note="another to come") for what in ("kill", "stop")),
+    Row("kill", "B/0", "joining", without=("A/1",), note="another to come"),
     Row("idle", "A/1", "joining", settings=("limits.turn_s=4",), note="attach, turn_s"),
     Row("stop", "A/1", "middle", settings=("sync.policy=esync",), note="esync"),
     Row("stop", "global/0", "middle", settings=("sync.policy=esync wait=true",), note="esync wait=true"),

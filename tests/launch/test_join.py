@@ -19,6 +19,7 @@ from geomx.config import Run
 from geomx.launch import join as join_module
 from geomx.launch.environment import ProcessPlace
 from geomx.launch.join import _settings, join
+from geomx.launch.verdict import EVERYWHERE
 
 BOUND_S = 300.0
 TOML = """
@@ -238,6 +239,7 @@ def test_of_what_came_about_elsewhere_a_watched_node_says_nothing(
         script.stay._say(geomx.Refused("B refused A/0"))
     assert capsys.readouterr().err.splitlines() == [
         "geomx: the run failed at B/0: boom",
+        f"  {EVERYWHERE}",
         "geomx: B refused A/0",
         "geomx: B refused A/0",
     ]

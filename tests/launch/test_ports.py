@@ -78,13 +78,14 @@ def test_an_address_where_somebody_listens_cannot_be_claimed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as door, Ports() as ports:
         address = f"127.0.0.1:{door.getsockname()[1]}"
         with pytest.raises(
-            ConfigError, match=f"global/0: 1 fault\n.*address: found {address}.*already in use"
+            ConfigError,
+            match=f"global/0: 1 fault\n.*global\\.addresses\\[0\\]: found {address}.*already in use",
         ):
             ports.claim(run_at(address), "global/0", by="geomx serve")
 
 
 def test_an_address_of_another_machine_cannot_be_claimed() -> None:
-    with Ports() as ports, pytest.raises(ConfigError, match=r"address: found 192\.0\.2\.1:7000"):
+    with Ports() as ports, pytest.raises(ConfigError, match=r"addresses\[0\]: found 192\.0\.2\.1:7000"):
         ports.claim(run_at("192.0.2.1:7000"), "global/0", by="geomx serve")
 
 

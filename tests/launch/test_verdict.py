@@ -7,7 +7,7 @@ import pytest
 from geomx.errors import NodeLost, RunFailed, WaitTimeout
 from geomx.launch.child import Ended
 from geomx.launch.processes import Outcome
-from geomx.launch.verdict import AGAIN, PATIENCE, blames, first_failure, follows, lost_link
+from geomx.launch.verdict import AGAIN, PATIENCE, VANISHED, blames, first_failure, follows, lost_link
 from geomx.observe.records import Record
 
 
@@ -56,6 +56,12 @@ def test_a_node_that_fell_silent_is_named_though_it_has_not_ended() -> None:
         "A/1",
         "silent for 5 s; its process had not ended",
     )
+
+
+def test_a_worker_whose_process_ended_well_without_leaving_is_named_so() -> None:
+    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False, well=frozenset({"A/1"}))
+    error = first_failure(outcome, [failed(1.0, "A", "A/1", "NodeLost", "silent for 5 s")])
+    assert (error.node, error.reason) == ("A/1", f"{VANISHED}\n  {AGAIN}")
 
 
 def test_what_is_told_while_nodes_are_stopped_says_nothing() -> None:

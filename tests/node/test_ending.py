@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from driven import TOPOLOGY, Driven, global_server, hello, local_server, welcome
+from driven import TOPOLOGY, Driven, attach, global_server, hello, local_server, welcome
+from trees import topology_of
 
 from geomx.errors import NodeLost, RunFailed
 from geomx.node.contract import Called, Closed, Dial, Fired, Job, JobDone
 from geomx.node.peers.handshake import RESTARTED
-from geomx.wire.messages import Ack, Beat, Failure, Gone, Hello, Leave, Refuse, Welcome
+from geomx.wire.messages import Ack, Attached, Beat, Failure, Gone, Hello, Leave, Refuse, Welcome
+from geomx.wire.session import Patience
 
 CULPRIT = Failure("B/0", "ValueError", "no such batch")
 
@@ -220,3 +222,21 @@ def test_a_server_whose_parent_does_not_answer_ends_without_saying_that_it_knows
         server.tick(1.0)
     assert server.stopped
     assert not [message for message in server.written(9) if isinstance(message, Gone)]
+
+
+def test_a_worker_that_stood_still_and_was_awaited_is_said_to_be_back() -> None:
+    patience = Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=60.0)
+    server = Driven("A", topology_of([2, 1], patience=patience))
+    server.reach(9, "global/0")
+    for conn, worker in ((1, "A/0"), (2, "A/1")):
+        attach(worker, server, conn)
+    server.say(9, Attached())
+    for _ in range(8):
+        for conn in (2, 9):
+            server.say(conn, Beat(0, 1, 0.0), number=0)
+        server.tick(1.0)
+    assert [fields["peer"] for fields in server.noted("awaited")] == ["A/0"]
+    assert server.noted("resumed") == []
+    server.say(1, Beat(0, 1, 0.0), number=0)
+    server.tick(1.0)
+    assert [fields["peer"] for fields in server.noted("resumed")] == ["A/0"]

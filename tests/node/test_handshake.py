@@ -194,7 +194,7 @@ def test_a_flood_of_refusals_is_told_a_few_times() -> None:
         server.greet(conn, hello("A/0"))
     assert len(server.noted("refused")) == 1
     server.tick(TELL_EVERY_S)
-    assert [fields["peer"] for fields in server.noted("refused")] == ["A/0", "999 more"]
+    assert [fields["peer"] for fields in server.noted("refused")] == ["A/0", "A/0 (999 times)"]
 
 
 @pytest.mark.parametrize(

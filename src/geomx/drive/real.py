@@ -264,7 +264,11 @@ class Driver:
         try:
             connection = await channel.dial(address, self)
         except (OSError, TimeoutError, GeomxError) as error:
-            self.deliver(Closed(0, peer, str(error) or type(error).__name__))
+            nobody = f"nobody listens at {address}"
+            reason = (
+                nobody if isinstance(error, ConnectionRefusedError) else str(error) or type(error).__name__
+            )
+            self.deliver(Closed(0, peer, reason))
             return
         self._connections[connection.ident] = connection
         self._peer_of[connection.ident] = peer

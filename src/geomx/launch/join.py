@@ -40,7 +40,7 @@ from geomx.launch.environment import (
     read_place,
 )
 from geomx.launch.slow_worker import SlowWorker
-from geomx.launch.verdict import follows
+from geomx.launch.verdict import by_hand, follows
 from geomx.node.contract import asked_to_end
 from geomx.observe.records import Recorder
 from geomx.sync import policies
@@ -299,7 +299,8 @@ class _Stay:
     def _say(self, error: BaseException) -> None:
         """What `geomx run` tells of others itself is not told by each that followed."""
         if not (self._watched and follows(error, self._run.name)):
-            print(f"geomx: {error}", file=sys.stderr, flush=True)
+            said = str(error) if self._watched or self._is_alone else by_hand(error)
+            print(f"geomx: {said}", file=sys.stderr, flush=True)
 
     def _exit_failed(self, error: GeomxError) -> None:
         """End with a status that says so: an exit handler that raises would end with status 0."""

@@ -48,13 +48,13 @@ class Ports(ExitStack):
             ):
                 _try_to_bind(family, place)
         except OSError as error:
-            raise _taken(node, address, error.strerror or str(error)) from error
+            raise _taken(run, node, error.strerror or str(error)) from error
         if sys.platform == "linux":
             name = self.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             try:
                 name.bind(f"\0{by} {address}")
             except OSError as error:
-                raise _taken(node, address, f"another `{by}` of this machine has it") from error
+                raise _taken(run, node, f"another `{by}` of this machine has it") from error
 
 
 def _try_to_bind(family: int, place: Any) -> None:
@@ -66,6 +66,10 @@ def _try_to_bind(family: int, place: Any) -> None:
         sock.bind(place)
 
 
-def _taken(node: str, address: str, reason: str) -> ConfigError:
-    allowed = "an address of this machine with a free port"
-    return ConfigError(node, [Fault("address", address, allowed, reason)])
+def _taken(run: Run, node: str, reason: str) -> ConfigError:
+    address = run.listen_address_of(node)
+    key = "address" if address == run.address_of(node) else "listen"
+    where = f"party.{node}.{key}"
+    if node in run.shard_names:
+        where = f"global.{'addresses' if key == 'address' else key}[{run.shard_names.index(node)}]"
+    return ConfigError(node, [Fault(where, address, "an address of this machine with a free port", reason)])

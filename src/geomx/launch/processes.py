@@ -47,11 +47,13 @@ class Outcome:
     """How a run of processes ended. `failures`: those that ended by themselves and not well, the first first.
 
     `stopped_at`: when the others were stopped, on the monotonic clock; None: all have ended by themselves.
+    `well`: the workers that ended with status 0.
     """
 
     failures: tuple[Ended, ...]
     interrupted: bool
     stopped_at: float | None = field(default=None, compare=False)
+    well: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 class Supervisor:
@@ -79,6 +81,7 @@ class Supervisor:
         self._running: list[Child] = []
         self._failures: list[Ended] = []
         self._interrupts: list[int] = []
+        self._well: set[str] = set()
         self._stop_at: float | None = None
         self._servers_until: float | None = None
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
@@ -97,7 +100,7 @@ class Supervisor:
             finally:
                 for child in list(self._running):
                     self._bury(child)
-        return Outcome(tuple(self._failures), bool(self._interrupts), self._stop_at)
+        return Outcome(tuple(self._failures), bool(self._interrupts), self._stop_at, frozenset(self._well))
 
     def stop(self) -> None:
         """Stop every process: the run has done what it was for."""
@@ -136,6 +139,8 @@ class Supervisor:
             was_stopped = self._is_stopping
             status = self._bury(child)
             lack = "" if status or child.serves else self._lack_of(child.name)
+            if status == 0 and not lack and not child.serves:
+                self._well.add(child.name)
             if (status != 0 or lack) and not was_stopped:
                 self._failures.append(Ended(child.name, status, tuple(child.last_lines), lack=lack))
 

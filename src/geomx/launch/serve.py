@@ -7,16 +7,16 @@ import sys
 
 from geomx.config import Run
 from geomx.drive import loops
-from geomx.errors import GeomxError
+from geomx.errors import ConfigError, GeomxError
 from geomx.launch.environment import read_place
-from geomx.launch.verdict import follows
+from geomx.launch.verdict import by_hand, follows
 from geomx.observe.records import Recorder
 
 FAILED = 1
 
 
 def serve(run: Run, node: str) -> None:
-    """Be the server `node` until the run has ended. Raises what ended it.
+    """Be the server `node` until the run has ended. Raises what ended it, or says it and raises SystemExit.
 
     Asked to end by SIGTERM or Ctrl-C it tells the others, and raises SystemExit with the status that a shell gives such
     an end (143, 130). So it does, with status 1, where another node failed and `geomx run` tells that.
@@ -35,6 +35,9 @@ def serve(run: Run, node: str) -> None:
             raise SystemExit(128 + asked[0]) from error
         if place.watched and follows(error, node):
             raise SystemExit(FAILED) from error
-        raise
+        if place.watched or isinstance(error, ConfigError):
+            raise
+        print(f"geomx: {by_hand(error)}", file=sys.stderr, flush=True)
+        raise SystemExit(FAILED) from error
     finally:
         recorder.close()

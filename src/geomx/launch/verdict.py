@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from geomx.errors import NodeLost, RunFailed
+from geomx.errors import NodeLost, RunFailed, Stalled
 from geomx.launch.child import Ended
 from geomx.launch.processes import Outcome
 from geomx.observe.records import Record
 
 AGAIN = "start it again: where its script loads what run.save() wrote, training goes on from there"
+EVERYWHERE = f"start every node again: {AGAIN.partition(': ')[2]}"
 KILLED = "somebody sent SIGKILL, or the kernel did for want of memory (`dmesg` tells)"
+VANISHED = (
+    "its process ended with status 0 amid the run, and did not leave it: does its script call os._exit()?"
+)
 PATIENCE = "a longer cut is borne with a longer wan.timeout_s, or lan.timeout_s within a party"
 
 
@@ -39,12 +43,19 @@ def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = Fal
     if node not in ended and node in reasons:
         return _with_hints(node, reasons[node], "")
     if node not in ended:
+        if node in outcome.well:
+            return _with_hints(node, VANISHED, "")
         reason = next(r.fields["reason"] for r in told if r.fields["node"] == node)
         return _with_hints(node, f"{reason}; its process had not ended", PATIENCE)
     words = _last_words(ended[node], reasons.get(node, ""), shown)
     if ended[node].lack:
         return RunFailed(node, words)
     return _with_hints(node, words, KILLED if ended[node].how.endswith("SIGKILL") else "")
+
+
+def by_hand(error: BaseException) -> str:
+    """What a node that was started by hand says of its end, and how to go on."""
+    return f"{error}\n  {EVERYWHERE}" if isinstance(error, NodeLost | RunFailed | Stalled) else str(error)
 
 
 def follows(error: BaseException, node: str) -> bool:

@@ -388,6 +388,7 @@ class Server(BaseNode):
     def on_tick(self) -> None:
         """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""
         self._gathering.check_calls()
+        self._awaited.look(self.peer, self._now)
         waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)
         if self.sink.is_top and not self._members.all_left:
             check_stillness(self.still_s(), self.limits.stall_s, waiting)

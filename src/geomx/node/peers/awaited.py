@@ -34,3 +34,11 @@ class Awaited:
     def back(self, peer: Peer) -> None:
         """It has connected again."""
         self._told.pop(peer.name, None)
+
+    def look(self, peer_of: Callable[[str], Peer | None], now: float) -> None:
+        """Say of those that have never gone, but stood still, that they speak again."""
+        for name in list(self._told):
+            peer = peer_of(name)
+            if peer is not None and not peer.session.is_lost(now):
+                del self._told[name]
+                self._note("resumed", "info", peer=name)

@@ -270,7 +270,7 @@ class BaseNode(ABC):
         peer.trouble = reason
         if self._now - self._started >= LATE_S and peer.trouble_told != reason:
             peer.trouble_told = reason
-            self.note("unreachable", "info", peer=peer.name, reason=reason)
+            self.note("unreachable", "warning", peer=peer.name, reason=reason)
 
     def drop(self, conn: int, reason: str) -> None:
         """Close a connection that carries no session, or no longer."""

@@ -89,7 +89,7 @@ class Handshake:
         self._held_since: dict[str, float] = {}  # by peer: it says that our name's holder is there
         self.former: set[str] = set()  # who has come from a run of an earlier process of our name
         self._told_at = -TELL_EVERY_S
-        self._untold = 0  # strangers that were sent away since
+        self._untold: dict[str, int] = {}  # who was sent away since, and how often
 
     @property
     def connections(self) -> list[int]:
@@ -145,7 +145,8 @@ class Handshake:
             elif peer.session.patience.resend_s and self._greetings[conn].theirs:
                 self._greet(conn, peer)
         if self._untold and now - self._told_at >= TELL_EVERY_S:
-            self._tell(f"{self._untold} more", "they did not belong to this run")
+            listed = [f"{name} ({count} times)" for name, count in self._untold.items()]
+            self._tell(", ".join(listed), "as before, or for another reason that it was told")
 
     # -- the side that dials --------------------------------------------------------------------------------
 
@@ -224,7 +225,8 @@ class Handshake:
         known = self._peers.get(message.node)
         refusal = self._refusal(message, known)
         if refusal is not None:
-            self._send_away(conn, message, refusal, refusal.reason)
+            is_new = f"this {self._host.identity.name} is new, and knows nothing of the run that it is in"
+            self._send_away(conn, message, refusal, is_new if refusal.code == "ended" else refusal.reason)
             if refusal.code == "returned":
                 raise NodeLost(message.node, RESTARTED)
             if refusal.code == "ended" and known is None:
@@ -240,12 +242,15 @@ class Handshake:
         if self._host.now - self._told_at >= TELL_EVERY_S:
             self._tell(shown(hello.node), reason)
         else:
-            self._untold += 1
+            name = shown(hello.node)
+            if name not in self._untold and len(self._untold) >= MOST_NAMES:
+                name = "others"
+            self._untold[name] = self._untold.get(name, 0) + 1
         self._write(conn, refusal)
         self._host.drop(conn, reason)
 
     def _tell(self, who: str, reason: str) -> None:
-        self._told_at, self._untold = self._host.now, 0
+        self._told_at, self._untold = self._host.now, {}
         self._host.note("refused", "warning", peer=who, reason=reason)
 
     def _session_of(self, hello: Hello, known: Peer | None) -> Peer:
