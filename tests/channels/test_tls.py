@@ -267,6 +267,33 @@ def test_so_do_those_that_come_all_at_once(loop_name, ours, monkeypatch):
 
 
 @pytest.mark.parametrize("loop_name", LOOPS)
+def test_a_greeting_that_waits_at_the_door_is_not_lost(loop_name, ours):
+    """Of a dialler that the listener takes late, since it was busy or stood still."""
+
+    async def main():
+        theirs = Witness()
+        door = await Tcp(tls=ours).listen(ANY_PORT, theirs, theirs.accept)
+        into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        dialler = ours.client.wrap_bio(into, out, server_hostname="127.0.0.1")
+        with contextlib.suppress(ssl.SSLWantReadError):
+            dialler.do_handshake()
+        with socket.create_connection(split_address(door.address)) as sock:
+            sock.sendall(out.read())  # before the loop has run
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            while not theirs.accepted:
+                into.write(await loop.sock_recv(sock, 1 << 16))
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    dialler.do_handshake()
+                await loop.sock_sendall(sock, out.read())
+                await asyncio.sleep(0.01)
+        theirs.accepted[0].close("done")
+        await door.close()
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
 def test_the_names_in_a_certificate_are_known_at_both_ends(loop_name, tmp_path, authority):
     paths = issue(tmp_path / "named", authority, "127.0.0.1", "geomx:*/A", "https://example.org/x")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from geomx.drive.threads import ThreadPort
+from geomx.drive.threads import SoloThread, ThreadPort
+from geomx.node.contract import Called
 from geomx.observe.records import Recorder
 
 
@@ -25,3 +26,14 @@ def test_a_loop_that_has_left_waits_for_its_nodes_last_word() -> None:
     returned.set()
     thread.join()
     assert order == ["the node ends", "the loop goes on"]
+
+
+def test_a_node_that_has_ended_may_still_be_told_of_its_loop() -> None:
+    """Which waits until it hears of that end, and a moment longer."""
+    thread = SoloThread(Recorder(None, "solo/0"))
+    thread.start()
+    thread.port.call("fail", "enough")
+    thread.stop()
+    call = thread.port._call
+    assert call is not None
+    call(Called("waits", (False,)))

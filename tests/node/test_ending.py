@@ -196,7 +196,7 @@ def test_nothing_but_greetings_happens_meanwhile() -> None:
     assert len(server.effects) > before  # its own clock
 
 
-def test_a_parent_waits_half_the_time_of_an_end_for_a_child_that_may_not_know() -> None:
+def test_a_parent_waits_for_a_child_that_may_not_know_as_long_as_for_any_other() -> None:
     server = local_server()
     for conn, worker in ((1, "A/0"), (2, "A/1")):
         server.say(conn, Leave({"": 0}, (worker,)))
@@ -204,8 +204,11 @@ def test_a_parent_waits_half_the_time_of_an_end_for_a_child_that_may_not_know() 
     server.say(9, Ack(3), number=0)
     for conn in (1, 2):
         server(Closed(conn, "", "connection reset"))
-    server.tick(TOPOLOGY.limits.stop_s / 2)
-    assert not server.stopped
+    timeout_s = server.node.peer("A/0").session.patience.timeout_s
+    for second in range(round(timeout_s)):
+        assert not server.stopped, second
+        server.say(9, Beat(3, 0, 0.0), number=0)
+        server.tick(1.0)
     server.tick(1.0)
     assert server.stopped
     assert server.error is None
@@ -240,3 +243,67 @@ def test_a_worker_that_stood_still_and_was_awaited_is_said_to_be_back() -> None:
     server.say(1, Beat(0, 1, 0.0), number=0)
     server.tick(1.0)
     assert [fields["peer"] for fields in server.noted("resumed")] == ["A/0"]
+
+
+def test_a_link_that_always_breaks_before_a_message_is_through_is_lost() -> None:
+    """Though each greeting arrives, and so nobody is ever silent."""
+    server = local_server()
+    for conn in range(10, 40):
+        server(Closed(conn - 1 if conn > 10 else 1, "", "connection reset"))
+        server.greet(conn, hello("A/0"))
+        for other in (2, 9):
+            server.say(other, Beat(0, 1, 0.0), number=0)
+        server.tick(1.0)
+        if server.stopped:
+            break
+    assert isinstance(server.error, NodeLost)
+    assert server.error.node == "A/0"
+    assert "connections in a row with A broke before one message was through" in str(server.error)
+
+
+def test_a_link_that_breaks_often_and_gets_something_through_is_not() -> None:
+    server = local_server()
+    for conn in range(10, 40):
+        server(Closed(conn - 1 if conn > 10 else 1, "", "connection reset"))
+        server.greet(conn, hello("A/0", received=conn - 10 and server.node.peer("A/0").session.sent - 1))
+        server.node.send(server.node.peer("A/0"), Attached())
+        for other in (2, 9):
+            server.say(other, Beat(0, 1, 0.0), number=0)
+        server.tick(1.0)
+    assert not server.stopped
+
+
+@pytest.mark.parametrize("received", [-1, 99])
+def test_a_welcome_that_lies_names_who_says_it(received: int) -> None:
+    node = Driven("A/0")
+    node.knock(1, "A")
+    node.say(1, welcome("A", received=received), number=0)
+    assert "A broke the protocol" in str(node.error)
+
+
+def test_what_an_unproved_refusal_says_is_shown_in_printable_characters() -> None:
+    node = Driven("A/0")
+    node.knock(1, "A")
+    node.say(1, Refuse("identity", "no\x1b[2J\ngeomx: B/0 is lost"), number=0)
+    assert str(node.error).isprintable()
+
+
+@pytest.mark.parametrize("newest", [1 << 63, (1 << 64) - 1])
+def test_an_incarnation_that_cannot_be_is_not_taken(newest: int) -> None:
+    node = Driven("A/0")
+    node.knock(1, "A")
+    node.say(1, Refuse("fenced", "", (), newest), number=0)
+    assert node.stopped
+
+
+def test_a_restart_is_told_in_our_own_words() -> None:
+    node = Driven("A/0")
+    node.knock(1, "A")
+    node.say(1, Refuse("ended", "it ate the run"), number=0)
+    assert str(node.error) == f"A is lost: {RESTARTED}"
+
+
+def test_what_others_tell_of_a_failure_moves_no_cursor() -> None:
+    server = local_server()
+    server.say(9, Failure("B/0", "ValueError", "two\nlines \x1b[2J"), number=0)
+    assert str(server.error) == "the run failed at B/0: two\nlines ?[2J"

@@ -115,10 +115,18 @@ class TlsDoor:
         self._under_way[transport] = task
 
     async def _shake_hands(self, arriving: _Arriving, transport: asyncio.Transport) -> None:
-        try:
-            secured = await asyncio.get_running_loop().start_tls(
+        loop = asyncio.get_running_loop()
+        shaking = loop.create_task(
+            loop.start_tls(
                 transport, arriving, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_LIMIT_S
             )
+        )
+        try:
+            for _ in range(2):  # one turn of the loop in which it begins, and one in which it may read
+                await asyncio.sleep(0)
+            if not shaking.done() and (hello := arriving.take_early()):
+                feed(cast(asyncio.BufferedProtocol, transport.get_protocol()), hello)
+            secured = await shaking
         except OSError:  # of TLS as well, which `report_to` has told
             transport.abort()
             return
@@ -134,7 +142,11 @@ class TlsDoor:
 
 
 class _Arriving(asyncio.Protocol):
-    """Somebody whose handshake is under way; keeps what comes between its end and the connection's beginning."""
+    """Somebody whose handshake is under way.
+
+    Keeps what comes before it begins (uvloop reads at once, and a pause that is asked for now is forgotten), and
+    then what comes between its end and the connection's beginning.
+    """
 
     def __init__(self, begin: Callable[[_Arriving, asyncio.Transport], None]) -> None:
         self._begin = begin
@@ -142,9 +154,7 @@ class _Arriving(asyncio.Protocol):
         self._has_ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast(asyncio.Transport, transport)
-        stream.pause_reading()  # until the handshake reads
-        self._begin(self, stream)
+        self._begin(self, cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
         self._early += data
@@ -152,6 +162,11 @@ class _Arriving(asyncio.Protocol):
     def eof_received(self) -> bool:
         self._has_ended = True
         return False
+
+    def take_early(self) -> bytes:
+        """What has come until now."""
+        early, self._early = bytes(self._early), bytearray()
+        return early
 
     def hand_over(self, connection: asyncio.BufferedProtocol) -> None:
         """Give what has come to the connection."""

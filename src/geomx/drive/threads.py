@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from geomx.channels.inproc import InProc
@@ -166,7 +167,12 @@ class NodeThread(ABC):
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(driver.run()) for driver in (*others, worker)]
         await asyncio.sleep(0)
-        self.port.connect(lambda event: loop.call_soon_threadsafe(worker.deliver, event))
+
+        def call(event: Called) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the node has ended, which the port tells
+                loop.call_soon_threadsafe(worker.deliver, event)
+
+        self.port.connect(call)
         self._running.set()
         try:
             await asyncio.gather(*tasks)

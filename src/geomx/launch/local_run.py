@@ -63,7 +63,7 @@ def run_here(run: Run, options: RunOptions) -> None:
         with view_of(run, console, options.plain) as view:
             lack_of = _NotJoined(run, records)
             supervisor = Supervisor(
-                view.line, _Tick(view, records), run.limits.stop_s, view.say, lack_of.lack_of
+                view.line, _Tick(view, records), run.limits.stop_s, view.say, lack_of.lack_of, _end_s(run)
             )
             outcome = supervisor.run(commands(run, folder.path, ports, trace=options.trace is not None))
         wall_s = time.monotonic() - started
@@ -140,6 +140,11 @@ def _settled(run: Run, folder: Path, ports: Ports) -> Run:
     except OSError as error:
         raise FileUnwritable(folder / DESCRIPTION, error.strerror or str(error), OTHER_FOLDER) from error
     return run
+
+
+def _end_s(run: Run) -> float:
+    """How long servers may take to end once all workers have: an orderly end, and one of them may be away."""
+    return run.limits.stop_s + max(run.lan.timeout_s, run.wan.timeout_s)
 
 
 class _NotJoined:

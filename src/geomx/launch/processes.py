@@ -2,7 +2,7 @@
 
 Theory of operation. One thread, one loop. Every process leads a group of its own. A run ends in one of six ways:
 
-    all well      the workers end with status 0; the servers, which see that, end within `stop_s`
+    all well      the workers end with status 0; the servers, which see that, end within `end_s`
     a failure     a process ends with another status. The others have `GRACE_S` to hear of it through the run
                   and to end by themselves, each with its own last word; then they are stopped. When a
                   signal killed it, they are stopped at once
@@ -61,6 +61,7 @@ class Supervisor:
 
     `show` is given every line; `tick` is called about ten times a second. `say` is given what the user should know of
     the supervisor itself. `lack_of(worker)` says what a worker that has ended well has not done; "": nothing.
+    `end_s`: how long servers may go on behind the workers; None: `stop_s`.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class Supervisor:
         stop_s: float,
         say: Callable[[str], None] = lambda text: None,
         lack_of: Callable[[str], str] = lambda worker: "",
+        end_s: float | None = None,
     ) -> None:
         self._show = show
         self._tick = tick
         self._stop_s = stop_s
+        self._end_s = stop_s if end_s is None else end_s
         self._say = say
         self._lack_of = lack_of
         self._interrupts_told = 0
@@ -165,7 +168,7 @@ class Supervisor:
             was_killed = self._failures[0].status < 0  # nobody will hear of it from the process itself
             self._stop_at = now if was_killed else now + GRACE_S
         elif self._stop_at is None and all(child.serves for child in self._running):
-            self._servers_until = self._servers_until or now + self._stop_s
+            self._servers_until = self._servers_until or now + self._end_s
             if now >= self._servers_until:
                 overdue = (
                     Ended(child.name, 0, tuple(child.last_lines), overdue=True) for child in self._running

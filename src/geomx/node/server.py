@@ -349,15 +349,17 @@ class Server(BaseNode):
         if not self._members.all_left or self.stopped:
             return
         self._all_left_at = self._all_left_at or self._now
-        below = [peer for name in self._edges.children if (peer := self.peer(name))]
-        quiet, is_overdue = self.sink.above.quiet, self._now - self._all_left_at > self.limits.stop_s
-        if is_overdue or (quiet and all(map(self._has_gone, below))):
-            self.stop(in_order=quiet)
+        edges = filter(None, map(self.peer, (*self._edges.children, *self._dials)))
+        if not any(map(self._awaits, edges)):
+            self.stop(in_order=self.sink.above.quiet)
 
-    def _has_gone(self, child: Peer) -> bool:
-        """Whose connection breaks without `Gone` may not know that its leave has come, and may dial again."""
-        is_silent = child.session.silent_s(self._now) > self.limits.stop_s / 2
-        return not child.session.is_open and (child.has_gone or is_silent)
+    def _awaits(self, peer: Peer) -> bool:
+        """Whether the end waits for a peer: to know, to hang up, or to come back for its leave's acknowledgement."""
+        if peer.dialled and self.sink.above.quiet:
+            return False
+        if peer.session.is_open:
+            return self._now - self._all_left_at <= self.limits.stop_s
+        return not (peer.has_gone or peer.session.is_lost(self._now))
 
     def may_go(self, peer: Peer) -> bool:
         leaves = self._edges.children.get(peer.name)
@@ -372,8 +374,7 @@ class Server(BaseNode):
     def on_away(self, peer: Peer) -> None:
         self._end_if_done()
 
-    def on_acknowledged(self, peer: Peer) -> None:
-        self._end_if_done()
+    on_acknowledged = on_away
 
     # -- waiting --------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from geomx.layout import MOST_SLICES
 from geomx.wire.messages import Message, payload_size
 
 WINDOW = 2 * MOST_SLICES  # a joiner is sent every slice as it stands, and may be sent the next turn behind it
+MOST_FRUITLESS = 5  # connections in a row that break before one message is through
 ACK_EVERY_MESSAGES = 32
 ACK_EVERY_BYTES = 4 << 20
 
@@ -59,8 +60,8 @@ class Session:
     """The state of one edge, at one of its ends. Times are the `now` of the node's events."""
 
     __slots__ = (
-        "_above", "_ack_bytes", "_ack_messages", "conn", "heard", "incarnation", "patience", "peer",
-        "received", "sent", "spoke", "unacknowledged",
+        "_above", "_ack_bytes", "_ack_messages", "_fruitless_since", "_known_at_opening", "conn", "fruitless", "heard",
+        "incarnation", "patience", "peer", "received", "sent", "spoke", "unacknowledged",
     )  # fmt: skip
 
     def __init__(self, peer: str, incarnation: int, patience: Patience, now: float) -> None:
@@ -76,6 +77,8 @@ class Session:
         self._ack_bytes = 0
         self.heard = now
         self.spoke = now
+        self.fruitless = 0  # connections in a row on which nothing that is kept got through
+        self._fruitless_since = self._known_at_opening = -1.0
 
     @property
     def is_open(self) -> bool:
@@ -100,9 +103,11 @@ class Session:
 
     def acknowledged(self, number: int) -> None:
         """The peer has everything up to `number`."""
-        if number > self.sent:
+        if not 0 <= number <= self.sent:
             raise ProtocolError(f"message {number} is acknowledged, {self.sent} were sent")
         kept = self.unacknowledged
+        if number > self.known_received:
+            self.fruitless = 0
         while kept:
             first = next(iter(kept))
             if first > number:
@@ -163,6 +168,10 @@ class Session:
         self.conn = conn
         self.heard = self.spoke = now
         self.acknowledged(received)
+        if self.unacknowledged and self.known_received == self._known_at_opening:
+            self._fruitless_since = self._fruitless_since if self.fruitless else now
+            self.fruitless += 1
+        self._known_at_opening = self.known_received
         again = list(self.unacknowledged.items())
         for number, kept in again:
             self.unacknowledged[number] = kept._replace(at=now)
@@ -184,4 +193,9 @@ class Session:
         return now - self.heard
 
     def is_lost(self, now: float) -> bool:
-        return now - self.heard > self.patience.timeout_s
+        return now - self.heard > self.patience.timeout_s or self.breaks_always(now)
+
+    def breaks_always(self, now: float) -> bool:
+        """Whether it was opened again and again for `timeout_s`, and no message got through: so it would go on."""
+        lasts_s = now - self._fruitless_since
+        return self.fruitless >= MOST_FRUITLESS and lasts_s > self.patience.timeout_s

@@ -48,6 +48,7 @@ from geomx.node.peers.peer import (
     Peer,
     as_failure,
     broken_by,
+    printable,
 )
 from geomx.node.peers.stillness import Stillness
 from geomx.node.peers.watch import Watch
@@ -284,9 +285,11 @@ class BaseNode(ABC):
             self._farewell.tell(conn, peer.name)
             return
         self._by_conn[conn] = peer
-        peer.redial_s, peer.trouble, peer.trouble_told = FIRST_REDIAL_S, "", ""
+        peer.trouble = peer.trouble_told = ""
         for number, sent in peer.session.opened(conn, received, self._now):
             self._effects.append(Write(conn, number, sent.message, sent.payload, sent.priority))
+        if not peer.session.fruitless:
+            peer.redial_s = FIRST_REDIAL_S
         first, peer.joined = not peer.joined, True
         self.note("joined" if first else "resumed", "info", peer=peer.name)
         self.on_open(peer, first)
@@ -328,7 +331,7 @@ class BaseNode(ABC):
         elif isinstance(message, Gone):
             peer.has_gone = True
         elif isinstance(message, Failure):
-            raise RunFailed(message.node, message.reason, message.error)
+            raise RunFailed(message.node, printable(message.reason), message.error)
         elif isinstance(message, Refuse):
             raise refused(self.name, peer.name, message)
         elif isinstance(message, Hello):  # a lossy channel lost our Welcome

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from geomx.errors import Fenced, GeomxError, NodeLost, Refused
+from geomx.errors import Fenced, GeomxError, NodeLost, ProtocolError, Refused
 from geomx.node.contract import Effect, Identified, Opened, Write
-from geomx.node.peers.peer import Identity, Peer, as_failure
+from geomx.node.peers.peer import Identity, Peer, as_failure, broken_by
 from geomx.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -32,6 +32,8 @@ from geomx.wire.session import Patience, Session
 STRANGER_S = 10.0  # how long whoever has not said Hello may stay
 LEAST_STRANGERS = 64  # that are borne at a time, however small the run is
 MOST_DIFFERENCES, MOST_CHARACTERS, MOST_NAMES = 32, 100, 8  # of what is told in a refusal
+MOST_OF_A_REASON = 1000
+LAST = 1 << 63  # no incarnation is as great
 TELL_EVERY_S = 10.0  # of those who are sent away
 SILENT_BEATS = 2  # so many heartbeats unheard, a name's holder no longer keeps it from a newcomer
 HUNG_UP = (
@@ -181,7 +183,7 @@ class Handshake:
         self._is_known = True
         self._held_since.pop(peer.name, None)
         del self._dialled[conn]
-        self._host.open(conn, peer, welcome.received)
+        self._open(conn, peer, welcome.received)
 
     def _on_refuse(self, conn: int, peer: Peer, refusal: Refuse) -> None:
         me, now = self._host.identity, self._host.now
@@ -190,7 +192,7 @@ class Handshake:
             if now - since > peer.session.patience.timeout_s:
                 raise self._refused(peer, refusal)
             self._dial_anew(conn, peer, refusal.reason)
-        elif refusal.code == "fenced" and refusal.newest >= me.incarnation and not self._is_known:
+        elif refusal.code == "fenced" and me.incarnation <= refusal.newest < LAST and not self._is_known:
             self._host.identity = replace(
                 me, incarnation=refusal.newest + 1
             )  # this machine's clock is behind
@@ -236,7 +238,13 @@ class Handshake:
         peer = self._session_of(message, known)
         self._host.emit(Identified(conn, peer.name))
         self.welcome(conn, peer)
-        self._host.open(conn, peer, message.received)
+        self._open(conn, peer, message.received)
+
+    def _open(self, conn: int, peer: Peer, received: int) -> None:
+        try:
+            self._host.open(conn, peer, received)
+        except ProtocolError as error:
+            raise broken_by(peer, error) from error
 
     def _send_away(self, conn: int, hello: Hello, refusal: Refuse, reason: str) -> None:
         if self._host.now - self._told_at >= TELL_EVERY_S:
@@ -338,18 +346,21 @@ def compare(theirs: Mapping[str, Value], ours: Mapping[str, Value]) -> tuple[Dif
 def refused(me: str, by: str, refusal: Refuse) -> GeomxError:
     """The error of a node that was not let in."""
     if refusal.code == "ended":
-        return NodeLost(by, refusal.reason)
-    reason = refusal.reason or MEANS.get(refusal.code, refusal.code)
-    listed = "".join(f"\n  - {d.field}: {me} has {d.yours}, {by} has {d.ours}" for d in refusal.differences)
+        return NodeLost(by, RESTARTED)
+    reason = shown(refusal.reason, MOST_OF_A_REASON) or MEANS.get(refusal.code, shown(refusal.code))
+    differences = [(shown(d.field), shown(d.yours), shown(d.ours)) for d in refusal.differences]
+    listed = "".join(
+        f"\n  - {field}: {me} has {ours}, {by} has {theirs}" for field, ours, theirs in differences
+    )
     kind = Fenced if refusal.code == "fenced" else Refused
     return kind(f"{by} refused {me}: {reason}{listed}")
 
 
-def shown(text: str) -> str:
+def shown(text: str, most: int = MOST_CHARACTERS) -> str:
     """What somebody else has said, short and in printable characters."""
-    start = text[: MOST_CHARACTERS + 1]
+    start = text[: most + 1]
     fit = start if start.isprintable() else ascii(start)
-    return fit if len(fit) <= MOST_CHARACTERS else f"{fit[:MOST_CHARACTERS]}..."
+    return fit if len(fit) <= most else f"{fit[:most]}..."
 
 
 def _fence(name: str, incarnation: int) -> Refuse:

@@ -79,6 +79,11 @@ def broken_by(peer: Peer, error: ProtocolError) -> ProtocolError:
     )
 
 
+def printable(text: str) -> str:
+    """Lines that somebody else has written, without what moves a terminal's cursor."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 def as_failure(me: str, error: GeomxError) -> Failure:
     """What the others are told: the node that failed first, and why."""
     if isinstance(error, RunFailed):

@@ -125,7 +125,7 @@ class AllSkipped:
     def __init__(self, node: str, skips: bool) -> None:
         self._node = node
         self._skips = skips
-        self._turns: set[tuple[str, int]] = set()
+        self._turns: dict[str, set[int]] = {}  # by cohort: since anybody has contributed
 
     def closed(self, slice_: Slice, round_: Round) -> None:
         """A round has closed. Raises NotFinite where it is one too many."""
@@ -134,8 +134,9 @@ class AllSkipped:
         if round_.weight or round_.ended:
             self._turns.clear()
             return
-        self._turns.add((round_.cohort, round_.turn))
-        if len(self._turns) == MOST_SKIPPED:
+        turns = self._turns.setdefault(round_.cohort, set())
+        turns.add(round_.turn)
+        if len(turns) == MOST_SKIPPED:
             raise NotFinite(
                 f"{self._node}: every worker's contribution was left out in {MOST_SKIPPED} steps in a row, up to "
                 f"{when(round_.step, round_.turn)}: nobody's gradients are finite any more. Start again from the last "
