@@ -83,6 +83,29 @@ def test_where_all_skip_nothing_changes(policy: str, place: str) -> None:
     assert whole == [[STEPS] * 3] * len(whole)
 
 
+@pytest.mark.parametrize("policy", ["mixed", "downpour", "hfa k1=1 k2=1"])
+def test_so_does_one_whose_parties_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setattr("geomx.node.slices.finite.MOST_SKIPPED", 4)
+    steps = list[int]()
+
+    def script(run: LiveRun) -> None:
+        model = small_model()
+        model, optimizer = run.attach(model, sgd(model))
+        for step in range(30):
+            run.weight(2)
+            loss = model(torch.ones(2, 20, dtype=torch.float64)).square().mean()
+            optimizer.zero_grad()
+            (loss * math.nan).backward()
+            optimizer.step()
+            steps.append(step)
+
+    with pytest.raises(GeomxError, match="left out in 4 steps in a row"):
+        train([2, 1], script, settings(policy=policies.make(policy)), policy=policy, skips=True)
+    assert 2 <= max(steps) < 12  # not after a step of each of four cohorts, and not never
+
+
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_a_run_in_which_nobody_contributes_any_more_ends(
     monkeypatch: pytest.MonkeyPatch, everywhere: bool

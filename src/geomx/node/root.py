@@ -181,7 +181,7 @@ class Root:
     def closed(self, slice_: Slice, round_: Round) -> None:
         """A round has all its contributions: apply and answer it."""
         carrying = any(has_values(push, slice_) for push, _ in round_.in_order())
-        self._all_skipped.closed(slice_, round_)
+        self._all_skipped.closed(slice_, round_, carrying)
         if round_.kind == "assign":
             self._assign(slice_, round_)
         elif not carrying and round_.weight and not self._lockstep and slice_.index in self._weights:

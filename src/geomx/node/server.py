@@ -362,8 +362,7 @@ class Server(BaseNode):
         return not (peer.has_gone or peer.session.is_lost(self._now))
 
     def may_go(self, peer: Peer) -> bool:
-        leaves = self._edges.children.get(peer.name)
-        if leaves is not None:
+        if (leaves := self._edges.children.get(peer.name)) is not None:
             return self._members.has_left(leaves)
         return self._members.all_left and not peer.dialled
 

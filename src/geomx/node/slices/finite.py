@@ -127,11 +127,11 @@ class AllSkipped:
         self._skips = skips
         self._turns: dict[str, set[int]] = {}  # by cohort: since anybody has contributed
 
-    def closed(self, slice_: Slice, round_: Round) -> None:
-        """A round has closed. Raises NotFinite where it is one too many."""
+    def closed(self, slice_: Slice, round_: Round, carrying: bool) -> None:
+        """A round has closed, `carrying` values or not. Raises NotFinite where it is one too many."""
         if not self._skips or round_.kind != "gradient" or not is_watched(slice_):
             return
-        if round_.weight or round_.ended:
+        if carrying or round_.ended:
             self._turns.clear()
             return
         turns = self._turns.setdefault(round_.cohort, set())
