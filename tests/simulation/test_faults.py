@@ -286,5 +286,5 @@ def test_a_restarted_local_server_ends_the_run_at_once() -> None:
     ends = {node: (int(time), fields["node"]) for time, node, fields in simulator.noted("failed")}
     assert ends == {
         **dict.fromkeys(("global/0", "A", "B", "B/0"), (1, "A")),
-        **dict.fromkeys(("A/0", "A/1"), (15, "A")),  # they dial a server that has gone again
+        **dict.fromkeys(("A/0", "A/1"), (2, "A")),  # it is still there to tell them
     }

@@ -364,7 +364,7 @@ class Server(BaseNode):
     def may_go(self, peer: Peer) -> bool:
         if (leaves := self._edges.children.get(peer.name)) is not None:
             return self._members.has_left(leaves)
-        return self._members.all_left and not peer.dialled
+        return self._members.all_left and (self.sink.above.quiet or not peer.dialled)
 
     def may_return(self, peer: Peer) -> bool:
         """A local server that was restarted has lost what its workers have told it."""
