@@ -83,55 +83,53 @@ def test_where_all_skip_nothing_changes(policy: str, place: str) -> None:
     assert whole == [[STEPS] * 3] * len(whole)
 
 
-@pytest.mark.parametrize("policy", ["mixed", "downpour", "hfa k1=1 k2=1"])
-def test_so_does_one_whose_parties_do_not_wait_for_each_other(
-    monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
-    monkeypatch.setattr("geomx.node.slices.finite.MOST_SKIPPED", 4)
-    steps = list[int]()
+class Spoilt:
+    """A loop of 30 steps, all of whose gradients are NaN behind so many, on all workers or on one. `last`: the step."""
 
-    def script(run: LiveRun) -> None:
+    def __init__(self, after: int, everywhere: bool = True) -> None:
+        self.after, self.everywhere, self.last = after, everywhere, -1
+
+    def __call__(self, run: LiveRun) -> None:
         model = small_model()
         model, optimizer = run.attach(model, sgd(model))
         for step in range(30):
             run.weight(2)
             loss = model(torch.ones(2, 20, dtype=torch.float64)).square().mean()
+            is_nan = step >= self.after and (self.everywhere or run.name == BAD_WORKER)
             optimizer.zero_grad()
-            (loss * math.nan).backward()
+            (loss * (math.nan if is_nan else 1.0)).backward()
             optimizer.step()
-            steps.append(step)
-
-    with pytest.raises(GeomxError, match="left out in 4 steps in a row"):
-        train([2, 1], script, settings(policy=policies.make(policy)), policy=policy, skips=True)
-    assert 2 <= max(steps) < 12  # not after a step of each of four cohorts, and not never
+            self.last = max(self.last, step)
 
 
-@pytest.mark.parametrize("everywhere", [True, False])
-def test_a_run_in_which_nobody_contributes_any_more_ends(
-    monkeypatch: pytest.MonkeyPatch, everywhere: bool
-) -> None:
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("geomx.node.slices.finite.MOST_SKIPPED", 4)
-    steps = list[int]()
 
-    def script(run: LiveRun) -> None:
-        model = small_model()
-        model, optimizer = run.attach(model, sgd(model))
-        spoilt = everywhere or run.name == BAD_WORKER
-        for step in range(10):
-            run.weight(2)
-            loss = model(torch.ones(2, 20, dtype=torch.float64)).square().mean()
-            optimizer.zero_grad()
-            (loss * (math.nan if spoilt and step > 2 else 1.0)).backward()
-            optimizer.step()
-            steps.append(step)
 
-    if not everywhere:
-        train([2, 1], script, settings(), skips=True)
-        return
+@pytest.mark.usefixtures("_impatient")
+def test_a_run_in_which_nobody_contributes_any_more_ends() -> None:
+    script = Spoilt(after=3)
     told = r"failed at global/0: every worker's .* was left out in 4 steps in a row, up to step 7 \(turn 7\)"
     with pytest.raises(RunFailed, match=told):
         train([2, 1], script, settings(), skips=True)
-    assert max(steps) == 5
+    assert script.last == 5
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("policy", ["mixed", "downpour", "hfa k1=1 k2=1"])
+def test_so_does_one_whose_parties_do_not_wait_for_each_other(policy: str) -> None:
+    script = Spoilt(after=0)
+    with pytest.raises(GeomxError, match="left out in 4 steps in a row"):
+        train([2, 1], script, settings(policy=policies.make(policy)), policy=policy, skips=True)
+    assert 2 <= script.last < 12  # not after a step of each of four cohorts, and not never
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_one_worker_that_does_not_contribute_ends_nothing() -> None:
+    script = Spoilt(after=3, everywhere=False)
+    train([2, 1], script, settings(), skips=True)
+    assert script.last == 29
 
 
 def test_a_run_of_one_keeps_its_weights() -> None:
