@@ -10,7 +10,7 @@ from geomx.errors import ProtocolError
 from geomx.layout import MOST_SLICES
 from geomx.wire import session as session_module
 from geomx.wire.messages import Attach, Leave
-from geomx.wire.session import ACK_EVERY_BYTES, ACK_EVERY_MESSAGES, WINDOW, Patience, Session
+from geomx.wire.session import ACK_EVERY_BYTES, ACK_EVERY_MESSAGES, MOST_FRUITLESS, WINDOW, Patience, Session
 
 PATIENCE = Patience(heartbeat_s=1.0, timeout_s=15.0)
 BYE = Leave({"": 1}, ("A/0",))
@@ -166,3 +166,16 @@ def test_a_heartbeat_is_wanted_when_nothing_was_said_on_a_connection():
     assert ours.wants_beat(101.0)
     ours.ack_watermark(101.0)
     assert not ours.wants_beat(101.5)
+
+
+def test_a_link_that_has_often_broken_may_be_slow_once_it_stands():
+    ours = session()
+    ours.enqueue(BYE, None, 0, 0.0)
+    for now in range(MOST_FRUITLESS + 1):
+        ours.opened(now + 1, 0, now)
+    ours.heard = 1000.0
+    assert not ours.is_lost(1000.0)  # it stands, and what it carries may take a while
+    ours.opened(99, 0, 1000.0)
+    assert ours.is_lost(1000.0)
+    ours.acknowledged(1)
+    assert not ours.is_lost(1000.0)

@@ -60,8 +60,8 @@ class Session:
     """The state of one edge, at one of its ends. Times are the `now` of the node's events."""
 
     __slots__ = (
-        "_above", "_ack_bytes", "_ack_messages", "_fruitless_since", "_known_at_opening", "conn", "fruitless", "heard",
-        "incarnation", "patience", "peer", "received", "sent", "spoke", "unacknowledged",
+        "_above", "_ack_bytes", "_ack_messages", "_fruitless_since", "_known_at_opening", "breaks_always", "conn",
+        "fruitless", "heard", "incarnation", "patience", "peer", "received", "sent", "spoke", "unacknowledged",
     )  # fmt: skip
 
     def __init__(self, peer: str, incarnation: int, patience: Patience, now: float) -> None:
@@ -78,6 +78,7 @@ class Session:
         self.heard = now
         self.spoke = now
         self.fruitless = 0  # connections in a row on which nothing that is kept got through
+        self.breaks_always = False  # for longer than `timeout_s`: so it would go on
         self._fruitless_since = self._known_at_opening = -1.0
 
     @property
@@ -107,7 +108,7 @@ class Session:
             raise ProtocolError(f"message {number} is acknowledged, {self.sent} were sent")
         kept = self.unacknowledged
         if number > self.known_received:
-            self.fruitless = 0
+            self.fruitless, self.breaks_always = 0, False
         while kept:
             first = next(iter(kept))
             if first > number:
@@ -171,6 +172,8 @@ class Session:
         if self.unacknowledged and self.known_received == self._known_at_opening:
             self._fruitless_since = self._fruitless_since if self.fruitless else now
             self.fruitless += 1
+            lasts_s = now - self._fruitless_since
+            self.breaks_always = self.fruitless >= MOST_FRUITLESS and lasts_s > self.patience.timeout_s
         self._known_at_opening = self.known_received
         again = list(self.unacknowledged.items())
         for number, kept in again:
@@ -193,9 +196,4 @@ class Session:
         return now - self.heard
 
     def is_lost(self, now: float) -> bool:
-        return now - self.heard > self.patience.timeout_s or self.breaks_always(now)
-
-    def breaks_always(self, now: float) -> bool:
-        """Whether it was opened again and again for `timeout_s`, and no message got through: so it would go on."""
-        lasts_s = now - self._fruitless_since
-        return self.fruitless >= MOST_FRUITLESS and lasts_s > self.patience.timeout_s
+        return now - self.heard > self.patience.timeout_s or self.breaks_always

@@ -115,7 +115,7 @@ class Watch:
         ):  # what lay in the socket is old
             stood = f"it stood still for {self._slept_s:.0f} s (suspended, or starved of processor time)"
             return NodeLost(self._host.identity.name, f"{stood}, and then heard nothing of {peer.name}")
-        if peer.session.breaks_always(self._host.now):
+        if peer.session.breaks_always:
             often = f"{peer.session.fruitless} connections in a row with {self._host.identity.name} broke"
             return NodeLost(
                 peer.name, f"{often} before one message was through: look at the link between them"
