@@ -214,6 +214,8 @@ def _bring(row: Row, run: RealRun, start: Callable[..., None]) -> None:
         start(first)
         for node in first:
             run.until(node, "listens")
+        for party in set(first) - set(run.shards) if row.whom not in run.shards else ():
+            run.until("global/0", f" {party} joined")
         return
     started = [node for node in run.nodes if node not in row.without]
     start(started)
@@ -221,6 +223,9 @@ def _bring(row: Row, run: RealRun, start: Callable[..., None]) -> None:
         for worker in run.workers:
             if worker in started:
                 run.until(worker, "joined\n")
+                run.until(
+                    worker.partition("/")[0], f" {worker} joined"
+                )  # the script may be ahead of its node
     elif row.when == "middle":
         run.until(run.workers[-1], f"{row.after}\n")
     elif row.when == "left":
@@ -244,9 +249,7 @@ def _cut(row: Row, run: RealRun, start: Callable[..., None]) -> float:
         struck_at = time.monotonic()
         way = {"up": "up", "down": "down"}.get(row.what, "both")
         link.cut(reset=row.what == "reset", way=way)
-        until = struck_at + row.for_s
-        while time.monotonic() < until and any(p.is_alive() for p in run.processes.values()):
-            time.sleep(0.1)
+        _await_end(run, run.nodes, row.for_s)
         link.heal()
         _await_end(run, run.nodes, BOUND_S)
     return struck_at

@@ -9,14 +9,15 @@ Rules
    watermark and the numbers above it, never more than `WINDOW` of them.
 4. A session is known by (node, incarnation). The same incarnation resumes, a greater one begins anew and
    fences the older off.
-5. Silence is the only sign of death that counts: a stopped process still accepts connections.
+5. Silence is the sign of death that counts: a stopped process still accepts connections. Beside it counts only that
+   one connection after the other breaks before a message is through.
 
 States, and what moves a session between them:
 
     NEW   --Welcome-->   OPEN
     OPEN  --connection gone, or silent for half of timeout_s (the dialler hangs up)-->   AWAY
     AWAY  --Welcome-->   OPEN            (what was not acknowledged is sent again)
-    OPEN, AWAY  --silent for timeout_s-->   LOST      (for good)
+    OPEN, AWAY  --silent for timeout_s, or breaks_always-->   LOST      (for good)
 """
 
 from __future__ import annotations
