@@ -18,9 +18,10 @@ from geomx.simulate.simulator import Simulator
 from geomx.train import LiveRun, Settings
 
 
-def parties(workers: int = 2) -> dict[str, tuple[str, ...]]:
-    """A and B, of so many workers each."""
-    return {party: tuple(f"{party}/{rank}" for rank in range(workers)) for party in ("A", "B")}
+def parties(workers: int = 2, parties: int = 2) -> dict[str, tuple[str, ...]]:
+    """A, B, ..., of so many workers each."""
+    names = (chr(65 + place) for place in range(parties))
+    return {party: tuple(f"{party}/{rank}" for rank in range(workers)) for party in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,13 @@ def train(
     model: str,
     loop: Callable[[Seat], None],
     goes_on: Callable[[], bool] = lambda: True,
+    batch: int = 32,
 ) -> None:
     """Run `loop` on every worker until all have ended, or as long as `goes_on()`. Raises what a worker has raised."""
     torch.set_num_threads(1)
     reuse_freed_blocks()
     workers = len(plan.workers) // len(plan.parties)
-    cell = Cell("geomx", "", model, 0, "", parties=len(plan.parties), workers=workers)
+    cell = Cell("geomx", "", model, 0, "", parties=len(plan.parties), workers=workers, batch=batch)
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)

@@ -14,20 +14,21 @@ from benchmarks.training import RATE, SGD_RATE, Job, Watch, synthetic_sizes
 
 torch.set_num_threads(1)
 
-CONTEXT = 64  # characters
-LAYERS, HEADS, WIDTH = 6, 6, 384
+CONTEXT, TRAINED_ON, JUDGED_ON = 64, 0.95, 512  # bytes; the share of the text that trains; windows of the rest
+GPTS = {"gpt-1m": (4, 4, 160), "gpt-10m": (6, 6, 384)}  # layers, heads, width
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One worker's share of a workload: a model, whose loss on the next batch can be asked for.
 
-    `accuracy`: None where there is nothing to be right about.
+    `accuracy`, `validation_loss`: of the model as it is by then; None where there is nothing to be right about.
     """
 
     model: nn.Module
     loss: Callable[[nn.Module], torch.Tensor]
     accuracy: Callable[[], float] | None = None
+    validation_loss: Callable[[], float] | None = None
 
 
 def task(job: Job, seed: int = 0) -> Task:
@@ -91,16 +92,19 @@ def accuracy_of(model: nn.Module) -> float:
 
 
 class Gpt(nn.Module):
-    """A small GPT over bytes, about 10.7 million parameters. Takes [n, CONTEXT] int64, gives [n, CONTEXT, 256]."""
+    """A small GPT over bytes. Takes [n, CONTEXT] int64, gives [n, CONTEXT, 256]."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int, heads: int, width: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks, self.last = nn.ModuleList(), nn.LayerNorm(WIDTH)
+        self.tokens, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
+        self.blocks, self.last = nn.ModuleList(), nn.LayerNorm(width)
         shape = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        for _ in range(LAYERS):
-            self.blocks.append(nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, **shape))
-            self.blocks[-1].self_attn = nn.MultiheadAttention(WIDTH, HEADS, bias=False, batch_first=True)
+        for _ in range(layers):
+            self.blocks.append(nn.TransformerEncoderLayer(width, heads, 4 * width, **shape))
+            self.blocks[-1].self_attn = nn.MultiheadAttention(width, heads, bias=False, batch_first=True)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
@@ -112,13 +116,26 @@ class Gpt(nn.Module):
 
 def _gpt(job: Job, order: torch.Generator) -> Task:
     text = torch.from_numpy(data.text())
+    train, rest = text.split([round(TRAINED_ON * len(text)), len(text) - round(TRAINED_ON * len(text))])
+    model = Gpt(*GPTS[job.cell.workload])
 
     def loss(module: nn.Module) -> torch.Tensor:
-        starts = torch.randint(len(text) - CONTEXT - 1, (job.cell.batch,), generator=order)
-        windows = torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
-        return F.cross_entropy(module(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        starts = torch.randint(len(train) - CONTEXT - 1, (job.cell.batch,), generator=order)
+        return _loss_of(module, train, starts)
 
-    return Task(Gpt(), loss)
+    @torch.no_grad()
+    def validation_loss() -> float:
+        starts = torch.linspace(0, len(rest) - CONTEXT - 1, JUDGED_ON).long()
+        losses = [float(_loss_of(model, rest, some)) for some in starts.split(64)]
+        return sum(losses) / len(losses)
+
+    return Task(model, loss, validation_loss=validation_loss)
+
+
+def _loss_of(module: nn.Module, text: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """The mean loss over all bytes of the windows that begin there."""
+    windows = torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
+    return F.cross_entropy(module(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
 class Given(torch.autograd.Function):

@@ -28,6 +28,7 @@ class Lossy(Codec):
     """
 
     lossless = False
+    decay = 1.0  # what is left of a residual when the next values come
 
     def __init__(self, stream: RngKey, tiny: Codec | None) -> None:
         self.stream = stream
@@ -74,7 +75,10 @@ class Lossy(Codec):
             self.room(slice_).check(slice_, peak(values))
             ready = self.prepared(slice_, values, weight)
             return self.compress(slice_, turn, ready.to(working(values.dtype), copy=True), weight)
-        return self.absorb(slice_, turn, self.residual(slice_, values), values, weight)
+        left = self.residual(slice_, values)
+        if self.decay < 1.0:
+            left.mul_(self.decay)
+        return self.absorb(slice_, turn, left, values, weight)
 
     def decode(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
         return self.expand(slice_, payload).to(getattr(torch, slice_.dtype))

@@ -14,6 +14,7 @@ from geomx.codecs.pack import native
 from geomx.codecs.pack.native import Added
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.sparse import Sparse, gathered
+from geomx.errors import ConfigError, Fault
 from geomx.layout import Slice
 
 SPARE = 64  # elements that equal the last one, for which there is room
@@ -23,8 +24,13 @@ SAMPLE, LEAST_RANK, MARGIN = 8192, 8, 1.5  # of the estimate that narrows the se
 class TopK(Sparse):
     """See the module's text."""
 
-    def __init__(self, stream: RngKey, *, ratio: float = 0.01, values: str = "float32") -> None:
+    def __init__(
+        self, stream: RngKey, *, ratio: float = 0.01, values: str = "float32", decay: float = 1.0
+    ) -> None:
         super().__init__(stream, ratio, values)
+        if not 0.0 <= decay <= 1.0:
+            raise ConfigError("codec topk", [Fault("decay", f"{decay}", "a number from 0 to 1")])
+        self.decay = decay
 
     def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         return self.write(largest(left, self._wanted(left)), left)

@@ -1,0 +1,127 @@
+"""Which setting for which model? What policies and codecs cost in loss and accuracy, with Adam and with SGD.
+
+    python benchmarks/adam.py                                    everything that `adam.toml` lists; days on two cores
+    python benchmarks/adam.py --missing --only dense slow-link --models gpt-1m --steps 240 --seeds 1
+
+Equal samples for every setting. The nodes are the real ones, on the simulator's virtual clock: what a setting does to a
+model does not depend on the network, and bytes are counted as they would leave for it. Leaves rows in
+out/bench/adam.jsonl.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+
+from benchmarks import sweep, training, virtual
+from geomx.codecs.spec import slices_wanted
+from geomx.node.topology import Edge, Topology
+from geomx.simulate.simulator import Network, Simulator
+from geomx.sync import policies
+from geomx.sync.contract import GradientStep
+from geomx.train import Settings
+
+NETWORK = Network(rate_mbps=10_000.0, delay_ms=0.1)  # its times are not reported
+SETTINGS = sweep.table_of("adam")
+GPT_RATE, WARM_UP, LAST_RATE, CLIP = 2e-3, 10, 0.1, 1.0
+SAMPLES = {"gpt": 32, "cnn": 128}  # of all workers together, in a step
+
+
+def optimizer_of(kind: str, codec_up: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW, Adam, or SGD with momentum: where the codec has it (Deep Gradient Compression), the optimizer has none."""
+    if kind == "AdamW":
+        parameters = list(model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=GPT_RATE, betas=(0.9, 0.95))
+    if kind == "Adam":
+        return torch.optim.Adam(model.parameters(), lr=training.RATE)
+    return torch.optim.SGD(model.parameters(), lr=training.SGD_RATE, momentum=0.0 if "momentum" in codec_up else 0.9)
+
+
+def schedule_of(kind: str, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+    """The language models warm up, then fall to a tenth; the CNNs fall to 0."""
+    if kind != "AdamW":
+        return CosineAnnealingLR(optimizer, steps)
+    cosine = CosineAnnealingLR(optimizer, steps - WARM_UP, LAST_RATE * GPT_RATE)
+    return SequentialLR(optimizer, [LinearLR(optimizer, 0.1, 1.0, WARM_UP), cosine], [WARM_UP])
+
+
+def trained(setting: str, model: str, optimizer: str, shape: str, steps: int, seed: int) -> dict[str, Any]:
+    """One run; its row."""
+    chosen = SETTINGS[setting]
+    policy, codec_up, codec_down = (chosen.get(key, default) for key, default in DEFAULTS.items())
+    parties, workers = map(int, shape.split("x"))
+    plan = Topology("adam", virtual.parties(workers, parties), wan=Edge(codec_up, codec_down), policy=policy)
+    simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
+    rule = policies.make(policy)
+    is_gradient = rule.plans is GradientStep
+    batch = SAMPLES[model.partition("-")[0]] // (parties * workers)
+
+    def loop(seat: virtual.Seat) -> None:
+        task, clips = seat.task, optimizer == "AdamW"
+        found["parameters"] = sum(p.numel() for p in task.model.parameters())
+        own = optimizer_of(optimizer, codec_up, task.model)
+        clip_norm = CLIP if clips and is_gradient else None
+        attached, shared = seat.run.attach(task.model, own, clip_norm=clip_norm)
+        schedule = schedule_of(optimizer, shared, steps)
+        for _ in range(steps):
+            shared.zero_grad()
+            task.loss(attached).backward()
+            if clips and not is_gradient:
+                torch.nn.utils.clip_grad_norm_(task.model.parameters(), CLIP)
+            shared.step()
+            schedule.step()
+        if seat.run.is_first:
+            if task.accuracy is not None:
+                found["accuracy"] = task.accuracy()
+            if task.validation_loss is not None:
+                found["validation_loss"] = task.validation_loss()
+
+    started = time.monotonic()
+    settings = Settings(weight="equal", seed=seed, policy=rule, slices=slices_wanted(codec_up, codec_down))
+    virtual.train(plan, simulator, settings, model, loop, batch=batch)
+    row = {"setting": setting, "policy": policy, "codec_up": codec_up, "codec_down": codec_down}
+    row |= {"model": model, "optimizer": optimizer, "shape": shape, "steps": steps, "seed": seed, **found}
+    # The first weights cross once, up from the first party and down to each.
+    up, down = virtual.wan_bytes(plan, simulator)
+    first, dense = 4 * found["parameters"], 4 * found["parameters"] * parties * steps
+    row |= {"wan_mb_up": up / 1e6, "wan_mb_down": down / 1e6}
+    row |= {"fewer_up": dense / (up - first), "fewer_down": dense / (down - first * parties)}
+    return row | {"took_s": time.monotonic() - started}
+
+
+DEFAULTS = {"policy": "fsa", "up": "dense", "down": "dense"}
+
+
+def main() -> None:
+    parser = sweep.parser_of(__doc__, "adam")
+    parser.add_argument("--models", nargs="+", default=["gpt-1m"])
+    parser.add_argument("--optimizers", nargs="+", default=["AdamW"])
+    parser.add_argument("--shapes", nargs="+", default=["2x1"], help="parties x workers of each")
+    parser.add_argument("--steps", nargs="+", type=int, default=[240])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=SETTINGS, metavar="SETTING")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
+    options = parser.parse_args()
+    grid = {
+        "model": options.models,
+        "optimizer": options.optimizers,
+        "shape": options.shapes,
+        "steps": options.steps,
+        "seed": options.seeds,
+        "setting": options.only,
+    }
+    sweep.run(trained, grid, options)
+
+
+if __name__ == "__main__":
+    main()
