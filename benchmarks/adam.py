@@ -44,7 +44,9 @@ def optimizer_of(kind: str, codec_up: str, model: torch.nn.Module) -> torch.opti
         return torch.optim.AdamW(groups, lr=GPT_RATE, betas=(0.9, 0.95))
     if kind == "Adam":
         return torch.optim.Adam(model.parameters(), lr=training.RATE)
-    return torch.optim.SGD(model.parameters(), lr=training.SGD_RATE, momentum=0.0 if "momentum" in codec_up else 0.9)
+    return torch.optim.SGD(
+        model.parameters(), lr=training.SGD_RATE, momentum=0.0 if "momentum" in codec_up else 0.9
+    )
 
 
 def schedule_of(kind: str, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:

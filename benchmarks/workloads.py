@@ -14,7 +14,11 @@ from benchmarks.training import RATE, SGD_RATE, Job, Watch, synthetic_sizes
 
 torch.set_num_threads(1)
 
-CONTEXT, TRAINED_ON, JUDGED_ON = 64, 0.95, 512  # bytes; the share of the text that trains; windows of the rest
+CONTEXT, TRAINED_ON, JUDGED_ON = (
+    64,
+    0.95,
+    512,
+)  # bytes; the share of the text that trains; windows of the rest
 GPTS = {"gpt-1m": (4, 4, 160), "gpt-10m": (6, 6, 384)}  # layers, heads, width
 
 

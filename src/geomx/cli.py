@@ -55,6 +55,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error(f"cannot make sense of {' '.join(wrong or rest)} (settings are given as key=value)")
     if "overrides" in arguments:
         arguments.overrides += rest  # those between options
+    if getattr(arguments, "strict", False):
+        arguments.overrides.append("run.strict=true")
     arguments.command = argv[end + 1 :]
     return arguments
 
@@ -71,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
     run.add_argument("--keep", action="store_true", help="keep the run's folder, with its records")
     run.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+    _add_strict(run)
 
     serve = _command(commands, "serve", _serve, "run one server of a run")
     serve.add_argument("--role", choices=("global", "local"), required=True)
@@ -92,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="this machine runs no node: do not look for the script and the certificates",
     )
+    _add_strict(check)
 
     plan = _command(
         commands, "plan", _plan, "predict which algorithm and codecs would be fastest, and for what"
@@ -117,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--algorithm", action="append", default=[], metavar="POLICY", help=text)
     plan.add_argument("--codec", action="append", default=[], metavar="UP[;DOWN]", help=text)
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the predictions as JSON")
+    _add_strict(plan)
 
     text = "make the report of a run on several machines"
     report = _command(commands, "report", _report, text, records="the folder with the nodes' records")
@@ -159,6 +164,12 @@ def _command(
     command.add_argument("overrides", nargs="*", metavar="key=value", help="settings in place of the file's")
     command.set_defaults(action=action)
     return command
+
+
+def _add_strict(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--strict", action="store_true", help="make an error of what is known to cost accuracy"
+    )
 
 
 class _Version(argparse.Action):

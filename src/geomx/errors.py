@@ -155,6 +155,10 @@ class RecordsUnreadable(GeomxError):
     """A file of records holds something else."""
 
 
+class SameData(GeomxError):
+    """Two parties train on the same samples, which `run.strict` makes an error: `run.shard(loader, over="run")`."""
+
+
 class DataMissing(GeomxError):
     """A data set is not on this machine; the message says how to get it."""
 

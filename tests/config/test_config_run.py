@@ -255,6 +255,7 @@ OTHER_VALUES = {
     "run.secret_file": "other.secret",
     "run.on_nonfinite": "skip",
     "run.ledger": "true",
+    "run.strict": "true",
     "sync.policy": "other:Policy",
     "sync.weight": "equal",
     "sync.buffers": "average",

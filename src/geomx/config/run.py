@@ -23,6 +23,7 @@ AGREED = (
     "run.seed",
     "run.shards",
     "run.on_nonfinite",
+    "run.strict",
     "run.ledger",
     "sync.policy",
     "sync.weight",

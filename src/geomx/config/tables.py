@@ -103,6 +103,11 @@ class RunTable(Table):
         "the run ends, and names worker, parameter and step; `skip`: it counts nothing, and the run goes on; see "
         "[numbers that are not finite](training-loop.md#when-a-gradient-is-nan-or-inf).",
     )
+    strict: bool = Field(
+        False,
+        description="Whether what is known to cost accuracy, and is told as a warning else, is an error; "
+        "`--strict` on the command line.",
+    )
     ledger: bool = Field(
         False, description="Carry an int64 slice that counts every contribution, as a proof of exactly-once."
     )

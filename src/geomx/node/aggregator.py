@@ -13,6 +13,7 @@ from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.server import Server
 from geomx.node.slices.finite import Sum, annotated, skipped, tried, when
+from geomx.node.slices.payloads import has_values
 from geomx.node.slices.slice_state import (
     Planes,
     answer_state,
@@ -25,10 +26,11 @@ from geomx.node.slices.slice_state import (
     without,
 )
 from geomx.node.slices.update_stream import UpdateDecoder
-from geomx.node.uplink import Uplink, has_values
+from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.round import Round
 from geomx.wire.messages import (
+    Advice,
     Allowance,
     Attached,
     Fetch,
@@ -193,8 +195,8 @@ class Aggregator:
             self._server.down.restore(slice_, within("down.", kept))
         self._server.answer(update, payload)
 
-    def allowed(self, allowance: Allowance) -> None:
-        self._server.tell(allowance)
+    def told(self, message: Allowance | Advice) -> None:
+        self._server.tell(message)
 
     def fetched(self, state: State, payload: Any) -> None:
         reply = self._replies.pop(state.token, None)

@@ -11,6 +11,7 @@ from geomx.errors import UnknownName
 from geomx.node.aggregator import Aggregator
 from geomx.node.peers.peer import Identity
 from geomx.node.root import Root
+from geomx.node.same_data import SameDataWatch
 from geomx.node.server import ChildEdges, Server
 from geomx.node.slices.clipping import Clipping
 from geomx.node.slices.update_stream import UpdateDecoder, UpdateEncoder
@@ -86,6 +87,7 @@ def make_shard(topology: Topology, name: str, incarnation: int = 1) -> Server:
         dials={} if name == lead else {lead: topology.wan.patience},
         others=dict.fromkeys(others, topology.wan.patience),
         step_controller=policy if name == lead and isinstance(policy, StepController) else None,
+        same_data=SameDataWatch(topology.strict) if name == lead else None,
     )
 
 

@@ -32,6 +32,7 @@ from geomx.node.slices.finite import (
     tried,
     when,
 )
+from geomx.node.slices.payloads import has_values
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import (
     WEIGHTS,
@@ -45,7 +46,6 @@ from geomx.node.slices.slice_state import (
     within,
 )
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for
-from geomx.node.uplink import has_values
 from geomx.optim.clip import square_sum
 from geomx.optim.contract import Compensation, RootOptimizer, SliceState
 from geomx.rounds.round import Round
@@ -55,6 +55,7 @@ from geomx.wire.messages import (
     Hyperparameters,
     Message,
     Norms,
+    Sampled,
     Scale,
     State,
     Stepped,
@@ -165,8 +166,8 @@ class Root:
         if payload_size(message):
             raise ProtocolError(f"{type(message).__name__} announces a payload to a shard beside it")
 
-    def stepped(self, message: Stepped) -> None:
-        raise ProtocolError(f"{message.worker} tells its steps where no policy asks for them")
+    def for_first_shard(self, message: Stepped | Sampled) -> None:
+        raise ProtocolError(f"{message.worker} tells {type(message).__name__} where nobody asks for it")
 
     def at_barrier(self, message: Calling) -> None:
         """Nobody above needs to know."""

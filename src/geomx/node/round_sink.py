@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from geomx.layout import Layout, Slice
 from geomx.node.peers.peer import Handler
 from geomx.rounds.round import Round
-from geomx.wire.messages import Calling, Fetch, Hyperparameters, State, Stepped, Value
+from geomx.wire.messages import Calling, Fetch, Hyperparameters, Sampled, State, Stepped, Value
 
 
 class Above(Handler, Protocol):
@@ -17,8 +17,8 @@ class Above(Handler, Protocol):
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
         """Hyper-parameters that pushes will name."""
 
-    def stepped(self, message: Stepped) -> None:
-        """A worker below has taken a step on its own."""
+    def for_first_shard(self, message: Stepped | Sampled) -> None:
+        """A worker below tells the first shard something."""
 
     def at_barrier(self, message: Calling) -> None:
         """Everybody below has come to a call of the whole run."""

@@ -28,10 +28,11 @@ from geomx.node.peers.base import BaseNode
 from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
+from geomx.node.same_data import SameDataWatch
 from geomx.node.slices.join_state import JoinState, check_reached
-from geomx.node.slices.payloads import pack_turns, unpack_layout
+from geomx.node.slices.payloads import check_size, pack_turns, unpack_layout
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
-from geomx.node.uplink import has_values, priority_of
+from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import EVERYONE, Members
 from geomx.rounds.round import Round
@@ -39,6 +40,7 @@ from geomx.rounds.step_control import StepControl
 from geomx.rounds.turn_log import TurnLog, check_stillness
 from geomx.sync.contract import GradientStep, Policy, StepController, cohort_of
 from geomx.wire.messages import (
+    Advice,
     Allowance,
     Attach,
     Attached,
@@ -50,6 +52,7 @@ from geomx.wire.messages import (
     Push,
     Reached,
     Refuse,
+    Sampled,
     Stepped,
     Update,
     Value,
@@ -58,7 +61,6 @@ from geomx.wire.messages import (
 from geomx.wire.session import Patience
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
-PLANES_LIMIT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Server(BaseNode):
     """See the module's text. `make_sink(server)` gives it its aggregator or root; `others`: shards that dial us.
 
     `step_controller`: the policy again, where this is the first shard and the policy sets the workers' pace.
+    `same_data`: of the first shard alone.
     """
 
     def __init__(
@@ -87,12 +90,14 @@ class Server(BaseNode):
         dials: dict[str, Patience] | None = None,
         others: dict[str, Patience] | None = None,
         step_controller: StepController | None = None,
+        same_data: SameDataWatch | None = None,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
         super().__init__(identity, limits, dials or {}, expects)
         self._edges = edges
         self._policy = policy
         self._step_control = StepControl(step_controller, self.tell)
+        self._same_data = same_data
         self._members = Members(leaf for leaves in edges.children.values() for leaf in leaves)
         self._gathering = Gathering(policy, self._members, self._closed)
         self.sink = make_sink(self)
@@ -139,12 +144,12 @@ class Server(BaseNode):
             self.emit(Began())
         self._gathering.answered(slice_, self._now)
 
-    def tell(self, allowance: Allowance) -> None:
-        """Send a worker word of how many steps it may take."""
+    def tell(self, message: Allowance | Advice) -> None:
+        """Send a worker word from the first shard."""
         for name, leaves in self._edges.children.items():
             child = self.peer(name)
-            if allowance.worker in leaves and child is not None and not self._members.has_left(leaves):
-                self.send(child, allowance)
+            if message.worker in leaves and child is not None and not self._members.has_left(leaves):
+                self.send(child, message)
 
     def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""
@@ -173,8 +178,8 @@ class Server(BaseNode):
             self._on_attach(peer, message, payload)
         elif isinstance(message, Reached):
             self._on_reached(leaves, message)
-        elif isinstance(message, Stepped):
-            self._on_stepped(leaves, message)
+        elif isinstance(message, Stepped | Sampled):
+            self._on_told(leaves, message)
         elif isinstance(message, Calling):
             self._gathering.at_barrier(set(leaves), message.turn, self._now)
         elif isinstance(message, Fetch):
@@ -188,26 +193,13 @@ class Server(BaseNode):
     def check_payload(self, peer: Peer, message: Message) -> None:
         """Whether a child may send a payload of that size."""
         if isinstance(message, Push):
-            self._check_size(self._slice(message.slice), message)
+            slice_ = self._slice(message.slice)
+            check_size(message, slice_, codec_for(slice_, message.kind, self._edges.up))
         elif payload_size(message) and not isinstance(message, Attach):
             raise ProtocolError(f"{type(message).__name__} announces a payload")
         elif payload_size(message) > LAYOUT_LIMIT_BYTES:
             raise ProtocolError(
                 f"a layout of {payload_size(message)} bytes is announced; at most {LAYOUT_LIMIT_BYTES} are read"
-            )
-
-    def _check_size(self, slice_: Slice, push: Push) -> None:
-        carries = has_values(push, slice_)
-        if push.kind == "assign":
-            count = carries + len(push.planes)
-            fits = len(push.planes) <= PLANES_LIMIT and push.size == count * slice_.size_bytes
-        elif carries:
-            fits = codec_for(slice_, push.kind, self._edges.up).accepts(slice_, push.size)
-        else:
-            fits = push.size == 0
-        if not fits:
-            raise ProtocolError(
-                f"{push.size} bytes are announced for slice {slice_.index}, which do not fit it"
             )
 
     def _on_attach(self, peer: Peer, message: Attach, payload: Any) -> None:
@@ -313,13 +305,21 @@ class Server(BaseNode):
         check_reached(message)
         self._join_state.reached(message)
 
-    def _on_stepped(self, leaves: tuple[str, ...], message: Stepped) -> None:
-        if message.worker not in leaves or message.steps < 1 or not 0.0 <= message.seconds < math.inf:
-            raise ProtocolError(
-                f"step {message.steps} of {message.worker} in {message.seconds} s; members: {', '.join(leaves)}"
-            )
-        if not self._step_control.stepped(message, self._now):
-            self.sink.above.stepped(message)
+    def _on_told(self, leaves: tuple[str, ...], message: Stepped | Sampled) -> None:
+        """A worker tells the first shard something."""
+        if message.worker not in leaves:
+            raise ProtocolError(f"{type(message).__name__} of {message.worker}; members: {', '.join(leaves)}")
+        if isinstance(message, Sampled) and self._same_data is not None:
+            if text := self._same_data.sampled(message):
+                self._advise(text)
+        elif isinstance(message, Sampled) or not self._step_control.stepped(message, self._now):
+            self.sink.above.for_first_shard(message)
+
+    def _advise(self, text: str) -> None:
+        """Tell everybody: this server's log, and a worker of each party."""
+        self.note("advice", "warning", text=text)
+        for leaves in self._edges.children.values():
+            self.tell(Advice(leaves[0], text))
 
     def _children(self, cohort: str) -> tuple[str, ...]:
         """The children below which a cohort's members are."""

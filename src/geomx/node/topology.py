@@ -43,6 +43,7 @@ class Topology:
     seed: int = 0
     collective: frozenset[str] = frozenset()  # the parties whose workers reduce among themselves
     skips: bool = False  # whether contributions that are not finite are skipped, and the run goes on
+    strict: bool = False  # whether what is known to cost accuracy ends the run
     flat: bool = False  # a tree of depth one: every worker is a child of the root
     secret: bytes = field(default=b"", repr=False)  # of the run, see `geomx.wire.proof`
 
@@ -62,6 +63,7 @@ class Topology:
             manifest=run.manifest(),
             seed=run.run.seed,
             skips=run.run.on_nonfinite == "skip",
+            strict=run.run.strict,
             collective=frozenset(party.name for party in run.parties if party.inside == "collective"),
             secret=secret,
         )

@@ -24,6 +24,7 @@ from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
 from geomx.node.slices.update_stream import UpdateDecoder, codec_for
 from geomx.wire.messages import (
+    Advice,
     Allowance,
     Attach,
     Attached,
@@ -36,13 +37,13 @@ from geomx.wire.messages import (
     Of,
     Push,
     Reached,
+    Sampled,
     State,
     Stepped,
     Update,
     Value,
     payload_size,
 )
-from geomx.wire.presence import is_absent
 
 HYPERS_KEPT = 1024
 
@@ -56,8 +57,8 @@ class UplinkOwner(Protocol):
     def answered(self, update: Update, payload: Any) -> None:
         """A slice's round has closed at the root."""
 
-    def allowed(self, allowance: Allowance) -> None:
-        """How many steps a worker may take."""
+    def told(self, message: Allowance | Advice) -> None:
+        """Word for a worker from the first shard."""
 
     def fetched(self, state: State, payload: Any) -> None:
         """An answer to `fetch`."""
@@ -147,7 +148,7 @@ class Uplink:
     def reached(self, message: Reached) -> None:
         self._tell_all(message)
 
-    def stepped(self, message: Stepped) -> None:
+    def for_first_shard(self, message: Stepped | Sampled) -> None:
         self._node.send(self._parent(self.parents[0]), message)
 
     def fetch(self, token: int, index: int, of: Of) -> None:
@@ -189,8 +190,8 @@ class Uplink:
             self._attached[peer.name] = unpack_turns(payload)
             if len(self._attached) == len(self.parents):
                 self._owner.attached(self._turns(), message)
-        elif isinstance(message, Allowance):
-            self._owner.allowed(message)
+        elif isinstance(message, Allowance | Advice):
+            self._owner.told(message)
         elif isinstance(message, State):
             self._slice(message.slice)
             self._owner.fetched(message, payload)
@@ -245,8 +246,3 @@ class Uplink:
 def priority_of(slice_: Slice) -> int:
     """A slice's lane (P3): what the next forward needs first overtakes the rest. 0 is for control."""
     return min(1 + slice_.priority, 65_535)
-
-
-def has_values(push: Push, slice_: Slice) -> bool:
-    """Whether a push carries anything."""
-    return not is_absent(push.present, len(slice_.parts))

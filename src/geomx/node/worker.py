@@ -16,19 +16,21 @@ from geomx.codecs.contract import Codec
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
 from geomx.node.peers.base import BaseNode
-from geomx.node.peers.peer import Handler, Identity, Limits, Peer
+from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.wire.messages import (
+    Advice,
     Allowance,
     Attached,
     Hyperparameters,
     Of,
     Push,
     Reached,
+    Sampled,
     State,
     Stepped,
     Update,
@@ -89,7 +91,10 @@ class Worker(BaseNode):
         self._uplink.reached(message)
 
     def stepped(self, turn: int, steps: int, seconds: float) -> None:
-        self._uplink.stepped(Stepped(self.name, turn, steps, seconds))
+        self._uplink.for_first_shard(Stepped(self.name, turn, steps, seconds))
+
+    def sampled(self, digest: bytes) -> None:
+        self._uplink.for_first_shard(Sampled(self.name, digest))
 
     def waits(self, does: bool) -> None:
         self._loop_waits = does
@@ -129,8 +134,11 @@ class Worker(BaseNode):
 
         self._uplink.slice_jobs.run(slice_.index, work, done, down.codec.cost_bytes(slice_))
 
-    def allowed(self, allowance: Allowance) -> None:
-        self.emit(Notify(Allowed(allowance.turn, allowance.steps)))
+    def told(self, message: Allowance | Advice) -> None:
+        if isinstance(message, Advice):
+            self.note("advice", "warning", text=printable(message.text))
+        else:
+            self.emit(Notify(Allowed(message.turn, message.steps)))
 
     def fetched(self, state: State, payload: Any) -> None:
         self.emit(Notify(Fetched(state.slice, unpack_state(self._slice(state.slice), state, payload))))

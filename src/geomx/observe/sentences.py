@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SENTENCES = {
+    "advice": "{text}",
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is away: {reason}",
     "awaited": "{peer} is lost; waiting for it to be started again, for {seconds:.0f} s at most",

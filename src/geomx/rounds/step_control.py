@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
+from geomx.errors import ProtocolError
 from geomx.rounds.membership import EVERYONE
 from geomx.sync.contract import StepController
 from geomx.wire.messages import Allowance, Push, Stepped, Update
@@ -20,7 +22,9 @@ class StepControl:
         self._tell = tell
 
     def stepped(self, message: Stepped, now: float) -> bool:
-        """A worker has taken a step; whether that was for this server to know."""
+        """A worker has taken a step; whether that was for this server to know. Raises `ProtocolError`."""
+        if message.steps < 1 or not 0.0 <= message.seconds < math.inf:
+            raise ProtocolError(f"{message.worker} told step {message.steps} in {message.seconds} s")
         if self._step_controller is None:
             return False
         worker, turn = message.worker, message.turn

@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Kind = Literal["gradient", "mean", "assign"]
 Value = str | int | float | bool | None
@@ -204,6 +204,13 @@ class Stepped(Message, frozen=True, array_like=True, tag=True):
     seconds: float
 
 
+class Sampled(Message, frozen=True, array_like=True, tag=True):
+    """To the first shard, before a worker's first step: a digest of the sample that it begins with."""
+
+    worker: str
+    digest: bytes
+
+
 class Calling(Message, frozen=True, array_like=True, tag=True):
     """To every shard: all workers below the sender have come to call `turn` of the whole run, and step no further."""
 
@@ -216,6 +223,13 @@ class Allowance(Message, frozen=True, array_like=True, tag=True):
     worker: str
     turn: int
     steps: int
+
+
+class Advice(Message, frozen=True, array_like=True, tag=True):
+    """From the first shard: what a worker's user should know of the run, and do."""
+
+    worker: str
+    text: str
 
 
 class Norms(Message, frozen=True, array_like=True, tag=True):
@@ -296,7 +310,7 @@ class Gone(Message, frozen=True, array_like=True, tag=True):
 
 AnyMessage = (
     Challenge | Hello | Welcome | Refuse | Attach | Reached | Attached | Hyper | Push | Update | Stepped
-    | Calling | Allowance | Norms | Scale | Fetch | State | Ack | Beat | Leave | Gone | Failure
+    | Sampled | Calling | Allowance | Advice | Norms | Scale | Fetch | State | Ack | Beat | Leave | Gone | Failure
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

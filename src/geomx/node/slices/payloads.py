@@ -1,4 +1,4 @@
-"""What is no slice and travels as a payload: the layout of `Attach`, and the turns of `Attached`."""
+"""Payloads: the layout of `Attach`, the turns of `Attached`, and how large those of slices may be."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
+from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError, Unsupported
-from geomx.layout import Layout
+from geomx.layout import Layout, Slice
+from geomx.wire.messages import Push
+from geomx.wire.presence import is_absent
 
 TURN_BYTES = 16  # of each slice
+PLANES_LIMIT = 16
 
 
 def pack_layout(layout: Layout) -> torch.Tensor:
@@ -40,3 +44,20 @@ def pack_turns(turns: Sequence[int]) -> torch.Tensor:
 def unpack_turns(payload: torch.Tensor | None) -> list[int]:
     """The inverse; empty where there is no payload."""
     return [] if payload is None else payload.view(torch.int64).tolist()
+
+
+def has_values(push: Push, slice_: Slice) -> bool:
+    """Whether a push carries anything."""
+    return not is_absent(push.present, len(slice_.parts))
+
+
+def check_size(push: Push, slice_: Slice, codec: Codec) -> None:
+    """Whether a push may announce that many bytes; raises `ProtocolError`."""
+    carries = has_values(push, slice_)
+    if push.kind == "assign":
+        count = carries + len(push.planes)
+        fits = len(push.planes) <= PLANES_LIMIT and push.size == count * slice_.size_bytes
+    else:
+        fits = codec.accepts(slice_, push.size) if carries else push.size == 0
+    if not fits:
+        raise ProtocolError(f"{push.size} bytes are announced for slice {slice_.index}, which do not fit it")

@@ -202,6 +202,11 @@ class CollectiveClient:
         self.port.poll()
         return self._allowed.get(turn, 0)
 
+    def sampled(self, digest: bytes) -> None:
+        """Tell the run a digest of the sample that the script begins with."""
+        self._check_open()
+        self.port.call("sampled", digest)
+
     def leave(self) -> None:
         """Take no part in turns to come; returns when the run knows, and this worker's node has said its last word.
 

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from geomx.errors import Unsupported
+from geomx.train.data.first_sample import first_sample
 from geomx.train.data.progress import Pass, Progress
 
 _END = object()
@@ -45,10 +46,15 @@ class ShareSampler(Sampler[Any]):
         self._of_batch = of_batch
         self.epoch = self.skipped = 0
         self.even = False
+        self.first: Any = None  # of the elements that were given out last, or None before there were any
 
     def __iter__(self) -> Iterator[Any]:
         share = every_nth(self._drawn(), self._place, self._places, self.even)
-        return itertools.islice(share, self.skipped * self._of_batch, None)
+        share = itertools.islice(share, self.skipped * self._of_batch, None)
+        for self.first in share:
+            yield self.first
+            break
+        yield from share
 
     def __len__(self) -> int:
         return share_length(self._whole, self._place, self._places, self.even)
@@ -101,6 +107,8 @@ class Share(Iterable[Any]):
             return
         try:
             batch = next(batches, _END)
+            if batch is not _END and not this.handed:
+                self._tell_first(batch)
             while batch is not _END:
                 following = next(batches, _END)
                 self._progress.batch(this, samples_in(batch), last=following is _END)
@@ -109,6 +117,11 @@ class Share(Iterable[Any]):
             self._progress.end(this)
         finally:
             self._progress.leave(this)
+
+    def _tell_first(self, batch: Any) -> None:
+        whole = None if self._sampler is None else self._sampler.first
+        if (digest := first_sample(batch, whole)) is not None:
+            self._progress.begins_with(digest)
 
     def _from(self, this: Pass) -> Iterator[Any]:
         """The batches of a pass that are left."""

@@ -39,6 +39,7 @@ class Progress:
         self.epoch = 0
         self.steps = 0
         self.is_amid = False  # a share has been read in part; see `LiveRun`
+        self._has_begun = False
         self._passes: list[Pass] = []  # those that train and are under way, in the order of their beginning
         self._ahead: list[int] = []  # behind how many batches the passes that are to come begin
 
@@ -86,6 +87,12 @@ class Progress:
         begun = Pass(self.epoch, True, begins_at, begins_at)
         self._passes.append(begun)
         return begun
+
+    def begins_with(self, digest: bytes) -> None:
+        """The first sample of a pass; of the first pass it is told to the run (see `geomx.node.same_data`)."""
+        if self.attached is not None and not self._has_begun and not self.steps:
+            self.attached.client.sampled(digest)
+        self._has_begun = True
 
     def batch(self, of: Pass, samples: int | None, last: bool) -> None:
         """A batch goes to the training loop; `samples`: None where they cannot be told."""
