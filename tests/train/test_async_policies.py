@@ -241,14 +241,6 @@ def test_downpour_fetches_without_a_push() -> None:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    def clipped(run: LiveRun) -> None:
-        model = small_model()
-        run.attach(model, sgd(model), clip_norm=1.0)
-
-    for policy, spec in ((MixedSync(), "mixed"), (HFA(), "hfa")):
-        with pytest.raises(Unsupported, match="clip_norm with"):
-            train([1, 1], clipped, settings(policy), policy=spec)
-
     class Own(torch.optim.SGD):
         pass
 

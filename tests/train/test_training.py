@@ -103,7 +103,7 @@ def test_a_subclass_runs_on_the_workers() -> None:
     assert_close(results["B/0"], plain(make, 2))
 
 
-@pytest.mark.parametrize("place", ["server", "workers"])
+@pytest.mark.parametrize("place", ["server", "workers", "auto"])
 def test_clip_norm(place: str) -> None:
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
         model = small_model()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run, load_whole
-from geomx.config.choices import check_choices
+from geomx.config.choices import LOSSLESS, check_choices
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (
     ConfigError,
@@ -170,6 +170,8 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         seed=run.run.seed,
         ledger=run.run.ledger,
         policy=policies.make(run.sync.policy),
+        policy_name=run.sync.policy.split(maxsplit=1)[0],
+        lossless_down={run.wan.codec_down, run.lan.codec_down} <= set(LOSSLESS),
         buffers=run.sync.buffers,
         on_nonfinite=run.run.on_nonfinite,
         room=make_codec(run.lan.codec_up, RngKey()).room,

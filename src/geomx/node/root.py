@@ -183,14 +183,13 @@ class Root:
         """A round has all its contributions: apply and answer it."""
         carrying = any(has_values(push, slice_) for push, _ in round_.in_order())
         self._all_skipped.closed(slice_, round_, carrying)
+        if not carrying or not round_.weight:
+            self._clipping.nothing(slice_.index, round_)
         if round_.kind == "assign":
             self._assign(slice_, round_)
         elif not carrying and round_.weight and not self._lockstep and slice_.index in self._weights:
-            weights = self._weights[slice_.index]  # which others may have changed
-            self._finish(slice_, round_, lambda: weights, snapshot=True, applies=False)
+            self._finish(slice_, round_, lambda: self._weights[slice_.index], snapshot=True, applies=False)
         elif not carrying or not round_.weight:
-            if self._clipping.wants(slice_.index, round_.kind):
-                self._clipping.square(round_.turn, slice_.index, 0.0, lambda _: None)
             self._answer_nothing(slice_, round_)
         elif round_.kind == "mean":
             self._mean(slice_, round_)
@@ -204,7 +203,7 @@ class Root:
             raise ProtocolError(f"slice {slice_.index} was pushed without hyper-parameters")
         elif round_.hyper not in self._hypers:
             self._parked.setdefault(round_.hyper, []).append((slice_, round_))
-        elif self._clipping.wants(slice_.index, round_.kind):
+        elif self._clipping.wants(slice_.index, round_):
             self._measure(slice_, round_)
         else:
             self._optimize(slice_, round_, self._sum(slice_, round_, divide=True), 1.0)
@@ -298,7 +297,7 @@ class Root:
                 else:
                     self._optimize(slice_, round_, lambda: mean, scale)
 
-            self._clipping.square(round_.turn, slice_.index, square, resume)
+            self._clipping.square(slice_.index, round_, square, resume)
 
         self._server.run_job(work, done, (len(round_.contributions) + 2) * slice_.size_bytes)
 

@@ -23,7 +23,7 @@ from geomx.train.optimizer.placement import OnServer, OnWorkers
 from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
 from geomx.train.party.process_group import PartyGroup
-from geomx.train.settings import Collective, Settings
+from geomx.train.settings import Collective, OptimizerPlaceName, Settings
 from geomx.train.steps.accumulate import AccumulateSteps
 from geomx.train.steps.contract import Steps
 from geomx.train.steps.gradient import GradientSteps
@@ -104,11 +104,11 @@ def attach(
     steps: Steps
     if local:
         alike = len(context.party_members) == 1 or isinstance(intra_party, DdpAveraged)
-        steps = LocalSteps(*parts, optimizer, alike)
+        steps = LocalSteps(*parts, optimizer, alike, clip_norm)
     elif rule is None:
         steps = GradientSteps(*parts, OnWorkers(model_slices, optimizer, clip_norm), pending)
     elif settings.policy.plans is AccumulateStep:
-        steps = AccumulateSteps(*parts, OnServer(model_slices, optimizer, rule))
+        steps = AccumulateSteps(*parts, OnServer(model_slices, optimizer, rule), clip_norm)
     else:
         steps = GradientSteps(*parts, OnServer(model_slices, optimizer, rule), pending)
     wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast, finite.skips_steps)
@@ -195,9 +195,7 @@ def _check(
             f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
             "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
         )
-    rule = served_rule(
-        optimizer, "workers" if settings.policy.plans is LocalStep else settings.place, settings.rule
-    )
+    rule = served_rule(optimizer, _place(settings, clip_norm), settings.rule)
     if settings.rejoin_s and rule is None and settings.policy.plans is not LocalStep:
         raise Unsupported(
             f"lan.rejoin_s = {settings.rejoin_s:g} with {type(optimizer).__name__} on the workers: nobody else has the "
@@ -209,23 +207,16 @@ def _check(
     ):
         raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
     policy = type(settings.policy).__name__
-    if settings.policy.plans is not GradientStep and (clip_norm is not None or settings.overlap != "none"):
-        given = "clip_norm" if clip_norm is not None else f"overlap={settings.overlap!r}"
+    if settings.policy.plans is not GradientStep and settings.overlap != "none":
         raise Unsupported(
-            f"{given} with {policy}: steps are each worker's own; clip its gradients before step() "
-            "(torch.nn.utils.clip_grad_norm_), and leave overlap as it is"
+            f"overlap={settings.overlap!r} with {policy}: steps are each worker's own, and wait for no weights; "
+            'leave overlap="none"'
         )
-    if settings.policy.sync_group != "run":
-        if rule is None:
-            raise Unsupported(
-                f"{policy} lets parties go ahead of each other, which needs an optimizer on the "
-                "global servers: take one whose update is elementwise (torch.optim.SGD, Adam, ...)"
-            )
-        if clip_norm is not None:
-            raise Unsupported(
-                f"clip_norm with {policy}: there is no mean of the whole run to be clipped; "
-                'clip each worker\'s gradients before step(), with push_at="step"'
-            )
+    if settings.policy.sync_group != "run" and rule is None:
+        raise Unsupported(
+            f"{policy} lets parties go ahead of each other, which needs an optimizer on the "
+            "global servers: take one whose update is elementwise (torch.optim.SGD, Adam, ...)"
+        )
     if settings.overlap not in ("none", "forward") or settings.push_at not in ("backward", "step"):
         raise Unsupported(
             f'overlap={settings.overlap!r}, push_at={settings.push_at!r}: overlap is "none" or "forward", push_at is '
@@ -239,6 +230,21 @@ def _check(
     return rule
 
 
+def _place(settings: Settings, clip_norm: float | None) -> OptimizerPlaceName:
+    """Where the optimizer is to run; "auto": on the global servers, if they have its rule.
+
+    With `clip_norm` a server must not apply a slice before it has the norm of all. Means may go down before, and are
+    clipped where they arrive: the same numbers, and the two directions overlap.
+    """
+    if settings.policy.plans is LocalStep:
+        return "workers"
+    together = settings.policy.sync_group == "run" and settings.policy.plans is GradientStep
+    needs_server = settings.rule or settings.overlap == "forward" or settings.rejoin_s
+    if clip_norm is not None and together and settings.lossless_down and not needs_server:
+        return "workers" if settings.place == "auto" else settings.place
+    return settings.place
+
+
 def _manifest(
     optimizer: torch.optim.Optimizer, rule: str | None, kind: str, settings: Settings, clip_norm: float | None
 ) -> dict[str, Value]:
@@ -247,7 +253,8 @@ def _manifest(
         "optimizer": (rule if ":" in rule else f"torch.optim.{rule}") if rule else "workers",
         "optimizer.class": kind,
         "optimizer.place": settings.place,
-        "clip_norm": clip_norm,
+        # The global servers clip means of gradients alone; each worker clips the gradients that it steps with itself.
+        "clip_norm" if settings.policy.plans is GradientStep else "clip_norm of each worker": clip_norm,
     }
     if rule is None:
         manifest["optimizer.state"] = _state_digest(optimizer)

@@ -94,6 +94,11 @@ class LiveRun:
         return self.name.rpartition("/")[0]
 
     @property
+    def policy(self) -> str:
+        """The sync policy's name in the run's description, without its parameters: "fsa", "hfa", ..."""
+        return self._settings.policy_name
+
+    @property
     def parties(self) -> tuple[str, ...]:
         """The parties of the run, in order."""
         return tuple(dict.fromkeys(member.rpartition("/")[0] for member in self.workers))
@@ -151,7 +156,8 @@ class LiveRun:
         """Join the run with a model: returns it as it is, and an optimizer whose `step()` all workers take together.
 
         `optimizer`: over parameters of `model`; it runs on the global servers if its update is elementwise, else here.
-        `clip_norm`: a bound above 0 for the L2 norm of the whole mean gradient; None: no bound. `push_at`: "backward"
+        `clip_norm`: a bound above 0 for the L2 norm of the whole gradient that a step is taken with: the mean over the
+        run (with mixed over the party), or under local steps each worker's own; None: no bound. `push_at`: "backward"
         (gradients leave as they are completed, and may not be edited) or "step" (they may). `overlap`: "none" or
         "forward" (`step()` returns early, and the next forward waits for each weight as it comes to it). None: as the
         run's description says. Returns when this worker has the first worker's weights and buffers.
@@ -283,10 +289,17 @@ class LiveRun:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the run: the others go on without this worker. The model and its weights stay usable."""
+        """Leave the run: the others go on without this worker. The model and its weights stay usable.
+
+        Under local steps (hfa, diloco, esync, downpour) what this worker has learned since the last exchange goes to
+        the run first: workers that close behind the same step end with the same weights. With esync, where each takes
+        steps of its own number, it returns when all have closed or come to the end of their data.
+        """
         if self._closed:
             return
         self.wait()
+        if self._attached is not None:
+            self._attached.steps.finish()
         self._closed = True
         if self._attached is not None:
             self._attached.unhook()

@@ -41,7 +41,8 @@ class Settings:
     one has. `collective`: None where the party's local server adds. `after_step`: is called behind each step with the
     seconds that its computation took, from its first batch, or from the step before where `run.shard` gave it none;
     None where that is not known. `room`: for which of a slice's numbers there is room in what contributions travel as.
-    `rejoin_s`: how long a lost worker is awaited.
+    `rejoin_s`: how long a lost worker is awaited. `policy_name`: as the description has it, without parameters.
+    `lossless_down`: updates lose nothing on their way.
     """
 
     weight: WeightPolicy = "samples"
@@ -61,5 +62,7 @@ class Settings:
     ledger: bool = False
     buffers: Buffers = "own"
     policy: Policy = field(default_factory=FSA)
+    policy_name: str = "fsa"
+    lossless_down: bool = True
     on_nonfinite: OnNonfinite = "stop"
     room: Callable[[Slice], Room] = room_of

@@ -233,8 +233,9 @@ class Advice(Message, frozen=True, array_like=True, tag=True):
 
 
 class Norms(Message, frozen=True, array_like=True, tag=True):
-    """Between shards: the square sum of the mean gradient, slice by slice, for `clip_norm`."""
+    """Between shards: the square sums of a cohort's mean gradient, slice by slice, for `clip_norm`."""
 
+    cohort: str
     turn: int
     squares: dict[int, float]
 
@@ -242,6 +243,7 @@ class Norms(Message, frozen=True, array_like=True, tag=True):
 class Scale(Message, frozen=True, array_like=True, tag=True):
     """From the first shard to the others: the square sum over all slices."""
 
+    cohort: str
     turn: int
     square: float
 

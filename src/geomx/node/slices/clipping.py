@@ -1,6 +1,6 @@
 """`clip_norm` over the slices of several shards: the first shard collects square sums, the others wait for the total.
 
-The formula is in `geomx.optim.clip`.
+What is clipped is the mean of a cohort in one turn. The formula is in `geomx.optim.clip`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from geomx.optim.clip import scale_of, total
-from geomx.wire.messages import Kind, Message, Norms, Scale
+from geomx.rounds.round import Round
+from geomx.wire.messages import Message, Norms, Scale
 
 NORMS_SENT = 4096  # at a time: more would not fit into a header
 
@@ -30,46 +31,52 @@ class Clipping:
         self._clip_norm = 0.0
         self._mine: frozenset[int] = frozenset()
         self._trained: frozenset[int] = frozenset()
-        self._turns: dict[int, _TurnNorm] = {}
+        self._turns: dict[tuple[str, int], _TurnNorm] = {}  # by cohort and turn
 
     def start(self, clip_norm: float, mine: frozenset[int], trained: frozenset[int]) -> None:
         """Clip to `clip_norm`. `mine`: the trained slices of this shard; `trained`: of all shards."""
         self._clip_norm, self._mine, self._trained = clip_norm, mine, trained
 
-    def wants(self, index: int, kind: Kind) -> bool:
+    def wants(self, index: int, round_: Round) -> bool:
         """Whether this slice's square counts."""
-        return kind == "gradient" and index in self._mine
+        return round_.kind == "gradient" and index in self._mine
 
-    def square(self, turn: int, index: int, square: float, resume: Callable[[float], None]) -> None:
+    def nothing(self, index: int, round_: Round) -> None:
+        """Nobody has contributed to this slice."""
+        if self.wants(index, round_):
+            self.square(index, round_, 0.0, lambda _: None)
+
+    def square(self, index: int, round_: Round, square: float, resume: Callable[[float], None]) -> None:
         """One slice's square sum is known; `resume(scale)` is called once all are."""
-        current = self._turns.setdefault(turn, _TurnNorm())
+        cohort, turn = round_.cohort, round_.turn
+        current = self._turns.setdefault((cohort, turn), _TurnNorm())
         current.squares[index] = square
         current.resume.append(resume)
         if self._lead and self._mine <= current.squares.keys():
             squares = list(current.squares.items())
             for start in range(0, len(squares), NORMS_SENT):
-                self._send(self._lead, Norms(turn, dict(squares[start : start + NORMS_SENT])))
-        self._total(turn, current)
+                self._send(self._lead, Norms(cohort, turn, dict(squares[start : start + NORMS_SENT])))
+        self._total(cohort, turn, current)
 
     def message(self, message: Norms | Scale) -> None:
         """From another shard: its squares, or the total."""
         if isinstance(message, Scale):
-            self._apply(message.turn, message.square)
+            self._apply(message.cohort, message.turn, message.square)
         else:
-            current = self._turns.setdefault(message.turn, _TurnNorm())
+            current = self._turns.setdefault((message.cohort, message.turn), _TurnNorm())
             current.squares.update(message.squares)
-            self._total(message.turn, current)
+            self._total(message.cohort, message.turn, current)
 
-    def _total(self, turn: int, current: _TurnNorm) -> None:
+    def _total(self, cohort: str, turn: int, current: _TurnNorm) -> None:
         """On the first shard: once every square is known, add them in slice order."""
         if self._lead or not self._trained <= current.squares.keys():
             return
         square = total(current.squares)
         for name in self._followers:
-            self._send(name, Scale(turn, square))
-        self._apply(turn, square)
+            self._send(name, Scale(cohort, turn, square))
+        self._apply(cohort, turn, square)
 
-    def _apply(self, turn: int, square: float) -> None:
+    def _apply(self, cohort: str, turn: int, square: float) -> None:
         scale = scale_of(self._clip_norm, square)
-        for resume in self._turns.pop(turn, _TurnNorm()).resume:
+        for resume in self._turns.pop((cohort, turn), _TurnNorm()).resume:
             resume(scale)

@@ -21,13 +21,13 @@ from geomx.train.model.model_slices import ModelSlices, nothing
 from geomx.train.model.support import check_gradient
 from geomx.train.optimizer.placement import OnServer
 from geomx.train.party.intra_party import ThroughServer
-from geomx.train.steps.contract import Steps
+from geomx.train.steps.contract import Steps, clip_own
 from geomx.train.steps.ledger import Ledger
 from geomx.wire.messages import Place
 
 
 class AccumulateSteps(Steps):
-    """See the module's text. `placement`: the rule that the global servers run."""
+    """See the module's text. `placement`: the rule that the global servers run. `clip_norm`: bounds each gradient."""
 
     def __init__(
         self,
@@ -38,9 +38,11 @@ class AccumulateSteps(Steps):
         guard: Guard,
         finite: FiniteOnly,
         placement: OnServer,
+        clip_norm: float | None = None,
     ) -> None:
         super().__init__(context, model_slices, intra_party, ledger, guard, finite)
         self._placement = placement
+        self._clip_norm = clip_norm
         self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
         self._sums: dict[int, torch.Tensor] = {}  # by parameter
         self._fresh: dict[int, Arrived] = {}  # by slice: the last answer
@@ -77,6 +79,11 @@ class AccumulateSteps(Steps):
         self._finite.end()
         self.all_ended = True
 
+    def finish(self) -> None:
+        if self._sums:
+            self._follow(AccumulateStep(push=True, fetch=True), self._progress.place)
+            self._finite.end()
+
     def _idle(self) -> None:
         """Nobody waits for this worker."""
 
@@ -92,8 +99,10 @@ class AccumulateSteps(Steps):
         gradients = {n: p.grad for n, p in self._model_slices.trained.items() if p.grad is not None}
         for number, gradient in gradients.items():
             check_gradient(self._model_slices.layout.tensors[number], gradient)
+        allowed = self._finite.allows_gradients(gradients)
+        clip_own([self._model_slices.trained[number] for number in allowed], self._clip_norm)
         with torch.no_grad():
-            for number in self._finite.allows_gradients(gradients):
+            for number in allowed:
                 parameter, gradient = self._model_slices.trained[number], gradients[number]
                 if number in self._sums:
                     self._sums[number].add_(gradient)

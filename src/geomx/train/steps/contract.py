@@ -7,7 +7,7 @@ weights are averaged now and then. `accumulate.py`: gradients add up before they
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -118,6 +118,9 @@ class Steps(ABC):
             with self._timeline.span("idle", turn=self.turn):
                 self._idle()
 
+    def finish(self) -> None:
+        """This worker leaves: what it has not shared yet goes to the run, with whose state it ends."""
+
     @property
     def turn(self) -> int:
         """The turn that comes next, of those who step together."""
@@ -145,3 +148,9 @@ class Steps(ABC):
     def _check_accumulation(self) -> None:
         if self._accumulating:
             raise Unsupported("step() within run.accumulate(): call it behind the block")
+
+
+def clip_own(parameters: Iterable[torch.nn.Parameter], clip_norm: float | None) -> None:
+    """Scale one worker's own gradients, in place, so that their L2 norm is at most `clip_norm`; None: leave them."""
+    if clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, clip_norm)

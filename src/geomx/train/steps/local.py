@@ -31,19 +31,23 @@ from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
 from geomx.sync.contract import LocalStep, cohort_of
+from geomx.sync.hfa import AVERAGE
 from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import Gathered, ModelSlices, nothing
 from geomx.train.party.intra_party import ThroughServer
-from geomx.train.steps.contract import Steps
+from geomx.train.steps.contract import Steps, clip_own
 from geomx.train.steps.ledger import Ledger
 from geomx.wire.messages import Update
 
 
 class LocalSteps(Steps):
-    """See the module's text. `optimizer`: the user's; `alike`: its party's workers always have the same weights."""
+    """See the module's text.
+
+    `optimizer`: the user's. `alike`: its party's workers always have the same weights. `clip_norm`: of each gradient.
+    """
 
     local = True
 
@@ -57,17 +61,21 @@ class LocalSteps(Steps):
         finite: FiniteOnly,
         optimizer: torch.optim.Optimizer,
         alike: bool,
+        clip_norm: float | None = None,
     ) -> None:
         super().__init__(context, model_slices, intra_party, ledger, guard, finite)
         self._optimizer = optimizer
         self._alike = alike
+        self._clip_norm = clip_norm
         self._party = cohort_of(self._client.name, "party")
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
         self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
         self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
         self._counted, self._given = 0.0, 0.0  # n of all steps so far; what of it `run.weight` has said
         self._counted_at: dict[Any, tuple[float, float]] = {}  # by what was averaged: both at its last mean
-        self._last_run = LocalStep("run")
+        self._last_run = LocalStep("run", AVERAGE)
+        self._is_paced = False  # a policy at the root says when means are due
+        self._is_common = True  # all workers have the same weights, whatever the others have done
         self._is_step = True
         averages = self._settings.buffers == "average"
         self._buffers = self._model_slices.floating_buffers() if averages else []
@@ -100,7 +108,9 @@ class LocalSteps(Steps):
             self._finite.begin(self._planned, self.turn)
             is_fine = self._gradients_are_finite()
             if is_fine:
+                clip_own(self._model_slices.trained.values(), self._clip_norm)
                 self._optimizer.step()
+            self._is_common = False
             self._count(is_fine)
             self.steps += 1
             self._progress.taken()
@@ -110,15 +120,29 @@ class LocalSteps(Steps):
 
     def end_epoch(self) -> None:
         super().end_epoch()
-        last, (_, parts) = self._last_run, self._last_run.fragment
-        if parts > 1 or last.overlap:
-            self._take_in_all()
-            self._is_step = False  # the policy knows nothing of these
-            for part in range(parts):
-                self._average_run(replace(last, fragment=(part, parts), overlap=0, merge=0.0))
-            self._take_in_all()
-            self._is_step = True
+        if self._last_run.fragment[1] > 1 or self._last_run.overlap:
+            self._average_all()
+        self._is_common = True
         self._finite.end()
+
+    def finish(self) -> None:
+        if self._is_common:
+            return
+        if self._is_paced:  # others come to their last step in other turns
+            self.end_epoch()
+        else:
+            self._average_all()
+            self._finite.end()
+
+    def _average_all(self) -> None:
+        """A mean over the run of the whole model, of which the policy knows nothing."""
+        last, (_, parts) = self._last_run, self._last_run.fragment
+        self._take_in_all()
+        self._is_step = False
+        for part in range(parts):
+            self._average_run(replace(last, fragment=(part, parts), overlap=0, merge=0.0))
+        self._take_in_all()
+        self._is_step = True
 
     def _idle(self) -> None:
         self._before = self._progress.place
@@ -140,6 +164,7 @@ class LocalSteps(Steps):
         """What a plan means now where it leaves that to whoever sets the pace."""
         if plan.average != "told":
             return plan
+        self._is_paced = True
         self._steps_of_turn += 1
         taken_s = self._timeline.now() - self._stepped
         allowed = self._client.stepped(self._steps_of_turn, taken_s, plan.wait)

@@ -1,0 +1,106 @@
+"""Leaving a loop of local steps before its end: workers that close behind the same step end with the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from live_runs import assert_close, assert_equal, small_model, train, weights
+from policy_runs import momentum, settings
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from geomx.sync import policies
+from geomx.train import LiveRun
+
+DATA = TensorDataset(
+    *(torch.randn(60, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (20, 5))
+)
+
+
+def breaks_after(steps: int, closes: bool = False) -> Any:
+    def main(run: LiveRun) -> nn.Module:
+        model = small_model()
+        model, optimizer = run.attach(model, momentum(model))
+        for step, (x, y) in enumerate(run.shard(DataLoader(DATA, batch_size=2), over="run"), start=1):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if step == steps:
+                break
+        if closes:
+            run.close()
+        return model
+
+    return main
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "hfa k1=4 k2=1",
+        "hfa k1=2 k2=4",
+        "diloco every=4",
+        "diloco every=6 fragments=2 overlap=2",
+        "esync",
+        "esync wait=true",
+    ],
+)
+def test_a_loop_that_is_left_amid_a_period(policy: str, closes: bool) -> None:
+    results, _ = train(
+        [2, 1], breaks_after(5, closes), settings(policies.make(policy), ledger=True), policy=policy
+    )
+    for model in results.values():
+        assert_equal(weights(model), weights(results["A/0"]))
+
+
+def test_its_steps_since_the_last_mean_count() -> None:
+    """Four steps are exchanged; the fifth is averaged as the run closes."""
+    spec = "hfa k1=4 k2=1"
+    results, _ = train([1, 1], breaks_after(5), settings(policies.make(spec)), policy=spec)
+    model = small_model()
+    copies = []
+    starts = weights(model)
+    optimizers = []
+    for _ in range(2):
+        copies.append(small_model())
+        optimizers.append(momentum(copies[-1]))
+    batches = list(DataLoader(DATA, sampler=range(60), batch_size=1))
+    for step in range(5):
+        for place, (copy, optimizer) in enumerate(zip(copies, optimizers, strict=True)):
+            taken = [batches[2 * (2 * step + k) + place] for k in range(2)]
+            x, y = (torch.cat([sample[part] for sample in taken]) for part in (0, 1))
+            optimizer.zero_grad()
+            F.mse_loss(copy(x), y).backward()
+            optimizer.step()
+        if step in (3, 4):
+            one, two = weights(copies[0]), weights(copies[1])
+            for copy in copies:
+                copy.load_state_dict({name: (one[name] + two[name]) / 2 for name in starts})
+    assert_close(weights(results["A/0"]), weights(copies[0]))
+
+
+def test_what_downpour_has_not_pushed_goes_up_before_a_worker_leaves() -> None:
+    spec = "downpour n_push=50 n_fetch=50"
+    results, _ = train([1], breaks_after(5), settings(policies.make(spec)), policy=spec)
+    plain = small_model()
+    assert any(
+        not torch.equal(values, weights(plain)[name]) for name, values in weights(results["A/0"]).items()
+    )
+    pushed, _ = train(
+        [1],
+        breaks_after(5),
+        settings(policies.make("downpour n_push=5 n_fetch=5")),
+        policy="downpour n_push=5 n_fetch=5",
+    )
+    assert_equal(weights(results["A/0"]), weights(pushed["A/0"]))
+
+
+def test_a_loop_that_has_ended_is_not_averaged_once_more() -> None:
+    spec = "hfa k1=4 k2=1"
+    _, ended = train([1, 1], breaks_after(1000), settings(policies.make(spec)), policy=spec)
+    turns = [note.fields["turn"] for _, _, note in ended.notes if note.name == "left"]
+    assert set(turns) == {4}  # 15 steps: three periods and what is left; turn 0 is attach
