@@ -11,6 +11,7 @@ from pathlib import Path
 
 import geomx
 from geomx.config import EVERY_FILE, Needed, Run, describe, load_whole
+from geomx.config.known_costs import known_costs, setting_of
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.environment import apply_switches
 
@@ -185,7 +186,10 @@ class _Version(argparse.Action):
 
 def _check(arguments: argparse.Namespace) -> None:
     needed = () if arguments.elsewhere else EVERY_FILE
-    print(describe(_load(arguments, *needed)))
+    run = _load(arguments, *needed)
+    print(describe(run))
+    for cost in known_costs(setting_of(run)):
+        print(f"\nKnown to cost accuracy: {cost.text}.")
 
 
 def _load(arguments: argparse.Namespace, *needed: Needed) -> Run:

@@ -13,6 +13,7 @@ from geomx.config.checking import broken, checked
 from geomx.config.document import Document, read_json, read_text, read_toml
 from geomx.config.link_changes import LinkChange, changes_of
 from geomx.config.overrides import apply_overrides
+from geomx.config.presets import apply_preset
 from geomx.config.rules import RULES
 from geomx.config.tables import Description, LinkTable, PartyTable
 from geomx.errors import ConfigError, Fault, nearest
@@ -203,6 +204,7 @@ def document_of(text: str, source: str, overrides: Sequence[str] = ()) -> tuple[
     """A description's text, changed as on the command line, and the faults of those changes. Raises `ConfigError`."""
     document = read_json(text, source) if source.endswith(".json") else read_toml(text, source)
     faults = apply_overrides(document, overrides)
+    apply_preset(document)
     _name_after_file(document, source)
     return document, faults
 

@@ -88,6 +88,11 @@ class RunTable(Table):
         None, description="The training script that workers run, relative to this file's folder."
     )
     arguments: tuple[Argument, ...] = Field((), strict=False, description="The script's arguments.")
+    preset: Literal["", "slow-link"] = Field(
+        "",
+        description="Settings that are known to go together, in place of the defaults: see "
+        "[which setting for my model](settings.md).",
+    )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of everything that is drawn by chance.")
     shards: int = Field(
         1, ge=1, le=MOST_SHARDS, description="How many global servers share the model (MultiGPS)."

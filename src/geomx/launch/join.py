@@ -19,6 +19,7 @@ from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run, load_whole
 from geomx.config.choices import LOSSLESS, check_choices
+from geomx.config.known_costs import setting_of
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (
     ConfigError,
@@ -171,6 +172,8 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         ledger=run.run.ledger,
         policy=policies.make(run.sync.policy),
         policy_name=run.sync.policy.split(maxsplit=1)[0],
+        setting=setting_of(run),
+        strict=run.run.strict,
         lossless_down={run.wan.codec_down, run.lan.codec_down} <= set(LOSSLESS),
         buffers=run.sync.buffers,
         on_nonfinite=run.run.on_nonfinite,

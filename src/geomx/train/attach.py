@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from geomx.config.known_costs import known_costs
 from geomx.errors import Unsupported
 from geomx.node.port import Arrived
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep
@@ -18,7 +19,7 @@ from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
-from geomx.train.model.support import check_model, served_rule, unwrapped
+from geomx.train.model.support import check_model, kept_by, served_rule, unwrapped
 from geomx.train.optimizer.placement import OnServer, OnWorkers
 from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
@@ -80,6 +81,7 @@ def attach(
     client, settings, members = context.client, context.settings, len(context.members)
     local = settings.policy.plans is LocalStep
     served = _check(model, optimizer, context, clip_norm)
+    _tell_known_costs(context, optimizer)
     rule = OUTER_RULE if local else served
     model_slices = ModelSlices(
         unwrapped(model),
@@ -228,6 +230,20 @@ def _check(
             'once, so there is nothing to overlap; set overlap = "none"'
         )
     return rule
+
+
+def _tell_known_costs(context: TrainingContext, optimizer: torch.optim.Optimizer) -> None:
+    """Say what the run's setting is known to cost with this optimizer, once a party; with `strict`: `Unsupported`."""
+    setting, client = context.settings.setting, context.client
+    if setting is None:
+        return
+    name = type(optimizer).__name__
+    costs = known_costs(replace(setting, keeps=kept_by(optimizer), optimizer=name))
+    if costs and context.settings.strict:
+        raise Unsupported(f"{'; '.join(cost.text for cost in costs)} (run.strict)")
+    if client.name == context.party_members[0]:
+        for cost in costs:
+            client.port.note("advice", "warning", text=f"known to cost accuracy: {cost.text}")
 
 
 def _place(settings: Settings, clip_norm: float | None) -> OptimizerPlaceName:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from geomx.codecs.contract import Room, room_of
+from geomx.config.known_costs import Setting
 from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Slice
 from geomx.sync.contract import Policy
 from geomx.sync.fsa import FSA
@@ -42,7 +43,8 @@ class Settings:
     seconds that its computation took, from its first batch, or from the step before where `run.shard` gave it none;
     None where that is not known. `room`: for which of a slice's numbers there is room in what contributions travel as.
     `rejoin_s`: how long a lost worker is awaited. `policy_name`: as the description has it, without parameters.
-    `lossless_down`: updates lose nothing on their way.
+    `lossless_down`: updates lose nothing on their way. `setting`: whose price in accuracy is known; `strict`: none
+    is paid.
     """
 
     weight: WeightPolicy = "samples"
@@ -64,5 +66,7 @@ class Settings:
     policy: Policy = field(default_factory=FSA)
     policy_name: str = "fsa"
     lossless_down: bool = True
+    setting: Setting | None = None
+    strict: bool = False
     on_nonfinite: OnNonfinite = "stop"
     room: Callable[[Slice], Room] = room_of

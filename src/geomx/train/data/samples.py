@@ -80,7 +80,7 @@ class Samples:
             )
         raise WeightUnknown(
             "no samples were counted for this step, as they were for those before it: iterate over run.shard(loader), "
-            'call run.weight(n) before backward(), or set sync.weight = "equal"; batches that were drawn under no_grad() or after model.eval() '
-            "count as evaluation, unless run.shard(loader, train=True) says otherwise; a backward() that is for no "
-            "step() belongs in `with run.accumulate():`"
+            'call run.weight(n) before backward(), or set sync.weight = "equal"; batches that were drawn under '
+            "no_grad() or after model.eval() count as evaluation, unless run.shard(loader, train=True) says otherwise; "
+            "a backward() that is for no step() belongs in `with run.accumulate():`"
         )

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from geomx.config.known_costs import Keeps
 from geomx.errors import Unsupported
 from geomx.layout import ITEM_BYTES, Tensor
 from geomx.optim import ELEMENTWISE
@@ -51,6 +52,14 @@ def served_rule(optimizer: torch.optim.Optimizer, place: OptimizerPlaceName, own
             "meaning on a global server"
         )
     return None if place == "workers" else rule
+
+
+def kept_by(optimizer: torch.optim.Optimizer) -> Keeps:
+    """What an optimizer keeps of gradients from step to step, as its parameter groups tell."""
+    keys = {key for group in optimizer.param_groups for key in group}
+    if keys & {"betas", "lr_decay", "rho"} or ("alpha" in keys and "lambd" not in keys):
+        return "squares"
+    return "momentum" if any(group.get("momentum") for group in optimizer.param_groups) else "nothing"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -1,0 +1,138 @@
+"""What a setting is known to cost in accuracy, and what to choose instead: `check`, `plan` and `attach` say it.
+
+The figures are those of docs/settings.md, which `python benchmarks/adam.py` measures. Some of it depends on the
+optimizer, which only the training script knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from geomx.config.choices import LOSSLESS
+from geomx.config.problems import KeyPath, Problem, shown
+from geomx.config.run import Run
+from geomx.sync import policies
+from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, Policy
+
+Keeps = Literal["nothing", "momentum", "squares", "unknown"]
+
+SPARSE = 0.25  # codecs that send a smaller fraction of the entries leave most of them to later rounds
+LONG_PERIOD = 30  # steps between two means over the run
+MOST_STEPS = 1 << 12  # that are asked of a policy
+FEW_EXCHANGES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A codec of the WAN. `ratio`: which fraction of the entries it sends, None for all; `momentum`: its own."""
+
+    spec: str
+    ratio: float | None = None
+    momentum: float = 0.0
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.ratio is not None and self.ratio < SPARSE
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What decides. `keeps`: what the script's optimizer keeps of gradients (`squares`: Adam and its like).
+
+    `steps`: how many each worker will take; None where nobody has said.
+    """
+
+    policy: Policy
+    spec: str  # of the policy
+    up: Way
+    keeps: Keeps = "unknown"
+    optimizer: str = "the optimizer"
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCost:
+    """One sentence, and the key that it is about. `is_certain`: it holds whatever the script does."""
+
+    path: KeyPath
+    text: str
+    is_certain: bool = True
+
+
+def strict_problems(run: Run) -> list[Problem]:
+    """With `run.strict`: what is certain to cost accuracy, as problems at keys."""
+    costs = known_costs(setting_of(run)) if run.run.strict else []
+    return [
+        Problem(
+            cost.path, "what is known to cost accuracy", "another setting, or run.strict = false", cost.text
+        )
+        for cost in costs
+        if cost.is_certain
+    ]
+
+
+def setting_of(run: Run) -> Setting:
+    """As far as a description tells. Raises `ConfigError` where a policy or a codec cannot be made."""
+    spec, up = run.sync.policy, Way(run.wan.codec_up)
+    if run.wan.codec_up not in LOSSLESS:
+        from geomx.codecs.pack.noise import RngKey  # noqa: PLC0415 (it imports torch)
+        from geomx.codecs.spec import make_codec  # noqa: PLC0415
+
+        codec = make_codec(run.wan.codec_up, RngKey())
+        up = Way(run.wan.codec_up, codec.ratio, codec.momentum)
+    return Setting(policies.make(spec), spec, up)
+
+
+def known_costs(setting: Setting) -> list[KnownCost]:
+    """Everything that is known of a setting."""
+    return [*_of_sparse_gradients(setting), *_of_periods(setting)]
+
+
+INSTEAD = 'run.preset = "slow-link" sends less and ends lower'
+
+
+def _of_sparse_gradients(setting: Setting) -> Iterator[KnownCost]:
+    """Most entries come many steps late: what an optimizer keeps of gradients then is of no step at all."""
+    if setting.policy.plans not in (GradientStep, AccumulateStep) or not setting.up.is_sparse:
+        return
+    codec, path = f"wan.codec_up = {shown(setting.up.spec)}", ("wan", "codec_up")
+    if setting.keeps == "squares":
+        costs = "ended at a loss of 3.20 where dense ended at 2.70 (a GPT), and 3 to 4 points lower (CNNs)"
+        yield KnownCost(path, f"{codec} on gradients with {setting.optimizer} {costs}; {INSTEAD}")
+    elif setting.keeps == "momentum" and not setting.up.momentum:
+        text = (
+            f"{codec} with the momentum of {setting.optimizer} diverged, since late entries are sped up once more; "
+            "give the codec momentum=0.9 and the optimizer none"
+        )
+        yield KnownCost(path, text)
+    elif setting.keeps == "unknown":
+        own = (
+            ""
+            if setting.up.momentum
+            else ", and with SGD's own momentum it diverged (codec momentum=0.9 does not)"
+        )
+        text = f"{codec} on gradients costs 3 to 4 points of accuracy with Adam{own}; {INSTEAD}"
+        yield KnownCost(path, text, is_certain=False)
+
+
+def _of_periods(setting: Setting) -> Iterator[KnownCost]:
+    if setting.policy.plans is not LocalStep:
+        return
+    path, policy = ("sync", "policy"), f"sync.policy = {shown(setting.spec)}"
+    period = _period(setting.policy)
+    if period is None:
+        return
+    if setting.steps is not None and period > setting.steps:
+        text = (
+            f"{policy} averages every {period:,} steps, and each worker takes {setting.steps:,}: "
+            "they would never meet before the end; take a shorter period"
+        )
+        yield KnownCost(path, text)
+
+
+def _period(policy: Policy) -> int | None:
+    """The steps from one mean over the run to the next; None where a policy at the root decides, or never."""
+    due = [step for step in range(MOST_STEPS) if getattr(policy.step(step), "average", "") == "run"]
+    return due[0] + 1 if due else None

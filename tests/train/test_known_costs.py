@@ -1,0 +1,78 @@
+"""What a setting is known to cost is said when the optimizer is known; with `run.strict` it is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from live_runs import small_model, train
+from torch import nn
+
+from geomx.config import Run
+from geomx.config.known_costs import setting_of
+from geomx.errors import Unsupported
+from geomx.train import LiveRun, Settings
+from geomx.train.model.support import kept_by
+
+PARTIES = '[[party]]\nname = "A"\nworkers = 2\n[[party]]\nname = "B"\nworkers = 1\n'
+OPTIMIZERS: dict[str, Any] = {
+    "AdamW": torch.optim.AdamW,
+    "Adagrad": torch.optim.Adagrad,
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+}
+
+
+def told(codec_up: str, optimizer: str, strict: bool = False, policy: str = "fsa") -> set[tuple[str, str]]:
+    """By whom, and what."""
+    run = Run.parse(PARTIES, "run.toml", [f"wan.codec_up={codec_up}", f"sync.policy={policy}"])
+
+    def main(live: LiveRun) -> None:
+        model = small_model()
+        live.attach(model, OPTIMIZERS[optimizer](model.parameters()))
+
+    settings = Settings(setting=setting_of(run), strict=strict)
+    _, simulator = train([2, 1], main, settings)
+    return {(node, fields["text"]) for _, node, fields in simulator.noted("advice")}
+
+
+@pytest.mark.parametrize(
+    ("codec", "optimizer", "says"),
+    [
+        ("bisparse ratio=0.01", "AdamW", "on gradients with AdamW .*slow-link"),
+        ("mpq ratio=0.01", "Adagrad", "on gradients with Adagrad"),
+        ("topk ratio=0.05", "SGD with momentum", "with the momentum of SGD diverged.* momentum=0.9"),
+    ],
+)
+def test_a_setting_that_costs_accuracy_is_told_of_once_a_party(codec: str, optimizer: str, says: str) -> None:
+    found = told(codec, optimizer)
+    assert {node for node, _ in found} == {"A/0", "B/0"}
+    assert all(re.search(says, text) for _, text in found)
+    with pytest.raises(Unsupported, match=says):
+        told(codec, optimizer, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("codec", "optimizer"),
+    [
+        ("dense", "AdamW"),
+        ("int4", "AdamW"),
+        ("bisparse ratio=0.01", "SGD"),
+        ("bisparse ratio=0.01 momentum=0.9", "SGD"),
+        ("topk ratio=0.5", "AdamW"),
+    ],
+)
+def test_others_are_not(codec: str, optimizer: str) -> None:
+    assert not told(codec, optimizer, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [
+        ("Adam", "squares"), ("NAdam", "squares"), ("RMSprop", "squares"), ("Adadelta", "squares"), ("ASGD", "nothing"),
+    ],
+)  # fmt: skip
+def test_what_an_optimizer_keeps(name: str, keeps: str) -> None:
+    assert kept_by(getattr(torch.optim, name)(nn.Linear(2, 2).parameters())) == keeps
