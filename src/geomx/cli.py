@@ -118,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="[PARTY=]MS",
         help="how long a worker computes for a step",
     )
+    plan.add_argument("--steps", type=int, metavar="N", help="how many steps each worker will take")
     text = "to compare, in place of a choice of them (may be repeated)"
     plan.add_argument("--algorithm", action="append", default=[], metavar="POLICY", help=text)
     plan.add_argument("--codec", action="append", default=[], metavar="UP[;DOWN]", help=text)
@@ -271,13 +272,20 @@ def _worker(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    if arguments.parameters is not None and arguments.parameters < 1:
-        raise _wrong("--parameters", str(arguments.parameters), "1 or more")
+    for option in ("parameters", "steps"):
+        given = getattr(arguments, option)
+        if given is not None and given < 1:
+            raise _wrong(f"--{option}", str(given), "1 or more")
     from geomx.launch.plan import PlanOptions, plan  # noqa: PLC0415
     from geomx.launch.plan_facts import Sources  # noqa: PLC0415 (it imports torch)
 
     sources = Sources(
-        arguments.measure, arguments.report, arguments.model, arguments.parameters, arguments.step_ms
+        arguments.measure,
+        arguments.report,
+        arguments.model,
+        arguments.parameters,
+        arguments.step_ms,
+        arguments.steps,
     )
     needed = EVERY_FILE if arguments.measure else ()
     plan(

@@ -18,14 +18,15 @@ def test_a_cnn_has_the_parameters_that_its_workload_says(workload):
     assert parameters_of(workloads.cnn(workload)) == WORKLOADS[workload]["parameters"]
 
 
-def test_the_gpt_has_the_parameters_that_its_workload_says():
-    assert parameters_of(workloads.Gpt()) == WORKLOADS["gpt-10m"]["parameters"]
+@pytest.mark.parametrize("workload", [name for name in WORKLOADS if name.startswith("gpt")])
+def test_a_gpt_has_the_parameters_that_its_workload_says(workload):
+    assert parameters_of(workloads.Gpt(*workloads.GPTS[workload])) == WORKLOADS[workload]["parameters"]
 
 
 def test_the_gpt_does_not_see_what_is_to_come():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = workloads.Gpt().eval()
+    model = workloads.Gpt(*workloads.GPTS["gpt-1m"]).eval()
     text = torch.randint(256, (1, workloads.CONTEXT))
     other = text.clone()
     other[0, -1] = (other[0, -1] + 1) % 256

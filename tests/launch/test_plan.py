@@ -72,7 +72,9 @@ def predictions(*arguments: str) -> dict[str, Any]:
 
 def test_the_fastest_comes_first_and_every_pair_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     rows = predictions(*GIVEN)["predictions"]
-    assert len(rows) == (len(ALGORITHMS) + 1) * (len(CODECS) + 1)  # the description's own, too
+    assert (
+        len(rows) == (len(ALGORITHMS) + 1) * (len(CODECS) + 1) + 1
+    )  # the description's own, too, and the preset's
     assert [row["step_s"] for row in rows] == sorted(row["step_s"] for row in rows)
     assert rows[0]["of_best"] == 1.0
     described = [(row["algorithm"], row["codec_up"], row["codec_down"]) for row in rows if row["described"]]
@@ -122,12 +124,61 @@ def test_what_does_not_go_with_the_description_is_said(capsys: pytest.CaptureFix
     found = predictions(*GIVEN, "--codec", "dense", "optimizer.place=workers")
     assert set(found["refused"]) == {"mixed", "downpour"}
     assert {"fsa", "hfa"} <= {row["algorithm"] for row in found["predictions"]}
-    assert "Not with this description: mixed: optimizer.place" in capsys.readouterr().out
+    assert "Not with this run: mixed: optimizer.place" in capsys.readouterr().out
+
+
+def test_what_the_script_has_is_learnt_from_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its steps, its optimizer and its clipping decide what it can have, and what it pays."""
+    times = {"compute_s_median": {"A/0": 0.1, "A/1": 0.1, "B/0": 0.1}, "backward_s_median": {}}
+    adam = {"optimizer": "AdamW", "keeps": "squares", "elementwise": True, "clips": True}
+    Path("report.json").write_text(json.dumps({"parameters": 100_000, "steps": 90, "script": adam, **times}))
+    codecs = [
+        "--codec",
+        "dense",
+        "--codec",
+        "bisparse ratio=0.01",
+        "--codec",
+        "bisparse ratio=0.01 momentum=0.9; dense",
+    ]
+    algorithms = [
+        word for name in ("fsa", "hfa k1=50 k2=2", "hfa k1=5 k2=2") for word in ("--algorithm", name)
+    ]
+    found = predictions("--report", "report.json", *algorithms, *codecs)
+    assert "averages every 100 steps, and a worker takes 90" in found["refused"]["hfa k1=50 k2=2"]
+    assert "has momentum, and so has AdamW" in found["refused"]["fsa"]
+    costs = {(row["algorithm"], row["codec_up"]): row["known_cost"] for row in found["predictions"]}
+    assert "on gradients with AdamW" in costs["fsa", "bisparse ratio=0.01"]
+    assert not costs["fsa", "dense"] + costs["hfa k1=5 k2=2", "bisparse ratio=0.01"]
+    assert "! Known to cost accuracy: wan.codec_up" in capsys.readouterr().out
+    longer = predictions("--report", "report.json", "--steps", "600", *algorithms, *codecs)
+    assert "hfa k1=50 k2=2" in {row["algorithm"] for row in longer["predictions"]}
+    strict = predictions("--report", "report.json", "--strict", *algorithms, *codecs)
+    assert ("fsa", "bisparse ratio=0.01") not in {
+        (r["algorithm"], r["codec_up"]) for r in strict["predictions"]
+    }
+
+
+def test_means_that_are_clipped_where_they_arrive_are_faster_than_servers_that_wait_for_all() -> None:
+    times = {"compute_s_median": {"A/0": 0.1, "A/1": 0.1, "B/0": 0.1}, "backward_s_median": {}}
+
+    def step_s(clips: bool, *more: str) -> float:
+        script = {"optimizer": "SGD", "keeps": "nothing", "elementwise": True, "clips": clips}
+        Path("report.json").write_text(
+            json.dumps({"parameters": 1_000_000, "steps": 9, "script": script, **times})
+        )
+        found = predictions(*ONE, "--report", "report.json", "sync.policy=fsa", *more)
+        return float(found["predictions"][0]["step_s"])
+
+    plain, on_workers = step_s(False), step_s(True)
+    on_servers = step_s(True, "optimizer.place=server")
+    assert on_workers == pytest.approx(plain, rel=0.05)
+    assert on_servers > 1.3 * plain
 
 
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
+        ([*GIVEN, "--steps", "0"], "--steps: found 0", BAD_USAGE),
         ([], "--parameters N, --model MODULE:FUNCTION, --measure or --report FILE", BAD_USAGE),
         (["--parameters", "10"], "--step-ms MS, --measure or --report FILE", BAD_USAGE),
         (["--parameters", "10", "--step-ms", "A=1"], "the seconds of a step in B", BAD_USAGE),

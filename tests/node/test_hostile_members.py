@@ -151,7 +151,7 @@ def test_a_flood_of_heartbeats_costs_nothing_that_stays():
         (Leave({"": 1}, ("A/1",)), None, "A/1"),
         (Fetch(1, 77), None, "slice 77 is not held"),
         (Attached(), None, "Attached was sent up to A"),
-        (Norms(1, {}), None, "Norms was sent up to A"),
+        (Norms("", 1, {}), None, "Norms was sent up to A"),
         (push("A/0"), 0, "Push was sent without a number"),
         (Reached("A/1", "", 1, 0, Place(), Place()), None, "A/0 told how far A/1 is"),
         (Reached("A/0", "A/1", 1, 0, Place(), Place()), None, "in the cohort 'A/1'"),

@@ -21,6 +21,7 @@ from geomx.errors import (
 )
 from geomx.node.contract import Called, Opened
 from geomx.node.slices.payloads import pack_turns
+from geomx.rounds.round import Round
 from geomx.wire.messages import (
     HEAD_LIMIT_BYTES,
     Ack,
@@ -128,9 +129,9 @@ def test_norms_of_another_shard_add_up_to_the_scale_that_both_use():
     lead = Driven("global/0", topology)
     lead.greet(1, hello("global/1"))
     lead.node.sink._clipping.start(1.0, frozenset({0}), frozenset({0, 1}))
-    lead.say(1, Norms(4, {1: 9.0}))
+    lead.say(1, Norms("", 4, {1: 9.0}))
     scales: list[float] = []
-    lead.node.sink._clipping.square(4, 0, 16.0, scales.append)
+    lead.node.sink._clipping.square(0, Round(4, "", "gradient", 0.0), 16.0, scales.append)
     assert scales == [pytest.approx(1 / 5, rel=1e-5)]
     lead.tick(1.0)
-    assert [m for m in lead.written(1) if isinstance(m, Scale)] == [Scale(4, 25.0)]
+    assert [m for m in lead.written(1) if isinstance(m, Scale)] == [Scale("", 4, 25.0)]

@@ -25,7 +25,8 @@ KEYS = [
     "ended", "failure",
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "steps", "rounds", "samples", "wall_s",
     "train_s", "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down",
-    "parameters", "parameters_sha256", "cohorts", "staleness_mean", "staleness_max", "round_s_median", "round_floor_s",
+    "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",
+    "round_s_median", "round_floor_s",
     "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "node_cpu_s",
     "node_rss_mb", "config",
 ]  # fmt: skip

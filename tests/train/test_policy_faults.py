@@ -67,6 +67,7 @@ def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: i
 
     def main(run: LiveRun) -> Any:
         values = usual(run)
+        run.close()
         assert run._attached is not None
         contributions[run.name] = run._attached.ledger.contributions
         return values

@@ -14,14 +14,11 @@ from geomx.config.choices import LOSSLESS
 from geomx.config.problems import KeyPath, Problem, shown
 from geomx.config.run import Run
 from geomx.sync import policies
-from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, Policy
+from geomx.sync.contract import AccumulateStep, GradientStep, Policy, next_run_mean
 
 Keeps = Literal["nothing", "momentum", "squares", "unknown"]
 
 SPARSE = 0.25  # codecs that send a smaller fraction of the entries leave most of them to later rounds
-LONG_PERIOD = 30  # steps between two means over the run
-MOST_STEPS = 1 << 12  # that are asked of a policy
-FEW_EXCHANGES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ def setting_of(run: Run) -> Setting:
 
 def known_costs(setting: Setting) -> list[KnownCost]:
     """Everything that is known of a setting."""
-    return [*_of_sparse_gradients(setting), *_of_periods(setting)]
+    return list(_of_sparse_gradients(setting))
 
 
 INSTEAD = 'run.preset = "slow-link" sends less and ends lower'
@@ -117,22 +114,7 @@ def _of_sparse_gradients(setting: Setting) -> Iterator[KnownCost]:
         yield KnownCost(path, text, is_certain=False)
 
 
-def _of_periods(setting: Setting) -> Iterator[KnownCost]:
-    if setting.policy.plans is not LocalStep:
-        return
-    path, policy = ("sync", "policy"), f"sync.policy = {shown(setting.spec)}"
-    period = _period(setting.policy)
-    if period is None:
-        return
-    if setting.steps is not None and period > setting.steps:
-        text = (
-            f"{policy} averages every {period:,} steps, and each worker takes {setting.steps:,}: "
-            "they would never meet before the end; take a shorter period"
-        )
-        yield KnownCost(path, text)
-
-
-def _period(policy: Policy) -> int | None:
-    """The steps from one mean over the run to the next; None where a policy at the root decides, or never."""
-    due = [step for step in range(MOST_STEPS) if getattr(policy.step(step), "average", "") == "run"]
-    return due[0] + 1 if due else None
+def period_of(policy: Policy) -> int | None:
+    """The steps from one mean over the run to the next; None where a policy at the root decides that, or never."""
+    step, plan = next_run_mean(policy) or (0, None)
+    return None if plan is None or plan.average == "told" else step + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,12 @@ from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.config.choices import check_choices
+from geomx.config.known_costs import Setting, Way, known_costs, period_of
+from geomx.config.placement import place_of
+from geomx.config.presets import PRESETS
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.outputs import check_outputs, write_outputs
-from geomx.launch.plan_facts import Known, Sources, known
+from geomx.launch.plan_facts import Known, Script, Sources, known
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.node.topology import AS_WAN
 from geomx.observe.costs import Cost, Memory, cost, memory_of
@@ -32,6 +35,7 @@ from geomx.predict.facts import Codecs, Facts, Rhythm
 from geomx.predict.steps import Prediction, predict
 from geomx.predict.words import trade_of_codec, trade_of_rhythm
 from geomx.sync import policies
+from geomx.sync.contract import GradientStep, Policy
 
 ALGORITHMS = ("fsa", "mixed", "esync", "hfa", "diloco", "diloco fragments=5 overlap=5", "downpour")
 CODECS = ("dense", "fp16", "int8", "int4", "bisparse ratio=0.01")
@@ -39,6 +43,8 @@ PLAIN_COLUMNS = 110  # where nothing says how wide lines may be
 SAMPLED_ELEMENTS = 1 << 23  # of a larger model, codecs are tried on a part
 
 Pair = tuple[str, str]  # codecs up and down
+# What geomx itself advises for slow links, beside the others.
+PRESET = tuple(PRESETS["slow-link"][key] for key in ("sync.policy", "wan.codec_up", "wan.codec_down"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +56,22 @@ class PlanOptions:
     codecs: Sequence[str] = ()
     json: Path | None = None
 
+    @property
+    def narrows(self) -> bool:
+        """Whether the user has said what to compare."""
+        return bool(self.algorithms or self.codecs)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One algorithm with one pair of codecs. `described`: they are the description's own."""
+    """One algorithm with one pair of codecs. `described`: they are the description's own. `costs`: known ones."""
 
     algorithm: str
     codecs: Pair
     prediction: Prediction
     trades: tuple[str, str]  # the algorithm's, the codecs'
     described: bool
+    costs: str = ""
 
 
 def plan(run: Run, options: PlanOptions) -> None:
@@ -68,8 +80,9 @@ def plan(run: Run, options: PlanOptions) -> None:
     codecs = pairs(run, options)
     _check_names(algorithms, codecs)
     check_outputs({"--json": options.json})
-    facts = known(run, options.sources)
-    rows, refused = compared(run, facts, algorithms, codecs)
+    local = any(policies.make(algorithm).plans is not GradientStep for algorithm in algorithms)
+    facts = known(run, options.sources, local)
+    rows, refused = compared(run, facts, algorithms, codecs, None if options.narrows else PRESET)
     show(run, facts, rows, refused)
     content = msgspec.json.format(msgspec.json.encode(as_dict(run, facts, rows, refused)), indent=2) + b"\n"
     write_outputs({options.json: lambda path: write_whole(path, content)})
@@ -108,42 +121,76 @@ def _with(own: Any, others: Sequence[Any]) -> Sequence[Any]:
 
 
 def compared(
-    run: Run, facts: Known, algorithms: Sequence[str], codecs: Sequence[Pair]
+    run: Run,
+    facts: Known,
+    algorithms: Sequence[str],
+    codecs: Sequence[Pair],
+    also: tuple[str, ...] | None = None,
 ) -> tuple[list[Row], dict[str, str]]:
-    """A row for each that this description can have, the fastest first; and why it cannot have the others."""
+    """A row for each that this run can have, the fastest first; and why it cannot have the others.
+
+    `also`: an algorithm and its codecs up and down, beside all pairs.
+    """
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
-    memory = memory_of()
-    lan = [spec for spec in (run.lan.codec_up, run.lan.codec_down) if spec != AS_WAN]
-    specs = dict.fromkeys([*itertools.chain.from_iterable(codecs), *lan])
-    wanted = {pair: slices_wanted(*pair) for pair in codecs}
-    cuts = {count: facts.cut(count) for count in set(wanted.values())}
-    costs = {spec: _cost(spec, facts.cut(slices_wanted(spec)), memory) for spec in specs}
-    world = Facts(
-        sites=facts.sites,
-        size_bytes=sum(slice_.size_bytes for slice_ in facts.cut(SLICES_WANTED)),
-        memory_bytes_per_s=memory.updating,
-        shards=run.run.shards,
-        in_backward=run.worker.push_at == "backward",
-        overlap=run.worker.overlap == "forward",
-    )
+    asked = [(algorithm, up, down) for algorithm in algorithms for up, down in codecs]
+    if also is not None and also not in asked:
+        asked.append((also[0], also[1], also[2]))
+    predictor = _Predictor(run, facts, {pair[1:] for pair in asked})
     rows, refused = [], {}
-    for algorithm in algorithms:
-        rhythm = Rhythm.of(algorithm)
-        for up, down in codecs:
-            reason = _refusal(run, algorithm, up, down)
-            if reason:
-                refused[algorithm] = reason
-                continue
-            slices = len(cuts[wanted[up, down]])
-            passes = run.lan.codec_down == AS_WAN
-            below = costs[down if passes else run.lan.codec_down]
-            edges = Codecs(slices, costs[up], costs[down], costs[run.lan.codec_up], below, passes)
-            prediction = predict(world, rhythm, edges)
-            trades = trade_of_rhythm(rhythm, prediction), _trade_of(costs[up], costs[down])
-            own = (algorithm, up, down) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)
-            rows.append(Row(algorithm, (up, down), prediction, trades, own))
+    for algorithm, up, down in asked:
+        if reason := _refusal(run, facts.script, algorithm, up, down):
+            refused[algorithm if (algorithm, up, down) != also else " ".join(also)] = reason
+            continue
+        costs = " ".join(cost.text for cost in known_costs(_setting(facts.script, algorithm, up)))
+        own = (algorithm, up, down) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)
+        rows.append(Row(algorithm, (up, down), *predictor.of(algorithm, up, down), own, costs))
     return sorted(rows, key=lambda row: row.prediction.step_s), refused
+
+
+class _Predictor:
+    """Predicts algorithms with codecs, each of which is measured once."""
+
+    def __init__(self, run: Run, facts: Known, pairs: Iterable[Pair]) -> None:
+        self._run, self._facts = run, facts
+        memory = memory_of()
+        self._wanted = {pair: slices_wanted(*pair) for pair in pairs}
+        self._cuts = {count: facts.cut(count) for count in set(self._wanted.values())}
+        lan = [spec for spec in (run.lan.codec_up, run.lan.codec_down) if spec != AS_WAN]
+        specs = dict.fromkeys([*itertools.chain.from_iterable(self._wanted), *lan])
+        self._costs = {spec: _cost(spec, facts.cut(slices_wanted(spec)), memory) for spec in specs}
+        self._world = Facts(
+            sites=facts.sites,
+            size_bytes=sum(slice_.size_bytes for slice_ in facts.cut(SLICES_WANTED)),
+            memory_bytes_per_s=memory.updating,
+            shards=run.run.shards,
+            in_backward=run.worker.push_at == "backward",
+            overlap=run.worker.overlap == "forward",
+            clips=facts.script.clips,
+        )
+
+    def of(self, algorithm: str, up: str, down: str) -> tuple[Prediction, tuple[str, str]]:
+        """What to expect, and the trades of both."""
+        run, costs, rhythm = self._run, self._costs, Rhythm.of(algorithm)
+        passes = run.lan.codec_down == AS_WAN
+        below = costs[down if passes else run.lan.codec_down]
+        slices = len(self._cuts[self._wanted[up, down]])
+        edges = Codecs(slices, costs[up], costs[down], costs[run.lan.codec_up], below, passes)
+        lossless = costs[down].lossless and below.lossless
+        world = replace(self._world, on_workers=self._on_workers(policies.make(algorithm), lossless))
+        prediction = predict(world, rhythm, edges)
+        return prediction, (trade_of_rhythm(rhythm, prediction), _trade_of(costs[up], costs[down]))
+
+    def _on_workers(self, policy: Policy, lossless_down: bool) -> bool:
+        run, script = self._run, self._facts.script
+        place = place_of(
+            run.optimizer.place,
+            policy,
+            clips=script.clips,
+            lossless_down=lossless_down,
+            needs_server=bool(run.optimizer.rule or run.worker.overlap == "forward" or run.lan.rejoin_s),
+        )
+        return place == "workers" or not (script.elementwise or run.optimizer.rule)
 
 
 def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
@@ -164,8 +211,14 @@ def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
     )
 
 
-def _refusal(run: Run, algorithm: str, up: str, down: str) -> str:
-    """Why the description cannot have these; "" where it can."""
+def _setting(script: Script, algorithm: str, up: str) -> Setting:
+    codec = make_codec(up, RngKey())
+    way = Way(up, codec.ratio, codec.momentum)
+    return Setting(policies.make(algorithm), algorithm, way, script.keeps, script.optimizer)
+
+
+def _refusal(run: Run, script: Script, algorithm: str, up: str, down: str) -> str:
+    """Why this run cannot have these, or would have nothing of them; "" where it can."""
     changes = [f"sync.policy={algorithm}", f"wan.codec_up={up}", f"wan.codec_down={down}"]
     if algorithm != run.sync.policy:
         changes.append("optimizer.compensation=")  # which is of the description's own policy
@@ -175,7 +228,18 @@ def _refusal(run: Run, algorithm: str, up: str, down: str) -> str:
         return "; ".join(map(str, error.faults))
     except GeomxError as error:
         return str(error)
-    return ""
+    policy, setting = policies.make(algorithm), _setting(script, algorithm, up)
+    period = period_of(policy)
+    if script.steps and period and period > script.steps:
+        return (
+            f"it averages every {period:,} steps, and a worker takes {script.steps:,}: they would never meet"
+        )
+    if policy.sync_group != "run" and not (script.elementwise or run.optimizer.rule):
+        return f"it needs an optimizer on the global servers, which {script.optimizer} cannot have"
+    if setting.up.momentum and script.keeps in ("momentum", "squares"):
+        return f"the codec `{up}` has momentum, and so has {script.optimizer}: it would count twice"
+    costs = known_costs(setting) if run.run.strict else []
+    return "; ".join(cost.text for cost in costs if cost.is_certain)
 
 
 def _trade_of(up: Cost, down: Cost) -> str:
@@ -203,6 +267,8 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
         )
     console.print(parties)
     console.print(ranking(rows))
+    for text in dict.fromkeys(row.costs for row in rows if row.costs):
+        console.print(f"! Known to cost accuracy: {text}.", soft_wrap=True)
     trades = Table(box=None, pad_edge=False, show_header=False)
     trades.add_column(style="dim", no_wrap=True)
     trades.add_column()
@@ -214,7 +280,7 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
     console.print("What each trades:")
     console.print(trades)
     for algorithm, reason in refused.items():
-        console.print(f"Not with this description: {algorithm}: {reason}", soft_wrap=True)
+        console.print(f"Not with this run: {algorithm}: {reason}", soft_wrap=True)
     console.print(
         "\nAccuracy is not predicted, and differs: try the best few on your own model.", soft_wrap=True
     )
@@ -232,7 +298,7 @@ def ranking(rows: Sequence[Row]) -> Table:
         its = row.prediction
         table.add_row(
             row.algorithm,
-            _named(row.codecs),
+            f"{_named(row.codecs)} !" if row.costs else _named(row.codecs),
             f"{its.step_s:.3g}",
             f"{its.step_s / best:.2f}",
             f"{its.round_s:.3g}",
@@ -261,6 +327,7 @@ def as_dict(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]
                 "workers": site.workers,
                 "compute_s": site.compute_s,
                 "backward_s": site.backward_s,
+                "local_step_s": site.local_step_s,
                 "link": site.wan.model_dump(),
             }
             for site in facts.sites
@@ -282,6 +349,7 @@ def as_dict(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]
                 "staleness": row.prediction.staleness,
                 "algorithm_trades": row.trades[0],
                 "codecs_trade": row.trades[1],
+                "known_cost": row.costs,
             }
             for row in rows
         ],

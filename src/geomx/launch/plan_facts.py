@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from geomx.config import Run
+from geomx.config.known_costs import Keeps
 from geomx.errors import ConfigError, Fault
 from geomx.launch.inspect_codec import model_of, slices_like, slices_of
 from geomx.launch.local_run import rehearse
@@ -19,9 +22,23 @@ from geomx.layout import SLICES_WANTED, Slice
 from geomx.observe.records import Record
 from geomx.observe.report import make_report
 from geomx.predict.facts import Site
+from geomx.sync import policies
+from geomx.sync.contract import GradientStep
 
+WARM_STEPS = 2
+LONG_PERIOD = 1 << 20
 BACKWARD_SHARE = 2 / 3  # of a step's computing, where nobody has measured it: twice as long as forward
 MEASURED_STEPS = 10
+
+# What a run of another policy has in place of what goes with the description's own.
+PLAIN = (
+    "wan.codec_up=dense",
+    "wan.codec_down=dense",
+    "optimizer={}",
+    "worker.overlap=none",
+    "sync.buffers=own",
+    "lan.rejoin_s=0",
+)
 
 # What a run on this machine alone, as fast as it can, has in place of the description's.
 FREE = (
@@ -31,13 +48,37 @@ FREE = (
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where to look. `step_ms`: of every worker, or `PARTY=MS`; what is given is believed before what is measured."""
+    """Where to look. `step_ms`: of every worker, or `PARTY=MS`; what is given is believed before what is measured.
+
+    `steps`: how many each worker will take.
+    """
 
     measure: bool = False
     report: Path | None = None
     model: str | None = None
     parameters: int | None = None
     step_ms: Sequence[str] = ()
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What only the training script knows: its optimizer, whether it clips, how many steps it takes (None: not known).
+
+    `elementwise`: the global servers can run the optimizer. `keeps`: see `geomx.config.known_costs.Setting`.
+    """
+
+    optimizer: str = "the optimizer"
+    keeps: Keeps = "unknown"
+    elementwise: bool = True
+    clips: bool = False
+    steps: int | None = None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], steps: int | None) -> Script:
+        """From what a worker told as it attached."""
+        own = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in told.items() if key in own} | {"steps": steps})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +88,7 @@ class Known:
     sites: tuple[Site, ...]
     cut: Callable[[int], Sequence[Slice]]
     origin: str
+    script: Script = Script()
 
     @property
     def parameters(self) -> int:
@@ -55,14 +97,18 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """Of a step: computing, and the part of it in which gradients leave."""
+    """Of a step: computing, and the part of it in which gradients leave. `local`: a step of the worker's own."""
 
     compute: float
     backward: float
+    local: float | None = None
 
 
-def known(run: Run, sources: Sources) -> Known:
-    """Raises `ConfigError` with everything that is missing, and which option gives it."""
+def known(run: Run, sources: Sources, local: bool = False) -> Known:
+    """Raises `ConfigError` with everything that is missing, and which option gives it.
+
+    `local`: steps of the workers' own are to be measured as well, where something is measured.
+    """
     steps, faults = _given_steps(run, sources.step_ms)
     faults += _missing_links(run)
     if not (sources.measure or sources.report):
@@ -74,11 +120,16 @@ def known(run: Run, sources: Sources) -> Known:
     if faults:
         raise ConfigError("geomx plan", faults)
     report, origin = _report(run, sources)
+    script = Script(steps=sources.steps)
     if report is not None:
         steps = _measured_steps(run, report) | steps
+        taken = report.get("steps") if sources.report else None
+        script = Script.of(report.get("script", {}), sources.steps or taken)
     if len(steps) < len(run.parties):
         raise ConfigError("geomx plan", [_no_step(run, steps)])
-    return Known(tuple(_sites(run, steps)), _cut(run, sources, report), origin)
+    if sources.measure and local:
+        steps = _with_local(steps, _measured_local(run), sources.step_ms)
+    return Known(tuple(_sites(run, steps)), _cut(run, sources, report), origin, script)
 
 
 def _sites(run: Run, steps: Mapping[str, _Seconds]) -> list[Site]:
@@ -87,7 +138,7 @@ def _sites(run: Run, steps: Mapping[str, _Seconds]) -> list[Site]:
         wan, step = run.link_of(party.name), steps[party.name]
         assert wan is not None  # it was looked for
         lan = run.lan.link or type(wan)()
-        found.append(Site(party.name, party.workers, step.compute, step.backward, wan, lan))
+        found.append(Site(party.name, party.workers, step.compute, step.backward, wan, lan, step.local))
     return found
 
 
@@ -138,8 +189,36 @@ def _report(run: Run, sources: Sources) -> tuple[dict[str, Any] | None, str]:
     if not sources.measure:
         return None, "as given"
     with Console(stderr=True).status("measuring: the run trains a few steps here, without its links"):
-        records = rehearse(_free(run), _enough(run))
+        policy = policies.make(run.sync.policy)
+        gradients = run if policy.plans is GradientStep else run.changed(["sync.policy=fsa", *PLAIN])
+        records = rehearse(_free(gradients), _enough(run))
     return make_report(run, records, 0.0), "measured here, with all workers at once on this machine"
+
+
+def _measured_local(run: Run) -> dict[str, float]:
+    """By party: how long its slowest worker takes for a step of its own, between which nothing is exchanged."""
+    times: dict[str, list[float]] = {}
+    with Console(stderr=True).status("measuring: the same with steps of the workers' own"):
+        alone = run.changed([f"sync.policy=hfa k1={LONG_PERIOD} k2=1", *PLAIN])
+        for record in rehearse(_free(alone), _enough(run)):
+            if record.name == "step":
+                times.setdefault(record.node, []).append(record.t)
+    taken = {
+        worker: median(end - start for start, end in pairwise(each[WARM_STEPS:]))
+        for worker, each in times.items()
+    }
+    return {party.name: max(taken[worker] for worker in party.worker_names) for party in run.parties}
+
+
+def _with_local(
+    steps: Mapping[str, _Seconds], local: Mapping[str, float], given: Sequence[str]
+) -> dict[str, _Seconds]:
+    """What was given on the command line stays as it was given."""
+    said = {text.rpartition("=")[0] for text in given}
+    return {
+        party: seconds if {"", party} & said else replace(seconds, local=local[party])
+        for party, seconds in steps.items()
+    }
 
 
 def _free(run: Run) -> Run:

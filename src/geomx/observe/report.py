@@ -30,6 +30,7 @@ How = Literal["well", "interrupted", "failed"]
 
 LEAST_SAVED = 0.005  # less would be shown as 0%
 CHANGES_SHOWN = 4
+SCRIPT = ("optimizer", "keeps", "elementwise", "on_server", "clips")  # what a worker tells of its script
 
 
 class Totals:
@@ -45,6 +46,7 @@ class Totals:
         self.loss: dict[str, float | None] = {}
         self.accuracy: dict[str, float | None] = {}
         self.parameters = 0
+        self.script: Fields = {}  # what a worker told of it as it attached
         self.round_s: dict[str, list[float]] = defaultdict(list)
         self.answered: Counter[tuple[str, str]] = Counter()  # rounds, by server and cohort
         self.compute_s: dict[str, list[float]] = defaultdict(list)  # of each worker's steps
@@ -171,6 +173,7 @@ class Totals:
 
     def _attached(self, record: Record) -> None:
         self.parameters = max(self.parameters, record.fields["parameters"])
+        self.script = {key: record.fields[key] for key in SCRIPT if key in record.fields}
 
     def _link(self, record: Record) -> None:
         if record.node == record.fields["party"]:  # the other end tells the same
@@ -217,6 +220,7 @@ def make_report(
         **totals.traffic(),
         "parameters": max((fields["parameters"] for fields in finished), default=totals.parameters),
         "parameters_sha256": totals.weights(),
+        "script": totals.script,
         "cohorts": totals.cohorts,
         "staleness_mean": _rounded(fmean(totals.staleness)) if totals.staleness else None,
         "staleness_max": max(totals.staleness, default=None),

@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from geomx.config.tables import LinkTable
-from geomx.predict.facts import Codecs, Facts, Site
+from geomx.predict.facts import CLIPPED_PASSES, STEPPED_PASSES, Codecs, Facts, Site
 from geomx.predict.formulas import PassTimes, after, link_bytes, link_s, through, together, travel_s
 
 Streams = dict[str, PassTimes]  # by party
-
-STEPPED_PASSES = 5  # an optimizer's step, about: reads the gradient, reads and writes weights and momentum
 
 
 class Exchanges:
@@ -38,15 +36,26 @@ class Exchanges:
         return self._codecs.slices
 
     def run(
-        self, sites: Sequence[Site], leaving: Streams, *, part: float = 1.0, carrying: bool = True
+        self,
+        sites: Sequence[Site],
+        leaving: Streams,
+        *,
+        part: float = 1.0,
+        carrying: bool = True,
+        gradients: bool = False,
     ) -> Streams:
         """When answers of the global servers come to the workers, all of whom they wait for.
 
-        `part`: which share of the model. `carrying`: False for pushes that only ask for weights.
+        `part`: which share of the model. `carrying`: False for pushes that only ask for weights. `gradients`: what
+        leaves are gradients, which are clipped where that is wanted.
         """
-        slices = self._slices(part)
+        slices, root_s = self._slices(part), self.root_s(len(sites), gradients)
         closed = together(self.up(sites, leaving, part=part, carrying=carrying).values())
-        closed = through(closed, part * self.root_s(len(sites)), slices)
+        if gradients and self._facts.clips and not self._facts.on_workers:
+            closed = PassTimes(
+                closed.last, closed.last
+            )  # no slice is applied before the norm of all is known
+        closed = through(closed, part * root_s, slices)
         return {site.name: self._down(site, closed, part, slices) for site in sites}
 
     def up(
@@ -63,11 +72,13 @@ class Exchanges:
         stream = through(stream, self._facts.passes_s(3 * site.workers + 2), self.slices)
         return _carried(stream, size_bytes, self.slices, site.lan)
 
-    def root_s(self, parties: int) -> float:
+    def root_s(self, parties: int, gradients: bool = False) -> float:
         """What a shard computes in an exchange of so many parties."""
+        clips, on_workers = (gradients and given for given in (self._facts.clips, self._facts.on_workers))
+        stepped = 0 if on_workers else STEPPED_PASSES + CLIPPED_PASSES * clips
         up, down, passes_s = self._codecs.wan_up, self._codecs.wan_down, self._facts.passes_s
         anchor_s = 0.0 if down.lossless else down.decode_s + passes_s(5)
-        added_s = parties * up.decode_s + passes_s(3 * parties + STEPPED_PASSES)
+        added_s = parties * up.decode_s + passes_s(3 * parties + stepped)
         return (added_s + down.encode_s + anchor_s) / self._facts.shards
 
     def _slices(self, part: float) -> int:

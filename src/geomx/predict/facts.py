@@ -12,11 +12,16 @@ from geomx.sync import policies
 from geomx.sync.contract import LocalStep, Policy, RoundView, StepController, StepPlan, SyncGroup, Wait
 
 FIRST_STEPS, MOST_STEPS = 64, 1 << 20
+STEPPED_PASSES = 5  # an optimizer's step, about: reads the gradient, reads and writes weights and momentum
+CLIPPED_PASSES = 3  # a norm reads the gradient; scaling it reads and writes
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A party. `compute_s`: of its slowest worker, for a step; `backward_s`: of it, while gradients are completed."""
+    """A party. `compute_s`: of its slowest worker, for a step; `backward_s`: of it, while gradients are completed.
+
+    `local_step_s`: of a step of its own, its optimizer included; None where only `compute_s` is known.
+    """
 
     name: str
     workers: int
@@ -24,6 +29,7 @@ class Site:
     backward_s: float
     wan: LinkTable
     lan: LinkTable
+    local_step_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,10 @@ class Codecs:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`size_bytes`: of what is trained. `memory_bytes_per_s`: what a core moves in adding, reads and writes counted."""
+    """`size_bytes`: of what is trained. `memory_bytes_per_s`: what a core moves in adding, reads and writes counted.
+
+    `on_workers`: gradients come back as means, with which each worker steps. `clips`: a step waits for the whole norm.
+    """
 
     sites: tuple[Site, ...]
     size_bytes: int
@@ -51,10 +60,18 @@ class Facts:
     shards: int = 1
     in_backward: bool = True  # gradients leave as they are completed
     overlap: bool = False  # the next forward begins before the update is complete
+    on_workers: bool = False
+    clips: bool = False
 
     def passes_s(self, passes: float) -> float:
         """Seconds for so many passes over memory as large as the model: a read or a write each."""
         return passes * self.size_bytes / self.memory_bytes_per_s
+
+    def local_step_s(self, site: Site) -> float:
+        """A worker's own step, from its batch to its weights."""
+        if site.local_step_s is not None:
+            return site.local_step_s
+        return site.compute_s + self.passes_s(STEPPED_PASSES + CLIPPED_PASSES * self.clips)
 
 
 @dataclass(frozen=True, slots=True)

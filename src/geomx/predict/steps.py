@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from geomx.predict.exchange import STEPPED_PASSES, Exchanges, Streams
-from geomx.predict.facts import Codecs, Facts, Rhythm, Site, crosses_wan
+from geomx.predict.exchange import Exchanges, Streams
+from geomx.predict.facts import CLIPPED_PASSES, STEPPED_PASSES, Codecs, Facts, Rhythm, Site, crosses_wan
 from geomx.predict.formulas import PassTimes, link_bytes, through
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, StepController, StepPlan
 
@@ -122,7 +122,7 @@ class _Walk:
             self._gradient()
             return
         for site in self._sites:
-            self.now[site.name] += site.compute_s + self._facts.passes_s(STEPPED_PASSES)
+            self.now[site.name] += self._facts.local_step_s(site)
         if isinstance(plan, LocalStep):
             self._local(number, plan)
         elif plan.push or plan.fetch:
@@ -135,13 +135,14 @@ class _Walk:
             forward = through(self._weights[site.name], site.compute_s - site.backward_s, slices).last
             leaving = through(PassTimes(forward, forward), site.backward_s, slices)
             gradients[site.name] = leaving if facts.in_backward else PassTimes(leaving.last, leaving.last)
-        answers = self._exchanges.run(self._sites, gradients)
-        self.now = {name: answer.last for name, answer in answers.items()}
+        answers = self._exchanges.run(self._sites, gradients, gradients=True)
+        stepped_s = facts.passes_s(STEPPED_PASSES + CLIPPED_PASSES * facts.clips) if facts.on_workers else 0.0
+        self.now = {name: answer.last + stepped_s for name, answer in answers.items()}
         self._weights = {name: PassTimes(end, end) for name, end in self.now.items()}
         if facts.overlap:
             # What the next forward needs first is complete last in backward, and overtakes the rest from there on.
             ends = {name: PassTimes(leaving.last, leaving.last) for name, leaving in gradients.items()}
-            soonest = self._exchanges.run(self._sites, ends)
+            soonest = self._exchanges.run(self._sites, ends, gradients=True)
             for name, answer in answers.items():
                 first = min(max(answer.first, soonest[name].first), answer.last)
                 self._weights[name] = PassTimes(first, answer.last)
@@ -179,7 +180,8 @@ def _paced(facts: Facts, step_controller: StepController, exchanges: Exchanges) 
 
     It is asked as a shard asks it; one worker stands for those of its party, and news takes no time.
     """
-    passes_s, sites = facts.passes_s(STEPPED_PASSES), {site.name: site for site in facts.sites}
+    sites = {site.name: site for site in facts.sites}
+    taking_s = {site.name: facts.local_step_s(site) for site in facts.sites}
     now, began = dict.fromkeys(sites, 0.0), dict.fromkeys(sites, 0.0)
     told: dict[str, int] = {}
     taken: Counter[str] = Counter()
@@ -187,11 +189,11 @@ def _paced(facts: Facts, step_controller: StepController, exchanges: Exchanges) 
         if turn == PACED_ROUNDS // 2:
             began, taken = dict(now), Counter()
         allowed = dict.fromkeys(sites, 1) | told
-        ends = [(now[name] + site.compute_s + passes_s, name, 1) for name, site in sites.items()]
+        ends = [(now[name] + taking_s[name], name, 1) for name in sites]
         heapq.heapify(ends)
         while ends:
             end, name, steps = heapq.heappop(ends)
-            seconds = sites[name].compute_s + passes_s
+            seconds = taking_s[name]
             allowed |= step_controller.stepped(name, turn, steps, seconds, end)
             taken[name] += 1
             now[name] = end

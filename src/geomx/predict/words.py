@@ -48,8 +48,7 @@ def trade_of_codec(codec: Codec, cost: Cost) -> str:
     if codec.lossless:
         return "nothing: every bit"
     if codec.ratio is not None:
-        late = "" if codec.momentum else ", which Adam and SGD with momentum bear badly"
-        return f"{100 * codec.ratio:.3g} % of the entries a round, the rest in later ones{late}"
+        return f"{100 * codec.ratio:.3g} % of the entries a round, the rest in later ones"
     bits = 32 / cost.ratio
     return f"{bits:.2g} bits for a number; what rounding takes away goes with the next"
 

@@ -126,3 +126,15 @@ class StepController(Protocol):
 def cohort_of(worker: str, sync_group: SyncGroup) -> str:
     """The name of the cohort in which a worker takes its steps."""
     return {"run": "", "party": worker.rpartition("/")[0], "worker": worker}[sync_group]
+
+
+MOST_STEPS = 1 << 16  # that a policy is asked for
+
+
+def next_run_mean(policy: Policy, start: int = 0) -> tuple[int, LocalStep] | None:
+    """The first step from `start` on behind which a policy averages over the run, or may; None: it never does."""
+    for step in range(start, start + (MOST_STEPS if policy.plans is LocalStep else 0)):
+        plan = policy.step(step)
+        if isinstance(plan, LocalStep) and plan.average in ("run", "told"):
+            return step, plan
+    return None

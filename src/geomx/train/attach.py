@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from geomx.config.known_costs import known_costs
+from geomx.config.placement import place_of
 from geomx.errors import Unsupported
 from geomx.node.port import Arrived
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep
@@ -24,7 +25,7 @@ from geomx.train.optimizer.placement import OnServer, OnWorkers
 from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
 from geomx.train.party.process_group import PartyGroup
-from geomx.train.settings import Collective, OptimizerPlaceName, Settings
+from geomx.train.settings import Collective, Settings
 from geomx.train.steps.accumulate import AccumulateSteps
 from geomx.train.steps.contract import Steps
 from geomx.train.steps.gradient import GradientSteps
@@ -197,7 +198,14 @@ def _check(
             f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
             "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
         )
-    rule = served_rule(optimizer, _place(settings, clip_norm), settings.rule)
+    place = place_of(
+        settings.place,
+        settings.policy,
+        clips=clip_norm is not None,
+        lossless_down=settings.lossless_down,
+        needs_server=bool(settings.rule or settings.overlap == "forward" or settings.rejoin_s),
+    )
+    rule = served_rule(optimizer, place, settings.rule)
     if settings.rejoin_s and rule is None and settings.policy.plans is not LocalStep:
         raise Unsupported(
             f"lan.rejoin_s = {settings.rejoin_s:g} with {type(optimizer).__name__} on the workers: nobody else has the "
@@ -244,21 +252,6 @@ def _tell_known_costs(context: TrainingContext, optimizer: torch.optim.Optimizer
     if client.name == context.party_members[0]:
         for cost in costs:
             client.port.note("advice", "warning", text=f"known to cost accuracy: {cost.text}")
-
-
-def _place(settings: Settings, clip_norm: float | None) -> OptimizerPlaceName:
-    """Where the optimizer is to run; "auto": on the global servers, if they have its rule.
-
-    With `clip_norm` a server must not apply a slice before it has the norm of all. Means may go down before, and are
-    clipped where they arrive: the same numbers, and the two directions overlap.
-    """
-    if settings.policy.plans is LocalStep:
-        return "workers"
-    together = settings.policy.sync_group == "run" and settings.policy.plans is GradientStep
-    needs_server = settings.rule or settings.overlap == "forward" or settings.rejoin_s
-    if clip_norm is not None and together and settings.lossless_down and not needs_server:
-        return "workers" if settings.place == "auto" else settings.place
-    return settings.place
 
 
 def _manifest(

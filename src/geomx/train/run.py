@@ -39,6 +39,7 @@ from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, ShareSampler, place_of, split
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
+from geomx.train.model.support import is_elementwise, kept_by
 from geomx.train.optimizer.schedules import Every, Schedules
 from geomx.train.party.process_group import is_of_collective
 from geomx.train.settings import Overlap, PushAt, Settings
@@ -192,7 +193,14 @@ class LiveRun:
             self._client.port.note("rejoined", "info", step=self.step, epoch=self.epoch)
         model_slices = self._attached.model_slices
         self._client.port.note(
-            "attached", parameters=model_slices.trained_elements, slices=len(model_slices.layout.slices)
+            "attached",
+            parameters=model_slices.trained_elements,
+            slices=len(model_slices.layout.slices),
+            optimizer=type(optimizer).__name__,
+            keeps=kept_by(optimizer),
+            elementwise=is_elementwise(optimizer),
+            on_server=self._attached.optimizer.on_server,
+            clips=clip_norm is not None,
         )
         self._began = self._timeline.now()
         return model, self._attached.optimizer

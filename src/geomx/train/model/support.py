@@ -54,6 +54,11 @@ def served_rule(optimizer: torch.optim.Optimizer, place: OptimizerPlaceName, own
     return None if place == "workers" else rule
 
 
+def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the global servers can run it."""
+    return type(optimizer) in _SERVED
+
+
 def kept_by(optimizer: torch.optim.Optimizer) -> Keeps:
     """What an optimizer keeps of gradients from step to step, as its parameter groups tell."""
     keys = {key for group in optimizer.param_groups for key in group}

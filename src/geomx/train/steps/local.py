@@ -30,7 +30,7 @@ from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
-from geomx.sync.contract import LocalStep, cohort_of
+from geomx.sync.contract import LocalStep, cohort_of, next_run_mean
 from geomx.sync.hfa import AVERAGE
 from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
@@ -73,7 +73,6 @@ class LocalSteps(Steps):
         self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
         self._counted, self._given = 0.0, 0.0  # n of all steps so far; what of it `run.weight` has said
         self._counted_at: dict[Any, tuple[float, float]] = {}  # by what was averaged: both at its last mean
-        self._last_run = LocalStep("run", AVERAGE)
         self._is_paced = False  # a policy at the root says when means are due
         self._is_common = True  # all workers have the same weights, whatever the others have done
         self._is_step = True
@@ -120,7 +119,8 @@ class LocalSteps(Steps):
 
     def end_epoch(self) -> None:
         super().end_epoch()
-        if self._last_run.fragment[1] > 1 or self._last_run.overlap:
+        due = self._next_mean()
+        if due.fragment[1] > 1 or due.overlap:
             self._average_all()
         self._is_common = True
         self._finite.end()
@@ -136,11 +136,12 @@ class LocalSteps(Steps):
 
     def _average_all(self) -> None:
         """A mean over the run of the whole model, of which the policy knows nothing."""
-        last, (_, parts) = self._last_run, self._last_run.fragment
+        due = self._next_mean()
+        first, parts = due.fragment
         self._take_in_all()
         self._is_step = False
-        for part in range(parts):
-            self._average_run(replace(last, fragment=(part, parts), overlap=0, merge=0.0))
+        for place in range(first, first + parts):
+            self._average_run(replace(due, fragment=(place % parts, parts), overlap=0, merge=0.0))
         self._take_in_all()
         self._is_step = True
 
@@ -170,6 +171,11 @@ class LocalSteps(Steps):
         allowed = self._client.stepped(self._steps_of_turn, taken_s, plan.wait)
         ends = self._steps_of_turn >= max(allowed, plan.least)
         return replace(plan, average="run" if ends else "nobody")
+
+    def _next_mean(self) -> LocalStep:
+        """The mean over the run that is due next; where the policy knows of none, a plain one."""
+        _, due = next_run_mean(self._settings.policy, self._planned) or (0, LocalStep(outer=AVERAGE))
+        return replace(due, average="run")
 
     def _next_plan(self) -> LocalStep:
         plan = self._settings.policy.step(self._planned)
@@ -208,7 +214,7 @@ class LocalSteps(Steps):
             self._take_in(self._due.popleft())
 
     def _average_run(self, plan: LocalStep) -> None:
-        self._last_run, self._steps_of_turn = plan, 0
+        self._steps_of_turn = 0
         part, parts = plan.fragment
         buffers = self._buffers[part::parts]
         slices = self._trained[part::parts] + buffers
