@@ -256,6 +256,7 @@ OTHER_VALUES = {
     "run.on_nonfinite": "skip",
     "run.ledger": "true",
     "run.strict": "true",
+    "run.preset": "slow-link",
     "sync.policy": "other:Policy",
     "sync.weight": "equal",
     "sync.buffers": "average",
@@ -383,3 +384,9 @@ def test_every_key_has_a_description():
 def test_the_reference_is_made_from_this_code():
     command = [sys.executable, str(Path(__file__).parents[2] / "docs" / "make_configuration.py"), "--check"]
     assert subprocess.run(command, check=False, capture_output=True, text=True).stderr == ""
+
+
+def test_a_policy_that_weighs_all_workers_alike_says_so():
+    assert "every worker counts the same" in describe(two_parties("sync.policy=esync"))
+    assert "weight by samples" in describe(two_parties("sync.policy=esync equal=false"))
+    assert "weight by samples" in describe(two_parties("sync.policy=hfa"))

@@ -307,10 +307,11 @@ def test_a_checkpoint_of_diloco_has_its_outer_momentum(tmp_path: Path) -> None:
 NORMALIZING = nn.BatchNorm1d(64).double()
 
 
+@pytest.mark.parametrize("buffers", ["auto", "average"])
 @pytest.mark.parametrize(
     "spec", ["hfa k1=2 k2=2", "diloco every=4", "diloco every=4 fragments=2 overlap=1", "esync"]
 )
-def test_batch_norm_s_statistics_are_averaged_where_asked(spec: str) -> None:
+def test_batch_norm_s_statistics_are_averaged_with_the_weights(spec: str, buffers: str) -> None:
     """In the last step all have averaged; a moment earlier each had statistics of its own."""
     before: dict[str, torch.Tensor] = {}
 
@@ -329,19 +330,43 @@ def test_batch_norm_s_statistics_are_averaged_where_asked(spec: str) -> None:
         return before[run.name], weights(model)
 
     averaging = Settings(
-        slice_elements=512, size_lower_bound=100, policy=policies.make(spec), buffers="average"
+        slice_elements=512,
+        size_lower_bound=100,
+        policy=policies.make(spec),
+        buffers=buffers,  # type: ignore[arg-type]
     )
     results, _ = train([2, 1], main, averaging, policy=spec)
     (_, first), *others = results.values()
     if "overlap" not in spec:
         for _, other in others:
             assert_equal(other, first)
-    own, _ = train([2, 1], main, settings(policies.make(spec)), policy=spec)
+    own, _ = train([2, 1], main, settings(policies.make(spec), buffers="own"), policy=spec)
     assert len({values["1.running_mean"].sum().item() for _, values in own.values()}) == 3
     if spec == "diloco every=4":
         shares = {name: samples_of(place) for place, name in enumerate(sorted(results))}
         mean = sum(shares[name] * results[name][0] for name in results) / sum(shares.values())
         torch.testing.assert_close(first["1.running_mean"], mean, rtol=1e-12, atol=1e-14)
+
+
+def test_buffers_that_are_no_statistics_stay_at_home_unless_they_are_asked_for() -> None:
+    """A mask is the same on all workers, and may be as large as the model."""
+
+    def main(run: LiveRun) -> float:
+        model = nn.Sequential(small_model(), nn.Identity())
+        model[1].register_buffer("mask", torch.full((2000,), float(place_of(run)), dtype=torch.float64))
+        model, optimizer = run.attach(model, sgd(model))
+        model[1].mask.fill_(place_of(run))  # behind attach, which gives all the first worker's
+        for step in range(2):
+            x, y = parts_of(step, len(run.workers))[place_of(run)]
+            run.weight(1)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+        return float(model[1].mask[0])
+
+    for buffers, found in (("auto", {"A/0": 0.0, "B/0": 1.0}), ("average", {"A/0": 0.5, "B/0": 0.5})):
+        results, _ = train([1, 1], main, settings(HFA(k1=2, k2=1), buffers=buffers))
+        assert results == found
 
 
 @pytest.mark.parametrize("wan", [Edge("bisparse ratio=0.2", "int8"), Edge("int4", "dense")])

@@ -215,7 +215,7 @@ def _of_steps(run: Run, policy: Policy) -> Iterator[Problem]:
         )
     if sync.buffers == "average" and step is not LocalStep:
         why = f"{_with(run)} no weights are averaged"
-        yield Problem(("sync", "buffers"), shown(sync.buffers), '"own"', why)
+        yield Problem(("sync", "buffers"), shown(sync.buffers), '"auto" or "own"', why)
     if sync.weight == "dataset_size" and step is AccumulateStep:
         why = f"{_with(run)} every push counts whole"
         yield Problem(("sync", "weight"), shown(sync.weight), '"samples" or "equal"', why)

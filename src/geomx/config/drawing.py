@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from geomx.config.run import Run
 from geomx.config.tables import EdgeTable, LinkTable, PartyTable
+from geomx.sync import policies
+from geomx.sync.contract import LocalStep, next_run_mean
 
 WORKERS_DRAWN = 4
 
@@ -13,7 +15,7 @@ def describe(run: Run) -> str:
     counts = (run.run.shards, "shard"), (len(run.parties), "party"), (len(run.workers), "worker")
     lines = [
         f"{run.run.name}: {', '.join(_count(*count) for count in counts)}",
-        f"policy {run.sync.policy}, weight by {run.sync.weight}, {_optimizer(run)}",
+        f"policy {run.sync.policy}, {_weight(run)}, {_optimizer(run)}",
         "",
         *(_server(run, shard) for shard in run.shard_names),
         *_parties(run),
@@ -59,6 +61,14 @@ def _edge(edge: EdgeTable, link: LinkTable | None) -> str:
     parts = [f"up {edge.codec_up}, down {down}", link.words if link else ""]
     parts.append("" if edge.channel == "tcp" else f"over {edge.channel}")
     return "; ".join(filter(None, parts))
+
+
+def _weight(run: Run) -> str:
+    """How much a worker counts; a policy may have a word of its own in that."""
+    _, mean = next_run_mean(policies.make(run.sync.policy)) or (0, LocalStep())
+    if mean.equal:
+        return "every worker counts the same (equal=true of the policy)"
+    return f"weight by {run.sync.weight}"
 
 
 def _optimizer(run: Run) -> str:

@@ -129,10 +129,11 @@ class SyncTable(Table):
         description="How much a worker's contribution counts: by the samples it saw, the same for all, "
         "or by its party's `dataset_size`.",
     )
-    buffers: Literal["own", "average"] = Field(
-        "own",
-        description="Floating buffers, such as BatchNorm's running statistics, where a policy averages weights: each "
-        "worker's own until `run.save`, or averaged with the weights.",
+    buffers: Literal["auto", "own", "average"] = Field(
+        "auto",
+        description="Floating buffers where a policy averages weights. `auto`: the running statistics of BatchNorm "
+        "and its like are averaged with them; `average`: every buffer is; `own`: each worker keeps its own until "
+        "`run.save`.",
     )
 
 

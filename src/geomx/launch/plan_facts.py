@@ -36,7 +36,7 @@ PLAIN = (
     "wan.codec_down=dense",
     "optimizer={}",
     "worker.overlap=none",
-    "sync.buffers=own",
+    "sync.buffers=auto",
     "lan.rejoin_s=0",
 )
 

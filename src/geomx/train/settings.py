@@ -17,7 +17,7 @@ OptimizerPlaceName = Literal["auto", "server", "workers"]
 Overlap = Literal["none", "forward"]
 PushAt = Literal["backward", "step"]
 OnNonfinite = Literal["stop", "skip"]
-Buffers = Literal["own", "average"]
+Buffers = Literal["auto", "own", "average"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Settings:
     rejoin_s: float = 0.0
     seed: int = 0
     ledger: bool = False
-    buffers: Buffers = "own"
+    buffers: Buffers = "auto"
     policy: Policy = field(default_factory=FSA)
     policy_name: str = "fsa"
     lossless_down: bool = True

@@ -105,6 +105,15 @@ class ModelSlices:
         """The slices of buffers that have a mean."""
         return [slice_ for slice_ in self.slices("buffer") if slice_.dtype in AVERAGED]
 
+    def running_statistics(self) -> list[Slice]:
+        """The same, but only where there are statistics of what a normalization has seen (BatchNorm's)."""
+        kept = {
+            number
+            for number, name in self._buffer_names.items()
+            if getattr(self._model.get_submodule(name.rpartition(".")[0]), "track_running_stats", False)
+        }
+        return [s for s in self.floating_buffers() if any(part.tensor in kept for part in s.parts)]
+
     def name(self, number: int) -> str:
         return self.layout.tensors[number].name
 

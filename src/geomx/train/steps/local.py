@@ -10,7 +10,7 @@ w_start: the weights that all had behind the last `run`. n_j: how much worker j 
 mean of the same reach (in samples, or else as `sync.weight` says). Optimizers' states stay with their workers. A worker
 whose data has ended goes on without steps until the run has averaged behind everybody's last.
 
-With `settings.buffers` "average", floating buffers (BatchNorm's means and variances) are averaged whenever weights are.
+BatchNorm's running statistics are averaged whenever weights are; `settings.buffers` says otherwise.
 
 A `run` may be of a fragment of the model, and its answer may be taken in some steps later. What has come by then waits
 in `_fresh`, so that it is taken in behind the same step on every worker, however fast its network is.
@@ -76,8 +76,11 @@ class LocalSteps(Steps):
         self._is_paced = False  # a policy at the root says when means are due
         self._is_common = True  # all workers have the same weights, whatever the others have done
         self._is_step = True
-        averages = self._settings.buffers == "average"
-        self._buffers = self._model_slices.floating_buffers() if averages else []
+        self._buffers = {
+            "auto": self._model_slices.running_statistics,
+            "average": self._model_slices.floating_buffers,
+            "own": list[Slice],
+        }[self._settings.buffers]()
         self._averaging: set[int] = set()  # buffers whose mean over the run is under way
         self._stepped, self._steps_of_turn = 0.0, 0
         self._before = self._progress.place  # the step that is being taken
