@@ -33,19 +33,22 @@ GPT_RATE, WARM_UP, LAST_RATE, CLIP = 2e-3, 10, 0.1, 1.0
 SAMPLES = {"gpt": 32, "cnn": 128}  # of all workers together, in a step
 
 
-def optimizer_of(kind: str, codec_up: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """AdamW, Adam, or SGD with momentum: where the codec has it (Deep Gradient Compression), the optimizer has none."""
+def optimizer_of(kind: str, codec_up: str, model: torch.nn.Module, times: float) -> torch.optim.Optimizer:
+    """AdamW, Adam, or SGD with momentum: where the codec has it (Deep Gradient Compression), the optimizer has none.
+
+    `times`: the usual learning rate.
+    """
     if kind == "AdamW":
         parameters = list(model.parameters())
         groups = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=GPT_RATE, betas=(0.9, 0.95))
+        return torch.optim.AdamW(groups, lr=times * GPT_RATE, betas=(0.9, 0.95))
     if kind == "Adam":
-        return torch.optim.Adam(model.parameters(), lr=training.RATE)
+        return torch.optim.Adam(model.parameters(), lr=times * training.RATE)
     return torch.optim.SGD(
-        model.parameters(), lr=training.SGD_RATE, momentum=0.0 if "momentum" in codec_up else 0.9
+        model.parameters(), lr=times * training.SGD_RATE, momentum=0.0 if "momentum" in codec_up else 0.9
     )
 
 
@@ -64,14 +67,14 @@ def trained(setting: str, model: str, optimizer: str, shape: str, steps: int, se
     parties, workers = map(int, shape.split("x"))
     plan = Topology("adam", virtual.parties(workers, parties), wan=Edge(codec_up, codec_down), policy=policy)
     simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
-    rule = policies.make(policy)
+    rule, times = policies.make(policy), chosen.get("lr", 1.0)
     is_gradient = rule.plans is GradientStep
     batch = SAMPLES[model.partition("-")[0]] // (parties * workers)
 
     def loop(seat: virtual.Seat) -> None:
         task, clips = seat.task, optimizer == "AdamW"
         found["parameters"] = sum(p.numel() for p in task.model.parameters())
-        own = optimizer_of(optimizer, codec_up, task.model)
+        own = optimizer_of(optimizer, codec_up, task.model, times)
         clip_norm = CLIP if clips and is_gradient else None
         attached, shared = seat.run.attach(task.model, own, clip_norm=clip_norm)
         schedule = schedule_of(optimizer, shared, steps)
@@ -91,7 +94,7 @@ def trained(setting: str, model: str, optimizer: str, shape: str, steps: int, se
     started = time.monotonic()
     settings = Settings(weight="equal", seed=seed, policy=rule, slices=slices_wanted(codec_up, codec_down))
     virtual.train(plan, simulator, settings, model, loop, batch=batch)
-    row = {"setting": setting, "policy": policy, "codec_up": codec_up, "codec_down": codec_down}
+    row = {"setting": setting, "policy": policy, "lr_times": times, "codec_up": codec_up, "codec_down": codec_down}
     row |= {"model": model, "optimizer": optimizer, "shape": shape, "steps": steps, "seed": seed, **found}
     # The first weights cross once, up from the first party and down to each.
     up, down = virtual.wan_bytes(plan, simulator)

@@ -320,7 +320,7 @@ def test_the_manifest_differs_exactly_where_nodes_must_agree(key):
     together = TOGETHER.get(key, [])
     before = two_parties(*together)
     after = two_parties(*together, f"{key}={OTHER_VALUES[key]}")
-    agreed = {*AGREED, *(f"party.A.{name}" for name in (*AGREED_OF_A_PARTY, "name"))}
+    agreed = {*AGREED, *(f"party.A.{name}" for name in (*AGREED_OF_A_PARTY, "name")), "run.preset"}
     assert before != after
     assert (before.manifest() != after.manifest()) == (key in agreed)
 
