@@ -94,7 +94,13 @@ def trained(setting: str, model: str, optimizer: str, shape: str, steps: int, se
     started = time.monotonic()
     settings = Settings(weight="equal", seed=seed, policy=rule, slices=slices_wanted(codec_up, codec_down))
     virtual.train(plan, simulator, settings, model, loop, batch=batch)
-    row = {"setting": setting, "policy": policy, "lr_times": times, "codec_up": codec_up, "codec_down": codec_down}
+    row = {
+        "setting": setting,
+        "policy": policy,
+        "lr_times": times,
+        "codec_up": codec_up,
+        "codec_down": codec_down,
+    }
     row |= {"model": model, "optimizer": optimizer, "shape": shape, "steps": steps, "seed": seed, **found}
     # The first weights cross once, up from the first party and down to each.
     up, down = virtual.wan_bytes(plan, simulator)

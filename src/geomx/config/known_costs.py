@@ -18,6 +18,7 @@ from geomx.sync.contract import AccumulateStep, GradientStep, Policy, next_run_m
 
 Keeps = Literal["nothing", "momentum", "squares", "unknown"]
 
+FEWEST_MEANS = 10  # over the run, in a run
 SPARSE = 0.25  # codecs that send a smaller fraction of the entries leave most of them to later rounds
 
 
@@ -84,7 +85,7 @@ def setting_of(run: Run) -> Setting:
 
 def known_costs(setting: Setting) -> list[KnownCost]:
     """Everything that is known of a setting."""
-    return list(_of_sparse_gradients(setting))
+    return [*_of_sparse_gradients(setting), *_of_few_means(setting)]
 
 
 INSTEAD = 'run.preset = "slow-link" sends less and ends lower'
@@ -112,6 +113,17 @@ def _of_sparse_gradients(setting: Setting) -> Iterator[KnownCost]:
         )
         text = f"{codec} on gradients costs 3 to 4 points of accuracy with Adam{own}; {INSTEAD}"
         yield KnownCost(path, text, is_certain=False)
+
+
+def _of_few_means(setting: Setting) -> Iterator[KnownCost]:
+    """Whoever meets once or twice has hardly trained together."""
+    period = period_of(setting.policy)
+    if setting.steps is not None and period is not None and setting.steps < FEWEST_MEANS * period:
+        text = (
+            f"sync.policy = {shown(setting.spec)} averages every {period:,} steps, of {setting.steps:,} in this run: "
+            f"workers that meet less than {FEWEST_MEANS} times ended far behind; take a shorter period"
+        )
+        yield KnownCost(("sync", "policy"), text)
 
 
 def period_of(policy: Policy) -> int | None:

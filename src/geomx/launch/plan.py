@@ -44,7 +44,8 @@ SAMPLED_ELEMENTS = 1 << 23  # of a larger model, codecs are tried on a part
 
 Pair = tuple[str, str]  # codecs up and down
 # What geomx itself advises for slow links, beside the others.
-PRESET = tuple(PRESETS["slow-link"][key] for key in ("sync.policy", "wan.codec_up", "wan.codec_down"))
+PRESET_NAME = "slow-link"
+PRESET = tuple(PRESETS[PRESET_NAME][key] for key in ("sync.policy", "wan.codec_up", "wan.codec_down"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def compared(
         if reason := _refusal(run, facts.script, algorithm, up, down):
             refused[algorithm if (algorithm, up, down) != also else " ".join(also)] = reason
             continue
-        costs = " ".join(cost.text for cost in known_costs(_setting(facts.script, algorithm, up)))
+        costs = "; ".join(cost.text for cost in known_costs(_setting(facts.script, algorithm, up)))
         own = (algorithm, up, down) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)
         rows.append(Row(algorithm, (up, down), *predictor.of(algorithm, up, down), own, costs))
     return sorted(rows, key=lambda row: row.prediction.step_s), refused
@@ -214,7 +215,7 @@ def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
 def _setting(script: Script, algorithm: str, up: str) -> Setting:
     codec = make_codec(up, RngKey())
     way = Way(up, codec.ratio, codec.momentum)
-    return Setting(policies.make(algorithm), algorithm, way, script.keeps, script.optimizer)
+    return Setting(policies.make(algorithm), algorithm, way, script.keeps, script.optimizer, script.steps)
 
 
 def _refusal(run: Run, script: Script, algorithm: str, up: str, down: str) -> str:
@@ -273,8 +274,12 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
     trades.add_column(style="dim", no_wrap=True)
     trades.add_column()
     listed = {row.algorithm: row.trades[0] for row in rows} | {
-        _named(row.codecs): row.trades[1] for row in rows
+        _named(row.codecs): row.trades[1] for row in rows if row.codecs != PRESET[1:]
     }
+    if any(row.codecs == PRESET[1:] for row in rows):
+        listed[f'run.preset = "{PRESET_NAME}"'] = (
+            f"{PRESET[0]}, up {PRESET[1]}, down {PRESET[2]}: see docs/settings.md"
+        )
     for name, trade in listed.items():
         trades.add_row(f"  {name}", trade)
     console.print("What each trades:")
@@ -296,9 +301,10 @@ def ranking(rows: Sequence[Row]) -> Table:
     best = rows[0].prediction.step_s if rows else 1.0
     for row in rows:
         its = row.prediction
+        codecs = f"those of {PRESET_NAME}" if row.codecs == PRESET[1:] else _named(row.codecs)
         table.add_row(
             row.algorithm,
-            f"{_named(row.codecs)} !" if row.costs else _named(row.codecs),
+            f"{codecs} !" if row.costs else codecs,
             f"{its.step_s:.3g}",
             f"{its.step_s / best:.2f}",
             f"{its.round_s:.3g}",
