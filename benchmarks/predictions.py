@@ -1,14 +1,14 @@
-"""Does `geomx plan` predict what a run then measures? Seconds a round, on three emulated links.
+"""Does `geomx plan` predict what a run then measures? Seconds a round, over emulated links.
 
-    python benchmarks/predictions.py                         all cells: half an hour; needs no root
-    python benchmarks/predictions.py --only fsa --codecs dense
+    python benchmarks/predictions.py                         a model that mostly sleeps: half an hour; needs no root
+    python benchmarks/predictions.py gpt                     a language model with clipping: ten minutes
+    python benchmarks/predictions.py --only fsa              of one algorithm alone
     python benchmarks/predictions.py --missing               only cells that have no row yet
     python benchmarks/predictions.py --table                 the rows that there are, as a table for docs/plan.md
 
 `predictions.toml` says what is compared, and how. Leaves rows in out/bench/predictions.jsonl.
 """
 
-import itertools
 import os
 import sys
 import time
@@ -31,10 +31,10 @@ from geomx.launch.plan_facts import Sources, known
 from geomx.observe.records import Record
 from geomx.predict.facts import Rhythm
 
-TABLES = sweep.table_of("predictions")
-LINKS, ALGORITHMS, CODECS = TABLES["links"], TABLES["algorithms"], TABLES["codecs"]
+SUITES = sweep.table_of("predictions")
 WIDTH, BATCH, STEP_S = 708, 4, 0.06
-SECONDS, LEAST_PERIODS, WARM_STEPS = 6.0, 3, 2
+LEAST_PERIODS, WARM_STEPS = 3, 2
+Cell = tuple[str, str, str]  # algorithm, codecs up and down
 
 
 class _Slow(nn.Module):
@@ -70,13 +70,13 @@ def step_times(records: Sequence[Record]) -> dict[str, list[float]]:
     return {worker: each[WARM_STEPS:] for worker, each in times.items()}
 
 
-def measured(run: Run, period: int) -> tuple[float, int]:
+def measured(run: Run, period: int, seconds: float) -> tuple[float, int]:
     """Mean seconds a step over all workers' steps, and how many periods of the slowest were looked at."""
 
     def enough(records: Sequence[Record]) -> bool:
         times = step_times(records)
         return set(times) == set(run.workers) and all(
-            len(each) > LEAST_PERIODS * period and each[-1] - each[0] > SECONDS for each in times.values()
+            len(each) > LEAST_PERIODS * period and each[-1] - each[0] > seconds for each in times.values()
         )
 
     paces, periods = [], []
@@ -86,38 +86,66 @@ def measured(run: Run, period: int) -> tuple[float, int]:
     return len(paces) / sum(1.0 / pace for pace in paces), min(periods)
 
 
+def cells_of(suite: sweep.Row, only: Sequence[str]) -> list[Cell]:
+    """The plainest codecs first."""
+    cells = [tuple(cell) for cell in suite.get("cells", ())]
+    cells += [
+        (algorithm, codec, codec) for codec in suite.get("codecs", ()) for algorithm in suite["algorithms"]
+    ]
+    return [cell for cell in cells if not only or cell[0] in only]
+
+
 def rows_of(
-    link: str, algorithms: list[str], codecs: list[str], known_cells: set[tuple[str, ...]]
+    name: str, link: str, cells: list[Cell], known_cells: set[tuple[str, ...]]
 ) -> Iterator[sweep.Row]:
-    """Predict all cells of a link, then measure those that are not known; the plainest first."""
-    script = f'run.script="{Path(__file__).resolve()}"'
-    base = Run.parse(TABLES["run"], "predictions.toml", [script, *LINKS[link]])
-    facts = known(base, Sources(measure=True))
+    """Predict all cells of a link, then measure those that are not known."""
+    suite = SUITES[name]
+    script = Path(__file__).parents[1] / suite["script"]
+    base = Run.parse(suite["run"], f"{name}.toml", [f'run.script="{script}"', *suite["links"][link]])
+    facts = known(base, Sources(measure=True), local=True)
     computes = {site.name: round(site.compute_s, 4) for site in facts.sites}
-    predicted, _ = compared(base, facts, algorithms, [(codec, codec) for codec in codecs])
-    cells = {(row.codecs[0], row.algorithm): row.prediction for row in predicted}
-    for codec, algorithm in itertools.product(codecs, algorithms):
-        prediction = cells.get((codec, algorithm))
-        if prediction is None or (algorithm, codec, link) in known_cells:
+    steps = {site.name: site.local_step_s and round(site.local_step_s, 4) for site in facts.sites}
+    predicted, refused = compared(
+        base,
+        facts,
+        list(dict.fromkeys(cell[0] for cell in cells)),
+        list(dict.fromkeys(cell[1:] for cell in cells)),
+    )
+    predictions = {(row.algorithm, *row.codecs): row.prediction for row in predicted}
+    for cell in cells:
+        prediction = predictions.get(cell)
+        if prediction is None or (name, link, *cell) in known_cells:
+            print(f"{link:46} {' '.join(cell)}: {refused.get(cell[0], 'has a row')}", flush=True)
             continue
-        codec_keys = [f"wan.codec_up={codec}", f"wan.codec_down={codec}"]
-        run = base.changed([f"sync.policy={algorithm}", *codec_keys])
-        step_s, periods = measured(run, Rhythm.of(algorithm).steps)
+        algorithm, up, down = cell
+        run = base.changed([f"sync.policy={algorithm}", f"wan.codec_up={up}", f"wan.codec_down={down}"])
+        step_s, periods = measured(run, Rhythm.of(algorithm).steps, suite["seconds"])
         measured_s = step_s * prediction.round_s / prediction.step_s
-        row = {"link": link, "algorithm": algorithm, "codec": codec, "predicted_s": prediction.round_s}
-        row |= {"measured_s": measured_s, "ratio": prediction.step_s / step_s, "periods": periods}
-        yield row | {"compute_s": computes, "load": os.getloadavg()[0]}
+        row = {"suite": name, "link": link, "algorithm": algorithm, "codec_up": up, "codec_down": down}
+        row |= {
+            "predicted_s": prediction.round_s,
+            "measured_s": measured_s,
+            "ratio": prediction.step_s / step_s,
+        }
+        row |= {"periods": periods, "compute_s": computes, "local_step_s": steps}
+        yield row | {"load": os.getloadavg()[0]}
 
 
 def table(rows: list[sweep.Row]) -> str:
-    """Markdown: a line for each algorithm and codec, a column for each link."""
+    """Markdown: a line for each algorithm and its codecs, a column for each link."""
     links = list(dict.fromkeys(row["link"] for row in rows))
-    shown = {(row["algorithm"], row["codec"], row["link"]): shown_as(row) for row in rows}
-    lines = [f"| algorithm | codec | {' | '.join(links)} |", "|---" * 2 + "|---:" * len(links) + "|"]
-    for cell in dict.fromkeys((row["algorithm"], row["codec"]) for row in rows):
-        names = [f"`{name}`" for name in cell]
-        lines.append(f"| {' | '.join(names + [shown.get((*cell, link), '–') for link in links])} |")
+    shown = {(*cell_of(row), row["link"]): shown_as(row) for row in rows}
+    lines = [f"| algorithm | codecs | {' | '.join(links)} |", "|---" * 2 + "|---:" * len(links) + "|"]
+    for cell in dict.fromkeys(map(cell_of, rows)):
+        algorithm, up, down = cell
+        codecs = f"`{up}`" if up == down else f"`{up}`; `{down}`"
+        cells = [shown.get((*cell, link), "–") for link in links]
+        lines.append(f"| {' | '.join([f'`{algorithm}`', codecs, *cells])} |")
     return "\n".join(lines)
+
+
+def cell_of(row: sweep.Row) -> Cell:
+    return row["algorithm"], row["codec_up"], row["codec_down"]
 
 
 def shown_as(row: sweep.Row) -> str:
@@ -126,24 +154,28 @@ def shown_as(row: sweep.Row) -> str:
 
 def main() -> None:
     parser = sweep.parser_of(__doc__, "predictions")
+    parser.add_argument("suite", nargs="?", choices=SUITES, default="asleep")
     parser.add_argument("--train", action="store_true", help="what the runs that are measured do")
     parser.add_argument("--table", action="store_true", help="measure nothing")
-    parser.add_argument("--links", nargs="+", type=int, default=range(len(LINKS)), help="by number, from 0")
-    parser.add_argument("--only", nargs="+", default=ALGORITHMS, metavar="ALGORITHM")
-    parser.add_argument("--codecs", nargs="+", default=CODECS, metavar="CODEC")
+    parser.add_argument("--links", nargs="+", type=int, help="by number, from 0")
+    parser.add_argument("--only", nargs="+", default=(), metavar="ALGORITHM")
     options = parser.parse_args()
     if options.train:
         train()
-    if not (options.table or options.missing):
-        sweep.keep(options.out, [], "w")
-    cells = {(row["algorithm"], row["codec"], row["link"]) for row in sweep.rows_of(options.out)}
-    for link in () if options.table else [list(LINKS)[place] for place in options.links]:
-        for row in rows_of(link, options.only, options.codecs, cells):
+    suite, rows = SUITES[options.suite], sweep.rows_of(options.out)
+    if not (options.table or options.missing):  # this suite anew
+        rows = [row for row in rows if row["suite"] != options.suite]
+        sweep.keep(options.out, rows, "w")
+    known_cells = {(row["suite"], row["link"], *cell_of(row)) for row in rows}
+    links = list(suite["links"])
+    for link in () if options.table else [links[place] for place in options.links or range(len(links))]:
+        for row in rows_of(options.suite, link, cells_of(suite, options.only), known_cells):
             sweep.keep(options.out, [row])
-            print(f"{link:46} {row['algorithm']:37} {row['codec']:20} {shown_as(row)} s a round", flush=True)
-    order = {name: place for place, name in enumerate((*ALGORITHMS, *CODECS))}
-    kept = sweep.rows_of(options.out)
-    kept.sort(key=lambda row: (order.get(row["algorithm"], 99), order.get(row["codec"], 99)))
+            cell = " ".join(cell_of(row))
+            print(f"{link:46} {cell:60} {shown_as(row)} s a round", flush=True)
+    order = {cell: place for place, cell in enumerate(cells_of(suite, ()))}
+    kept = [row for row in sweep.rows_of(options.out) if row["suite"] == options.suite]
+    kept.sort(key=lambda row: order.get(cell_of(row), 99))
     print(table(kept))
 
 
