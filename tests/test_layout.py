@@ -1,4 +1,5 @@
 import itertools
+from bisect import bisect_right
 from collections import Counter
 
 import msgspec
@@ -37,7 +38,12 @@ def layouts(draw):
         )
     )
     tensors = tuple(Tensor(f"t{number}", *kind) for number, kind in enumerate(kinds))
-    return Layout(tensors, draw(st.sampled_from([1, 50, 1000])), draw(st.sampled_from([0, 7, 64, 1000])))
+    return Layout(
+        tensors,
+        draw(st.sampled_from([1, 50, 1000])),
+        draw(st.sampled_from([0, 7, 64, 1000])),
+        draw(st.sampled_from([(), (1000,), (20,), (20, 300, 200_000)])),
+    )
 
 
 def weights(*counts, **options):
@@ -75,7 +81,8 @@ def test_a_part_of_a_slice_holds_its_elements(layout, data):
         stop = data.draw(st.integers(start + 1, slice_.elements))
         within = slice_.within(start, stop)
         assert elements_of(within) == elements_of(slice_)[start:stop]
-        assert (within.index, within.large, within.elements) == (slice_.index, slice_.large, stop - start)
+        assert (within.index, within.elements) == (slice_.index, stop - start)
+        assert within.smallest_tensor == slice_.smallest_tensor
         assert [part.offset for part in within.parts] == [
             0,
             *itertools.accumulate(p.elements for p in within.parts),
@@ -91,15 +98,17 @@ def test_a_slice_is_of_one_kind_and_one_size_class(layout):
     for slice_ in layout.slices:
         tensors = [layout.tensors[part.tensor] for part in slice_.parts]
         assert {(t.dtype, t.group, t.role) for t in tensors} == {(slice_.dtype, slice_.group, slice_.role)}
-        assert {t.elements >= layout.size_lower_bound for t in tensors} == {slice_.large}
+        assert len({t.elements >= layout.pack_below for t in tensors}) == 1
+        assert len({bisect_right(layout.size_bounds, t.elements) for t in tensors}) == 1
+        assert slice_.smallest_tensor == min(t.elements for t in tensors)
 
 
 @given(layouts())
-def test_large_tensors_have_slices_of_their_own_and_tiny_ones_are_never_cut(layout):
+def test_large_tensors_have_slices_of_their_own_and_packed_ones_are_never_cut(layout):
     largest = layout.slice_elements or automatic_slice_elements(layout.tensors)
     for slice_ in layout.slices:
         assert slice_.elements <= largest or len(slice_.parts) == 1
-        if slice_.large:
+        if slice_.smallest_tensor >= layout.pack_below:
             assert len(slice_.parts) == 1
             assert slice_.elements <= largest
         else:
@@ -152,8 +161,9 @@ def test_fingerprints_differ_when_anything_differs(layout, data):
             [
                 msgspec.structs.replace(layout, tensors=(tensor, *layout.tensors[1:])),
                 msgspec.structs.replace(layout, tensors=layout.tensors[1:]),
-                msgspec.structs.replace(layout, size_lower_bound=layout.size_lower_bound + 1),
+                msgspec.structs.replace(layout, pack_below=layout.pack_below + 1),
                 msgspec.structs.replace(layout, slice_elements=layout.slice_elements + 1),
+                msgspec.structs.replace(layout, size_bounds=(*layout.size_bounds, 200_001)),
             ]
         )
     )
@@ -167,10 +177,20 @@ def test_cutting_leaves_the_fingerprint_alone():
     assert layout.fingerprint == before
 
 
-@pytest.mark.parametrize(("count", "large"), [(999, False), (1000, True), (1001, True)])
-def test_size_lower_bound_is_the_smallest_large_tensor(count, large):
-    (slice_,) = weights(count, size_lower_bound=1000).slices
-    assert slice_.large is large
+@pytest.mark.parametrize(("count", "slices"), [(999, 1), (1000, 2), (1001, 2)])
+def test_pack_below_is_the_smallest_tensor_that_has_slices_of_its_own(count, slices):
+    assert len(weights(count, count, pack_below=1000).slices) == slices
+
+
+def test_packed_tensors_on_both_sides_of_a_bound_share_no_slice():
+    slices = weights(50, 100, 99, 500, 3000, size_bounds=(100, 500)).slices
+    assert [[part.tensor for part in slice_.parts] for slice_ in slices] == [[0, 2], [1], [3], [4]]
+    assert [slice_.smallest_tensor for slice_ in slices] == [50, 100, 500, 3000]
+
+
+def test_bounds_of_tensors_that_are_not_packed_leave_the_cuts_alone():
+    counts = (450, 30, 150_000, 10, 250_000)
+    assert weights(*counts, size_bounds=(1000, 200_000)).slices == weights(*counts).slices
 
 
 def test_tiny_tensors_share_slices_across_large_ones():
@@ -179,7 +199,7 @@ def test_tiny_tensors_share_slices_across_large_ones():
 
 
 def test_a_full_slice_makes_room_for_the_next():
-    slices = weights(600, 300, 200, 900, slice_elements=1000, size_lower_bound=1000).slices
+    slices = weights(600, 300, 200, 900, slice_elements=1000, pack_below=1000).slices
     assert [[part.tensor for part in slice_.parts] for slice_ in slices] == [[0, 1], [2], [3]]
 
 
@@ -256,11 +276,17 @@ def test_cuts_that_go_backwards_are_refused():
         weights(1, slice_elements=-1)
 
 
-def test_tiny_tensors_count_towards_the_most_slices(monkeypatch):
+def test_bounds_that_do_not_rise_are_refused():
+    for bounds in ((200, 100), (100, 100)):
+        with pytest.raises(Unsupported, match="numbers that rise"):
+            weights(1, size_bounds=bounds)
+
+
+def test_packed_tensors_count_towards_the_most_slices(monkeypatch):
     monkeypatch.setattr("geomx.layout.MOST_SLICES", 3)
     tensors = tuple(Tensor(f"t{number}", (9,), "float32") for number in range(4))
     with pytest.raises(Unsupported, match="raise slice_elements"):
-        Layout(tensors, size_lower_bound=10, slice_elements=10).slices  # noqa: B018
+        Layout(tensors, pack_below=10, slice_elements=10).slices  # noqa: B018
 
 
 def test_a_layout_from_a_stranger_cannot_fill_the_memory():

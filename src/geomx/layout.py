@@ -3,11 +3,13 @@
 A *slice* is what is pushed, scheduled and stored: a run of elements of one dtype, of one parameter
 group, and of one size class. Rules:
 
-- A tensor of at least `size_lower_bound` elements is *large*: it is cut into slices of its own, each of at
-  most `slice_elements`, so that a part of it can be overtaken (P3, see `geomx.wire.lanes`).
-- A smaller tensor is *tiny*: tiny tensors of one dtype, group and role share slices, in model order; a slice
-  takes as many as `slice_elements` and `MOST_PARTS` allow. A tiny tensor is never cut.
-- Cuts depend on the tensors and these two numbers alone, never on how many shards there are: that is why
+- A tensor of at least `pack_below` elements is cut into slices of its own, each of at most `slice_elements`, so
+  that a part of it can be overtaken (P3, see `geomx.wire.lanes`).
+- Smaller tensors are *packed*: those of one dtype, group, role and size class share slices, in model order; a slice
+  takes as many as `slice_elements` and `MOST_PARTS` allow. A packed tensor is never cut.
+- `size_bounds` are the sizes from which a codec of the run takes a tensor as large. They part the size classes: no
+  slice has tensors on both sides of one.
+- Cuts depend on the tensors and these numbers alone, never on how many shards there are: that is why
   one shard and two end with the same bits.
 - A slice's *priority* is the place of its first tensor in the model, that is in the next forward:
   0 is needed first.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from bisect import bisect_right
 from collections import Counter
 from functools import cached_property
 from typing import Literal
@@ -42,7 +45,7 @@ ITEM_BYTES: dict[str, int] = {
     "bool": 1,
 }
 
-SIZE_LOWER_BOUND = 1000
+PACK_BELOW = 1000
 SMALLEST_SLICE, LARGEST_SLICE = 1 << 14, 1 << 17
 SLICES_WANTED, FEWEST_SLICES = 64, 16
 MOST_TIMES_LARGER = 8  # a slice of which a codec sends next to nothing
@@ -86,13 +89,16 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
-    """A contiguous range of the flat model; see the module's rules."""
+    """A contiguous range of the flat model; see the module's rules.
+
+    `smallest_tensor`: how many elements the smallest tensor has of which a part is inside.
+    """
 
     index: int
     dtype: str
     group: int
     role: Role
-    large: bool
+    smallest_tensor: int
     priority: int
     parts: tuple[Part, ...]
 
@@ -123,8 +129,9 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
     """The tensors of a model and how they are cut. Two nodes work together only if theirs are equal."""
 
     tensors: tuple[Tensor, ...]
-    size_lower_bound: int = SIZE_LOWER_BOUND
+    pack_below: int = PACK_BELOW
     slice_elements: int = 0  # 0: chosen from the model's size, see `automatic_slice_elements`
+    size_bounds: tuple[int, ...] = ()  # rising
 
     def __post_init__(self) -> None:
         twice = sorted(name for name, count in Counter(t.name for t in self.tensors).items() if count > 1)
@@ -143,25 +150,28 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
                 raise Unsupported(f"tensor {tensor.name} has a negative extent: {tensor.shape}")
         if self.slice_elements < 0:
             raise Unsupported(f"slice_elements is {self.slice_elements}; allowed: 0 (automatic) or more")
+        if list(self.size_bounds) != sorted(set(self.size_bounds)):
+            raise Unsupported(f"size_bounds are {self.size_bounds}; allowed: numbers that rise")
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
         """Every slice, in the order of first use: index equals position."""
         largest = self.slice_elements or automatic_slice_elements(self.tensors)
-        large = (tensor.elements for tensor in self.tensors if tensor.elements >= self.size_lower_bound)
-        self._check_count(sum(-(-elements // largest) for elements in large), largest)
+        alone = (tensor.elements for tensor in self.tensors if tensor.elements >= self.pack_below)
+        self._check_count(sum(-(-elements // largest) for elements in alone), largest)
         drafts: list[list[Part]] = []
-        open_tiny: dict[tuple[str, int, Role], list[Part]] = {}
+        open_packs: dict[tuple[str, int, Role, int], list[Part]] = {}
         for number, tensor in enumerate(self.tensors):
             count = tensor.elements
-            if count >= self.size_lower_bound:
+            if count >= self.pack_below:
                 starts = range(0, count, largest)
                 drafts += [[Part(number, start, min(start + largest, count), 0)] for start in starts]
             elif count:
-                kind = (tensor.dtype, tensor.group, tensor.role)
-                parts = open_tiny.get(kind)
+                size_class = bisect_right(self.size_bounds, count)
+                kind = (tensor.dtype, tensor.group, tensor.role, size_class)
+                parts = open_packs.get(kind)
                 if parts is None or _end(parts) + count > largest or len(parts) == MOST_PARTS:
-                    parts = open_tiny[kind] = []
+                    parts = open_packs[kind] = []
                     drafts.append(parts)
                 parts.append(Part(number, 0, count, _end(parts)))
         self._check_count(len(drafts), largest)
@@ -187,14 +197,14 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
 
     def _slice(self, index: int, parts: tuple[Part, ...]) -> Slice:
         first = self.tensors[parts[0].tensor]
-        large = first.elements >= self.size_lower_bound
-        return Slice(index, first.dtype, first.group, first.role, large, parts[0].tensor, parts)
+        smallest = min(self.tensors[part.tensor].elements for part in parts)
+        return Slice(index, first.dtype, first.group, first.role, smallest, parts[0].tensor, parts)
 
     def _check_count(self, count: int, largest: int) -> None:
         if count > MOST_SLICES:
             raise Unsupported(
                 f"slices of {largest} elements cut this model into {count}, more than {MOST_SLICES}; "
-                f"raise slice_elements, or size_lower_bound"
+                f"raise slice_elements, or pack_below"
             )
 
 

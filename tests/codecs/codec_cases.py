@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.by_size import BySize
+from geomx.codecs.by_size import LARGEST_BOUND, BySize
 from geomx.codecs.contract import Codec
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
-from geomx.layout import Layout, Slice, Tensor
+from geomx.layout import Part, Slice
 
 SPECS = [
     "fp16", "bf16", "int8", "int8 stochastic=true", "int4", "int4 stochastic=true", "sign", "two_bit threshold=0.01",
@@ -28,8 +28,9 @@ def of_large(codec: Codec) -> Codec:
     return codec.large if isinstance(codec, BySize) else codec
 
 
-def slice_of(elements: int, dtype: str = "float32", size_lower_bound: int = 1) -> Slice:
-    return Layout((Tensor("t", (elements,), dtype),), size_lower_bound, slice_elements=1 << 19).slices[0]
+def slice_of(elements: int, dtype: str = "float32", of_tensor: int = LARGEST_BOUND) -> Slice:
+    """So many elements of a tensor that has `of_tensor`: of one that is large, unless said otherwise."""
+    return Slice(0, dtype, 0, "weight", of_tensor, 0, (Part(0, 0, elements, 0),))
 
 
 def drawn(elements: int, dtype: str = "float32", seed: int = 0, scale: float = 1e-2) -> torch.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from codec_cases import slice_of
 
 from geomx.codecs.pack.noise import RngKey, key_of, uniform
 from geomx.codecs.spec import make_codec
-from geomx.layout import Layout, Tensor
 
 VALUES = [1.0, -2.0, 0.5, 0.0, -0.25, 3.0, 0.0, 0.125]
 pytestmark = pytest.mark.usefixtures("inner_loops")
@@ -31,8 +31,7 @@ DRAWN = [6540257, 281660, 15112256]
 
 @pytest.mark.parametrize("spec", GOLDEN)
 def test_forms_are_what_they_were(spec: str) -> None:
-    slice_ = Layout((Tensor("t", (8,), "float32"),), size_lower_bound=1).slices[0]
-    payload = make_codec(spec, RngKey(1, "A")).encode(slice_, 3, torch.tensor(VALUES))
+    payload = make_codec(spec, RngKey(1, "A")).encode(slice_of(8), 3, torch.tensor(VALUES))
     assert bytes(payload.tolist()).hex() == GOLDEN[spec]
 
 

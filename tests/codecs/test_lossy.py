@@ -25,6 +25,9 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("inner_loops")
 
 
+BOUNDED = ["int8", "int4", "sign", "two_bit", "topk", "bisparse", "mpq"]
+
+
 def test_every_codec_but_dense_is_tried() -> None:
     assert {spec.split()[0] for spec in SPECS} | {"dense"} == set(codecs.names)
 
@@ -130,7 +133,7 @@ def test_numbers_that_are_none_are_refused(spec: str, elements: int, place: int)
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_numbers_that_are_none_are_refused_in_tiny_slices_as_well(spec: str) -> None:
-    codec, slice_ = made(spec), slice_of(3, size_lower_bound=4)
+    codec, slice_ = made(spec), slice_of(3, of_tensor=3)
     with pytest.raises(NotFinite, match="slice 0 holds NaN"):
         codec.encode(slice_, 0, torch.tensor([1.0, float("nan"), 2.0]))
 
@@ -144,7 +147,7 @@ def test_a_residual_that_overflows_is_not_sent() -> None:
 
 @pytest.mark.parametrize("spec", ["fp16", "mpq"])
 def test_without_feedback_tiny_slices_keep_nothing_either(spec: str) -> None:
-    codec, slice_ = made(spec), slice_of(3, size_lower_bound=4)
+    codec, slice_ = made(spec), slice_of(3, of_tensor=3)
     codec.feedback = False
     first, second = (codec.encode(slice_, turn, drawn(3)) for turn in range(2))
     assert torch.equal(first, second)
@@ -218,7 +221,7 @@ def test_lost_blocks_go_with_the_next(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["dense", "int4", "bisparse", "mpq"])
 def test_slices_of_tiny_tensors_have_blocks_too(spec: str) -> None:
-    codec, slice_ = make_codec(spec, RngKey()), slice_of(5000, size_lower_bound=5001)
+    codec, slice_ = make_codec(spec, RngKey()), slice_of(5000, of_tensor=999)
     payload = codec.encode(slice_, 0, drawn(5000))
     parts = [
         codec.decode(slice_.within(start, stop), part)
@@ -238,16 +241,36 @@ def test_blocks_are_of_whole_scales(spec: str, numbers: int) -> None:
 
 @pytest.mark.parametrize("spec", ["int8", "int4", "sign", "two_bit", "topk", "bisparse"])
 def test_slices_of_tiny_tensors_go_dense(spec: str) -> None:
-    codec, tiny, values = made(spec), slice_of(999, size_lower_bound=1000), drawn(999)
+    codec, tiny, values = made(spec), slice_of(999, of_tensor=999), drawn(999)
     assert torch.equal(codec.decode(tiny, codec.encode(tiny, 0, values)), values)
     assert codec.accepts(tiny, 4 * 999)
     assert not codec.accepts(tiny, 999)
-    large = slice_of(1000, size_lower_bound=1000)
+    large = slice_of(1000, of_tensor=1000)
     assert codec.encode(large, 0, drawn(1000)).numel() < 4000
 
 
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("bound", [1, 300, 200_000])
+def test_a_codec_has_a_bound_of_its_own_between_tiny_and_large(name: str, bound: int) -> None:
+    codec = made(f"{name} size_lower_bound={bound}")
+    large, tiny = name, "fp16" if name == "mpq" else "dense"
+    values = drawn(100)
+    for size, expected in ((bound, large), (bound - 1, tiny)):
+        slice_ = slice_of(100, of_tensor=size)
+        assert torch.equal(
+            codec.encode(slice_, 0, values), of_large(made(expected)).encode(slice_, 0, values)
+        )
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("bound", [0, -1, 1 << 41])
+def test_bounds_that_no_tensor_has_are_refused(name: str, bound: int) -> None:
+    with pytest.raises(ConfigError, match="size_lower_bound: found"):
+        made(f"{name} size_lower_bound={bound}")
+
+
 def test_mpq_sends_tiny_tensors_in_half_precision() -> None:
-    codec, tiny, values = made("mpq"), slice_of(999, size_lower_bound=1000), drawn(999)
+    codec, tiny, values = made("mpq"), slice_of(999, of_tensor=999), drawn(999)
     assert codec.encode(tiny, 0, values).numel() == 2 + 2 * 999
     torch.testing.assert_close(
         codec.decode(tiny, codec.encode(tiny, 1, values)), values, rtol=2e-3, atol=1e-5

@@ -60,7 +60,7 @@ def test_every_key_can_be_given():
     threads = 2
     [layout]
     slice_elements = 4096
-    size_lower_bound = 1
+    pack_below = 1
     [global]
     addresses = ["127.0.0.3:9000", "[fe80::1]:9001"]
     listen = ["127.0.0.2:9000", "127.0.0.2:9001"]
@@ -268,7 +268,7 @@ OTHER_VALUES = {
     "worker.push_at": "step",
     "worker.threads": "9",
     "layout.slice_elements": "9",
-    "layout.size_lower_bound": "9",
+    "layout.pack_below": "9",
     "global.addresses": '["127.0.0.9:1"]',
     "global.listen": '["127.0.0.9:2"]',
     "party.A.name": "other",

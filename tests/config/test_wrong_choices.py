@@ -55,6 +55,8 @@ def test_a_choice_that_does_not_exist_is_told_at_its_key_and_line(
         ("topk ratio=nan", ".ratio", "allowed: a number"),
         ("topk ratio=2", ".ratio", "found 2.0"),
         ("dense ratio=2", ".ratio", "allowed: no parameters"),
+        ("mpq size_lower_bound=0", ".size_lower_bound", "found 0; allowed: an integer from 1 to"),
+        ("mpq size_lower_bound=2e5", ".size_lower_bound", "found '2e5'; allowed: an integer"),
         ("no_such_module:Codec", "", "No module named 'no_such_module'"),
         ("collections:Counter", "", "TypeError"),
     ],

@@ -112,6 +112,16 @@ WRONG = [
     ('sync.policy = "fsa\u200b"', "sync.policy", "did you mean `fsa`?"),
     # keys and tables
     ("[runn]\nseed = 1", "runn", "did you mean `run`?"),
+    (
+        "layout.size_lower_bound = 9",
+        "layout.size_lower_bound",
+        "parameter of codecs, as in `mpq size_lower_bound=2",
+    ),
+    (
+        "layout.size_lower_bound = 9",
+        "layout.size_lower_bound",
+        "which tensors share slices is `layout.pack_below`",
+    ),
     ("[[parties]]\nname = 1", "parties", "did you mean `party`?"),
     ("[[run]]\nseed = 1", "run", "allowed: table of `name`"),
     ("wan = 100", "wan", "found 100"),

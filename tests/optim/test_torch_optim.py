@@ -130,7 +130,7 @@ def test_a_momentum_buffer_that_is_not_there_yet_is_not_a_zero_one(data, model, 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_half_precision_has_the_same_bits_where_cuts_are_aligned(name, dtype):
-    layout = Layout((Tensor("w", (300,), dtype),), size_lower_bound=1, slice_elements=64)
+    layout = Layout((Tensor("w", (300,), dtype),), pack_below=1, slice_elements=64)
     make = torch.Generator().manual_seed(0)
     whole = torch.randn(300, generator=make).to(getattr(torch, dtype))
     flats = [gather(slice_, [whole]) for slice_ in layout.slices]

@@ -45,7 +45,7 @@ POLICIES = (
     "fsa", "mixed", "mixed staleness=1", "hfa k1=2 k2=3", "diloco every=6", "diloco every=6 fragments=3 overlap=1",
     "downpour", "downpour n_push=3 n_fetch=3", "downpour n_push=2 n_fetch=4",
 )  # fmt: skip
-SETTINGS = {"slice_elements": 1 << 12, "size_lower_bound": 100}
+SETTINGS = {"slice_elements": 1 << 12, "pack_below": 100}
 WARM, STEPS = 12, 12  # multiples of each period
 
 

@@ -80,7 +80,7 @@ def cell(algorithm: str, codec: str, shards: int) -> dict[str, Any]:
         check_choices(Run.parse(description, "matrix.toml"))
     except (ConfigError, GeomxError) as error:
         return row | {"result": "refused", "reason": str(error)}
-    settings = Settings(slice_elements=1024, size_lower_bound=100, policy=policies.make(policy))
+    settings = Settings(slice_elements=1024, pack_below=100, policy=policies.make(policy))
     edge = Edge(spec, spec)
     results, _ = train(
         [2, 2], regression, settings, shards, policy=policy, compensation=compensation, wan=edge

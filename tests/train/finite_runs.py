@@ -31,7 +31,7 @@ Sgd = Callable[[nn.Module], torch.optim.Optimizer]
 
 def settings(codec: str = "dense", on_nonfinite: str = "skip", **more: Any) -> Settings:
     """Slices of 512 elements: the first parameter is cut into three."""
-    fields: dict[str, Any] = {"slice_elements": 512, "size_lower_bound": 100, "ledger": True} | more
+    fields: dict[str, Any] = {"slice_elements": 512, "pack_below": 100, "ledger": True} | more
     return Settings(on_nonfinite=on_nonfinite, room=make_codec(codec, RngKey()).room, **fields)
 
 

@@ -38,7 +38,7 @@ timeout_s = 120
 stop_s = 120
 [layout]
 slice_elements = 300
-size_lower_bound = 100
+pack_below = 100
 [[party]]
 name = "A"
 workers = 2

@@ -40,7 +40,7 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def settings(policy: Policy, **more: Any) -> Settings:
-    return Settings(slice_elements=512, size_lower_bound=100, policy=policy, **more)
+    return Settings(slice_elements=512, pack_below=100, policy=policy, **more)
 
 
 def script(make: Make, steps: int = STEPS, pause_s: Callable[[LiveRun, int], float] | None = None) -> Any:

@@ -117,7 +117,7 @@ class Script:
 def run_of(
     script: Script, spec: str = "fsa", parties: tuple[int, ...] = (2, 1), **more: Any
 ) -> dict[str, Any]:
-    settings = Settings(slice_elements=512, size_lower_bound=100, policy=policies.make(spec))
+    settings = Settings(slice_elements=512, pack_below=100, policy=policies.make(spec))
     results, _ = train(parties, script, settings, policy=spec, faults=script.faults, **more)
     return results
 

@@ -76,7 +76,7 @@ def mixed_reference(
 
 def one_slice(policy: Policy) -> Settings:
     """The whole model in one slice, so that the root's rounds have one order."""
-    return Settings(slice_elements=1 << 20, size_lower_bound=1 << 20, policy=policy)
+    return Settings(slice_elements=1 << 20, pack_below=1 << 20, policy=policy)
 
 
 @pytest.mark.parametrize("make", [sgd, momentum, adam])

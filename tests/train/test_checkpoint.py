@@ -19,7 +19,7 @@ from geomx.errors import CheckpointError, GeomxError, Unsupported
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 
-CUT = Settings(slice_elements=512, size_lower_bound=100)
+CUT = Settings(slice_elements=512, pack_below=100)
 
 
 class Normed(nn.Module):

@@ -14,10 +14,12 @@ from geomx.errors import Unsupported
 from geomx.node.topology import Edge
 from geomx.train import LiveRun, Settings
 
-CUT = Settings(slice_elements=512, size_lower_bound=100)
+CUT = Settings(slice_elements=512, pack_below=100)
+SMALL = "size_lower_bound=100"  # of the model here, one tensor has 1000 elements or more
 LOSSY = [
-    "fp16", "bf16", "int8", "int4 stochastic=true", "sign", "two_bit threshold=0.05", "topk ratio=0.2",
-    "bisparse ratio=0.2", "bisparse ratio=0.2 values=int4", "mpq ratio=0.2",
+    "fp16", "bf16", f"int8 {SMALL}", f"int4 stochastic=true {SMALL}", f"sign {SMALL}",
+    f"two_bit threshold=0.05 {SMALL}", f"topk ratio=0.2 {SMALL}", f"bisparse ratio=0.2 {SMALL}",
+    "bisparse ratio=0.2 values=int4", f"mpq ratio=0.2 {SMALL}",
 ]  # fmt: skip
 
 
@@ -51,7 +53,7 @@ def check(results: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("codec", "place", "shards"), pairwise(LOSSY, ["server", "workers"], [1, 3]))
 def test_replicas_stay_equal_and_learn(codec: str, place: str, shards: int) -> None:
-    settings = Settings(slice_elements=512, size_lower_bound=100, place=place)  # type: ignore[arg-type]
+    settings = Settings(slice_elements=512, pack_below=100, place=place)  # type: ignore[arg-type]
     results, _ = train([2, 1], script(place), settings, shards, wan=Edge(codec, codec))
     check(results)
 
@@ -80,11 +82,10 @@ def test_lossy_training_ends_near_exact_training() -> None:
 
 def test_fewer_bytes_cross_the_wan() -> None:
     sent = {}
-    for codec in ("dense", "bisparse ratio=0.01"):
-        settings = Settings(size_lower_bound=100)
-        _, simulator = train([1, 1], script(steps=20), settings, wan=Edge(codec, codec))
+    for codec in ("dense", f"bisparse ratio=0.01 {SMALL}"):
+        _, simulator = train([1, 1], script(steps=20), wan=Edge(codec, codec))
         sent[codec] = simulator.sent_bytes("A", "global/0"), simulator.sent_bytes("global/0", "A")
-    for dense, sparse in zip(sent["dense"], sent["bisparse ratio=0.01"], strict=True):
+    for dense, sparse in zip(*sent.values(), strict=True):
         assert sparse < dense / 3  # the first weights, messages' heads and tiny tensors are dense
 
 

@@ -59,7 +59,7 @@ class Trained:
 
 
 def settings(spec: str, **more: Any) -> Settings:
-    return Settings(slice_elements=512, size_lower_bound=100, policy=policies.make(spec), **more)
+    return Settings(slice_elements=512, pack_below=100, policy=policies.make(spec), **more)
 
 
 def script(make: Make, step_s: Callable[[str, int], float]) -> Any:

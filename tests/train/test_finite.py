@@ -260,7 +260,7 @@ def test_a_buffer_may_hold_inf_and_no_nan_where_it_is_averaged() -> None:
         optimizer.step()
         return model.mask.tolist() + model.mean.tolist()
 
-    more = {"buffers": "average", "policy": policies.make("diloco every=1"), "size_lower_bound": 1}
+    more = {"buffers": "average", "policy": policies.make("diloco every=1"), "pack_below": 1}
     results, simulator = train([1, 1], script, settings(**more), policy="diloco every=1")
     assert list(results.values()) == [[0.0, -math.inf, 1.0, 1.0]] * 2
     ((node, fields),) = told(simulator)

@@ -14,7 +14,7 @@ from torch import nn
 
 from geomx.train import LiveRun, Settings
 
-CUT = Settings(slice_elements=512, size_lower_bound=100)
+CUT = Settings(slice_elements=512, pack_below=100)
 ROUNDS = 20
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),

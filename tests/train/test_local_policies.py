@@ -331,7 +331,7 @@ def test_batch_norm_s_statistics_are_averaged_with_the_weights(spec: str, buffer
 
     averaging = Settings(
         slice_elements=512,
-        size_lower_bound=100,
+        pack_below=100,
         policy=policies.make(spec),
         buffers=buffers,  # type: ignore[arg-type]
     )

@@ -16,7 +16,7 @@ from torch import nn
 from geomx.errors import Refused
 from geomx.train import LiveRun, Settings
 
-CUT = Settings(slice_elements=512, size_lower_bound=100)
+CUT = Settings(slice_elements=512, pack_below=100)
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
     "SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
@@ -119,7 +119,7 @@ def test_a_run_goes_on_from_a_plain_optimizer(name: str, how: str, place: str) -
         run_steps(run, model, optimizer, LAST)
         return weights(model)
 
-    settings = Settings(slice_elements=512, size_lower_bound=100, place=place)  # type: ignore[arg-type]
+    settings = Settings(slice_elements=512, pack_below=100, place=place)  # type: ignore[arg-type]
     results, _ = train([1, 1], script, settings)
     assert_close(results["B/0"], weights(plain), rtol=1e-9)
     assert_equal(results["B/0"], results["A/0"])

@@ -74,7 +74,7 @@ def test_a_sum_that_overflows_is_skipped(
         optimizer.step()
         return before, weights(model)
 
-    results, simulator = train([2, 1], script, settings(size_lower_bound=1), skips=True)
+    results, simulator = train([2, 1], script, settings(pack_below=1), skips=True)
     for before, behind in results.values():
         if where == "global/0":
             assert torch.equal(before["2.bias"], behind["2.bias"])
@@ -113,27 +113,26 @@ def test_weights_that_overflow_end_the_run(codec: str, on_nonfinite: str) -> Non
 @pytest.mark.parametrize(
     ("codec", "form"),
     [
-        ("topk ratio=0.5", "float32"),
-        ("bisparse values=float32", "float32"),
+        ("topk ratio=0.5 size_lower_bound=1", "float32"),
+        ("bisparse values=float32 size_lower_bound=1", "float32"),
         ("bf16", "bf16"),
-        ("int8", "int8"),
-        ("int4", "int4"),
-        ("sign", "sign"),
-        ("topk values=int2", "int2"),
+        ("int8 size_lower_bound=1", "int8"),
+        ("int4 size_lower_bound=1", "int4"),
+        ("sign size_lower_bound=1", "sign"),
+        ("topk values=int2 size_lower_bound=1", "int2"),
     ],
 )
 def test_numbers_beyond_a_form_are_told_and_not_capped(codec: str, form: str) -> None:
     script = Script(1e39, dtype=torch.float64)
-    more = {"size_lower_bound": 1}
     with pytest.raises(NotFinite) as caught:
-        train([2, 1], script, settings(codec, "stop", **more), lan=Edge(codec, "dense"))
+        train([2, 1], script, settings(codec, "stop"), lan=Edge(codec, "dense"))
     text = str(caught.value)
     assert "A/1: the gradient of 2.bias times its weight of 5 reaches 5e+39, and " in text
     assert f"{form} ends at 3.4" in text or f"{form} ends at 3.3" in text
     assert 'Choose a codec with more room: "dense", or "fp16", which scales each slice' in text
-    ours, simulator = train([2, 1], script, settings(codec, push_at="step", **more), lan=Edge(codec, "dense"))
+    ours, simulator = train([2, 1], script, settings(codec, push_at="step"), lan=Edge(codec, "dense"))
     compared = Script(None, weightless, dtype=torch.float64)
-    theirs, _ = train([2, 1], compared, settings(codec, push_at="step", **more), lan=Edge(codec, "dense"))
+    theirs, _ = train([2, 1], compared, settings(codec, push_at="step"), lan=Edge(codec, "dense"))
     assert_same_runs(ours, theirs)
     assert [node for node, _ in told(simulator)] == [BAD_WORKER]
 
@@ -161,7 +160,7 @@ def test_a_sum_beyond_the_wans_form_is_told_by_the_local_server() -> None:
         train(
             [2, 1],
             script,
-            settings(on_nonfinite="stop", size_lower_bound=1),
-            wan=Edge("topk ratio=0.5", "dense"),
+            settings(on_nonfinite="stop"),
+            wan=Edge("topk ratio=0.5 size_lower_bound=1", "dense"),
         )
     assert caught.value.node == "A"

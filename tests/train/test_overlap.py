@@ -21,7 +21,7 @@ from geomx.train import LiveRun, Settings
 from geomx.train.steps.pending import Pending
 
 WAN = Network(rate_mbps=2.0, delay_ms=20.0)
-CUT = Settings(slice_elements=256, size_lower_bound=100)
+CUT = Settings(slice_elements=256, pack_below=100)
 Read = Callable[[nn.Module], Any]
 
 

@@ -103,7 +103,7 @@ def test_a_checkpoint_amid_an_epoch_goes_on_amid_it(
     every: str, order: str, save_at: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "c.safetensors"
-    settings = Settings(slice_elements=512, size_lower_bound=100)
+    settings = Settings(slice_elements=512, pack_below=100)
     whole, rest = Saving(path, save_at, every, order), Saving(path, None, every, order)
     saved, _ = train([2, 1], whole, settings)
     loaded, _ = train([2, 1], rest, settings)

@@ -63,7 +63,7 @@ def test_what_was_accumulated_is_accumulated_again(step: int) -> None:
 
 def test_a_worker_without_data_left_waits_for_the_others_again() -> None:
     """B/0 has one batch in each pass, A/0 has six; B/0 dies while it waits for A/0."""
-    settings = Settings(slice_elements=512, size_lower_bound=100)
+    settings = Settings(slice_elements=512, pack_below=100)
 
     def script_of(lives: list[str]) -> Callable[[LiveRun], dict[str, torch.Tensor]]:
         def main(run: LiveRun) -> dict[str, torch.Tensor]:

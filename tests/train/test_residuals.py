@@ -74,7 +74,7 @@ def resumed(path: Path, make: Any, dtype: torch.dtype, stray_steps: int = 0) -> 
 
 
 def settings(slice_elements: int = 512) -> Settings:
-    return Settings(slice_elements=slice_elements, size_lower_bound=100)
+    return Settings(slice_elements=slice_elements, pack_below=100)
 
 
 SPARSE = "bisparse ratio=0.1 momentum=0.9 warmup_rounds=5"

@@ -82,9 +82,7 @@ class Cut(nn.Module):
 
 
 def model_slices(model: nn.Module) -> ModelSlices:
-    return ModelSlices(
-        model, [{"params": list(model.parameters())}], 0, size_lower_bound=10, slice_elements=10
-    )
+    return ModelSlices(model, [{"params": list(model.parameters())}], 0, pack_below=10, slice_elements=10)
 
 
 def test_a_layout_is_that_of_the_whole_model(mesh: DeviceMesh) -> None:

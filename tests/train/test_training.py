@@ -13,7 +13,7 @@ from torch import nn
 
 from geomx.train import LiveRun, Settings
 
-CUT = Settings(slice_elements=512, size_lower_bound=100)
+CUT = Settings(slice_elements=512, pack_below=100)
 Optimize = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimize] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -82,7 +82,7 @@ def test_options_do_not_change_the_bits(name: str, options: dict[str, str]) -> N
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_on_the_workers(name: str) -> None:
-    settings = Settings(slice_elements=512, size_lower_bound=100, place="workers")
+    settings = Settings(slice_elements=512, pack_below=100, place="workers")
     results, _ = train([2, 1], script(OPTIMIZERS[name]), settings)
     assert_close(results["A/1"], plain(OPTIMIZERS[name], 3))
     assert_equal(results["A/0"], results["B/0"])
@@ -124,7 +124,7 @@ def test_clip_norm(place: str) -> None:
         F.mse_loss(model(x), y).backward()
         assert nn.utils.clip_grad_norm_(model.parameters(), 0.1) > 0.1
         optimizer.step()
-    settings = Settings(slice_elements=512, size_lower_bound=100, place=place)  # type: ignore[arg-type]
+    settings = Settings(slice_elements=512, pack_below=100, place=place)  # type: ignore[arg-type]
     results, _ = train([1, 1], main, settings, shards=2)
     assert_close(results["A/0"], weights(model))
     assert_equal(results["A/0"], results["B/0"])

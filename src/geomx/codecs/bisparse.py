@@ -21,6 +21,8 @@ import math
 import torch
 
 from geomx.codecs.contract import Codec
+from geomx.codecs.dense import Dense
+from geomx.codecs.error_feedback import SIZE_LOWER_BOUND
 from geomx.codecs.pack.native import Added
 from geomx.codecs.pack.noise import RngKey, below
 from geomx.codecs.sparse import Sparse
@@ -45,8 +47,9 @@ class BiSparse(Sparse):
         values: str = "fp16",
         warmup_rounds: int = 0,
         clip: float = 0.0,
+        size_lower_bound: int = SIZE_LOWER_BOUND,
     ) -> None:
-        super().__init__(stream, ratio, values, self.for_tiny(stream))
+        super().__init__(stream, ratio, values, self.for_tiny(stream), size_lower_bound)
         faults = []
         if not 0.0 <= momentum < 1.0:
             faults.append(Fault("momentum", f"{momentum}", "a number from 0, below 1"))
@@ -62,9 +65,9 @@ class BiSparse(Sparse):
         self.memory["velocity"] = self._velocities
 
     @staticmethod
-    def for_tiny(stream: RngKey) -> Codec | None:
-        """What slices of tiny tensors go through; None: dense."""
-        return None
+    def for_tiny(stream: RngKey) -> Codec:
+        """What slices of tiny tensors go through."""
+        return Dense()
 
     def prepared(self, slice_: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
         if self._clip:

@@ -1,6 +1,7 @@
-"""Slices of large tensors through one codec, slices of tiny ones through another: dense, or MPQ's half precision.
+"""Slices of large tensors through one codec, slices of tiny ones through another.
 
-A tensor is large from `layout.size_lower_bound` elements on. What goes dense for being tiny keeps no residual.
+A tensor is large from `size_lower_bound` elements on, which is a parameter of codecs that use this. What goes dense for
+its size keeps no residual.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from geomx.codecs.contract import Block, Codec, Room
-from geomx.codecs.error_feedback import Lossy
 from geomx.codecs.pack.values import peak
+from geomx.errors import ConfigError, Fault
 from geomx.layout import Slice
+
+LARGEST_BOUND = 1 << 40
 
 
 class BySize(Codec):
@@ -20,21 +23,25 @@ class BySize(Codec):
 
     lossless = False
 
-    def __init__(self, large: Lossy, tiny: Codec) -> None:
+    def __init__(self, large: Codec, tiny: Codec, size_lower_bound: int) -> None:
+        if not 1 <= size_lower_bound <= LARGEST_BOUND:
+            allowed = f"an integer from 1 to {LARGEST_BOUND}"
+            raise ConfigError("codec", [Fault("size_lower_bound", f"{size_lower_bound}", allowed)])
         self.large, self.tiny = large, tiny
+        self.size_lower_bound = size_lower_bound
         self.ratio, self.momentum = large.ratio, large.momentum
 
     def _of(self, slice_: Slice) -> Codec:
-        return self.large if slice_.large else self.tiny
+        return self.large if slice_.smallest_tensor >= self.size_lower_bound else self.tiny
 
     @property
     def feedback(self) -> bool:
-        return self.large.feedback
+        return self.large.feedback or self.tiny.feedback
 
     @feedback.setter
     def feedback(self, given: bool) -> None:
-        self.large.feedback = given
-        self.tiny.feedback = given and not self.tiny.lossless
+        for codec in (self.large, self.tiny):
+            codec.feedback = given and not codec.lossless
 
     def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         codec = self._of(slice_)
@@ -55,7 +62,8 @@ class BySize(Codec):
         return self._of(slice_).cut(slice_, payload, numbers)
 
     def cost_bytes(self, slice_: Slice) -> int:
-        return self.large.cost_bytes(slice_)
+        codec = self._of(slice_)
+        return slice_.size_bytes if codec.lossless else codec.cost_bytes(slice_)  # see `encode`
 
     def settle(self, slice_: Slice, lost: Iterable[Block]) -> None:
         self._of(slice_).settle(slice_, lost)

@@ -20,19 +20,23 @@ from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.values import peak
 from geomx.layout import Slice
 
+SIZE_LOWER_BOUND = 1000
+
 
 class Lossy(Codec):
     """A codec with error feedback. Slices may be encoded in two threads at once, each slice in one.
 
-    `tiny`: what slices of tiny tensors go through in its place (`by_size`); None: they go through this one as well.
+    `tiny`: what slices of tensors with fewer than `size_lower_bound` elements go through in its place (`by_size`);
+    None: they go through this one as well.
     """
 
     lossless = False
     decay = 1.0  # what is left of a residual when the next values come
 
-    def __init__(self, stream: RngKey, tiny: Codec | None) -> None:
+    def __init__(self, stream: RngKey, tiny: Codec | None, size_lower_bound: int = SIZE_LOWER_BOUND) -> None:
         self.stream = stream
         self.tiny = tiny
+        self.size_lower_bound = 1 if tiny is None else size_lower_bound
         self.feedback = True
         self._residuals: dict[int, torch.Tensor] = {}
         # What one encoding leaves for the next, by name and slice.

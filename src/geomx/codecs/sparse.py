@@ -15,7 +15,6 @@ import struct
 import torch
 
 from geomx.codecs.contract import Block, Codec, Room, tiles
-from geomx.codecs.dense import Dense
 from geomx.codecs.error_feedback import Lossy, working
 from geomx.codecs.pack import native
 from geomx.codecs.pack.indices import choose, pack_indices, size_bytes, unpack_indices
@@ -54,8 +53,8 @@ class Sparse(Lossy):
 
     ratio: float
 
-    def __init__(self, stream: RngKey, ratio: float, values: str, tiny: Codec | None = None) -> None:
-        super().__init__(stream, tiny or Dense())
+    def __init__(self, stream: RngKey, ratio: float, values: str, tiny: Codec, size_lower_bound: int) -> None:
+        super().__init__(stream, tiny, size_lower_bound)
         faults = []
         if not 0.0 < ratio <= 1.0:
             faults.append(Fault("ratio", f"{ratio}", "a number above 0, at most 1"))

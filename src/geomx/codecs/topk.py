@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 
 from geomx.codecs.contract import Room
+from geomx.codecs.dense import Dense
+from geomx.codecs.error_feedback import SIZE_LOWER_BOUND
 from geomx.codecs.pack import native
 from geomx.codecs.pack.native import Added
 from geomx.codecs.pack.noise import RngKey
@@ -25,9 +27,15 @@ class TopK(Sparse):
     """See the module's text."""
 
     def __init__(
-        self, stream: RngKey, *, ratio: float = 0.01, values: str = "float32", decay: float = 1.0
+        self,
+        stream: RngKey,
+        *,
+        ratio: float = 0.01,
+        values: str = "float32",
+        decay: float = 1.0,
+        size_lower_bound: int = SIZE_LOWER_BOUND,
     ) -> None:
-        super().__init__(stream, ratio, values)
+        super().__init__(stream, ratio, values, Dense(), size_lower_bound)
         if not 0.0 <= decay <= 1.0:
             raise ConfigError("codec topk", [Fault("decay", f"{decay}", "a number from 0 to 1")])
         self.decay = decay

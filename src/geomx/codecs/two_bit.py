@@ -12,7 +12,7 @@ import torch
 
 from geomx.codecs.contract import Block, tiles
 from geomx.codecs.dense import Dense
-from geomx.codecs.error_feedback import Lossy, working
+from geomx.codecs.error_feedback import SIZE_LOWER_BOUND, Lossy, working
 from geomx.codecs.pack import native
 from geomx.codecs.pack.bits import pack, packed_bytes, unpack
 from geomx.codecs.pack.noise import RngKey
@@ -27,8 +27,10 @@ ZERO, UP, DOWN = 0, 1, 2
 class TwoBit(Lossy):
     """See the module's text."""
 
-    def __init__(self, stream: RngKey, *, threshold: float = 0.5) -> None:
-        super().__init__(stream, Dense())
+    def __init__(
+        self, stream: RngKey, *, threshold: float = 0.5, size_lower_bound: int = SIZE_LOWER_BOUND
+    ) -> None:
+        super().__init__(stream, Dense(), size_lower_bound)
         if not 0.0 < threshold < float("inf"):
             raise ConfigError("codec two_bit", [Fault("threshold", f"{threshold}", "a number above 0")])
         self._threshold = threshold

@@ -16,7 +16,7 @@ import torch
 
 from geomx.codecs.contract import Block, Codec, Room, tiles
 from geomx.codecs.dense import Dense
-from geomx.codecs.error_feedback import Lossy, working
+from geomx.codecs.error_feedback import SIZE_LOWER_BOUND, Lossy, working
 from geomx.codecs.pack.noise import RngKey, uniform
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ProtocolError
@@ -24,14 +24,14 @@ from geomx.layout import Slice
 
 
 class Whole(Lossy):
-    """See the module's text. Subclasses name their form; `tiny_too`: slices of tiny tensors take it, too."""
+    """See the module's text. Subclasses name their form."""
 
     form: str
-    tiny_too = False
 
-    def __init__(self, stream: RngKey) -> None:
-        tiny: Codec | None = None if self.tiny_too else Dense()
-        super().__init__(stream, tiny)
+    def __init__(
+        self, stream: RngKey, tiny: Codec | None = None, size_lower_bound: int = SIZE_LOWER_BOUND
+    ) -> None:
+        super().__init__(stream, tiny, size_lower_bound)
         self._form = FORMS[self.form]()
 
     def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
@@ -71,20 +71,22 @@ class Whole(Lossy):
 class FP16(Whole):
     """Half precision, scaled."""
 
-    form, tiny_too = "fp16", True
+    form = "fp16"
 
 
 class BF16(Whole):
     """bfloat16."""
 
-    form, tiny_too = "bf16", True
+    form = "bf16"
 
 
 class Quantized(Whole):
     """Steps of a block's largest, to the nearest one or by chance."""
 
-    def __init__(self, stream: RngKey, *, stochastic: bool = False) -> None:
-        super().__init__(stream)
+    def __init__(
+        self, stream: RngKey, *, stochastic: bool = False, size_lower_bound: int = SIZE_LOWER_BOUND
+    ) -> None:
+        super().__init__(stream, Dense(), size_lower_bound)
         self._stochastic = stochastic
 
     def noise(self, slice_: Slice, turn: int, left: torch.Tensor) -> torch.Tensor | None:
@@ -109,3 +111,6 @@ class SignBit(Whole):
     """A bit an element."""
 
     form = "sign"
+
+    def __init__(self, stream: RngKey, *, size_lower_bound: int = SIZE_LOWER_BOUND) -> None:
+        super().__init__(stream, Dense(), size_lower_bound)

@@ -17,6 +17,11 @@ from geomx.config.tables import Description, Table
 from geomx.errors import nearest
 
 _PLAIN = {str: "text", bool: "true or false", int: "integer", float: "number", Path: "path of a file"}
+# What stands elsewhere than among the keys, where it may be looked for.
+_ELSEWHERE = {
+    "size_lower_bound": "it is a parameter of codecs, as in `mpq size_lower_bound=200000`; which tensors share "
+    "slices is `layout.pack_below`",
+}
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
@@ -112,7 +117,7 @@ def _homes(key: str, table: type[Table], prefix: str = "") -> Iterator[str]:
 def _unknown(path: KeyPath, value: Any, kind: type[Table]) -> Problem:
     known, key = keys(_table_of(path, kind)), str(path[-1])
     homes = list(_homes(key, kind))
-    hint = f"there is {', '.join(homes)}" if homes else nearest(key, known)
+    hint = _ELSEWHERE.get(key) or (f"there is {', '.join(homes)}" if homes else nearest(key, known))
     what = "an unknown table" if isinstance(value, dict) else "an unknown key"
     return Problem(path, what, ", ".join(f"`{name}`" for name in known), hint)
 

@@ -33,7 +33,7 @@ AGREED = (
     "optimizer.rule",
     "optimizer.compensation",
     "layout.slice_elements",
-    "layout.size_lower_bound",
+    "layout.pack_below",
     "wan.channel",
     "wan.codec_up",
     "wan.codec_down",

@@ -43,7 +43,7 @@ from geomx.config.value_types import (
     Silence,
     Wander,
 )
-from geomx.layout import SIZE_LOWER_BOUND
+from geomx.layout import PACK_BELOW
 
 
 class Table(BaseModel):
@@ -187,11 +187,12 @@ class LayoutTable(Table):
         0,
         description="Elements of the largest slice. 0: by the model's size, and larger where codecs send less.",
     )
-    size_lower_bound: int = Field(
-        SIZE_LOWER_BOUND,
+    pack_below: int = Field(
+        PACK_BELOW,
         ge=1,
         le=MOST_ELEMENTS,
-        description="Tensors of fewer elements share slices with others.",
+        description="Tensors of fewer elements are packed several to a slice. Which ones are tiny for a codec is the "
+        "codec's own parameter, `size_lower_bound`; see [codecs](codecs.md).",
     )
 
 

@@ -14,9 +14,9 @@ from rich.table import Table
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs import codecs
 from geomx.codecs.pack import native
-from geomx.codecs.spec import slices_wanted
+from geomx.codecs.spec import size_bounds_of, slices_wanted
 from geomx.errors import ConfigError, Fault
-from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Layout, Slice, Tensor, automatic_slice_elements
+from geomx.layout import PACK_BELOW, SLICES_WANTED, Layout, Slice, Tensor, automatic_slice_elements
 from geomx.observe.costs import Cost, cost, memory_of
 from geomx.train.model.model_slices import ModelSlices
 
@@ -30,7 +30,10 @@ def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
     rows = []
     for spec in specs or [name for name in codecs.names if name != "dense"]:
         wanted = slices_wanted(spec)
-        slices = slices_like(parameters, wanted) if made is None else slices_of(made, slices=wanted)
+        if made is None:
+            slices = slices_like(parameters, wanted)
+        else:
+            slices = slices_of(made, slices=wanted, size_bounds=size_bounds_of(spec))
         rows.append(cost(spec, slices, memory))
         parameters = sum(slice_.elements for slice_ in slices)
     kernels = "compiled kernels" if native.available() else "torch operations alone"
@@ -62,13 +65,14 @@ def slices_like(parameters: int, slices: int = SLICES_WANTED, slice_elements: in
 
 def slices_of(
     model: torch.nn.Module,
-    size_lower_bound: int = SIZE_LOWER_BOUND,
+    pack_below: int = PACK_BELOW,
     slice_elements: int = 0,
     slices: int = SLICES_WANTED,
+    size_bounds: tuple[int, ...] = (),
 ) -> list[Slice]:
     """Those of the tensors that a model trains."""
     group = {"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}
-    return ModelSlices(model, [group], 0, size_lower_bound, slice_elements, slices).slices("weight")
+    return ModelSlices(model, [group], 0, pack_below, slice_elements, slices, size_bounds).slices("weight")
 
 
 def model_of(model: str) -> torch.nn.Module:

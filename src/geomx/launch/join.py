@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from geomx.codecs.pack.noise import RngKey
-from geomx.codecs.spec import make_codec, slices_wanted
+from geomx.codecs.spec import make_codec, size_bounds_of, slices_wanted
 from geomx.config import Run, load_whole
 from geomx.config.choices import LOSSLESS, check_choices
 from geomx.config.known_costs import setting_of
@@ -161,7 +161,8 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         push_at=run.worker.push_at,
         slice_elements=run.layout.slice_elements,
         slices=slices_wanted(run.wan.codec_up, run.wan.codec_down),
-        size_lower_bound=run.layout.size_lower_bound,
+        pack_below=run.layout.pack_below,
+        size_bounds=size_bounds_of(*run.codecs),
         codec_momentum=_with_momentum(run),
         collective=collective,
         after_step=None

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from geomx.codecs.spec import size_bounds_of
 from geomx.config import Run
 from geomx.config.known_costs import Keeps
 from geomx.errors import ConfigError, Fault
@@ -274,10 +275,11 @@ def _measured_steps(run: Run, report: Mapping[str, Any]) -> dict[str, _Seconds]:
 
 def _cut(run: Run, sources: Sources, report: Mapping[str, Any] | None) -> Callable[[int], Sequence[Slice]]:
     """How the model is cut, which is as the codecs want it where the description leaves that open."""
-    lower, largest = run.layout.size_lower_bound, run.layout.slice_elements
+    pack_below, largest = run.layout.pack_below, run.layout.slice_elements
+    bounds = size_bounds_of(*run.codecs)
     if sources.model is not None:
         model = model_of(sources.model)
-        return lambda slices: slices_of(model, lower, largest, slices)
+        return lambda slices: slices_of(model, pack_below, largest, slices, bounds)
     parameters = sources.parameters or (report["parameters"] if report else 0)
     if not parameters:
         raise ConfigError("geomx plan", [Fault("the model's size", "nothing", "--parameters N or --model")])

@@ -88,9 +88,10 @@ def attach(
         unwrapped(model),
         optimizer.param_groups,
         members if settings.ledger else 0,
-        settings.size_lower_bound,
+        settings.pack_below,
         settings.slice_elements,
         settings.slices,
+        settings.size_bounds,
     )
     finite = FiniteOnly(client.port, client.name, model_slices.layout, settings)
     intra_party = _intra_party(context, model, model_slices, finite, optimizer)

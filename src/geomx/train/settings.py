@@ -8,7 +8,7 @@ from typing import Literal
 
 from geomx.codecs.contract import Room, room_of
 from geomx.config.known_costs import Setting
-from geomx.layout import SIZE_LOWER_BOUND, SLICES_WANTED, Slice
+from geomx.layout import PACK_BELOW, SLICES_WANTED, Slice
 from geomx.sync.contract import Policy
 from geomx.sync.fsa import FSA
 
@@ -38,7 +38,8 @@ class Settings:
     """Defaults are those of a run's description; `attach` may override `push_at` and `overlap`.
 
     `rule`: the global servers' own, as `module:Class`. `dataset_size`: samples in this party's data set.
-    `slice_elements`: 0 cuts the model into about so many `slices`. `codec_momentum`: the codec that has momentum, if
+    `slice_elements`: 0 cuts the model into about so many `slices`. `size_bounds`: from which sizes on the run's codecs
+    take a tensor as large, rising. `codec_momentum`: the codec that has momentum, if
     one has. `collective`: None where the party's local server adds. `after_step`: is called behind each step with the
     seconds that its computation took, from its first batch, or from the step before where `run.shard` gave it none;
     None where that is not known. `room`: for which of a slice's numbers there is room in what contributions travel as.
@@ -55,7 +56,8 @@ class Settings:
     push_at: PushAt = "backward"
     slice_elements: int = 0
     slices: int = SLICES_WANTED
-    size_lower_bound: int = SIZE_LOWER_BOUND
+    pack_below: int = PACK_BELOW
+    size_bounds: tuple[int, ...] = ()
     codec_momentum: str = ""
     collective: Collective | None = None
     after_step: Callable[[float | None], None] | None = None

@@ -62,9 +62,10 @@ class ModelSlices:
         model: nn.Module,
         groups: list[dict[str, Any]],
         members: int,
-        size_lower_bound: int,
+        pack_below: int,
         slice_elements: int,
         slices: int = SLICES_WANTED,
+        size_bounds: tuple[int, ...] = (),
     ) -> None:
         self._model = model
         self._inventory = _inventory(model)
@@ -84,7 +85,7 @@ class ModelSlices:
         if members:
             tensors.append(Tensor(LEDGER, (members,), "int64", role="ledger"))
         largest = slice_elements or automatic_slice_elements(tuple(tensors), slices)
-        self.layout = Layout(tuple(tensors), size_lower_bound, largest)
+        self.layout = Layout(tuple(tensors), pack_below, largest, size_bounds)
         self.slices_of: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(tensors)), ())
         for slice_ in self.layout.slices:
             for part in slice_.parts:
