@@ -25,11 +25,11 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("inner_loops")
 
 
-BOUNDED = ["int8", "int4", "sign", "two_bit", "topk", "bisparse", "mpq"]
+BOUNDED = ["int8", "int4", "sign", "two_bit", "topk", "bisparse", "mpq", "tiny_fp16"]
 
 
-def test_every_codec_but_dense_is_tried() -> None:
-    assert {spec.split()[0] for spec in SPECS} | {"dense"} == set(codecs.names)
+def test_every_codec_that_keeps_something_of_large_tensors_is_tried() -> None:
+    assert {spec.split()[0] for spec in SPECS} | {"dense", "tiny_fp16"} == set(codecs.names)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -253,7 +253,7 @@ def test_slices_of_tiny_tensors_go_dense(spec: str) -> None:
 @pytest.mark.parametrize("bound", [1, 300, 200_000])
 def test_a_codec_has_a_bound_of_its_own_between_tiny_and_large(name: str, bound: int) -> None:
     codec = made(f"{name} size_lower_bound={bound}")
-    large, tiny = name, "fp16" if name == "mpq" else "dense"
+    large, tiny = ("dense", "fp16") if name == "tiny_fp16" else (name, "fp16" if name == "mpq" else "dense")
     values = drawn(100)
     for size, expected in ((bound, large), (bound - 1, tiny)):
         slice_ = slice_of(100, of_tensor=size)
@@ -275,6 +275,28 @@ def test_mpq_sends_tiny_tensors_in_half_precision() -> None:
     torch.testing.assert_close(
         codec.decode(tiny, codec.encode(tiny, 1, values)), values, rtol=2e-3, atol=1e-5
     )
+
+
+def test_tiny_fp16_keeps_a_residual_of_tiny_tensors_alone() -> None:
+    codec, tiny, large = made("tiny_fp16"), slice_of(999, of_tensor=999), slice_of(5000)
+    values = drawn(5000)
+    payload = codec.encode(large, 0, values)
+    assert torch.equal(codec.decode(large, payload), values)
+    assert codec.state(large) == {}
+    assert codec.feedback
+    sent = codec.decode(tiny, codec.encode(tiny, 0, values[:999]))
+    torch.testing.assert_close(sent + residual(codec, tiny), values[:999], rtol=1e-6, atol=1e-9)
+    codec.feedback = False
+    assert not codec.feedback
+    first, second = (codec.encode(tiny, turn, values[:999]) for turn in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("elements", [3, 5000])
+def test_tiny_fp16_refuses_numbers_that_are_none(elements: int) -> None:
+    codec, slice_ = made("tiny_fp16"), slice_of(elements, of_tensor=elements)
+    with pytest.raises(NotFinite, match="slice 0 holds NaN"):
+        codec.encode(slice_, 0, torch.full((elements,), float("nan")))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

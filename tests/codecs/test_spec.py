@@ -21,6 +21,7 @@ from geomx.errors import ConfigError
         ("sign", 31.5),
         ("bisparse ratio=0.01", 124.0),
         ("bisparse ratio=0.01 size_lower_bound=200000", 124.0),
+        ("tiny_fp16 size_lower_bound=200000", 1.0),
     ],
 )
 def test_how_much_less_a_codec_sends(spec: str, ratio: float) -> None:
@@ -55,7 +56,7 @@ def test_what_is_no_codec_is_refused() -> None:
 def test_the_bounds_of_codecs_are_those_that_part_large_tensors_from_tiny_ones() -> None:
     assert size_bounds_of("dense", "fp16", "bf16") == ()
     assert size_bounds_of("dense", "int8", "topk", "test_spec:Whole") == (1000,)
-    assert size_bounds_of("mpq size_lower_bound=200000", "int4 size_lower_bound=300") == (300, 200_000)
+    assert size_bounds_of("mpq size_lower_bound=200000", "tiny_fp16 size_lower_bound=300") == (300, 200_000)
 
 
 class Whole(Dense):

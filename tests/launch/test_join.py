@@ -314,7 +314,7 @@ def test_training_is_told_of_a_codec_with_momentum(overrides, codec):
 
 
 def test_a_model_is_cut_at_the_bounds_of_the_codecs_of_both_tiers() -> None:
-    codecs = ("wan.codec_up=mpq size_lower_bound=200", "lan.codec_down=int4 size_lower_bound=30")
+    codecs = ("wan.codec_up=mpq size_lower_bound=200", "lan.codec_down=tiny_fp16 size_lower_bound=30")
     assert _settings(Run.parse(TOML, "two.toml"), "A", "A/0").size_bounds == ()
     found = _settings(
         Run.parse(TOML, "two.toml", (*codecs, "wan.codec_down=int8", "layout.pack_below=50")), "A", "A/0"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from exploring import pairwise
 from live_runs import batch, place_of, samples_of, small_model, train, weights
 
+from geomx.codecs.spec import size_bounds_of
 from geomx.errors import Unsupported
 from geomx.node.topology import Edge
 from geomx.train import LiveRun, Settings
@@ -19,7 +20,7 @@ SMALL = "size_lower_bound=100"  # of the model here, one tensor has 1000 element
 LOSSY = [
     "fp16", "bf16", f"int8 {SMALL}", f"int4 stochastic=true {SMALL}", f"sign {SMALL}",
     f"two_bit threshold=0.05 {SMALL}", f"topk ratio=0.2 {SMALL}", f"bisparse ratio=0.2 {SMALL}",
-    "bisparse ratio=0.2 values=int4", f"mpq ratio=0.2 {SMALL}",
+    "bisparse ratio=0.2 values=int4", f"mpq ratio=0.2 {SMALL}", "tiny_fp16",
 ]  # fmt: skip
 
 
@@ -87,6 +88,24 @@ def test_fewer_bytes_cross_the_wan() -> None:
         sent[codec] = simulator.sent_bytes("A", "global/0"), simulator.sent_bytes("global/0", "A")
     for dense, sparse in zip(*sent.values(), strict=True):
         assert sparse < dense / 3  # the first weights, messages' heads and tiny tensors are dense
+
+
+@pytest.mark.parametrize(("bound", "tiny"), [(1000, [64, 320, 5]), (300, [64, 5])])
+def test_with_mpq_tiny_tensors_cross_the_lan_in_half_precision_and_large_ones_whole(
+    bound: int, tiny: list[int]
+) -> None:
+    steps, sent = 20, {}
+    wan = f"mpq ratio=0.2 size_lower_bound={bound}"
+    settings = Settings(size_bounds=size_bounds_of(wan))
+    for lan in ("dense", f"tiny_fp16 size_lower_bound={bound}"):
+        script_ = script(steps=steps, dtype=torch.float32)
+        results, simulator = train([2, 1], script_, settings, wan=Edge(wan, wan), lan=Edge(lan, lan))
+        check(results)
+        sent[lan] = [simulator.sent_bytes("A/1", "A"), simulator.sent_bytes("A", "A/1")]
+    dense, half = sent.values()
+    exponent_bytes = 2  # of the slice that they share
+    saved = steps * (2 * sum(tiny) - exponent_bytes)
+    assert [before - now for before, now in zip(dense, half, strict=True)] == [saved, saved]
 
 
 @pytest.mark.parametrize(

@@ -27,5 +27,6 @@ codecs: Registry[type[Codec]] = Registry(
         "topk": "geomx.codecs.topk:TopK",
         "bisparse": "geomx.codecs.bisparse:BiSparse",
         "mpq": "geomx.codecs.mpq:MPQ",
+        "tiny_fp16": "geomx.codecs.mpq:TinyFP16",
     },
 )

@@ -1,12 +1,16 @@
-"""MPQ, GeoMX's mixed precision: slices of large tensors sparse, slices of tiny ones in half precision.
+"""MPQ, GeoMX's mixed precision: slices of tiny tensors in half precision on both tiers.
 
-GeoMX does so on the WAN alone. See `bisparse` and `whole`.
+mpq          slices of large ones sparse; GeoMX has it on the WAN. See `bisparse`
+tiny_fp16    slices of large ones dense; GeoMX has it inside a party, as the other half of its MPQ
 """
 
 from __future__ import annotations
 
 from geomx.codecs.bisparse import BiSparse
+from geomx.codecs.by_size import BySize
 from geomx.codecs.contract import Codec
+from geomx.codecs.dense import Dense
+from geomx.codecs.error_feedback import SIZE_LOWER_BOUND
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.whole import FP16
 
@@ -17,3 +21,10 @@ class MPQ(BiSparse):
     @staticmethod
     def for_tiny(stream: RngKey) -> Codec:
         return FP16(stream)
+
+
+class TinyFP16(BySize):
+    """Dense for large tensors, FP16 for tiny ones."""
+
+    def __init__(self, stream: RngKey, *, size_lower_bound: int = SIZE_LOWER_BOUND) -> None:
+        super().__init__(Dense(), FP16(stream), size_lower_bound)
