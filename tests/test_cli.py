@@ -72,6 +72,18 @@ def test_check_prints_the_tree(toml: str, capsys: pytest.CaptureFixture[str]) ->
         assert node in out
 
 
+def test_check_says_which_codecs_do_not_apply_everywhere(
+    toml: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", toml, "sync.policy=hfa k1=20 k2=10", "lan.codec_up=fp16"]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    assert out.endswith(
+        '\n\nnote: with sync.policy = "hfa k1=20 k2=10" the means inside a party are sent dense, since they are means '
+        'of weights; lan.codec_up = "fp16" applies to exchanges with the global servers only\n'
+    )
+
+
 def test_faults_of_the_description_are_one_message_and_status_2(
     toml: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import geomx
-from geomx.config import EVERY_FILE, Needed, Run, describe, load_whole
+from geomx.config import EVERY_FILE, Needed, Run, describe, load_whole, notices
 from geomx.config.known_costs import known_costs, setting_of
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.environment import apply_switches
@@ -188,9 +188,8 @@ class _Version(argparse.Action):
 def _check(arguments: argparse.Namespace) -> None:
     needed = () if arguments.elsewhere else EVERY_FILE
     run = _load(arguments, *needed)
-    print(describe(run))
-    for cost in known_costs(setting_of(run)):
-        print(f"\nKnown to cost accuracy: {cost.text}.")
+    costs = (f"known to cost accuracy: {cost.text}" for cost in known_costs(setting_of(run)))
+    print("\n".join([describe(run), *(f"\nnote: {notice}" for notice in (*notices(run), *costs))]))
 
 
 def _load(arguments: argparse.Namespace, *needed: Needed) -> Run:
@@ -213,6 +212,8 @@ def _run(arguments: argparse.Namespace) -> None:
     from geomx.launch.local_run import RunOptions, run_here  # noqa: PLC0415 (other commands do without rich)
 
     run = _load(arguments, *EVERY_FILE)
+    for notice in notices(run):
+        print(f"note: {notice}", file=sys.stderr)
     run_here(run, RunOptions(arguments.report, arguments.trace, arguments.keep, arguments.plain))
 
 

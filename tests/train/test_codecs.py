@@ -13,6 +13,7 @@ from live_runs import batch, place_of, samples_of, small_model, train, weights
 from geomx.codecs.spec import size_bounds_of
 from geomx.errors import Unsupported
 from geomx.node.topology import Edge
+from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 
 CUT = Settings(slice_elements=512, pack_below=100)
@@ -106,6 +107,19 @@ def test_with_mpq_tiny_tensors_cross_the_lan_in_half_precision_and_large_ones_wh
     exponent_bytes = 2  # of the slice that they share
     saved = steps * (2 * sum(tiny) - exponent_bytes)
     assert [before - now for before, now in zip(dense, half, strict=True)] == [saved, saved]
+
+
+def test_means_inside_a_party_travel_dense_whatever_the_codecs_of_the_lan() -> None:
+    settings = Settings(policy=policies.make("hfa k1=2 k2=2"))
+    sent = []
+    for lan in ("dense", "fp16"):
+        _, simulator = train(
+            [2, 1], script(steps=8, dtype=torch.float32), settings, policy="hfa k1=2 k2=2", lan=Edge(lan, lan)
+        )
+        sent.append([simulator.sent_bytes("A/1", "A"), simulator.sent_bytes("A", "A/1")])
+    exchanges, slices, elements = 2, 2, 1280 + 64 + 320 + 5
+    saved = exchanges * (2 * elements - 2 * slices)
+    assert [before - now for before, now in zip(*sent, strict=True)] == [saved, saved]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """The one frozen, validated description of a run: TOML in, every fault named at once.
 
 `run.py` and `tables.py` first. `rules.py` is what keys must be to each other, `choices.py` what policies, codecs and
-rules must be, `files.py` what files; `whole.py` asks them all. `document.py`, `fields.py`, `forms.py` and `problems.py`
-say faults with file, line and key.
+rules must be, `files.py` what files; `whole.py` asks them all. `notices.py` tells what is no fault. `document.py`,
+`fields.py`, `forms.py` and `problems.py` say faults with file, line and key.
 """
 
 from geomx.config.drawing import describe
 from geomx.config.files import EVERY_FILE, Needed
 from geomx.config.link_changes import LinkChange
+from geomx.config.notices import notices
 from geomx.config.run import AGREED, AGREED_OF_A_PARTY, Run
 from geomx.config.tables import EdgeTable, EventTable, LinkTable, PartyTable
 from geomx.config.whole import load_whole
@@ -25,4 +26,5 @@ __all__ = [
     "Run",
     "describe",
     "load_whole",
+    "notices",
 ]
