@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, S
 
 from benchmarks import sweep, training, virtual
 from geomx.codecs.spec import slices_wanted
+from geomx.errors import NotFinite
 from geomx.node.topology import Edge, Topology
 from geomx.simulate.simulator import Network, Simulator
 from geomx.sync import policies
@@ -93,7 +94,10 @@ def trained(setting: str, model: str, optimizer: str, shape: str, steps: int, se
 
     started = time.monotonic()
     settings = Settings(weight="equal", seed=seed, policy=rule, slices=slices_wanted(codec_up, codec_down))
-    virtual.train(plan, simulator, settings, model, loop, batch=batch)
+    try:
+        virtual.train(plan, simulator, settings, model, loop, batch=batch)
+    except NotFinite:
+        found["diverged"] = True
     row = {
         "setting": setting,
         "policy": policy,
