@@ -1,0 +1,178 @@
+"""What the records of a run sum up to.
+
+Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `usage`
+for bytes, counted on the socket, headers included; `round` of local servers for how many synchronization rounds there
+were and how long one took, from its first contribution to its last answer; their `link` for what events have changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from geomx.config import Run
+from geomx.observe.progress import wan_bytes
+from geomx.observe.records import Record
+
+Fields = dict[str, Any]
+
+SCRIPT = ("optimizer", "keeps", "elementwise", "on_server", "clips")  # what a worker tells of its script
+
+
+class Totals:
+    """Sums up the records of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.finished: dict[str, Fields] = {}
+        self.usage: dict[str, Fields] = {}
+        self.rss_mb: dict[str, float] = defaultdict(float)
+        self.made: Counter[str] = Counter()  # steps of each worker
+        self.samples: Counter[str] = Counter()
+        self.loss: dict[str, float | None] = {}
+        self.accuracy: dict[str, float | None] = {}
+        self.parameters = 0
+        self.script: Fields = {}  # what a worker told of it as it attached
+        self.round_s: dict[str, list[float]] = defaultdict(list)
+        self.answered: Counter[tuple[str, str]] = Counter()  # rounds, by server and cohort
+        self.compute_s: dict[str, list[float]] = defaultdict(list)  # of each worker's steps
+        self.backward_s: dict[str, list[float]] = defaultdict(list)
+        self.staleness: list[int] = []  # of each round of the global servers
+        self.link_changes: list[Fields] = []
+        self.skipped: dict[str, set[int]] = defaultdict(
+            set
+        )  # by node: the steps of which it has left something out
+        self._take: dict[str, Callable[[Record], None]] = {
+            "finished": self._finished,
+            "usage": self._usage,
+            "step": self._step,
+            "log": self._log,
+            "attached": self._attached,
+            "round": self._round,
+            "link": self._link,
+            "skipped": self._skipped,
+        }
+
+    def take(self, record: Record) -> None:
+        """Count a record in."""
+        take = self._take.get(record.name)
+        if take is not None:
+            take(record)
+
+    @property
+    def rounds(self) -> int:
+        """Synchronization rounds, of the cohort that has had most."""
+        return max(self.answered.values(), default=0)
+
+    @property
+    def round_s_median(self) -> float | None:
+        seconds = [s for server in self._run.servers for s in self.round_s[server]]
+        return median(seconds) if seconds else None
+
+    def steps_of(self, worker: str) -> int:
+        return int(self.finished[worker]["steps"]) if worker in self.finished else self.made[worker]
+
+    def samples_of(self, worker: str) -> int:
+        return int(self.finished[worker]["samples"]) if worker in self.finished else self.samples[worker]
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes over the WAN and LAN edges of all parties; up is towards the root."""
+        sums = dict.fromkeys(("wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down"), 0)
+        for server in self._run.servers:
+            usage = self.usage.get(server, {"sent": {}, "received": {}})
+            up, down = wan_bytes(usage)
+            sums["wan_bytes_up"] += up
+            sums["wan_bytes_down"] += down
+            sums["lan_bytes_up"] += sum(usage["received"].values()) - down
+            sums["lan_bytes_down"] += sum(usage["sent"].values()) - up
+        return sums
+
+    def round_floor_s(self) -> float | None:
+        """Seconds that a round takes at least on the slowest emulated link: bytes / rate, and one round trip.
+
+        None where links have changed.
+        """
+        if self.link_changes:
+            return None
+        floors = []
+        for server in self._run.servers:
+            link, usage = self._run.link_of(server), self.usage.get(server)
+            if link is not None and link.rate_mbps and usage is not None and self.rounds:
+                megabits = 8e-6 * max(wan_bytes(usage)) / self.rounds
+                floors.append(2e-3 * link.delay_ms + megabits / link.rate_mbps)
+        return max(floors, default=None)
+
+    def ledger(self) -> bool | None:
+        """Whether each contribution was counted exactly once; None where there is no ledger, or not of every worker.
+
+        A worker has seen all of its own cohort. Of others, that need not have come when it left.
+        """
+        ended = [self.finished[worker] for worker in self._run.workers if worker in self.finished]
+        if len(ended) < len(self._run.workers) or not all(fields.get("ledger") for fields in ended):
+            return None
+        made = [fields["contributions"] for fields in ended]
+        return all(
+            fields["ledger"][place] == made[place]
+            for fields in ended
+            for place, other in enumerate(ended)
+            if other["cohort"] == fields["cohort"]
+        )
+
+    @property
+    def cohorts(self) -> list[str]:
+        """Those of the workers that have finished, in their order."""
+        return list(dict.fromkeys(fields["cohort"] for fields in self.finished.values()))
+
+    def weights(self) -> str | dict[str, str] | None:
+        """The one hash of all workers; that of each cohort, or where workers of one differ of each worker."""
+        by_cohort: dict[str, set[str]] = defaultdict(set)
+        for fields in self.finished.values():
+            if (
+                fields["parameters_sha256"] is not None
+            ):  # else it holds a part, and the first of its party tells
+                by_cohort[fields["cohort"]].add(fields["parameters_sha256"])
+        if any(len(hashes) > 1 for hashes in by_cohort.values()):
+            found = {node: fields["parameters_sha256"] for node, fields in sorted(self.finished.items())}
+            return {node: sha256 for node, sha256 in found.items() if sha256 is not None}
+        every = {cohort: next(iter(hashes)) for cohort, hashes in sorted(by_cohort.items())}
+        return every if len(every) > 1 else next(iter(every.values()), None)
+
+    def _finished(self, record: Record) -> None:
+        self.finished[record.node] = record.fields
+
+    def _usage(self, record: Record) -> None:
+        self.usage[record.node] = record.fields
+        self.rss_mb[record.node] = max(self.rss_mb[record.node], record.fields["rss_mb"])
+
+    def _step(self, record: Record) -> None:
+        self.samples[record.node] += record.fields["samples"]
+        self.made[record.node] += 1
+        for of_steps, key in ((self.compute_s, "compute_s"), (self.backward_s, "backward_s")):
+            if record.fields.get(key) is not None:
+                of_steps[record.node].append(record.fields[key])
+
+    def _log(self, record: Record) -> None:
+        if "loss" in record.fields:
+            self.loss[record.node] = record.fields["loss"]
+        if "accuracy" in record.fields:
+            self.accuracy[record.node] = record.fields["accuracy"]
+
+    def _attached(self, record: Record) -> None:
+        self.parameters = max(self.parameters, record.fields["parameters"])
+        self.script = {key: record.fields[key] for key in SCRIPT if key in record.fields}
+
+    def _link(self, record: Record) -> None:
+        if record.node == record.fields["party"]:  # the other end tells the same
+            self.link_changes.append(record.fields)
+
+    def _skipped(self, record: Record) -> None:
+        self.skipped[record.node].add(record.fields["step"])
+
+    def _round(self, record: Record) -> None:
+        if record.fields.get("kind", "gradient") == "gradient":
+            self.round_s[record.node].append(record.fields["seconds"])
+            self.answered[record.node, record.fields.get("cohort", "")] += 1
+            if record.node in self._run.shard_names:
+                self.staleness.append(record.fields.get("staleness", 0))
