@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from geomx.config import Run
-from geomx.observe.live import PLAIN_S, LiveView, PlainView, clock, view_of
+from geomx.observe.live import PLAIN_S, LiveView, PlainView, clock, plain_line, view_of
+from geomx.observe.progress import Progress
 from geomx.observe.records import Record
 
 TOML = """
@@ -89,6 +90,43 @@ def test_plain_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert err == "Berlin   │ trouble\ngeomx: stopping every process\n"
     assert "A: round 1, loss 0.5000, · samples/s, WAN up · down · Mbit/s, trains" in out
     assert "Berlin: round ·, loss ·" in out
+
+
+WEIGHTS = [
+    Record(0.0, "A", "first_weights", "debug", {"share": 0.0, "arrived_mb": 0.0, "of_mb": 5.2}),
+    Record(2.0, "A", "first_weights", "debug", {"share": 0.4, "arrived_mb": 2.08, "of_mb": 5.2}),
+]
+ALL_THERE = Record(5.0, "A", "first_weights", "debug", {"share": 1.0, "arrived_mb": 5.2, "of_mb": 5.2})
+
+
+def test_bars_show_how_far_the_first_weights_are_until_training_begins(run: Run) -> None:
+    console = terminal()
+    with LiveView(run, console) as view:
+        view.show(WEIGHTS, now=2.5)
+        drawn = written(console)
+        view.show([ALL_THERE], now=5.5)
+    (row,) = [line for line in drawn.splitlines() if line.lstrip().startswith("A ")]
+    assert row.split() == ["A", "━" * 8, "40%", "2.1", "of", "5.2", "0:03", "·", "·", "waits", "for", "A/0"]
+    assert "first weights" in drawn
+    assert "samples/s" not in drawn
+    assert "samples/s" in written(console).removeprefix(drawn)
+
+
+def test_plain_lines_tell_how_far_the_first_weights_are(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with PlainView(run) as view:
+        view.show([*WEIGHTS, RECORDS[0]], now=1e9)
+        view.show([ALL_THERE], now=1e9 + 2 * PLAIN_S)
+    out = capsys.readouterr().out
+    assert (
+        "A: first weights 40%, 2.1 of 5.2 MB, WAN up · down · Mbit/s, starts" in out
+    )  # too long ago for a rate
+    assert "A: round ·, loss ·, · samples/s, WAN up · down · Mbit/s, starts" in out
+    progress = Progress(run)
+    for record in WEIGHTS:
+        progress.take(record)
+    assert plain_line(progress.parties["A"], 2.5).startswith(
+        "A: first weights 40%, 2.1 of 5.2 MB, 0:03 left, WAN"
+    )
 
 
 def test_clock() -> None:

@@ -75,6 +75,26 @@ def test_the_state_names_whom_a_party_waits_for(run: Run) -> None:
     assert a.state == "finished"
 
 
+def test_first_weights_come_to_a_party_until_they_are_all_there(run: Run) -> None:
+    progress = Progress(run)
+    a = progress.parties["A"]
+    assert (a.loading, progress.loads) == (None, False)
+    told(progress, *[("A", "joined", {"peer": worker}) for worker in ("A/0", "A/1")])
+    told(progress, ("A/0", "first_weights", {"share": 1.0, "arrived_mb": 5.0, "of_mb": 5.0}))
+    assert a.loading is None
+    told(
+        progress,
+        ("A", "first_weights", {"share": 0.0, "arrived_mb": 0.0, "of_mb": 5.0}),
+        ("A", "waiting", {"turn": 0, "whom": "A/1", "seconds": 30}),
+        ("A", "first_weights", {"share": 0.4, "arrived_mb": 2.0, "of_mb": 5.0}),
+    )
+    assert (a.loads, progress.loads, a.state) == (True, True, "starts")
+    assert a.loading is not None
+    assert (a.loading.share, a.loading.left_s(2.0)) == (0.4, 3.0)
+    told(progress, ("A", "first_weights", {"share": 1.0, "arrived_mb": 5.0, "of_mb": 5.0}))
+    assert (a.loads, progress.loads) == (False, False)
+
+
 def test_a_changed_link_stands_beside_the_state_until_it_is_as_described() -> None:
     run = Run.parse(f"wan.link = {{ rate_mbps = 100 }}\n{TOML}", "two.toml")
     progress = Progress(run)

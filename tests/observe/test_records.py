@@ -51,6 +51,16 @@ def test_values_that_json_lacks_do_not_stop_a_run(tmp_path: Path) -> None:
     assert lines_of(path)[0]["fields"] == {"loss": 0.5, "diverged": None, "where": "x"}
 
 
+def test_what_geomx_run_shows_itself_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    progress = {"share": 0.4, "arrived_mb": 2.0, "of_mb": 5.0}
+    for watched in (True, False):
+        recorder = Recorder(tmp_path / f"{watched}.jsonl", "A", watched=watched)
+        recorder.record("first_weights", "warning", **progress)
+        recorder.close()
+        assert lines_of(tmp_path / f"{watched}.jsonl")[0]["fields"] == progress
+    assert caplog.messages == ["first weights: 40%, 2.0 of 5.0 MB"]
+
+
 def test_every_record_of_every_thread_is_kept_in_its_order(tmp_path: Path) -> None:
     path = tmp_path / "A.jsonl"
     recorder = Recorder(path, "A")

@@ -90,7 +90,7 @@ def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> Liv
     faults = [Fault(k, repr(v), "only together with `run`") for k, v in given.items() if v is not None]
     if faults:
         raise ConfigError("join()", faults)
-    recorder = Recorder(place.records, SOLO, place.trace)
+    recorder = Recorder(place.records, SOLO, place.trace, place.watched)
     thread = SoloThread(recorder)
     run = LiveRun(thread.port, name=SOLO, members=(SOLO,), party_members=(SOLO,))
     _Stay(run, thread, recorder, place).begin()
@@ -111,7 +111,7 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
         raise ConfigError("join()", [fault])
     if description.worker.threads:
         torch.set_num_threads(description.worker.threads)
-    recorder = Recorder(place.records, members[rank], place.trace)
+    recorder = Recorder(place.records, members[rank], place.trace, place.watched)
     thread = WorkerThread(description, members[rank], recorder)
     settings = _settings(description, party, members[rank])
     run = LiveRun(

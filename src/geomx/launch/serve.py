@@ -22,7 +22,7 @@ def serve(run: Run, node: str) -> None:
     an end (143, 130). So it does, with status 1, where another node failed and `geomx run` tells that.
     """
     place = read_place()
-    recorder = Recorder(place.records, node, place.trace)
+    recorder = Recorder(place.records, node, place.trace, place.watched)
     asked: list[int] = []
     try:
         loops.serve(run, node, recorder, asked.append)

@@ -18,6 +18,7 @@ from geomx.layout import Layout, Slice
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.finite import annotated, skipped, tried, when, without
+from geomx.node.slices.first_weights import FirstWeights
 from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.slice_jobs import SliceJobs
@@ -86,6 +87,7 @@ class Uplink:
         self._skips = skips
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
+        self._first_weights: FirstWeights | None = None
         self._attached: dict[str, list[int]] = {}  # each parent's last closed turn of every slice
         self._pushed: dict[
             tuple[int, str], tuple[int, float]
@@ -99,6 +101,7 @@ class Uplink:
         """Tell every parent the model; answered by `UplinkOwner.attached`."""
         self.layout = layout
         self._shard_of = layout.shards(len(self.parents))
+        self._first_weights = FirstWeights(layout, self._node.note, self._node.now)
         self.down.begin(aggregates=settings.get("optimizer") == "workers")
         body = pack_layout(layout)
         for name in self.parents:
@@ -181,6 +184,8 @@ class Uplink:
         if isinstance(message, Update):
             self._slice(message.slice)
             self._trace(message)
+            if self._first_weights is not None:
+                self._first_weights.arrived(message.slice, self._node.now)
             self._owner.answered(message, payload)
         elif isinstance(message, Attached):
             if self.layout is None:

@@ -14,12 +14,13 @@ from typing import Protocol, Self
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from geomx.config import Run
-from geomx.observe.progress import PartyProgress, Progress
+from geomx.observe.progress import Loading, PartyProgress, Progress
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted
 
@@ -30,6 +31,10 @@ COLOURS = (
     "bright_yellow", "bright_blue",
 )  # fmt: skip
 UNKNOWN = "·"
+TRAINING = ("round", "loss", "samples/s")
+LOADING = ("first weights", "", "MB", "left")
+WAN = ("WAN ↑ Mbit/s", "WAN ↓ Mbit/s")
+BAR_WIDTH = 20
 
 
 class RunView(Protocol):
@@ -104,15 +109,18 @@ class LiveView:
         return head
 
     def _table(self, now: float) -> Table:
+        loads = self._progress.loads
         table = Table(box=None, pad_edge=True, padding=(0, 2, 0, 1), header_style="dim")
-        for heading in ("party", "round", "loss", "samples/s", "WAN ↑ Mbit/s", "WAN ↓ Mbit/s", "state"):
+        for heading in ("party", *(LOADING if loads else TRAINING), *WAN, "state"):
             is_text = heading in ("party", "state")
             table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
         for party in self._progress.parties.values():
             style = self._prefixes[party.name].style
             calm = party.standing in ("trains", "starts", "finished", "ends")
             state = Text(party.standing, style="green" if calm else "yellow")
-            table.add_row(Text(party.name, style=style), *figures(party, now), state)
+            loading = bar(party.loading), *loading_figures(party.loading, now)
+            done = loading if loads else figures(party, now)
+            table.add_row(Text(party.name, style=style), *done, *wan_rates(party, now), state)
         return table
 
 
@@ -152,26 +160,48 @@ class PlainView:
 
 def plain_line(party: PartyProgress, now: float) -> str:
     """A party's row as one line of text."""
-    rounds, loss, samples, up, down = figures(party, now)
-    return (
-        f"{party.name}: round {rounds}, loss {loss}, {samples} samples/s, "
-        f"WAN up {up} down {down} Mbit/s, {party.standing}"
-    )
+    up, down = wan_rates(party, now)
+    if party.loads and party.loading is not None:
+        done = loading_line(party.loading, now)
+    else:
+        done = "round {}, loss {}, {} samples/s".format(*figures(party, now))
+    return f"{party.name}: {done}, WAN up {up} down {down} Mbit/s, {party.standing}"
 
 
-def figures(party: PartyProgress, now: float) -> tuple[str, str, str, str, str]:
-    """Round, loss, samples/s, WAN Mbit/s up and down, as text."""
-    rates = (party.up_rate.at(now) * 8e-6, party.down_rate.at(now) * 8e-6)
-    loss = UNKNOWN if party.loss is None else f"{party.loss:.4f}"
+def figures(party: PartyProgress, now: float) -> tuple[str, str, str]:
+    """Round, loss, samples/s, as text."""
     samples = party.samples_rate.at(now)
-    up, down = (f"{rate:.1f}" if rate else UNKNOWN for rate in rates)
     return (
         f"{party.rounds:,}" if party.rounds else UNKNOWN,
-        loss,
+        UNKNOWN if party.loss is None else f"{party.loss:.4f}",
         f"{samples:,.0f}" if samples else UNKNOWN,
-        up,
-        down,
     )
+
+
+def wan_rates(party: PartyProgress, now: float) -> tuple[str, str]:
+    """WAN Mbit/s up and down, as text."""
+    up, down = party.up_rate.at(now) * 8e-6, party.down_rate.at(now) * 8e-6
+    return f"{up:.1f}" if up else UNKNOWN, f"{down:.1f}" if down else UNKNOWN
+
+
+def loading_line(loading: Loading, now: float) -> str:
+    """`first weights 40%, 2.1 of 5.2 MB, 0:12 left`."""
+    share, megabytes, left = loading_figures(loading, now)
+    return f"first weights {share}, {megabytes} MB" + (f", {left} left" if left != UNKNOWN else "")
+
+
+def loading_figures(loading: Loading | None, now: float) -> tuple[str, str, str]:
+    """How far the first weights are: the share, MB of MB, and for how long they will still travel, as text."""
+    if loading is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN
+    left_s = loading.left_s(now)
+    megabytes = f"{loading.arrived_mb:,.1f} of {loading.of_mb:,.1f}"
+    return f"{loading.share:.0%}", megabytes, UNKNOWN if left_s is None else clock(left_s)
+
+
+def bar(loading: Loading | None) -> ProgressBar:
+    """The same as a bar."""
+    return ProgressBar(total=1.0, completed=loading.share if loading else 0.0, width=BAR_WIDTH)
 
 
 def title(run: Run) -> Text:

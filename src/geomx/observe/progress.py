@@ -38,6 +38,24 @@ class Rate:
 
 
 @dataclass(slots=True)
+class Loading:
+    """How much of the first weights has come to a party."""
+
+    arrived_mb: float = 0.0
+    of_mb: float = 0.0
+    rate: Rate = field(default_factory=Rate)  # MB
+
+    @property
+    def share(self) -> float:
+        return self.arrived_mb / self.of_mb if self.of_mb else 1.0
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until all has come, at the rate of the last seconds; None: that is not known."""
+        rate = self.rate.at(now)
+        return (self.of_mb - self.arrived_mb) / rate if rate else None
+
+
+@dataclass(slots=True)
 class PartyProgress:
     """One party's row of the live view."""
 
@@ -49,6 +67,7 @@ class PartyProgress:
     samples_rate: Rate = field(default_factory=Rate)
     up_rate: Rate = field(default_factory=Rate)  # WAN, bytes
     down_rate: Rate = field(default_factory=Rate)
+    loading: Loading | None = None  # None: no model has attached yet
     waits_for: str = ""
     away: dict[str, str] = field(default_factory=dict)  # node that is away -> why
     working: set[str] = field(default_factory=set)
@@ -80,6 +99,11 @@ class PartyProgress:
         return "trains" if self.rounds else "starts"
 
     @property
+    def loads(self) -> bool:
+        """Whether its first weights are on their way."""
+        return self.loading is not None and self.loading.share < 1.0
+
+    @property
     def standing(self) -> str:
         """The state, and what has become of its link."""
         return f"{self.state}; link {self.link}" if self.link else self.state
@@ -101,6 +125,7 @@ class Progress:
             "away": _away,
             "left": _left,
             "link": _link,
+            "first_weights": _first_weights,
             "round": _round,
             "waiting": _waiting,
             "step": _step,
@@ -124,6 +149,11 @@ class Progress:
         for party in self.parties.values():
             if party.name not in late:
                 party.waits_for = whom
+
+    @property
+    def loads(self) -> bool:
+        """Whether some party's first weights are on their way."""
+        return any(party.loads for party in self.parties.values())
 
     @property
     def rounds(self) -> int:
@@ -181,6 +211,15 @@ def _link(party: PartyProgress, record: Record) -> None:
     if _is_server(party, record):
         state = record.fields["state"]
         party.link = "" if state == party.described_link else state
+
+
+def _first_weights(party: PartyProgress, record: Record) -> None:
+    if _is_server(party, record):
+        loading = party.loading = party.loading or Loading()
+        loading.arrived_mb, loading.of_mb = record.fields["arrived_mb"], record.fields["of_mb"]
+        loading.rate.reach(record.t, loading.arrived_mb)
+        if loading.arrived_mb:
+            party.waits_for = ""
 
 
 def _round(party: PartyProgress, record: Record) -> None:

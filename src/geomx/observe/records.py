@@ -29,6 +29,7 @@ from geomx.observe.sentences import sentence
 FLUSH_S = 0.05
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 NOT_LOGGED = "failed"  # the node ends with an error that says the same
+NOT_LOGGED_WATCHED = "first_weights"  # `geomx run` shows it for each party
 CLOCK = "clock"
 CHUNK = 1 << 16
 CLOSE_S = 10.0
@@ -60,13 +61,14 @@ class Recorder:
 
     `path`: the file, or a folder that is there, in which it gets the node's name.
     Records with level `info` or higher also go to the logger `geomx`, as a sentence. `trace`: keep the `span`
-    records, of which there are many; they are dropped otherwise. A record is in the file at most 0.1 s later, and
-    all of them are once `close` has returned.
+    records, of which there are many; they are dropped otherwise. `watched`: by `geomx run`. A record is in the file at
+    most 0.1 s later, and all of them are once `close` has returned.
     """
 
-    def __init__(self, path: Path | None, node: str, trace: bool = False) -> None:
+    def __init__(self, path: Path | None, node: str, trace: bool = False, watched: bool = False) -> None:
         self.node = node
         self.trace = trace
+        self._not_logged = {NOT_LOGGED, NOT_LOGGED_WATCHED} if watched else {NOT_LOGGED}
         self._lines: deque[bytes] = deque()
         if path is not None and path.is_dir():
             path = RecordFiles(path).path_of(node)
@@ -85,7 +87,7 @@ class Recorder:
             self._lines.append(_encode(Record(time.monotonic(), self.node, name, level, fields)))
             if not self._wake.is_set():
                 self._wake.set()
-        if level in LEVELS and name != NOT_LOGGED:
+        if level in LEVELS and name not in self._not_logged:
             _logger.log(LEVELS[level], "%s", sentence(name, fields))
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ _SENTENCES = {
     "away": "{peer} is away: {reason}",
     "awaited": "{peer} is lost; waiting for it to be started again, for {seconds:.0f} s at most",
     "failed": "{node} failed: {reason}",
+    "first_weights": "first weights: {share:.0%}, {arrived_mb:,.1f} of {of_mb:,.1f} MB",
     "finished": "finished after {steps} steps",
     "joined": "{peer} joined",
     "left": "{peer} left",

@@ -1,0 +1,64 @@
+"""Before the first step: what a node tells of how far the first weights are."""
+
+from __future__ import annotations
+
+import pytest
+from driven import LAYOUT, Driven, local_server, worker
+
+from geomx.node.contract import Note
+from geomx.observe.sentences import sentence
+from geomx.wire.messages import Update
+
+NODES = {"A/0": (worker, 1), "A": (local_server, 9)}
+SIZES = [slice_.size_bytes for slice_ in LAYOUT.slices]
+
+
+def made(name: str) -> tuple[Driven, int]:
+    """A worker or a local server with the model, and its connection to who is above it."""
+    make, above = NODES[name]
+    return make(), above
+
+
+def come(node: Driven, above: int, index: int, now: float) -> None:
+    node.now = now
+    slice_ = LAYOUT.slices[index]
+    node.say(above, Update(0, index, "assign", 1.0, None, False, size=slice_.size_bytes))
+
+
+def levels(node: Driven) -> list[str]:
+    return [each.level for each in node.effects if isinstance(each, Note) and each.name == "first_weights"]
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_progress_is_told_by_whole_slices(name: str) -> None:
+    node, above = made(name)
+    arrived = 0
+    for index, size in enumerate(SIZES):
+        come(node, above, index, now=1.0 + index)
+        arrived += size
+        told = node.noted("first_weights")[-1]
+        assert told["arrived_mb"] == pytest.approx(arrived * 1e-6)
+        assert told["share"] == pytest.approx(arrived / sum(SIZES))
+    come(node, above, 0, now=9.0)
+    assert len(node.noted("first_weights")) == 1 + len(SIZES)
+    assert set(levels(node)) == {"debug"}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_log_tells_of_first_weights_that_take_long(name: str) -> None:
+    node, above = made(name)
+    for index, now in enumerate((0.1, 5.5, 5.6, 5.7)):
+        come(node, above, index, now)
+    assert levels(node) == ["debug", "warning", "warning"]  # one came too soon behind another
+    assert sentence("first_weights", {"share": 0.4, "arrived_mb": 2.08, "of_mb": 1234.5}) == (
+        "first weights: 40%, 2.1 of 1,234.5 MB"
+    )
+    assert node.noted("first_weights")[-1]["share"] == 1.0
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_log_does_not_count_the_wait_for_nodes_that_start_late(name: str) -> None:
+    node, above = made(name)
+    for index in range(len(SIZES)):
+        come(node, above, index, now=60.0 + index)
+    assert set(levels(node)) == {"debug"}
