@@ -136,6 +136,10 @@ def test_a_run_of_two_parties_leaves_a_report_and_a_trace(script: Path, tmp_path
     least = 50 * 2 * 36 * 4  # rounds, parties, parameters, bytes each
     for key in ("wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down"):
         assert least < told[key] < 20 * least
+    for way, first in (("up", 1), ("down", 2)):  # once up from the first party, and down to both
+        assert first * 36 * 4 < told[f"first_weights_wan_bytes_{way}"] < told[f"wan_bytes_{way}"] - least
+    assert told["first_weights_lan_bytes_down"] > 2 * 36 * 4
+    assert told["first_weights_s"] >= 0.01  # the delay of a link
     assert (told["counted_exactly_once"], told["round_floor_s"]) == (True, None)
     changes = {(change["party"], change["at_s"]): change["state"] for change in told["link_changes"]}
     assert changes == {

@@ -1,13 +1,15 @@
-"""Before the first step: what a node tells of how far the first weights are."""
+"""Before the first step: what a node tells of how far the first weights are, and when its first step begins."""
 
 from __future__ import annotations
 
 import pytest
-from driven import LAYOUT, Driven, local_server, worker
+import torch
+from driven import LAYOUT, Driven, local_server, push, worker
 
-from geomx.node.contract import Note
+from geomx.node.contract import Called, FirstStep, Note, Write
+from geomx.node.port import Contribution
 from geomx.observe.sentences import sentence
-from geomx.wire.messages import Update
+from geomx.wire.messages import Push, Update
 
 NODES = {"A/0": (worker, 1), "A": (local_server, 9)}
 SIZES = [slice_.size_bytes for slice_ in LAYOUT.slices]
@@ -62,3 +64,31 @@ def test_the_log_does_not_count_the_wait_for_nodes_that_start_late(name: str) ->
     for index in range(len(SIZES)):
         come(node, above, index, now=60.0 + index)
     assert set(levels(node)) == {"debug"}
+
+
+def steps_in(node: Driven) -> list[int]:
+    """The steps of the pushes that have gone up, and -2 where the first step is said to begin."""
+    gone = [
+        e
+        for e in node.effects
+        if isinstance(e, FirstStep) or (isinstance(e, Write) and isinstance(e.message, Push))
+    ]
+    return [e.message.step if isinstance(e, Write) else -2 for e in gone]
+
+
+def test_a_worker_s_first_step_begins_with_what_it_pushes_for_it() -> None:
+    node = worker()
+    values = torch.zeros(LAYOUT.slices[0].elements)
+    for turn, step in enumerate((-1, 0, 1)):
+        kind = "gradient" if step >= 0 else "assign"
+        node(Called("contribute", (Contribution.of(turn, 0, kind, "", 1.0, values, None, None, step=step),)))
+    assert steps_in(node) == [-1, -2, 0, 1]
+
+
+def test_a_local_server_s_first_step_begins_when_it_has_gathered_one() -> None:
+    node = local_server()
+    for turn, (kind, step) in enumerate((("assign", -1), ("gradient", 0))):
+        for conn, worker_ in enumerate(("A/0", "A/1"), 1):
+            assert steps_in(node) == [-1] * turn
+            node.say(conn, push(worker_, turn, kind=kind, operation=kind, step=step))
+    assert steps_in(node) == [-1, -2, 0]

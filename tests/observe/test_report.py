@@ -24,7 +24,9 @@ workers = 1
 KEYS = [
     "ended", "failure",
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "steps", "rounds", "samples", "wall_s",
-    "train_s", "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down",
+    "train_s", "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "first_weights_wan_bytes_up",
+    "first_weights_wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up",
+    "first_weights_lan_bytes_down", "first_weights_s",
     "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",
     "round_s_median", "round_floor_s",
     "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "node_cpu_s",
@@ -41,8 +43,19 @@ def record(node: str, name: str, **fields: object) -> Record:
     return Record(0.0, node, name, "debug", fields)
 
 
-def usage(node: str, sent: dict[str, int], received: dict[str, int], cpu_s: float, rss_mb: float) -> Record:
+def usage(
+    node: str, sent: dict[str, int], received: dict[str, int], cpu_s: float = 1.0, rss_mb: float = 80.0
+) -> Record:
     return record(node, "usage", sent=sent, received=received, cpu_s=cpu_s, rss_mb=rss_mb)
+
+
+def first_step(node: str, sent: dict[str, int], received: dict[str, int]) -> Record:
+    return record(node, "first_step", sent=sent, received=received)
+
+
+def loading(node: str, *shares: tuple[float, float]) -> list[Record]:
+    """How much of the first weights was there, and when."""
+    return [Record(t, node, "first_weights", "debug", {"share": share}) for share, t in shares]
 
 
 def finished(
@@ -68,6 +81,12 @@ def whole_run() -> list[Record]:
         ],
         record("A", "round", turn=2, seconds=0.4),
         record("A", "round", turn=2, kind="assign", seconds=50.0),
+        *loading("A/0", (0.0, 3.0), (0.5, 4.0), (1.0, 5.5)),
+        *loading("B/0", (0.0, 4.0), (1.0, 5.0)),
+        first_step("A", {"global/0": 20, "A/0": 1}, {"global/0": 15}),
+        first_step("B", {"global/1": 0}, {"global/1": 15}),
+        first_step("A/0", {"A": 3}, {"A": 5}),
+        first_step("B/0", {"B": 0}, {"B": 6}),
         usage("A", {"global/0": 1, "A/0": 1}, {"global/0": 1}, 0.5, 90.0),
         usage("A", {"global/0": 100, "global/1": 20, "A/0": 7}, {"global/0": 50, "A/0": 11}, 1.5, 80.0),
         usage("B", {"global/1": 1000, "B/0": 70}, {"global/1": 500, "B/0": 110}, 2.5, 85.0),
@@ -86,6 +105,8 @@ def test_the_report_of_a_whole_run(run: Run) -> None:
         "steps": 3, "rounds": 2, "samples": 128, "wall_s": 12.3456, "train_s": 5.0, "final_loss": 2.0,
         "final_accuracy": 0.9,
         "wan_bytes_up": 1120, "wan_bytes_down": 550, "lan_bytes_up": 121, "lan_bytes_down": 77, "parameters": 10,
+        "first_weights_wan_bytes_up": 20, "first_weights_wan_bytes_down": 30, "first_weights_lan_bytes_up": 3,
+        "first_weights_lan_bytes_down": 11, "first_weights_s": 1.5,
         "parameters_sha256": "ab" * 32, "round_s_median": 0.2, "node_cpu_s": {"A": 1.5, "B": 2.5, "global/0": 3.5},
         "node_rss_mb": {"A": 90.0, "B": 85.0, "global/0": 100.0}, "config": run.as_dict(),
     } == report  # fmt: skip
@@ -155,13 +176,21 @@ def test_a_worker_that_did_not_finish_counts_its_steps(run: Run) -> None:
 def test_rounds_are_not_steps_where_workers_synchronize_seldom(run: Run) -> None:
     records = [record("A/0", "step", samples=8)] * 20
     records += [record("A", "round", seconds=2.0, cohort=cohort) for cohort in ("A/0", "A/0", "A/1")]
-    records += [usage("A", {"global/0": 10_000_000}, {"global/0": 10_000_000}, 1.0, 80.0)]
+    records += [record("B", "round", seconds=2.0, cohort="B/0")]
+    for party, worker in (("A", "A/0"), ("B", "B/0")):
+        records += [
+            first_step(party, {"global/0": 0}, {"global/0": 4_000_000}),
+            first_step(worker, {}, {party: 4_000_000}),
+        ]
+        records += [usage(party, {"global/0": 10_000_000}, {"global/0": 14_000_000})]
     linked = Run.parse(TOML + "\n[wan]\nlink = { rate_mbps = 100, delay_ms = 20 }\n", "two.toml")
     report = make_report(linked, records, 1.0)
     assert (report["steps"], report["rounds"]) == (20, 2)
     assert report["round_floor_s"] == pytest.approx(0.04 + 0.4)
     text = shown(report)
-    assert all(part in text for part in ("20 of each worker", "2, 2 s each", "10 MB a round"))
+    assert all(
+        part in text for part in ("20 of each worker", "2, 2 s each", "20 MB a round", "4 MB to each party")
+    )
 
 
 def test_how_long_workers_compute(run: Run) -> None:
@@ -183,13 +212,38 @@ def test_the_closing_table(run: Run) -> None:
     text = shown(make_report(run, whole_run(), 12.0))
     for expected in (
         "two, fsa, 2 parties, 2 workers, 2 shards",
-        "1.12 kB up, 550 B down, 835 B a round",
+        "1.12 kB up, 550 B down, 810 B a round",
+        "121 B up, 77 B down, 92 B a round",
+        "15 B to each party, 1.5 s",
         "2, 0.2 s each (median)",
         "12.0 s, of which training 5.0 s",
         "90.00%",
         "sha256 abababababab…",
     ):
         assert expected in text
+
+
+@pytest.mark.parametrize("node", ["B", "B/0"])
+def test_where_not_all_nodes_have_told_no_bytes_of_a_round_are_made_up(run: Run, node: str) -> None:
+    records = [each for each in whole_run() if (each.node, each.name) != (node, "first_step")]
+    report = make_report(run, records, 1.0)
+    tier, other = ("wan", "lan") if node == "B" else ("lan", "wan")
+    assert report[f"first_weights_{tier}_bytes_up"] is report[f"first_weights_{tier}_bytes_down"] is None
+    assert report[f"first_weights_{other}_bytes_down"] is not None
+    assert shown(report).count("a round") == 1
+    assert report["first_weights_s"] == 1.5
+
+
+def test_what_a_worker_gets_that_comes_back_is_no_round_s(run: Run) -> None:
+    report = make_report(
+        run,
+        [*whole_run(), *loading("A/0", (0.0, 60.0), (1.0, 70.0)), first_step("A/0", {"A": 1}, {"A": 5})],
+        1.0,
+    )
+    assert (report["first_weights_lan_bytes_up"], report["first_weights_lan_bytes_down"]) == (4, 16)
+    assert report["first_weights_s"] == 1.5
+    some = [each for each in whole_run() if (each.name, each.fields.get("share")) != ("first_weights", 1.0)]
+    assert make_report(run, some, 1.0)["first_weights_s"] is None
 
 
 def shown(report: Report) -> str:

@@ -30,6 +30,7 @@ from geomx.node.contract import (
     Event,
     Failed,
     Fired,
+    FirstStep,
     Hangup,
     Identified,
     Job,
@@ -176,9 +177,7 @@ class Driver:
     def _effect(self, effect: Effect) -> None:
         match effect:
             case Write():
-                connection = self._connections.get(effect.conn)
-                if connection is not None:
-                    connection.write(effect.number, effect.message, effect.payload, effect.priority)
+                self._write(effect)
             case Job():
                 self._start(effect)
             case Notify():
@@ -197,8 +196,15 @@ class Driver:
                     self._wiring.listening.shape(self._connections[effect.conn], effect.peer)
             case Began():
                 self._begin()
+            case FirstStep():
+                self._record_usage("first_step")
             case Stop():
                 self._end(effect.error)
+
+    def _write(self, write: Write) -> None:
+        connection = self._connections.get(write.conn)
+        if connection is not None:
+            connection.write(write.number, write.message, write.payload, write.priority)
 
     def _begin(self) -> None:
         """Second 0 of what happens to links."""
@@ -319,7 +325,7 @@ class Driver:
             self._record_usage()
             self._timers["usage"] = self._loop.call_later(USAGE_EVERY_S, self._use)
 
-    def _record_usage(self) -> None:
+    def _record_usage(self, name: str = "usage") -> None:
         """What the process has used, and what has crossed its sockets, since its start."""
         sent = {peer: traffic.sent for peer, traffic in self._traffic.items()}
         received = {peer: traffic.received for peer, traffic in self._traffic.items()}
@@ -329,9 +335,7 @@ class Driver:
                 sent[peer] = sent.get(peer, 0) + connection.bytes_sent
                 received[peer] = received.get(peer, 0) + connection.bytes_received
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        self._recorder.record(
-            "usage", cpu_s=time.process_time(), rss_mb=peak_mb, sent=sent, received=received
-        )
+        self._recorder.record(name, cpu_s=time.process_time(), rss_mb=peak_mb, sent=sent, received=received)
 
 
 def _nonce() -> bytes:

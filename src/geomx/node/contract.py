@@ -175,13 +175,18 @@ class Began:
 
 
 @dataclass(slots=True, eq=False)
+class FirstStep:
+    """This node sends up its first contribution to a step: what has crossed its edges until now is no step's."""
+
+
+@dataclass(slots=True, eq=False)
 class Stop:
     """The node has ended: well, or with an error that the driver raises."""
 
     error: GeomxError | None = None
 
 
-Effect = Dial | Write | Hangup | Identified | Timer | Job | Notify | Note | Began | Stop
+Effect = Dial | Write | Hangup | Identified | Timer | Job | Notify | Note | Began | FirstStep | Stop
 
 
 class Node(Protocol):

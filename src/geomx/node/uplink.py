@@ -15,6 +15,7 @@ import torch
 from geomx.codecs.contract import Codec, Room
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
+from geomx.node.contract import FirstStep
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.finite import annotated, skipped, tried, when, without
@@ -88,6 +89,7 @@ class Uplink:
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
         self._first_weights: FirstWeights | None = None
+        self._has_stepped = False
         self._attached: dict[str, list[int]] = {}  # each parent's last closed turn of every slice
         self._pushed: dict[
             tuple[int, str], tuple[int, float]
@@ -142,6 +144,9 @@ class Uplink:
 
     def push_raw(self, push: Push, payload: Any) -> None:
         """Push bytes that are encoded already."""
+        if push.step >= 0 and not self._has_stepped:
+            self._has_stepped = True
+            self._node.emit(FirstStep())
         size = 0 if payload is None else payload.nbytes
         sized = msgspec.structs.replace(push, size=size) if push.size != size else push
         self._pushed[push.slice, push.cohort] = push.turn, self._node.now

@@ -17,6 +17,7 @@ from geomx.observe.files import write_whole
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted, sentence
 from geomx.observe.totals import Totals
+from geomx.observe.traffic import Tier, Traffic
 
 Report = dict[str, Any]
 How = Literal["well", "interrupted", "failed"]
@@ -52,7 +53,9 @@ def make_report(
         "train_s": _rounded(max((fields["train_s"] for fields in finished), default=None)),
         "final_loss": _mean(totals.loss),
         "final_accuracy": _mean(totals.accuracy),
-        **totals.traffic(),
+        **_traffic_of(totals.traffic, "wan"),
+        **_traffic_of(totals.traffic, "lan"),
+        "first_weights_s": _rounded(totals.first_weights_s()),
         "parameters": max((fields["parameters"] for fields in finished), default=totals.parameters),
         "parameters_sha256": totals.weights(),
         "script": totals.script,
@@ -69,6 +72,17 @@ def make_report(
         "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
         "config": run.as_dict(),
+    }
+
+
+def _traffic_of(traffic: Traffic, tier: Tier) -> dict[str, int | None]:
+    """Bytes over all edges of a tier, and how many of them were the first weights."""
+    crossed, first = traffic.all(tier), traffic.first_weights(tier)
+    return {
+        f"{tier}_bytes_up": crossed.up,
+        f"{tier}_bytes_down": crossed.down,
+        f"first_weights_{tier}_bytes_up": None if first is None else first.up,
+        f"first_weights_{tier}_bytes_down": None if first is None else first.down,
     }
 
 
@@ -129,6 +143,7 @@ def closing_rows(report: Report) -> list[tuple[str, str]]:
         ("accuracy", _if(report["final_accuracy"], "{:.2%}")),
         ("WAN", _traffic(report, "wan", rounds)),
         ("LAN", _traffic(report, "lan", rounds)),
+        ("first weights", _first_weights(report)),
         ("saved", _saved(report)),
         ("cost", _cost(report)),
         ("links", _links(report)),
@@ -149,10 +164,26 @@ def _if(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def _traffic(report: Report, tier: str, rounds: int) -> str:
-    up, down = report[f"{tier}_bytes_up"], report[f"{tier}_bytes_down"]
-    each = f", {size((up + down) / rounds)} a round" if rounds else ""
-    return f"{size(up)} up, {size(down)} down{each}"
+def _traffic(report: Report, tier: Tier, rounds: int) -> str:
+    in_steps = _step_bytes(report, tier)
+    each = f", {size(in_steps / rounds)} a round" if rounds and in_steps is not None else ""
+    return f"{size(report[f'{tier}_bytes_up'])} up, {size(report[f'{tier}_bytes_down'])} down{each}"
+
+
+def _step_bytes(report: Report, tier: Tier) -> int | None:
+    """All bytes of a tier but the first weights, both directions; None: not known."""
+    both = ("bytes_up", "bytes_down")
+    first = [report[f"first_weights_{tier}_{way}"] for way in both]
+    if None in first:
+        return None
+    return int(sum(report[f"{tier}_{way}"] for way in both) - sum(first))
+
+
+def _first_weights(report: Report) -> str:
+    down = report["first_weights_wan_bytes_down"]
+    if down is None:
+        return ""
+    return f"{size(down / report['parties'])} to each party" + _if(report["first_weights_s"], ", {:.3g} s")
 
 
 def _saved(report: Report) -> str:

@@ -1,8 +1,8 @@
 """What the records of a run sum up to.
 
-Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `usage`
-for bytes, counted on the socket, headers included; `round` of local servers for how many synchronization rounds there
-were and how long one took, from its first contribution to its last answer; their `link` for what events have changed.
+Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `round`
+for how many synchronization rounds there were and how long one took, from its first contribution to its last answer;
+their `link` for what events have changed; for bytes, see `traffic.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from geomx.config import Run
-from geomx.observe.progress import wan_bytes
 from geomx.observe.records import Record
+from geomx.observe.traffic import Traffic
 
 Fields = dict[str, Any]
 
@@ -28,6 +28,7 @@ class Totals:
         self._run = run
         self.finished: dict[str, Fields] = {}
         self.usage: dict[str, Fields] = {}
+        self.traffic = Traffic(run)
         self.rss_mb: dict[str, float] = defaultdict(float)
         self.made: Counter[str] = Counter()  # steps of each worker
         self.samples: Counter[str] = Counter()
@@ -35,6 +36,8 @@ class Totals:
         self.accuracy: dict[str, float | None] = {}
         self.parameters = 0
         self.script: Fields = {}  # what a worker told of it as it attached
+        self._attached_at: dict[str, float] = {}  # by node, the first time
+        self._loaded_at: dict[str, float] = {}  # by node, when it had the first weights
         self.round_s: dict[str, list[float]] = defaultdict(list)
         self.answered: Counter[tuple[str, str]] = Counter()  # rounds, by server and cohort
         self.compute_s: dict[str, list[float]] = defaultdict(list)  # of each worker's steps
@@ -47,6 +50,8 @@ class Totals:
         self._take: dict[str, Callable[[Record], None]] = {
             "finished": self._finished,
             "usage": self._usage,
+            "first_weights": self._first_weights,
+            "first_step": self._first_step,
             "step": self._step,
             "log": self._log,
             "attached": self._attached,
@@ -77,32 +82,28 @@ class Totals:
     def samples_of(self, worker: str) -> int:
         return int(self.finished[worker]["samples"]) if worker in self.finished else self.samples[worker]
 
-    def traffic(self) -> dict[str, int]:
-        """Bytes over the WAN and LAN edges of all parties; up is towards the root."""
-        sums = dict.fromkeys(("wan_bytes_up", "wan_bytes_down", "lan_bytes_up", "lan_bytes_down"), 0)
-        for server in self._run.servers:
-            usage = self.usage.get(server, {"sent": {}, "received": {}})
-            up, down = wan_bytes(usage)
-            sums["wan_bytes_up"] += up
-            sums["wan_bytes_down"] += down
-            sums["lan_bytes_up"] += sum(usage["received"].values()) - down
-            sums["lan_bytes_down"] += sum(usage["sent"].values()) - up
-        return sums
-
     def round_floor_s(self) -> float | None:
         """Seconds that a round takes at least on the slowest emulated link: bytes / rate, and one round trip.
 
         None where links have changed.
         """
-        if self.link_changes:
+        if self.link_changes or not self.rounds:
             return None
         floors = []
         for server in self._run.servers:
-            link, usage = self._run.link_of(server), self.usage.get(server)
-            if link is not None and link.rate_mbps and usage is not None and self.rounds:
-                megabits = 8e-6 * max(wan_bytes(usage)) / self.rounds
+            link, crossed = self._run.link_of(server), self.traffic.steps_wan_of(server)
+            if link is not None and link.rate_mbps and crossed is not None:
+                megabits = 8e-6 * max(crossed.up, crossed.down) / self.rounds
                 floors.append(2e-3 * link.delay_ms + megabits / link.rate_mbps)
         return max(floors, default=None)
+
+    def first_weights_s(self) -> float | None:
+        """From when the last worker had attached until the last one had its first weights."""
+        workers = self._run.workers
+        if not self._loaded_at.keys() >= set(workers):
+            return None
+        attached_at = max(self._attached_at[worker] for worker in workers)
+        return max(0.0, max(self._loaded_at[worker] for worker in workers) - attached_at)
 
     def ledger(self) -> bool | None:
         """Whether each contribution was counted exactly once; None where there is no ledger, or not of every worker.
@@ -144,6 +145,7 @@ class Totals:
 
     def _usage(self, record: Record) -> None:
         self.usage[record.node] = record.fields
+        self.traffic.use(record.node, record.fields)
         self.rss_mb[record.node] = max(self.rss_mb[record.node], record.fields["rss_mb"])
 
     def _step(self, record: Record) -> None:
@@ -162,6 +164,14 @@ class Totals:
     def _attached(self, record: Record) -> None:
         self.parameters = max(self.parameters, record.fields["parameters"])
         self.script = {key: record.fields[key] for key in SCRIPT if key in record.fields}
+
+    def _first_weights(self, record: Record) -> None:
+        self._attached_at.setdefault(record.node, record.t)
+        if record.fields["share"] == 1.0:
+            self._loaded_at.setdefault(record.node, record.t)
+
+    def _first_step(self, record: Record) -> None:
+        self.traffic.begin(record.node, record.fields)
 
     def _link(self, record: Record) -> None:
         if record.node == record.fields["party"]:  # the other end tells the same
