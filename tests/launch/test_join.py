@@ -140,6 +140,7 @@ def test_a_run_of_two_parties_leaves_a_report_and_a_trace(script: Path, tmp_path
         assert first * 36 * 4 < told[f"first_weights_wan_bytes_{way}"] < told[f"wan_bytes_{way}"] - least
     assert told["first_weights_lan_bytes_down"] > 2 * 36 * 4
     assert told["first_weights_s"] >= 0.01  # the delay of a link
+    assert told["wan_bytes_dense"] == 2 * 2 * 36 * 4 * told["steps"]
     assert (told["counted_exactly_once"], told["round_floor_s"]) == (True, None)
     changes = {(change["party"], change["at_s"]): change["state"] for change in told["link_changes"]}
     assert changes == {

@@ -26,7 +26,7 @@ KEYS = [
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "steps", "rounds", "samples", "wall_s",
     "train_s", "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "first_weights_wan_bytes_up",
     "first_weights_wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up",
-    "first_weights_lan_bytes_down", "first_weights_s",
+    "first_weights_lan_bytes_down", "first_weights_s", "wan_bytes_without_local_servers", "wan_bytes_dense",
     "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",
     "round_s_median", "round_floor_s",
     "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "node_cpu_s",
@@ -244,6 +244,58 @@ def test_what_a_worker_gets_that_comes_back_is_no_round_s(run: Run) -> None:
     assert report["first_weights_s"] == 1.5
     some = [each for each in whole_run() if (each.name, each.fields.get("share")) != ("first_weights", 1.0)]
     assert make_report(run, some, 1.0)["first_weights_s"] is None
+
+
+def trained(
+    workers: int,
+    moved: int,
+    cohorts: tuple[str, ...] = ("",),
+    steps: int = 10,
+    rounds: int = 10,
+    **settings: str,
+) -> Report:
+    """Of two parties of so many workers, each of which moved so many bytes in each round, and 100 before."""
+    overrides = [f"party.{party}.workers={workers}" for party in "AB"]
+    overrides += [f"{key.replace('_', '.', 1)}={value}" for key, value in settings.items()]
+    run = Run.parse(TOML, "two.toml", overrides)
+    records = [record(w, "attached", parameters=250, trained_bytes=1000, slices=1) for w in run.workers]
+    records += [first_step(w, {}, {w[0]: 100}) for w in run.workers]
+    records += [record(w, "step", samples=1) for w in run.workers for _ in range(steps)]
+    for party in "AB":
+        records.append(first_step(party, {"global/0": 0}, {"global/0": 100}))
+        own = {"A": cohorts, "B": tuple(cohort.replace("A", "B") for cohort in cohorts)}[party]
+        records += [record(party, "round", seconds=1.0, cohort=name) for name in own for _ in range(rounds)]
+        records.append(usage(party, {"global/0": moved * rounds}, {"global/0": 100 + moved * rounds}))
+    return make_report(run, records, 1.0)
+
+
+def test_local_servers_save_what_their_workers_would_have_sent_each() -> None:
+    report = trained(2, 1000)
+    assert report["wan_bytes_without_local_servers"] == 2 * 2 * 2 * 1000 * 10
+    assert "50% by local servers: otherwise steps would send 80 kB over the WAN" in shown(report)
+    assert "75% by local servers" in shown(trained(4, 1000))
+    assert "codecs" not in shown(report)
+
+
+def test_with_one_worker_a_party_local_servers_save_nothing_and_codecs_are_named() -> None:
+    report = trained(1, 100, wan_codec_up="topk ratio=0.01", wan_codec_down="topk ratio=0.01")
+    assert report["wan_bytes_dense"] == 2 * 2 * 1000 * 10
+    assert "90% by codecs: otherwise steps would send 40 kB over the WAN" in shown(report)
+    assert "local servers" not in shown(report)
+    assert "saved" not in shown(trained(1, 1000))
+
+
+def test_local_servers_save_nothing_where_each_worker_is_a_cohort() -> None:
+    report = trained(2, 2000, ("A/0", "A/1"))
+    assert report["wan_bytes_without_local_servers"] == report["wan_bytes_dense"] == 2 * 2 * 2000 * 10
+    assert "saved" not in shown(report)
+
+
+def test_fewer_rounds_save_beside_codecs_and_local_servers() -> None:
+    assert "80% by fewer rounds: otherwise steps would send 40 kB" in shown(trained(1, 1000, rounds=2))
+    text = shown(trained(2, 500, rounds=2, wan_codec_up="fp16", wan_codec_down="fp16"))
+    assert "50% by local servers: otherwise steps would send 8 kB" in text
+    assert "90% by codecs and fewer rounds: otherwise steps would send 40 kB" in text
 
 
 def shown(report: Report) -> str:

@@ -56,6 +56,8 @@ def make_report(
         **_traffic_of(totals.traffic, "wan"),
         **_traffic_of(totals.traffic, "lan"),
         "first_weights_s": _rounded(totals.first_weights_s()),
+        "wan_bytes_without_local_servers": totals.wan_bytes_without_local_servers(),
+        "wan_bytes_dense": totals.wan_bytes_dense(),
         "parameters": max((fields["parameters"] for fields in finished), default=totals.parameters),
         "parameters_sha256": totals.weights(),
         "script": totals.script,
@@ -187,13 +189,20 @@ def _first_weights(report: Report) -> str:
 
 
 def _saved(report: Report) -> str:
-    """Without local servers, what crosses the LANs would cross the WAN."""
-    wan = report["wan_bytes_up"] + report["wan_bytes_down"]
-    flat = report["lan_bytes_up"] + report["lan_bytes_down"]
-    saved = 1 - wan / flat if flat else 0.0
-    if saved < LEAST_SAVED:
+    """What steps spare the WAN, and by what: a line each."""
+    codecs = (report["codec_up"], report["codec_down"]) != ("dense", "dense")
+    rounds = report["rounds"] < report["steps"]
+    by = " and ".join(["codecs"] * codecs + ["fewer rounds"] * rounds)
+    found = [_spared(report, "local servers", report["wan_bytes_without_local_servers"])]
+    found += [_spared(report, by, report["wan_bytes_dense"])] if by else []
+    return "\n".join(filter(None, found))
+
+
+def _spared(report: Report, by: str, otherwise: int | None) -> str:
+    in_steps = _step_bytes(report, "wan")
+    if not otherwise or in_steps is None or (saved := 1 - in_steps / otherwise) < LEAST_SAVED:
         return ""
-    return f"{saved:.0%} of the {size(flat)} that would cross the WAN without local servers"
+    return f"{saved:.0%} by {by}: otherwise steps would send {size(otherwise)} over the WAN"
 
 
 def _cost(report: Report) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from geomx.config import Run
 from geomx.observe.records import Record
-from geomx.observe.traffic import Traffic
+from geomx.observe.traffic import Crossed, Traffic
 
 Fields = dict[str, Any]
 
@@ -36,6 +36,7 @@ class Totals:
         self.accuracy: dict[str, float | None] = {}
         self.parameters = 0
         self.script: Fields = {}  # what a worker told of it as it attached
+        self.trained_bytes = 0
         self._attached_at: dict[str, float] = {}  # by node, the first time
         self._loaded_at: dict[str, float] = {}  # by node, when it had the first weights
         self.round_s: dict[str, list[float]] = defaultdict(list)
@@ -97,6 +98,24 @@ class Totals:
                 floors.append(2e-3 * link.delay_ms + megabits / link.rate_mbps)
         return max(floors, default=None)
 
+    def wan_bytes_without_local_servers(self) -> int | None:
+        """What steps would have sent over the WAN if each worker had sent and got what its local server did for all.
+
+        A local server passes on once what is of one cohort: where each worker is a cohort, it spares nothing.
+        """
+        return self._sum_of_parties(
+            lambda party, crossed: (
+                crossed.total * len(self._run.workers_of(party)) // len(self._cohorts_of(party))
+            )
+        )
+
+    def wan_bytes_dense(self) -> int | None:
+        """What steps would have sent over the WAN, had each been a round and no codec made its bytes fewer.
+
+        That is the trained weights, once up and once down, for every step of each cohort in each party.
+        """
+        return self._sum_of_parties(lambda party, _: 2 * self.trained_bytes * self._cohort_steps(party))
+
     def first_weights_s(self) -> float | None:
         """From when the last worker had attached until the last one had its first weights."""
         workers = self._run.workers
@@ -104,6 +123,29 @@ class Totals:
             return None
         attached_at = max(self._attached_at[worker] for worker in workers)
         return max(0.0, max(self._loaded_at[worker] for worker in workers) - attached_at)
+
+    def _sum_of_parties(self, bytes_of: Callable[[str, Crossed], int]) -> int | None:
+        """Over all parties; None where not all of them have told, or nobody has made a round."""
+        total = 0
+        for party in self._run.servers:
+            crossed = self.traffic.steps_wan_of(party)
+            if crossed is None or not self._cohorts_of(party):
+                return None
+            total += bytes_of(party, crossed)
+        return total
+
+    def _cohorts_of(self, party: str) -> list[str]:
+        """Those who move in step, as far as they are in a party."""
+        return [cohort for server, cohort in self.answered if server == party]
+
+    def _cohort_steps(self, party: str) -> int:
+        """The steps of a party, where each cohort in it makes its own."""
+        return sum(
+            max(
+                (self.steps_of(w) for w in self._run.workers_of(party) if cohort in ("", party, w)), default=0
+            )
+            for cohort in self._cohorts_of(party)
+        )
 
     def ledger(self) -> bool | None:
         """Whether each contribution was counted exactly once; None where there is no ledger, or not of every worker.
@@ -164,6 +206,7 @@ class Totals:
     def _attached(self, record: Record) -> None:
         self.parameters = max(self.parameters, record.fields["parameters"])
         self.script = {key: record.fields[key] for key in SCRIPT if key in record.fields}
+        self.trained_bytes = max(self.trained_bytes, record.fields["trained_bytes"])
 
     def _first_weights(self, record: Record) -> None:
         self._attached_at.setdefault(record.node, record.t)

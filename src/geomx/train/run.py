@@ -195,6 +195,7 @@ class LiveRun:
         self._client.port.note(
             "attached",
             parameters=model_slices.trained_elements,
+            trained_bytes=sum(slice_.size_bytes for slice_ in model_slices.slices("weight")),
             slices=len(model_slices.layout.slices),
             optimizer=type(optimizer).__name__,
             keeps=kept_by(optimizer),
