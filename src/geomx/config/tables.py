@@ -88,7 +88,7 @@ class RunTable(Table):
         None, description="The training script that workers run, relative to this file's folder."
     )
     arguments: tuple[Argument, ...] = Field((), strict=False, description="The script's arguments.")
-    preset: Literal["", "slow-link"] = Field(
+    preset: Literal["", "slow-link", "geomx-bisparse", "geomx-fp16", "geomx-mpq"] = Field(
         "",
         description="Settings that are known to go together, in place of the defaults: see "
         "[which setting for my model](settings.md).",
