@@ -1,11 +1,13 @@
 """Which setting for which model? What policies and codecs cost in loss and accuracy, with Adam and with SGD.
 
-    python benchmarks/adam.py                                    everything that `adam.toml` lists; days on two cores
-    python benchmarks/adam.py --missing --only dense slow-link --models gpt-1m --steps 240 --seeds 1
+    python benchmarks/adam.py                       all of `adam.toml` on the small language model: hours on two cores
+    python benchmarks/adam.py --missing --only dense slow-link --models gpt-10m --steps 1000
+    python benchmarks/adam.py --models cnn-179k cnn-1m --optimizers Adam --shapes 2x2 --steps 940 --lr 1 2
+    python benchmarks/adam.py --table               the rows that there are, for docs/settings.md
 
 Equal samples for every setting. The nodes are the real ones, on the simulator's virtual clock: what a setting does to a
 model does not depend on the network, and bytes are counted as they would leave for it. Leaves rows in
-out/bench/adam.jsonl.
+out/bench/adam.jsonl. Those that the page was made of lie in docs/data: copied to out/bench, `--missing` adds to them.
 """
 
 import sys
@@ -61,21 +63,23 @@ def schedule_of(kind: str, optimizer: torch.optim.Optimizer, steps: int) -> LRSc
     return SequentialLR(optimizer, [LinearLR(optimizer, 0.1, 1.0, WARM_UP), cosine], [WARM_UP])
 
 
-def trained(setting: str, model: str, optimizer: str, shape: str, steps: int, seed: int) -> dict[str, Any]:
+def trained(
+    setting: str, model: str, optimizer: str, shape: str, steps: int, seed: int, lr: float
+) -> dict[str, Any]:
     """One run; its row."""
     chosen = SETTINGS[setting]
     policy, codec_up, codec_down = (chosen.get(key, default) for key, default in DEFAULTS.items())
     parties, workers = map(int, shape.split("x"))
     plan = Topology("adam", virtual.parties(workers, parties), wan=Edge(codec_up, codec_down), policy=policy)
     simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
-    rule, times = policies.make(policy), chosen.get("lr", 1.0)
+    rule = policies.make(policy)
     is_gradient = rule.plans is GradientStep
     batch = SAMPLES[model.partition("-")[0]] // (parties * workers)
 
     def loop(seat: virtual.Seat) -> None:
         task, clips = seat.task, optimizer == "AdamW"
         found["parameters"] = sum(p.numel() for p in task.model.parameters())
-        own = optimizer_of(optimizer, codec_up, task.model, times)
+        own = optimizer_of(optimizer, codec_up, task.model, lr)
         clip_norm = CLIP if clips and is_gradient else None
         attached, shared = seat.run.attach(task.model, own, clip_norm=clip_norm)
         schedule = schedule_of(optimizer, shared, steps)
@@ -101,7 +105,7 @@ def trained(setting: str, model: str, optimizer: str, shape: str, steps: int, se
     row = {
         "setting": setting,
         "policy": policy,
-        "lr_times": times,
+        "lr": lr,
         "codec_up": codec_up,
         "codec_down": codec_down,
     }
@@ -115,6 +119,45 @@ def trained(setting: str, model: str, optimizer: str, shape: str, steps: int, se
 
 
 DEFAULTS = {"policy": "fsa", "up": "dense", "down": "dense"}
+TASK = ("model", "optimizer", "shape", "steps")
+
+
+def table(rows: list[sweep.Row]) -> str:
+    """Markdown: for each task a table of settings, means over seeds; losses fall, and accuracies rise."""
+    text = []
+    for task in dict.fromkeys(tuple(row[key] for key in TASK) for row in rows):
+        of_task = [row for row in rows if tuple(row[key] for key in TASK) == task]
+        text += [
+            f"**{', '.join(map(str, task))}**",
+            "",
+            "| setting | learning rate | result | of seeds | fewer bytes, up / down |",
+        ]
+        text.append("|---|---|---:|---|---:|")
+        for setting, lr in dict.fromkeys((row["setting"], row["lr"]) for row in of_task):
+            found = sorted(
+                (row for row in of_task if (row["setting"], row["lr"]) == (setting, lr)),
+                key=lambda row: row["seed"],
+            )
+            shown = [result_of(row) for row in found]
+            values = [value for value in map(value_of, found) if value is not None]
+            mean = told_as(found[0], sum(values) / len(values)) if len(values) == len(found) else "diverged"
+            fewer = f"{found[0]['fewer_up']:,.0f} / {found[0]['fewer_down']:,.0f}"
+            text.append(f"| {setting} | {lr:g} × | {mean} | {', '.join(shown)} | {fewer} |")
+        text.append("")
+    return "\n".join(text)
+
+
+def value_of(row: sweep.Row) -> float | None:
+    return row.get("validation_loss", row.get("accuracy"))
+
+
+def result_of(row: sweep.Row) -> str:
+    value = value_of(row)
+    return "diverged" if value is None else told_as(row, value)
+
+
+def told_as(row: sweep.Row, value: float) -> str:
+    return f"{value:.3f}" if "validation_loss" in row else f"{value:.2%}"
 
 
 def main() -> None:
@@ -123,15 +166,21 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", default=["AdamW"])
     parser.add_argument("--shapes", nargs="+", default=["2x1"], help="parties x workers of each")
     parser.add_argument("--steps", nargs="+", type=int, default=[240])
+    parser.add_argument("--lr", nargs="+", type=float, default=[1.0], help="times the usual learning rate")
+    parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=SETTINGS, metavar="SETTING")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
     options = parser.parse_args()
+    if options.table:
+        print(table(sweep.rows_of(options.out)))
+        return
     grid = {
         "model": options.models,
         "optimizer": options.optimizers,
         "shape": options.shapes,
         "steps": options.steps,
+        "lr": options.lr,
         "seed": options.seeds,
         "setting": options.only,
     }
