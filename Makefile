@@ -1,6 +1,6 @@
 # make demo          train one model over two data centers, emulated on this machine
 # make test          run the tests
-# make examples      run the long ones: all cells of grids of which the tests run the pairs, a small cell of the benchmark
+# make grids         run the long tests: all cells of grids of which the tests run the pairs, a small cell of the benchmark
 # make faults        play the table of faults in real processes, and run faults in more places, policies and seeds
 # make explore       try many new examples of each property that the tests state
 # make mutants       make small changes to the code, one at a time, and tell which of them the tests do not notice
@@ -14,17 +14,17 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test examples faults explore mutants lint docs bench-quick bench clean
+.PHONY: demo test grids faults explore mutants lint docs bench-quick bench clean
 
 demo: $(VENV)/.has-examples
 	@mkdir -p out/demo
 	@$(BIN)/geomx run examples/demo.toml --report out/demo/report.json --trace out/demo/trace.json
 
 test: $(VENV)/.has-dev
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not examples and not faults and not matrix"
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not grids and not faults and not matrix"
 
-examples: $(VENV)/.has-dev
-	@$(BIN)/python -m pytest -n $(JOBS) -m examples
+grids: $(VENV)/.has-dev
+	@$(BIN)/python -m pytest -n $(JOBS) -m grids
 
 # Rows of the table mostly wait, so twice as many are played at a time.
 faults: $(VENV)/.has-dev

@@ -1,6 +1,6 @@
 """Writes the table of algorithms, codecs and shards into docs/sync.md, from what tests/simulation/test_matrix.py left.
 
-python -m pytest -m examples tests/simulation/test_matrix.py && python docs/make_matrix.py
+python -m pytest -m grids tests/simulation/test_matrix.py && python docs/make_matrix.py
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     if not OUTCOME.exists():
-        print(f"make_matrix: no {OUTCOME.name}: run `make examples` first", file=sys.stderr)
+        print(f"make_matrix: no {OUTCOME.name}: run `make grids` first", file=sys.stderr)
         return 1
     cells = json.loads(OUTCOME.read_text(encoding="utf-8"))["cells"]
     page = DOCS / "sync.md"

@@ -33,7 +33,7 @@ def register() -> None:
 
 
 def pairwise(*axes: Iterable[Any]) -> list[Any]:
-    """The cells of a grid, for `parametrize`; those that add no new pair of values are left to `make examples`."""
+    """The cells of a grid, for `parametrize`; those that add no new pair of values are left to `make grids`."""
     cells = list(product(*(list(enumerate(axis)) for axis in axes)))
     pairs_of = [
         set(combinations([(axis, place) for axis, (place, _) in enumerate(cell)], 2)) for cell in cells
@@ -43,7 +43,7 @@ def pairwise(*axes: Iterable[Any]) -> list[Any]:
         best = max(range(len(cells)), key=lambda number: len(pairs_of[number] & missing))
         chosen.add(best)
         missing -= pairs_of[best]
-    rest = pytest.mark.examples
+    rest = pytest.mark.grids
     return [
         pytest.param(*(value for _, value in cell), marks=() if number in chosen else rest)
         for number, cell in enumerate(cells)

@@ -17,7 +17,7 @@ MISSING = system.missing_here()
 PARAMETERS = 20_000
 
 
-@pytest.mark.examples
+@pytest.mark.grids
 @pytest.mark.lab
 @pytest.mark.processes
 @pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))

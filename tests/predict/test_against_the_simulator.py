@@ -34,10 +34,10 @@ SCENARIOS = {
     "a slow link": ({"A": 0.05, "B": 0.05}, {"A": FAST, "B": SLOW}),
     "the fast party has the slow link": (COMPUTE_S, {"A": SLOW, "B": FAST}),
 }
-# Where nothing differs, and where all does; with one difference alone: `make examples`.
+# Where nothing differs, and where all does; with one difference alone: `make grids`.
 USUAL = [
     pytest.param(
-        name, marks=() if name in ("equal", "the fast party has the slow link") else pytest.mark.examples
+        name, marks=() if name in ("equal", "the fast party has the slow link") else pytest.mark.grids
     )
     for name in SCENARIOS
 ]

@@ -101,7 +101,7 @@ def test_every_algorithm_goes_with_a_codec_and_a_number_of_shards(algorithm: str
     assert cell(algorithm, codec, shards)["result"] == "trains"
 
 
-@pytest.mark.examples
+@pytest.mark.grids
 @pytest.mark.no_cover
 def test_every_algorithm_goes_with_every_codec_and_number_of_shards() -> None:
     cells = [

@@ -48,7 +48,7 @@ class Counter:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.examples)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.grids)])
 def test_two_hundred_parties_of_eight_workers_run_many_rounds(rounds: int) -> None:
     topology = topology_of([WORKERS] * PARTIES)
     simulator = Simulator(0, Network(delay_ms=20.0, rate_mbps=1000.0), chunk_bytes=4 << 20)

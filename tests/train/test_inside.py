@@ -93,7 +93,7 @@ def test_a_model_in_parts_is_saved_whole_and_loaded(tmp_path: Path, overrides: t
 
 @pytest.mark.parametrize(
     ("a", "b", "push_at"),
-    [("plain", "fsdp", "backward"), pytest.param("plain", "ddp", "step", marks=pytest.mark.examples)],
+    [("plain", "fsdp", "backward"), pytest.param("plain", "ddp", "step", marks=pytest.mark.grids)],
 )
 def test_what_is_not_finite_is_skipped(a: str, b: str, push_at: str) -> None:
     """Of a worker, where geomx adds; of a party, where NaN has spread before."""
