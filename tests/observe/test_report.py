@@ -24,7 +24,8 @@ workers = 1
 KEYS = [
     "ended", "failure",
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "steps", "rounds", "samples", "wall_s",
-    "train_s", "final_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down", "first_weights_wan_bytes_up",
+    "train_s", "final_loss", "final_validation_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down",
+    "first_weights_wan_bytes_up",
     "first_weights_wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up",
     "first_weights_lan_bytes_down", "first_weights_s", "wan_bytes_without_local_servers", "wan_bytes_dense",
     "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",
@@ -110,6 +111,15 @@ def test_the_report_of_a_whole_run(run: Run) -> None:
         "parameters_sha256": "ab" * 32, "round_s_median": 0.2, "node_cpu_s": {"A": 1.5, "B": 2.5, "global/0": 3.5},
         "node_rss_mb": {"A": 90.0, "B": 85.0, "global/0": 100.0}, "config": run.as_dict(),
     } == report  # fmt: skip
+
+
+def test_a_validation_loss_is_told_beside_the_loss(run: Run) -> None:
+    logged = [record("A/0", "log", turn=turn, loss=1.0, validation_loss=turn / 2) for turn in (1, 5)]
+    report = make_report(run, [*logged, finished("A/0")], 1.0)
+    assert (report["final_loss"], report["final_validation_loss"]) == (1.0, 2.5)
+    assert "validation loss" in shown(report)
+    assert "2.5000" in shown(report)
+    assert "validation loss" not in shown(make_report(run, whole_run(), 1.0))
 
 
 def test_workers_that_differ_are_named(run: Run) -> None:

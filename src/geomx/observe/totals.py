@@ -18,6 +18,7 @@ from geomx.observe.traffic import Crossed, Traffic
 
 Fields = dict[str, Any]
 
+LOGGED = ("loss", "validation_loss", "accuracy")  # what scripts give to `run.log`
 SCRIPT = ("optimizer", "keeps", "elementwise", "on_server", "clips")  # what a worker tells of its script
 
 
@@ -32,8 +33,7 @@ class Totals:
         self.rss_mb: dict[str, float] = defaultdict(float)
         self.made: Counter[str] = Counter()  # steps of each worker
         self.samples: Counter[str] = Counter()
-        self.loss: dict[str, float | None] = {}
-        self.accuracy: dict[str, float | None] = {}
+        self.logged: dict[str, dict[str, float | None]] = {value: {} for value in LOGGED}  # by worker
         self.parameters = 0
         self.script: Fields = {}  # what a worker told of it as it attached
         self.trained_bytes = 0
@@ -198,10 +198,9 @@ class Totals:
                 of_steps[record.node].append(record.fields[key])
 
     def _log(self, record: Record) -> None:
-        if "loss" in record.fields:
-            self.loss[record.node] = record.fields["loss"]
-        if "accuracy" in record.fields:
-            self.accuracy[record.node] = record.fields["accuracy"]
+        for value, last in self.logged.items():
+            if value in record.fields:
+                last[record.node] = record.fields[value]
 
     def _attached(self, record: Record) -> None:
         self.parameters = max(self.parameters, record.fields["parameters"])
