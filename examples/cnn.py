@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import data
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import geomx
+
+ENDLESS = 1 << 40  # samples
 
 
 def build_model() -> nn.Sequential:
@@ -40,8 +42,26 @@ def build_model() -> nn.Sequential:
     )
 
 
+def build_optimizer(model: nn.Module, chosen: argparse.Namespace) -> torch.optim.Optimizer:
+    if chosen.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)
+    kind = torch.optim.Adam if chosen.optimizer == "adam" else torch.optim.Adagrad
+    return kind(model.parameters(), lr=chosen.lr)
+
+
+def next_rounds(
+    run: geomx.LiveRun, batches: Iterator[list[torch.Tensor]], rounds: int
+) -> Iterator[list[torch.Tensor]]:
+    """This worker's batches until the run has made so many more rounds: fast workers may use several in each."""
+    end = run.turn + rounds
+    for batch in batches:
+        yield batch
+        if run.turn >= end:
+            return
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[list[torch.Tensor]]) -> float:
-    """One epoch; returns the mean loss over its samples."""
+    """Trains on the batches of one epoch; returns the mean loss over its samples."""
     model.train()
     total, samples = 0.0, 0
     for images, labels in batches:
@@ -74,13 +94,21 @@ def arguments() -> argparse.Namespace:
     add("--data-folder", type=Path, help="where the original files of Fashion-MNIST are")
     add("--split", choices=("iid", "class"), default="iid", help="class: each party has classes of its own")
     add("--epochs", type=int, default=20)
+    add("--rounds", type=int, help="an epoch is so many rounds of the run, and not one pass over the data")
     add("--batch", type=int, default=32, help="samples of one worker's batch")
-    add("--lr", type=float, default=1e-3, help="Adam's learning rate at first; it falls to 0")
+    add("--optimizer", choices=("adam", "sgd", "adagrad"), default="adam")
+    add("--momentum", type=float, default=0.0, help="of SGD")
+    add("--lr", type=float, default=1e-3, help="the learning rate at first; it falls to 0")
     add("--seed", type=int, default=0, help="of the first weights; the order of samples is the run's")
     add(
         "--checkpoint", type=Path, help="written after every epoch; where it exists, training goes on from it"
     )
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.momentum and chosen.optimizer != "sgd":
+        parser.error("--momentum goes with --optimizer sgd")
+    if chosen.rounds and chosen.checkpoint:
+        parser.error("--checkpoint counts passes over the data: leave out --rounds")
+    return chosen
 
 
 def main() -> None:
@@ -95,12 +123,16 @@ def main() -> None:
     share: Dataset = train_set
     if chosen.split == "class":
         share = data.by_class(train_set, run.parties.index(run.party), len(run.parties))
-    loader = DataLoader(share, chosen.batch, shuffle=True)
+    order = (
+        RandomSampler(share, replacement=True, num_samples=ENDLESS) if chosen.rounds else RandomSampler(share)
+    )
+    loader = DataLoader(share, chosen.batch, sampler=order)
     batches = run.shard(loader, over="run" if chosen.split == "iid" else "party")  # ←
+    endless = iter(batches)  # with --rounds
     test = DataLoader(test_set, 500)
 
     model = build_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=chosen.lr)
+    optimizer = build_optimizer(model, chosen)
     model, optimizer = run.attach(model, optimizer)  # ←
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs)
     if chosen.checkpoint is not None and chosen.checkpoint.exists():
@@ -108,7 +140,7 @@ def main() -> None:
     run.resume(schedule, every="epoch")  # does nothing at a run's beginning
 
     for epoch in range(run.epoch + 1, chosen.epochs + 1):
-        loss = train(model, optimizer, batches)
+        loss = train(model, optimizer, next_rounds(run, endless, chosen.rounds) if chosen.rounds else batches)
         schedule.step()
         if chosen.checkpoint is not None:
             run.save(chosen.checkpoint)
@@ -118,6 +150,7 @@ def main() -> None:
             print(f"epoch {epoch:2d}   loss {loss:.4f}   test accuracy {accuracy:.2%}", flush=True)
         else:
             run.log(loss=loss)
+    run.close()
 
 
 if __name__ == "__main__":

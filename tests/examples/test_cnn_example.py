@@ -2,7 +2,10 @@
 
 import gzip
 import importlib
+import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,36 @@ def test_an_epoch_lowers_the_loss_and_raises_the_accuracy(cnn, data):
     assert cnn.evaluate(model, DataLoader(test, 500)) > max(untrained, 0.5)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("adam", "Adam"), ("sgd", "SGD"), ("adagrad", "Adagrad")])
+def test_the_optimizer_is_the_one_that_was_asked_for(cnn, monkeypatch, name, kind):
+    momentum = ["--momentum", "0.9"] if name == "sgd" else []
+    monkeypatch.setattr("sys.argv", ["cnn.py", "--optimizer", name, "--lr", "0.25", *momentum])
+    optimizer = cnn.build_optimizer(torch.nn.Linear(1, 1), cnn.arguments())
+    assert type(optimizer).__name__ == kind
+    assert optimizer.defaults["lr"] == 0.25
+    assert optimizer.defaults.get("momentum", 0.9) == 0.9
+
+
+@pytest.mark.parametrize(
+    "words", [["--momentum", "0.9"], ["--rounds", "3", "--checkpoint", "cnn.safetensors"]], ids=" ".join
+)
+def test_arguments_that_would_have_no_effect_are_refused(cnn, monkeypatch, words):
+    monkeypatch.setattr("sys.argv", ["cnn.py", *words])
+    with pytest.raises(SystemExit) as end:
+        cnn.arguments()
+    assert end.value.code == 2
+
+
+@pytest.mark.processes
+def test_an_epoch_may_be_of_rounds():
+    words = ["--epochs", "2", "--rounds", "3", "--batch", "8"]
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "cnn.py", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^epoch +(\d+) ", done.stdout, re.MULTILINE) == ["1", "2"]
+
+
 def write_idx(path, extents, body):
     header = struct.pack(f">HBB{len(extents)}I", 0, 8, len(extents), *extents)
     path.write_bytes(gzip.compress(header + bytes(body)))
@@ -124,4 +157,4 @@ def test_damaged_data_is_refused(data, tmp_path, content):
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_description_of_every_run_holds_together(path):
     run = Run.load(path)
-    assert run.run.script == EXAMPLES / ("inside.py" if path.stem == "inside" else "cnn.py")
+    assert run.run.script == EXAMPLES / (f"{path.stem}.py" if path.stem in ("gpt", "inside") else "cnn.py")
