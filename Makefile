@@ -1,4 +1,5 @@
 # make demo          train one model over two data centers, emulated on this machine
+# make examples      run every example, one after the other: one for each technique, and whole runs
 # make test          run the tests
 # make grids         run the long tests: all cells of grids of which the tests run the pairs, a small cell of the benchmark
 # make faults        play the table of faults in real processes, and run faults in more places, policies and seeds
@@ -14,11 +15,14 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test grids faults explore mutants lint docs bench-quick bench clean
+.PHONY: demo examples test grids faults explore mutants lint docs bench-quick bench clean
 
 demo: $(VENV)/.has-examples
 	@mkdir -p out/demo
 	@$(BIN)/geomx run examples/demo.toml --report out/demo/report.json --trace out/demo/trace.json
+
+examples: $(VENV)/.has-examples
+	@$(BIN)/geomx examples all --plain
 
 test: $(VENV)/.has-dev
 	@$(BIN)/python -m pytest -n $(JOBS) -m "not grids and not faults and not matrix"

@@ -1,4 +1,7 @@
-"""Compiles the codecs' kernels where there is a C compiler. Without one the package is whole, and slower."""
+"""Compiles the codecs' kernels where there is a C compiler, and packs the examples.
+
+Without a compiler the package is whole, and slower.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SOURCES = Path("src/geomx/codecs/pack/kernels")
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
 
-class Kernels(BuildHookInterface):  # type: ignore[misc]
+class Additions(BuildHookInterface):  # type: ignore[misc]
     """Called by hatchling before it packs a wheel or installs in place."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -28,6 +31,8 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
         target = sources.with_suffix(".so")
         if self.target_name != "wheel":
             return
+        if version != "editable":  # there the repository has them
+            build_data["force_include"]["examples"] = "geomx/examples"
         if not self._compile(sources, target):
             return
         build_data["artifacts"].append(f"/{SOURCES.with_suffix('.so')}")

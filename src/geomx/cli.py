@@ -125,22 +125,23 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the predictions as JSON")
     _add_strict(plan)
 
+    examples = _add(commands, "examples", _examples, "list the examples, or run some of them")
+    examples.add_argument("names", nargs="*", metavar="NAME", help="which to run; `all` for every one")
+    examples.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+
     text = "make the report of a run on several machines"
     report = _command(commands, "report", _report, text, records="the folder with the nodes' records")
     report.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     report.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
 
-    text = "make a secret for a run, by which its nodes know each other"
-    secret = commands.add_parser("secret", help=text, description=text[0].upper() + text[1:] + ".")
+    secret = _add(commands, "secret", _secret, "make a secret for a run, by which its nodes know each other")
     secret.add_argument(
         "file", type=Path, metavar="FILE", help="where to write it; to be copied to every machine"
     )
-    secret.set_defaults(action=_secret)
 
     inspect = commands.add_parser("inspect", help="measure something on this machine")
     subjects = inspect.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
-    text = "what codecs would save and cost for a model"
-    codec = subjects.add_parser("codec", help=text, description=text[0].upper() + text[1:] + ".")
+    codec = _add(subjects, "codec", _inspect_codec, "what codecs would save and cost for a model")
     codec.add_argument(
         "specs", nargs="*", metavar="CODEC", help='such as "bisparse ratio=0.01" (default: every one)'
     )
@@ -148,8 +149,18 @@ def _parser() -> argparse.ArgumentParser:
     codec.add_argument(
         "--parameters", type=int, default=10_000_000, metavar="N", help="of one tensor, instead of a model"
     )
-    codec.set_defaults(action=_inspect_codec)
     return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    action: Callable[[argparse.Namespace], None],
+    text: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.set_defaults(action=action)
+    return command
 
 
 def _command(
@@ -159,12 +170,12 @@ def _command(
     text: str,
     **paths: str,
 ) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    """A command that takes a run's description, `paths`, and keys in place of the file's."""
+    command = _add(commands, name, action, text)
     command.add_argument("run", metavar="RUN.toml", help="the run's description")
     for path, meaning in paths.items():
         command.add_argument(path, type=Path, metavar=path.upper(), help=meaning)
     command.add_argument("overrides", nargs="*", metavar="key=value", help="settings in place of the file's")
-    command.set_defaults(action=action)
     return command
 
 
@@ -298,6 +309,15 @@ def _report(arguments: argparse.Namespace) -> None:
     from geomx.launch.gather import gather  # noqa: PLC0415 (it imports rich)
 
     gather(_load(arguments), arguments.records, arguments.json, arguments.trace)
+
+
+def _examples(arguments: argparse.Namespace) -> None:
+    from geomx.launch.examples import choose, listing, run_examples  # noqa: PLC0415 (it imports rich)
+
+    if arguments.names:
+        run_examples(choose(arguments.names), arguments.plain)
+    else:
+        print(listing())
 
 
 def _secret(arguments: argparse.Namespace) -> None:

@@ -151,6 +151,10 @@ class FileUnwritable(GeomxError):
         super().__init__(f"cannot write {path}: {reason}{hint and f'; {hint}'}")
 
 
+class ExamplesFailed(GeomxError):
+    """Some of the examples that `geomx examples` was to run have failed; the message names them."""
+
+
 class RecordsUnreadable(GeomxError):
     """A file of records holds something else."""
 

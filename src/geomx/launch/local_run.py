@@ -28,7 +28,7 @@ from geomx.launch.processes import Outcome, Supervisor
 from geomx.launch.verdict import first_failure
 from geomx.observe.live import RunView, view_of
 from geomx.observe.records import Record, RecordFiles
-from geomx.observe.report import How, closing_table, make_report, write_report
+from geomx.observe.report import How, Report, closing_table, make_report, write_report
 from geomx.observe.trace import write_trace
 
 SHOW_S = 0.25
@@ -46,8 +46,8 @@ class RunOptions:
     plain: bool = False
 
 
-def run_here(run: Run, options: RunOptions) -> None:
-    """Run every node of `run` on this machine, to the end.
+def run_here(run: Run, options: RunOptions) -> Report:
+    """Run every node of `run` on this machine, to the end; gives its report.
 
     Report and trace are written however it ended, of what was done until then. Raises `RunFailed`, which names the
     node that failed first and says why, KeyboardInterrupt after Ctrl-C, `FileUnwritable`, and `ConfigError` where there
@@ -67,13 +67,13 @@ def run_here(run: Run, options: RunOptions) -> None:
             )
             outcome = supervisor.run(commands(run, folder.path, ports, trace=options.trace is not None))
         wall_s = time.monotonic() - started
-        _conclude(run, options, outcome, wall_s, folder, console)
+        return _conclude(run, options, outcome, wall_s, folder, console)
 
 
 def _conclude(
     run: Run, options: RunOptions, outcome: Outcome, wall_s: float, folder: _Folder, console: Console
-) -> None:
-    """Print what a run came to, write its files, and raise where it did not end well."""
+) -> Report:
+    """Print what a run came to, and write its files; gives its report. Raises where it did not end well."""
     kept = RecordFiles(folder.records).new()
     failure = first_failure(outcome, kept, shown=True) if outcome.failures else None
     ended: How = "failed" if failure else "interrupted" if outcome.interrupted else "well"
@@ -98,6 +98,7 @@ def _conclude(
         raise failure
     if outcome.interrupted:
         raise KeyboardInterrupt
+    return report
 
 
 def rehearse(run: Run, enough: Callable[[Sequence[Record]], bool]) -> list[Record]:
