@@ -219,6 +219,8 @@ class LocalSteps(Steps):
     def _average_run(self, plan: LocalStep) -> None:
         self._steps_of_turn = 0
         part, parts = plan.fragment
+        # Where a policy at the root sets the pace, others may have steps in this turn that this worker has not.
+        self._is_common = parts == 1 and not plan.overlap and not self._is_paced
         buffers = self._buffers[part::parts]
         slices = self._trained[part::parts] + buffers
         self._averaging.update(slice_.index for slice_ in buffers)
