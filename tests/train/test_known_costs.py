@@ -35,7 +35,8 @@ def told(codec_up: str, optimizer: str, strict: bool = False, policy: str = "fsa
 
     settings = Settings(setting=setting_of(run), strict=strict)
     _, simulator = train([2, 1], main, settings)
-    return {(node, fields["text"]) for _, node, fields in simulator.noted("advice")}
+    notes = [*simulator.noted("advice"), *simulator.noted("advised")]
+    return {(node, fields["text"]) for _, node, fields in notes}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def trains_on(make: Callable[[LiveRun], Dataset[Any]], over: str = "party", shuf
 
 def advice(simulator: Simulator) -> dict[str, str]:
     """By node: what it was told."""
-    return {node: fields["text"] for _, node, fields in simulator.noted("advice")}
+    told = [*simulator.noted("advice"), *simulator.noted("advised")]
+    return {node: fields["text"] for _, node, fields in told}
 
 
 def test_two_parties_with_one_data_set_are_told_of_it() -> None:

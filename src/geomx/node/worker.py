@@ -136,7 +136,7 @@ class Worker(BaseNode):
 
     def told(self, message: Allowance | Advice) -> None:
         if isinstance(message, Advice):
-            self.note("advice", "warning", text=printable(message.text))
+            self.note("advised", "warning", text=printable(message.text))
         else:
             self.emit(Notify(Allowed(message.turn, message.steps)))
 

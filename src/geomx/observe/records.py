@@ -28,8 +28,9 @@ from geomx.observe.sentences import sentence
 
 FLUSH_S = 0.05
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-NOT_LOGGED = "failed"  # the node ends with an error that says the same
-NOT_LOGGED_WATCHED = "first_weights"  # `geomx run` shows it for each party
+NOT_LOGGED = frozenset({"failed"})  # the node ends with an error that says the same
+# `geomx run` shows the one for each party, and has the other from who said it first.
+NOT_LOGGED_WATCHED = NOT_LOGGED | {"first_weights", "advised"}
 CLOCK = "clock"
 CHUNK = 1 << 16
 CLOSE_S = 10.0
@@ -68,7 +69,7 @@ class Recorder:
     def __init__(self, path: Path | None, node: str, trace: bool = False, watched: bool = False) -> None:
         self.node = node
         self.trace = trace
-        self._not_logged = {NOT_LOGGED, NOT_LOGGED_WATCHED} if watched else {NOT_LOGGED}
+        self._not_logged = NOT_LOGGED_WATCHED if watched else NOT_LOGGED
         self._lines: deque[bytes] = deque()
         if path is not None and path.is_dir():
             path = RecordFiles(path).path_of(node)

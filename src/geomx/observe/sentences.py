@@ -7,6 +7,7 @@ from typing import Any
 
 _SENTENCES = {
     "advice": "{text}",
+    "advised": "{text}",
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is away: {reason}",
     "awaited": "{peer} is lost; waiting for it to be started again, for {seconds:.0f} s at most",

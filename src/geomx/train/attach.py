@@ -251,8 +251,9 @@ def _tell_known_costs(context: TrainingContext, optimizer: torch.optim.Optimizer
     if costs and context.settings.strict:
         raise Unsupported(f"{'; '.join(cost.text for cost in costs)} (run.strict)")
     if client.name == context.party_members[0]:
+        name = "advice" if client.name == context.members[0] else "advised"
         for cost in costs:
-            client.port.note("advice", "warning", text=f"known to cost accuracy: {cost.text}")
+            client.port.note(name, "warning", text=f"known to cost accuracy: {cost.text}")
 
 
 def _manifest(
