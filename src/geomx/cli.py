@@ -96,7 +96,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="this machine runs no node: do not look for the script and the certificates",
     )
-    _add_strict(check)
 
     plan = _command(
         commands, "plan", _plan, "predict which algorithm and codecs would be fastest, and for what"

@@ -130,7 +130,7 @@ def test_what_does_not_go_with_the_description_is_said(capsys: pytest.CaptureFix
 def test_what_the_script_has_is_learnt_from_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     """Its steps, its optimizer and its clipping decide what it can have, and what it pays."""
     times = {"compute_s_median": {"A/0": 0.1, "A/1": 0.1, "B/0": 0.1}, "backward_s_median": {}}
-    adam = {"optimizer": "AdamW", "keeps": "squares", "elementwise": True, "clips": True}
+    adam = {"optimizer": "AdamW", "keeps": "squares", "momentum": True, "elementwise": True, "clips": True}
     Path("report.json").write_text(json.dumps({"parameters": 100_000, "steps": 90, "script": adam, **times}))
     codecs = [
         "--codec",

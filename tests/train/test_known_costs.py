@@ -73,7 +73,16 @@ def test_others_are_not(codec: str, optimizer: str) -> None:
     ("name", "keeps"),
     [
         ("Adam", "squares"), ("NAdam", "squares"), ("RMSprop", "squares"), ("Adadelta", "squares"), ("ASGD", "nothing"),
+        ("Adafactor", "squares"),
     ],
 )  # fmt: skip
 def test_what_an_optimizer_keeps(name: str, keeps: str) -> None:
     assert kept_by(getattr(torch.optim, name)(nn.Linear(2, 2).parameters())) == keeps
+
+
+def test_an_optimizer_of_one_s_own_is_not_known() -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.1})
+
+    assert kept_by(Own(nn.Linear(2, 2).parameters())) == "unknown"

@@ -369,6 +369,28 @@ def test_buffers_that_are_no_statistics_stay_at_home_unless_they_are_asked_for()
         assert results == found
 
 
+def test_a_buffer_of_one_s_own_beside_a_batch_norm_is_no_statistic() -> None:
+    """Small buffers share slices, but not with statistics."""
+
+    def main(run: LiveRun) -> tuple[float, torch.Tensor]:
+        model = nn.Sequential(small_model(), nn.BatchNorm1d(5).double())
+        model[1].register_buffer("own", torch.zeros(1, dtype=torch.float64))
+        model, optimizer = run.attach(model, sgd(model))
+        model[1].own.fill_(place_of(run))
+        for step in range(2):
+            x, y = parts_of(step, len(run.workers))[place_of(run)]
+            run.weight(1)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+        return float(model[1].own), model[1].running_mean.clone()
+
+    results, _ = train([1, 1], main, settings(HFA(k1=2, k2=1)))
+    (mine, mean), (theirs, their_mean) = results["A/0"], results["B/0"]
+    assert (mine, theirs) == (0.0, 1.0)
+    assert torch.equal(mean, their_mean)
+
+
 @pytest.mark.parametrize("wan", [Edge("bisparse ratio=0.2", "int8"), Edge("int4", "dense")])
 def test_local_steps_go_through_codecs(wan: Edge) -> None:
     results, _ = train([2, 1], script(sgd), settings(DiLoCo(every=5, lr=1.0, momentum=0.0)), wan=wan)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geomx.config.choices import LOSSLESS
-from geomx.config.problems import KeyPath, Problem, shown
+from geomx.config.problems import KeyPath, shown
 from geomx.config.run import Run
 from geomx.sync import policies
 from geomx.sync.contract import AccumulateStep, GradientStep, Policy, next_run_mean
@@ -57,18 +57,6 @@ class KnownCost:
     path: KeyPath
     text: str
     is_certain: bool = True
-
-
-def strict_problems(run: Run) -> list[Problem]:
-    """With `run.strict`: what is certain to cost accuracy, as problems at keys."""
-    costs = known_costs(setting_of(run)) if run.run.strict else []
-    return [
-        Problem(
-            cost.path, "what is known to cost accuracy", "another setting, or run.strict = false", cost.text
-        )
-        for cost in costs
-        if cost.is_certain
-    ]
 
 
 def setting_of(run: Run) -> Setting:

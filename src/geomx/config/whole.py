@@ -12,7 +12,6 @@ from pathlib import Path
 from geomx.config.choices import problems_of_choices
 from geomx.config.document import read_text
 from geomx.config.files import Needed, file_problems
-from geomx.config.known_costs import strict_problems
 from geomx.config.run import Run, document_of
 from geomx.errors import ConfigError
 
@@ -31,7 +30,6 @@ def load_whole(path: str | Path, overrides: Sequence[str] = (), needed: tuple[Ne
     source = str(path)
     document, faults = document_of(read_text(Path(path)), source, overrides)
     run = Run.of_document(document, source, faults)
-    problems = [*problems_of_choices(run), *file_problems(run, needed)]
-    if problems := problems or strict_problems(run):
+    if problems := [*problems_of_choices(run), *file_problems(run, needed)]:
         raise ConfigError(source, document.faults(problems))
     return run

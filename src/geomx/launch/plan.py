@@ -237,7 +237,7 @@ def _refusal(run: Run, script: Script, algorithm: str, up: str, down: str) -> st
         )
     if policy.sync_group != "run" and not (script.elementwise or run.optimizer.rule):
         return f"it needs an optimizer on the global servers, which {script.optimizer} cannot have"
-    if setting.up.momentum and script.keeps in ("momentum", "squares"):
+    if setting.up.momentum and script.momentum:
         return f"the codec `{up}` has momentum, and so has {script.optimizer}: it would count twice"
     costs = known_costs(setting) if run.run.strict else []
     return "; ".join(cost.text for cost in costs if cost.is_certain)

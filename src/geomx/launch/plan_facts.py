@@ -71,6 +71,7 @@ class Script:
 
     optimizer: str = "the optimizer"
     keeps: Keeps = "unknown"
+    momentum: bool = False
     elementwise: bool = True
     clips: bool = False
     steps: int | None = None

@@ -29,7 +29,7 @@ from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
 from geomx.node.same_data import SameDataWatch
-from geomx.node.slices.join_state import JoinState, check_reached
+from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState, check_reached
 from geomx.node.slices.payloads import check_size, pack_turns, unpack_layout
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
 from geomx.node.uplink import priority_of
@@ -249,7 +249,7 @@ class Server(BaseNode):
             return
         assert self._layout is not None
         if not self._serves_weights:
-            raise Unsupported(f"{peer.name} cannot rejoin: the weights live on the workers")
+            raise Unsupported(f"{peer.name} {CANNOT_REJOIN}")
         own = cohort_of(self._edges.children[peer.name][0], self._policy.sync_group)
         reached = self._join_state.reached_by(peer.name)
         ended = self._join_state.ended(lambda name: self._is_within(peer, name))

@@ -19,7 +19,7 @@ from geomx.observe.traffic import Crossed, Traffic
 Fields = dict[str, Any]
 
 LOGGED = ("loss", "validation_loss", "accuracy")  # what scripts give to `run.log`
-SCRIPT = ("optimizer", "keeps", "elementwise", "on_server", "clips")  # what a worker tells of its script
+SCRIPT = ("optimizer", "keeps", "momentum", "elementwise", "clips")  # what a worker tells of its script
 
 
 class Totals:

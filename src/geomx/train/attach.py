@@ -20,7 +20,7 @@ from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
-from geomx.train.model.support import check_model, kept_by, served_rule, unwrapped
+from geomx.train.model.support import check_model, has_momentum, kept_by, served_rule, unwrapped
 from geomx.train.optimizer.placement import OnServer, OnWorkers
 from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
@@ -194,7 +194,7 @@ def _check(
             "this optimizer belongs to another run; attach the one that it was made from, or a new one"
         )
     check_model(model, optimizer, ranks)
-    if settings.codec_momentum and any(g.get("momentum") or "betas" in g for g in optimizer.param_groups):
+    if settings.codec_momentum and has_momentum(optimizer):
         raise Unsupported(
             f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
             "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
@@ -248,8 +248,9 @@ def _tell_known_costs(context: TrainingContext, optimizer: torch.optim.Optimizer
         return
     name = type(optimizer).__name__
     costs = known_costs(replace(setting, keeps=kept_by(optimizer), optimizer=name))
-    if costs and context.settings.strict:
-        raise Unsupported(f"{'; '.join(cost.text for cost in costs)} (run.strict)")
+    certain = "; ".join(cost.text for cost in costs if cost.is_certain)
+    if certain and context.settings.strict:
+        raise Unsupported(f"{certain} (run.strict)")
     if client.name == context.party_members[0]:
         name = "advice" if client.name == context.members[0] else "advised"
         for cost in costs:

@@ -39,7 +39,7 @@ from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, ShareSampler, place_of, split
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
-from geomx.train.model.support import is_elementwise, kept_by
+from geomx.train.model.support import has_momentum, is_elementwise, kept_by
 from geomx.train.optimizer.schedules import Every, Schedules
 from geomx.train.party.process_group import is_of_collective
 from geomx.train.settings import Overlap, PushAt, Settings
@@ -199,6 +199,7 @@ class LiveRun:
             slices=len(model_slices.layout.slices),
             optimizer=type(optimizer).__name__,
             keeps=kept_by(optimizer),
+            momentum=has_momentum(optimizer),
             elementwise=is_elementwise(optimizer),
             on_server=self._attached.optimizer.on_server,
             clips=clip_norm is not None,

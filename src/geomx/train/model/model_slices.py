@@ -24,6 +24,9 @@ from geomx.wire import presence
 
 LEDGER = "geomx.ledger"
 AVERAGED = ("float32", "float64")
+STATISTICS = (
+    1  # the group of buffers that are running statistics; of other buffers, and by themselves in a slice
+)
 
 
 def plain_name(name: str) -> str:
@@ -81,7 +84,8 @@ class ModelSlices:
             self.parameters.append(parameter)
         for name, buffer in model.named_buffers():
             self._buffer_names[len(tensors)] = name
-            tensors.append(_described(plain_name(name), _real(buffer), "buffer"))
+            group = STATISTICS if _is_statistic(model, name) else 0
+            tensors.append(_described(plain_name(name), _real(buffer), "buffer", group))
         if members:
             tensors.append(Tensor(LEDGER, (members,), "int64", role="ledger"))
         largest = slice_elements or automatic_slice_elements(tuple(tensors), slices)
@@ -107,13 +111,8 @@ class ModelSlices:
         return [slice_ for slice_ in self.slices("buffer") if slice_.dtype in AVERAGED]
 
     def running_statistics(self) -> list[Slice]:
-        """The same, but only where there are statistics of what a normalization has seen (BatchNorm's)."""
-        kept = {
-            number
-            for number, name in self._buffer_names.items()
-            if getattr(self._model.get_submodule(name.rpartition(".")[0]), "track_running_stats", False)
-        }
-        return [s for s in self.floating_buffers() if any(part.tensor in kept for part in s.parts)]
+        """The same, of what normalizations keep of what they have seen (BatchNorm) alone."""
+        return [slice_ for slice_ in self.floating_buffers() if slice_.group == STATISTICS]
 
     def name(self, number: int) -> str:
         return self.layout.tensors[number].name
@@ -257,6 +256,14 @@ def _inventory(model: nn.Module) -> set[tuple[Any, ...]]:
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _is_statistic(model: nn.Module, buffer: str) -> bool:
+    """Whether a buffer is what a normalization keeps of what it has seen."""
+    path, _, name = buffer.rpartition(".")
+    return name.startswith("running_") and bool(
+        getattr(model.get_submodule(path), "track_running_stats", False)
+    )
 
 
 def _described(name: str, tensor: torch.Tensor, role: Role, group: int = 0) -> Tensor:

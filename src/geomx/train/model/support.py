@@ -62,9 +62,16 @@ def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
 def kept_by(optimizer: torch.optim.Optimizer) -> Keeps:
     """What an optimizer keeps of gradients from step to step, as its parameter groups tell."""
     keys = {key for group in optimizer.param_groups for key in group}
-    if keys & {"betas", "lr_decay", "rho"} or ("alpha" in keys and "lambd" not in keys):
+    if keys & {"betas", "lr_decay", "rho", "beta2_decay"} or ("alpha" in keys and "lambd" not in keys):
         return "squares"
-    return "momentum" if any(group.get("momentum") for group in optimizer.param_groups) else "nothing"
+    if has_momentum(optimizer):
+        return "momentum"
+    return "nothing" if type(optimizer).__module__.startswith("torch.optim") else "unknown"
+
+
+def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it keeps a mean of gradients, which a codec's momentum would double."""
+    return any(group.get("momentum") or "betas" in group for group in optimizer.param_groups)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
