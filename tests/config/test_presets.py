@@ -61,3 +61,5 @@ def test_a_saved_run_keeps_what_its_preset_has_given(tmp_path: Path) -> None:
     run = with_preset("slow-link", "wan.codec_down=int8")
     run.save(tmp_path / "run.json")
     assert Run.load(tmp_path / "run.json") == run
+    assert run.run.preset == ""  # it is spent: a changed copy is not given its keys once more
+    assert run.changed(["wan.codec_up=dense"]).wan.codec_up == "dense"

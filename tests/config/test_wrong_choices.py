@@ -34,6 +34,7 @@ CHOICES = [
         "without `dial`, `listen`; allowed: a class that keeps",
     ),
     ('wan.channel = "no_such_channels:Mine"', "wan.channel", "No module named 'no_such_channels'"),
+    ('wan.codec_down = "topk ratio=0.1 decay=0.9"', "wan.codec_down", "nothing to be forgotten"),
     ('sync.buffers = "average"', "sync.buffers", "no weights are averaged"),
 ]
 

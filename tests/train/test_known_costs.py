@@ -11,7 +11,7 @@ from live_runs import small_model, train
 from torch import nn
 
 from geomx.config import Run
-from geomx.config.known_costs import setting_of
+from geomx.config.known_costs import known_costs, setting_of
 from geomx.errors import Unsupported
 from geomx.train import LiveRun, Settings
 from geomx.train.model.support import kept_by
@@ -53,6 +53,13 @@ def test_a_setting_that_costs_accuracy_is_told_of_once_a_party(codec: str, optim
     assert all(re.search(says, text) for _, text in found)
     with pytest.raises(Unsupported, match=says):
         told(codec, optimizer, strict=True)
+
+
+def test_the_lan_s_codec_is_looked_at_as_well() -> None:
+    run = Run.parse(PARTIES, "run.toml", ["lan.codec_up=topk ratio=0.01"])
+    (cost,) = known_costs(setting_of(run))
+    assert cost.text.startswith("lan.codec_up")
+    assert not cost.is_certain
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class BySize(Codec):
             raise ConfigError("codec", [Fault("size_lower_bound", f"{size_lower_bound}", allowed)])
         self.large, self.tiny = large, tiny
         self.size_lower_bound = size_lower_bound
-        self.ratio, self.momentum = large.ratio, large.momentum
+        self.ratio, self.momentum, self.decay = large.ratio, large.momentum, large.decay
 
     def _of(self, slice_: Slice) -> Codec:
         return self.large if slice_.smallest_tensor >= self.size_lower_bound else self.tiny

@@ -58,6 +58,7 @@ class Codec(ABC):
     feedback: bool  # whether what an encoding does not carry goes with the next; a lossless one carries all
     ratio: float | None = None  # which part of the elements an encoding carries; None: all of them
     momentum: float = 0.0  # of the values, before they meet what is held back
+    decay: float = 1.0  # what is left of what is held back when the next values come
     size_lower_bound: int = (
         1  # tensors of fewer elements are tiny, and go another way; no slice has both kinds
     )

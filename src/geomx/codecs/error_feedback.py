@@ -31,7 +31,6 @@ class Lossy(Codec):
     """
 
     lossless = False
-    decay = 1.0  # what is left of a residual when the next values come
 
     def __init__(self, stream: RngKey, tiny: Codec | None, size_lower_bound: int = SIZE_LOWER_BOUND) -> None:
         self.stream = stream

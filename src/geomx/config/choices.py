@@ -48,8 +48,8 @@ def problems_of_choices(run: Run) -> list[Problem]:
     if run.optimizer.rule:
         _make_rule(run.optimizer.rule, making)
     made = {tier: _made_channel(run, tier, making) for tier in TIERS}
-    momentum = _momentum_of_codecs(run, making)
-    problems = [*making.problems, *_of_momentum(run, policy, momentum)]
+    lossy = _lossy_codecs(run, making)
+    problems = [*making.problems, *_of_momentum(run, policy, lossy), *_of_decay(run, lossy)]
     for tier, channel in made.items():
         if channel is not None:
             problems += _of_channel(run, tier, channel)
@@ -145,17 +145,18 @@ def _of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Problem]:
         yield Problem((tier, "channel"), shown(edge.channel), "`tcp`", hint)
 
 
-def _momentum_of_codecs(run: Run, making: _Making) -> dict[KeyPath, float]:
-    """By key; 0 where a codec cannot be made."""
-    momentum: dict[KeyPath, float] = {}
+def _lossy_codecs(run: Run, making: _Making) -> dict[KeyPath, Any]:
+    """Those that can be made, by key."""
+    lossy: dict[KeyPath, Any] = {}
     for tier in TIERS:
         edge = _edge(run, tier)
         for way, spec in (("codec_up", edge.codec_up), ("codec_down", edge.codec_down)):
             path: KeyPath = (tier, way)
             if spec not in LOSSLESS:
                 codec = making.of(path, _codec, spec)
-                momentum[path] = 0.0 if codec is None else codec.momentum
-    return momentum
+                if codec is not None:
+                    lossy[path] = codec
+    return lossy
 
 
 def _codec(spec: str) -> Any:
@@ -165,11 +166,22 @@ def _codec(spec: str) -> Any:
     return make_codec(spec, RngKey())
 
 
-def _of_momentum(run: Run, policy: Policy | None, momentum: dict[KeyPath, float]) -> Iterator[Problem]:
+def _spec(run: Run, path: KeyPath) -> str:
+    tier, way = path
+    return str(getattr(run.wan if tier == "wan" else run.lan, str(way)))
+
+
+def _of_decay(run: Run, lossy: dict[KeyPath, Any]) -> Iterator[Problem]:
+    for path in (path for path, codec in lossy.items() if codec.decay < 1.0):
+        if path[1] == "codec_down":
+            why = "an update is what receivers do not have yet, and there is nothing to be forgotten"
+            yield Problem(path, shown(_spec(run, path)), "a codec without decay", why)
+
+
+def _of_momentum(run: Run, policy: Policy | None, lossy: dict[KeyPath, Any]) -> Iterator[Problem]:
     """It counts once, and never in an update."""
-    for path in (path for path, value in momentum.items() if value):
-        tier, way = path
-        spec = getattr(run.wan if tier == "wan" else run.lan, str(way))
+    for path in (path for path, codec in lossy.items() if codec.momentum):
+        way, spec = path[1], _spec(run, path)
         if way == "codec_down":
             why = "an update is how far the weights have moved already, and momentum would carry it beyond"
             yield Problem(path, shown(spec), "a codec without momentum", why)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geomx.config.choices import LOSSLESS
-from geomx.config.problems import KeyPath, shown
+from geomx.config.problems import KeyPath, dotted, shown
 from geomx.config.run import Run
 from geomx.sync import policies
-from geomx.sync.contract import AccumulateStep, GradientStep, Policy, next_run_mean
+from geomx.sync.contract import AccumulateStep, GradientStep, Policy, mean_period
 
 Keeps = Literal["nothing", "momentum", "squares", "unknown"]
 
@@ -24,11 +24,23 @@ SPARSE = 0.25  # codecs that send a smaller fraction of the entries leave most o
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A codec of the WAN. `ratio`: which fraction of the entries it sends, None for all; `momentum`: its own."""
+    """What contributions travel as. `ratio`: which fraction of the entries, None for all; `momentum`: the codec's."""
 
+    path: KeyPath
     spec: str
     ratio: float | None = None
     momentum: float = 0.0
+
+    @classmethod
+    def of(cls, path: KeyPath, spec: str) -> Way:
+        """Raises `ConfigError` where the codec cannot be made."""
+        if spec in LOSSLESS:
+            return cls(path, spec)
+        from geomx.codecs.pack.noise import RngKey  # noqa: PLC0415 (it imports torch)
+        from geomx.codecs.spec import make_codec  # noqa: PLC0415
+
+        codec = make_codec(spec, RngKey())
+        return cls(path, spec, codec.ratio, codec.momentum)
 
     @property
     def is_sparse(self) -> bool:
@@ -44,7 +56,7 @@ class Setting:
 
     policy: Policy
     spec: str  # of the policy
-    up: Way
+    ways: tuple[Way, ...]  # up
     keeps: Keeps = "unknown"
     optimizer: str = "the optimizer"
     steps: int | None = None
@@ -61,14 +73,8 @@ class KnownCost:
 
 def setting_of(run: Run) -> Setting:
     """As far as a description tells. Raises `ConfigError` where a policy or a codec cannot be made."""
-    spec, up = run.sync.policy, Way(run.wan.codec_up)
-    if run.wan.codec_up not in LOSSLESS:
-        from geomx.codecs.pack.noise import RngKey  # noqa: PLC0415 (it imports torch)
-        from geomx.codecs.spec import make_codec  # noqa: PLC0415
-
-        codec = make_codec(run.wan.codec_up, RngKey())
-        up = Way(run.wan.codec_up, codec.ratio, codec.momentum)
-    return Setting(policies.make(spec), spec, up)
+    ways = (Way.of(("wan", "codec_up"), run.wan.codec_up), Way.of(("lan", "codec_up"), run.lan.codec_up))
+    return Setting(policies.make(run.sync.policy), run.sync.policy, ways)
 
 
 def known_costs(setting: Setting) -> list[KnownCost]:
@@ -76,45 +82,38 @@ def known_costs(setting: Setting) -> list[KnownCost]:
     return [*_of_sparse_gradients(setting), *_of_few_means(setting)]
 
 
-INSTEAD = 'run.preset = "slow-link" sends less and ends lower'
+INSTEAD = 'run.preset = "slow-link" sends less and costs less (docs/settings.md)'
 
 
 def _of_sparse_gradients(setting: Setting) -> Iterator[KnownCost]:
     """Most entries come many steps late: what an optimizer keeps of gradients then is of no step at all."""
-    if setting.policy.plans not in (GradientStep, AccumulateStep) or not setting.up.is_sparse:
+    if setting.policy.plans not in (GradientStep, AccumulateStep):
         return
-    codec, path = f"wan.codec_up = {shown(setting.up.spec)}", ("wan", "codec_up")
-    if setting.keeps == "squares":
-        costs = "ended at a loss of 3.20 where dense ended at 2.70 (a GPT), and 3 to 4 points lower (CNNs)"
-        yield KnownCost(path, f"{codec} on gradients with {setting.optimizer} {costs}; {INSTEAD}")
-    elif setting.keeps == "momentum" and not setting.up.momentum:
-        text = (
-            f"{codec} with the momentum of {setting.optimizer} diverged, since late entries are sped up once more; "
-            "give the codec momentum=0.9 and the optimizer none"
-        )
-        yield KnownCost(path, text)
-    elif (
-        setting.keeps == "unknown" and not setting.up.momentum
-    ):  # with it, attach refuses optimizers with their own
-        text = (
-            f"{codec} on gradients costs 3 to 4 points of accuracy with Adam, and with SGD's own momentum it diverged "
-            f"(with momentum=0.9 of the codec it does not); {INSTEAD}"
-        )
-        yield KnownCost(path, text, is_certain=False)
+    for way in (way for way in setting.ways if way.is_sparse):
+        codec = f"{dotted(way.path)} = {shown(way.spec)}"
+        if setting.keeps == "squares":
+            text = f"{codec} on gradients with {setting.optimizer} cost 3 to 4 points of accuracy; {INSTEAD}"
+            yield KnownCost(way.path, text)
+        elif setting.keeps == "momentum" and not way.momentum:
+            text = (
+                f"{codec} with the momentum of {setting.optimizer} diverged, since late entries are sped up once more; "
+                "give the codec momentum=0.9 and the optimizer none"
+            )
+            yield KnownCost(way.path, text)
+        elif setting.keeps == "unknown" and not way.momentum:  # attach refuses momentum beside a codec's own
+            text = (
+                f"{codec} on gradients cost 3 to 4 points of accuracy with Adam, and with SGD's own momentum it "
+                f"diverged (with momentum=0.9 of the codec it does not); {INSTEAD}"
+            )
+            yield KnownCost(way.path, text, is_certain=False)
 
 
 def _of_few_means(setting: Setting) -> Iterator[KnownCost]:
     """Whoever meets once or twice has hardly trained together."""
-    period = period_of(setting.policy)
+    period = mean_period(setting.policy)
     if setting.steps is not None and period is not None and setting.steps < FEWEST_MEANS * period:
         text = (
             f"sync.policy = {shown(setting.spec)} averages every {period:,} steps, of {setting.steps:,} in this run: "
             f"workers that meet less than {FEWEST_MEANS} times ended far behind; take a shorter period"
         )
         yield KnownCost(("sync", "policy"), text)
-
-
-def period_of(policy: Policy) -> int | None:
-    """The steps from one mean over the run to the next; None where a policy at the root decides that, or never."""
-    step, plan = next_run_mean(policy) or (0, None)
-    return None if plan is None or plan.average == "told" else step + 1

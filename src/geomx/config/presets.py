@@ -43,8 +43,9 @@ def apply_preset(document: Document) -> None:
     """Give a document the keys of its `run.preset` that it has not itself. An unknown preset is left to validation."""
     run = document.data.get("run")
     name = run.get("preset") if isinstance(run, dict) else None
-    if not isinstance(name, str) or name not in PRESETS:
+    if not isinstance(run, dict) or not isinstance(name, str) or name not in PRESETS:
         return
+    del run["preset"]  # what it stands for is there now
     parties = document.data.get("party")
     down = min(1.0, SPARSE_RATIO * (len(parties) if isinstance(parties, list) else 1))
     for key, value in PRESETS[name].items():

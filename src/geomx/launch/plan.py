@@ -19,7 +19,7 @@ from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.config.choices import check_choices
-from geomx.config.known_costs import Setting, Way, known_costs, period_of
+from geomx.config.known_costs import Setting, Way, known_costs
 from geomx.config.placement import place_of
 from geomx.config.presets import PRESETS
 from geomx.errors import ConfigError, Fault, GeomxError
@@ -35,7 +35,7 @@ from geomx.predict.facts import Codecs, Facts, Rhythm
 from geomx.predict.steps import Prediction, predict
 from geomx.predict.words import trade_of_codec, trade_of_rhythm
 from geomx.sync import policies
-from geomx.sync.contract import GradientStep, Policy
+from geomx.sync.contract import GradientStep, Policy, mean_period
 
 ALGORITHMS = ("fsa", "mixed", "esync", "hfa", "diloco", "diloco fragments=5 overlap=5", "downpour")
 CODECS = ("dense", "fp16", "int8", "int4", "bisparse ratio=0.01")
@@ -213,9 +213,8 @@ def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
 
 
 def _setting(script: Script, algorithm: str, up: str) -> Setting:
-    codec = make_codec(up, RngKey())
-    way = Way(up, codec.ratio, codec.momentum)
-    return Setting(policies.make(algorithm), algorithm, way, script.keeps, script.optimizer, script.steps)
+    ways = (Way.of(("wan", "codec_up"), up),)
+    return Setting(policies.make(algorithm), algorithm, ways, script.keeps, script.optimizer, script.steps)
 
 
 def _refusal(run: Run, script: Script, algorithm: str, up: str, down: str) -> str:
@@ -230,14 +229,14 @@ def _refusal(run: Run, script: Script, algorithm: str, up: str, down: str) -> st
     except GeomxError as error:
         return str(error)
     policy, setting = policies.make(algorithm), _setting(script, algorithm, up)
-    period = period_of(policy)
+    period = mean_period(policy)
     if script.steps and period and period > script.steps:
         return (
             f"it averages every {period:,} steps, and a worker takes {script.steps:,}: they would never meet"
         )
     if policy.sync_group != "run" and not (script.elementwise or run.optimizer.rule):
         return f"it needs an optimizer on the global servers, which {script.optimizer} cannot have"
-    if setting.up.momentum and script.momentum:
+    if any(way.momentum for way in setting.ways) and script.momentum:
         return f"the codec `{up}` has momentum, and so has {script.optimizer}: it would count twice"
     costs = known_costs(setting) if run.run.strict else []
     return "; ".join(cost.text for cost in costs if cost.is_certain)

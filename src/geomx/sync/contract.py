@@ -138,3 +138,9 @@ def next_run_mean(policy: Policy, start: int = 0) -> tuple[int, LocalStep] | Non
         if isinstance(plan, LocalStep) and plan.average in ("run", "told"):
             return step, plan
     return None
+
+
+def mean_period(policy: Policy) -> int | None:
+    """The steps from one mean over the run to the next; None where a policy at the root decides that, or never."""
+    step, plan = next_run_mean(policy) or (0, None)
+    return None if plan is None or plan.average == "told" else step + 1
