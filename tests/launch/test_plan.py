@@ -145,7 +145,11 @@ def test_what_the_script_has_is_learnt_from_a_report(capsys: pytest.CaptureFixtu
     ]
     found = predictions("--report", "report.json", *algorithms, *codecs)
     assert "averages every 100 steps, and a worker takes 90" in found["refused"]["hfa k1=50 k2=2"]
-    assert "has momentum, and so has AdamW" in found["refused"]["fsa"]
+    assert (
+        "has momentum, and so has AdamW"
+        in found["refused"]["fsa with bisparse ratio=0.01 momentum=0.9; dense"]
+    )
+    assert all(0 < row["computing"] <= 1 for row in found["predictions"])
     costs = {(row["algorithm"], row["codec_up"]): row["known_cost"] for row in found["predictions"]}
     assert "on gradients with AdamW" in costs["fsa", "bisparse ratio=0.01"]
     assert not costs["fsa", "dense"]

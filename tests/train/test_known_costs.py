@@ -44,7 +44,7 @@ def told(codec_up: str, optimizer: str, strict: bool = False, policy: str = "fsa
     [
         ("bisparse ratio=0.01", "AdamW", "on gradients with AdamW .*slow-link"),
         ("mpq ratio=0.01", "Adagrad", "on gradients with Adagrad"),
-        ("topk ratio=0.05", "SGD with momentum", "with the momentum of SGD diverged.* momentum=0.9"),
+        ("topk ratio=0.05", "SGD with momentum", "with the momentum of SGD diverged.*momentum=0.9"),
     ],
 )
 def test_a_setting_that_costs_accuracy_is_told_of_once_a_party(codec: str, optimizer: str, says: str) -> None:

@@ -82,7 +82,7 @@ def known_costs(setting: Setting) -> list[KnownCost]:
     return [*_of_sparse_gradients(setting), *_of_few_means(setting)]
 
 
-INSTEAD = 'run.preset = "slow-link" sends less and costs less (docs/settings.md)'
+INSTEAD = 'run.preset = "slow-link" sends less, and cost less where it was measured (docs/settings.md)'
 
 
 def _of_sparse_gradients(setting: Setting) -> Iterator[KnownCost]:
@@ -97,13 +97,13 @@ def _of_sparse_gradients(setting: Setting) -> Iterator[KnownCost]:
         elif setting.keeps == "momentum" and not way.momentum:
             text = (
                 f"{codec} with the momentum of {setting.optimizer} diverged, since late entries are sped up once more; "
-                "give the codec momentum=0.9 and the optimizer none"
+                "take `bisparse ... momentum=0.9` and an optimizer without momentum"
             )
             yield KnownCost(way.path, text)
         elif setting.keeps == "unknown" and not way.momentum:  # attach refuses momentum beside a codec's own
             text = (
                 f"{codec} on gradients cost 3 to 4 points of accuracy with Adam, and with SGD's own momentum it "
-                f"diverged (with momentum=0.9 of the codec it does not); {INSTEAD}"
+                f"diverged (`bisparse ... momentum=0.9` has it in the codec instead); {INSTEAD}"
             )
             yield KnownCost(way.path, text, is_certain=False)
 

@@ -138,15 +138,25 @@ def compared(
     if also is not None and also not in asked:
         asked.append((also[0], also[1], also[2]))
     predictor = _Predictor(run, facts, {pair[1:] for pair in asked})
-    rows, refused = [], {}
+    rows, reasons = [], dict[tuple[str, ...], str]()
     for algorithm, up, down in asked:
         if reason := _refusal(run, facts.script, algorithm, up, down):
-            refused[algorithm if (algorithm, up, down) != also else " ".join(also)] = reason
+            reasons[algorithm, up, down] = reason
             continue
         costs = "; ".join(cost.text for cost in known_costs(_setting(facts.script, algorithm, up)))
         own = (algorithm, up, down) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)
         rows.append(Row(algorithm, (up, down), *predictor.of(algorithm, up, down), own, costs))
-    return sorted(rows, key=lambda row: row.prediction.step_s), refused
+    return sorted(rows, key=lambda row: row.prediction.step_s), _listed(
+        reasons, {row.algorithm for row in rows}
+    )
+
+
+def _listed(reasons: dict[tuple[str, ...], str], compared: set[str]) -> dict[str, str]:
+    """By algorithm where none of its codecs will do, else by algorithm and codecs."""
+    listed = {}
+    for (algorithm, up, down), reason in reasons.items():
+        listed[f"{algorithm} with {_named((up, down))}" if algorithm in compared else algorithm] = reason
+    return listed
 
 
 class _Predictor:
@@ -285,6 +295,12 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
     console.print(trades)
     for algorithm, reason in refused.items():
         console.print(f"Not with this run: {algorithm}: {reason}", soft_wrap=True)
+    if facts.script.steps is None:
+        console.print(
+            "How many steps a worker takes is not known: with --steps N, policies that average too seldom for that are "
+            "left out.",
+            soft_wrap=True,
+        )
     console.print(
         "\nAccuracy is not predicted, and differs: try the best few on your own model.", soft_wrap=True
     )

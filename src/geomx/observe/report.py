@@ -22,6 +22,7 @@ from geomx.observe.traffic import Tier, Traffic
 Report = dict[str, Any]
 How = Literal["well", "interrupted", "failed"]
 
+MUCH_SAVED = 0.985  # more would be shown as 99% or 100%, which are far apart
 LEAST_SAVED = 0.005  # less would be shown as 0%
 CHANGES_SHOWN = 4
 
@@ -202,7 +203,8 @@ def _spared(report: Report, by: str, otherwise: int | None) -> str:
     in_steps = _step_bytes(report, "wan")
     if not otherwise or in_steps is None or (saved := 1 - in_steps / otherwise) < LEAST_SAVED:
         return ""
-    return f"{saved:.0%} by {by}: otherwise steps would send {size(otherwise)} over the WAN"
+    share = f"{saved:.1%}" if saved > MUCH_SAVED else f"{saved:.0%}"
+    return f"{share} by {by}: otherwise steps would send {size(otherwise)} over the WAN"
 
 
 def _cost(report: Report) -> str:

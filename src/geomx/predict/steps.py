@@ -66,9 +66,17 @@ def predict(facts: Facts, rhythm: Rhythm, codecs: Codecs) -> Prediction:
         steps_of=steps_of,
         bytes_up=fmean(up for up, _ in sent),
         bytes_down=fmean(down for _, down in sent),
-        computing=sum(site.workers * site.compute_s / paces[site.name] for site in facts.sites) / workers,
+        computing=sum(
+            site.workers * _computing_s(facts, rhythm, site) / paces[site.name] for site in facts.sites
+        )
+        / workers,
         staleness=0 if rhythm.sync_group == "run" else sum(map(rhythm.cohorts, facts.sites)) - 1,
     )
+
+
+def _computing_s(facts: Facts, rhythm: Rhythm, site: Site) -> float:
+    """Of a step: what its worker computes."""
+    return site.compute_s if isinstance(rhythm.plans[0], GradientStep) else facts.local_step_s(site)
 
 
 def _mean(sites: Sequence[Site], seconds: Times) -> float:
