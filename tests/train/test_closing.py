@@ -28,7 +28,7 @@ def breaks_after(steps: int, closes: bool = False) -> Any:
             optimizer.zero_grad()
             F.mse_loss(model(x), y).backward()
             optimizer.step()
-            if step == steps:
+            if step >= steps:
                 break
         if closes:
             run.close()
@@ -104,3 +104,15 @@ def test_a_loop_that_has_ended_is_not_averaged_once_more() -> None:
     _, ended = train([1, 1], breaks_after(1000), settings(policies.make(spec)), policy=spec)
     turns = [note.fields["turn"] for _, _, note in ended.notes if note.name == "left"]
     assert set(turns) == {4}  # 15 steps: three periods and what is left; turn 0 is attach
+
+
+def test_workers_that_leave_at_different_steps_disturb_nobody() -> None:
+    """Who leaves first takes part in what the others do until its steps are in a mean over the run."""
+    leaves = {"A/0": 5, "A/1": 9, "B/0": 7}
+
+    def main(run: LiveRun) -> nn.Module:
+        return breaks_after(leaves[run.name])(run)
+
+    for spec in ("hfa k1=2 k2=4", "hfa k1=4 k2=1", "diloco every=4"):
+        results, _ = train([2, 1], main, settings(policies.make(spec), ledger=True), policy=spec)
+        assert results.keys() == leaves.keys()

@@ -123,6 +123,11 @@ def test_a_first_sample_has_a_name_whatever_holds_it(batch: Any) -> None:
 
 
 def test_what_cannot_be_read_has_none() -> None:
+    assert first_sample(np.array([{"id": 1}, {"id": 2}])) is None
+    assert first_sample(np.zeros((0, 3))) is None
+    endless: list[Any] = []
+    endless.append(endless)
+    assert first_sample(endless) is None
     assert first_sample(object()) is None
     assert first_sample(torch.zeros(0, 3)) is None
     assert first_sample(torch.zeros(())) is None

@@ -14,20 +14,32 @@ from geomx.wire.messages import Sampled
 DIGEST_BYTES = 16
 
 
+def check_sampled(message: Sampled) -> None:
+    """Raise `ProtocolError` for what is no digest."""
+    if len(message.digest) != DIGEST_BYTES:
+        raise ProtocolError(f"{message.worker} told a digest of {len(message.digest)} bytes")
+
+
 class SameDataWatch:
     """See the module's text. `strict`: that two parties have the same data is an error."""
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
-        self._begins: dict[bytes, str] = {}  # by digest: the worker that has told it first
+        self._begins: dict[str, bytes] = {}  # by worker: what it has told first
         self._is_told = False
 
     def sampled(self, message: Sampled) -> str:
-        """What is to be told to everybody, once; "" for nothing. Raises `SameData`, `ProtocolError`."""
-        if len(message.digest) != DIGEST_BYTES:
-            raise ProtocolError(f"{message.worker} told a digest of {len(message.digest)} bytes")
-        other = self._begins.setdefault(message.digest, message.worker)
-        if self._is_told or cohort_of(other, "party") == cohort_of(message.worker, "party"):
+        """What is to be told to everybody, once; "" for nothing. Raises `SameData`."""
+        check_sampled(message)
+        mine, party = (
+            self._begins.setdefault(message.worker, message.digest),
+            cohort_of(message.worker, "party"),
+        )
+        others = (
+            name for name, told in self._begins.items() if told == mine and cohort_of(name, "party") != party
+        )
+        other = next(others, "")
+        if self._is_told or not other:
             return ""
         self._is_told = True
         one, two = sorted((other, message.worker))

@@ -18,6 +18,7 @@ from geomx.layout import Layout, Slice
 from geomx.node.contract import FirstStep
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Peer
+from geomx.node.same_data import check_sampled
 from geomx.node.slices.finite import annotated, skipped, tried, when, without
 from geomx.node.slices.first_weights import FirstWeights
 from geomx.node.slices.join_state import check_reached
@@ -157,6 +158,8 @@ class Uplink:
         self._tell_all(message)
 
     def for_first_shard(self, message: Stepped | Sampled) -> None:
+        if isinstance(message, Sampled):
+            check_sampled(message)
         self._node.send(self._parent(self.parents[0]), message)
 
     def fetch(self, token: int, index: int, of: Of) -> None:

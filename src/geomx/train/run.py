@@ -221,7 +221,15 @@ class LiveRun:
         workers = self._party_members if over == "party" else self.workers
         place = place_of(self.name, workers, over)
         batches, sampler = self._split(loader, over, place, len(workers))
-        return Share(batches, sampler, place=place, places=len(workers), progress=self._progress, train=train)
+        return Share(
+            batches,
+            sampler,
+            place=place,
+            places=len(workers),
+            progress=self._progress,
+            train=train,
+            is_of_party=over == "party",
+        )
 
     def weight(self, weight: float) -> None:
         """How much this worker counts in the next step, in samples, in place of those counted; not below 0.
@@ -301,9 +309,10 @@ class LiveRun:
     def close(self) -> None:
         """Leave the run: the others go on without this worker. The model and its weights stay usable.
 
-        Under local steps (hfa, diloco, esync, downpour) what this worker has learned since the last exchange goes to
-        the run first: workers that close behind the same step end with the same weights. With esync, where each takes
-        steps of its own number, it returns when all have closed or come to the end of their data.
+        Under local steps (hfa, diloco, esync) what this worker has learned since the last mean goes into the next one
+        first: workers that close behind the same step end with the same weights. With esync, where each takes steps of
+        its own number, it returns when all have closed or come to the end of their data. With downpour it pushes what
+        was not pushed. Workers that reduce among themselves (`inside = "collective"`) leave as they are.
         """
         if self._closed:
             return

@@ -85,8 +85,10 @@ class Share(Iterable[Any]):
         places: int,
         progress: Progress,
         train: bool | None,
+        is_of_party: bool = False,
     ) -> None:
         self._batches = batches
+        self._is_of_party = is_of_party
         self._place, self._places = place, places
         self._sampler = sampler
         self._progress = progress
@@ -107,7 +109,7 @@ class Share(Iterable[Any]):
             return
         try:
             batch = next(batches, _END)
-            if batch is not _END and not this.handed:
+            if batch is not _END and not this.handed and self._is_of_party:
                 self._tell_first(batch)
             while batch is not _END:
                 following = next(batches, _END)

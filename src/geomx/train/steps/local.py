@@ -129,13 +129,22 @@ class LocalSteps(Steps):
         self._finite.end()
 
     def finish(self) -> None:
-        if self._is_common:
+        """Take part as at the end of the data, until this worker's steps are in a mean over the run."""
+        if (
+            self._is_common or self._intra_party.in_lockstep
+        ):  # who reduce among themselves may not leave together
             return
         if self._is_paced:  # others come to their last step in other turns
             self.end_epoch()
-        else:
+            return
+        self.ended = True
+        due = self._next_mean()
+        if due.fragment[1] > 1 or due.overlap:
             self._average_all()
-            self._finite.end()
+        elif next_run_mean(self._settings.policy, self._planned):
+            while self._take_part().average != "run":
+                pass  # what others do before
+        self._finite.end()
 
     def _average_all(self) -> None:
         """A mean over the run of the whole model, of which the policy knows nothing."""
@@ -149,11 +158,17 @@ class LocalSteps(Steps):
         self._is_step = True
 
     def _idle(self) -> None:
+        self._take_part()
+
+    def _take_part(self) -> LocalStep:
+        """Follow the next of the policy's plans in which something is exchanged; returns it."""
         self._before = self._progress.place
         plan = self._next_plan()
         while plan.average == "nobody" and not self._is_due():
             plan = self._next_plan()
-        self._follow(replace(plan, average="run") if plan.average == "told" else plan)
+        plan = replace(plan, average="run") if plan.average == "told" else plan
+        self._follow(plan)
+        return plan
 
     def _gradients_are_finite(self) -> bool:
         """Whether the worker's own optimizer may step: NaN would stay in its state. Raises NotFinite."""
