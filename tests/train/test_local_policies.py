@@ -348,6 +348,16 @@ def test_batch_norm_s_statistics_are_averaged_with_the_weights(spec: str, buffer
         torch.testing.assert_close(first["1.running_mean"], mean, rtol=1e-12, atol=1e-14)
 
 
+def two_steps(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Of this worker on its own batches, which count the same for all."""
+    for step in range(2):
+        x, y = parts_of(step, len(run.workers))[place_of(run)]
+        run.weight(1)
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
 def test_buffers_that_are_no_statistics_stay_at_home_unless_they_are_asked_for() -> None:
     """A mask is the same on all workers, and may be as large as the model."""
 
@@ -356,12 +366,7 @@ def test_buffers_that_are_no_statistics_stay_at_home_unless_they_are_asked_for()
         model[1].register_buffer("mask", torch.full((2000,), float(place_of(run)), dtype=torch.float64))
         model, optimizer = run.attach(model, sgd(model))
         model[1].mask.fill_(place_of(run))  # behind attach, which gives all the first worker's
-        for step in range(2):
-            x, y = parts_of(step, len(run.workers))[place_of(run)]
-            run.weight(1)
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+        two_steps(run, model, optimizer)
         return float(model[1].mask[0])
 
     for buffers, found in (("auto", {"A/0": 0.0, "B/0": 1.0}), ("average", {"A/0": 0.5, "B/0": 0.5})):
@@ -377,12 +382,7 @@ def test_a_buffer_of_one_s_own_beside_a_batch_norm_is_no_statistic() -> None:
         model[1].register_buffer("own", torch.zeros(1, dtype=torch.float64))
         model, optimizer = run.attach(model, sgd(model))
         model[1].own.fill_(place_of(run))
-        for step in range(2):
-            x, y = parts_of(step, len(run.workers))[place_of(run)]
-            run.weight(1)
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+        two_steps(run, model, optimizer)
         return float(model[1].own), model[1].running_mean.clone()
 
     results, _ = train([1, 1], main, settings(HFA(k1=2, k2=1)))

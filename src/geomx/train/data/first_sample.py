@@ -28,10 +28,11 @@ def first_sample(batch: Any, index: Any = None) -> bytes | None:
         A digest that is the same wherever that sample is; None where nothing of the batch can be read.
     """
     try:
+        place = repr(index).encode()
         parts = list(itertools.islice(_firsts(batch), MOST_PARTS))
-    except Exception:
+    except Exception:  # of types that we do not know: a hint that cannot be given must not end a training
         return None
-    digest = hashlib.blake2b(repr(index).encode(), digest_size=DIGEST_BYTES)
+    digest = hashlib.blake2b(place, digest_size=DIGEST_BYTES)
     for part in parts:
         digest.update(part)
     return digest.digest() if parts else None

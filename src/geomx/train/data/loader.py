@@ -51,9 +51,9 @@ class ShareSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         share = every_nth(self._drawn(), self._place, self._places, self.even)
         share = itertools.islice(share, self.skipped * self._of_batch, None)
-        for self.first in share:
+        self.first = next(share, _END)
+        if self.first is not _END:
             yield self.first
-            break
         yield from share
 
     def __len__(self) -> int:
