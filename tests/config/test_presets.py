@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from geomx.config import Run, load_whole
-from geomx.config.choices import check_choices
+from geomx.config.choice_rules import check_choices
 from geomx.config.presets import PRESETS
 from geomx.errors import ConfigError
 

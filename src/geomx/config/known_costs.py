@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from geomx.config.choices import LOSSLESS
+from geomx.config.choice_rules import LOSSLESS
 from geomx.config.problems import KeyPath, dotted, shown
 from geomx.config.run import Run
 from geomx.sync import policies

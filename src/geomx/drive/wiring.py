@@ -11,7 +11,7 @@ from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES
 from geomx.channels.tls import Contexts, contexts
 from geomx.config import LinkChange, LinkTable, Run
-from geomx.config.choices import Tier, check_channel
+from geomx.config.choice_rules import Tier, check_channel
 from geomx.drive.real import ListeningEdge, Wiring
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, size_bounds_of, slices_wanted
 from geomx.config import Run, load_whole
-from geomx.config.choices import LOSSLESS, check_choices
+from geomx.config.choice_rules import LOSSLESS, check_choices
 from geomx.config.known_costs import setting_of
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (

@@ -18,7 +18,7 @@ from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
-from geomx.config.choices import check_choices
+from geomx.config.choice_rules import check_choices
 from geomx.config.known_costs import Setting, Way, known_costs
 from geomx.config.placement import place_of
 from geomx.config.presets import PRESETS
