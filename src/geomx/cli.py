@@ -11,7 +11,9 @@ from pathlib import Path
 
 import geomx
 from geomx.config import EVERY_FILE, Needed, Run, describe, load_whole, notices
-from geomx.config.known_costs import known_costs, setting_of
+from geomx.config.choices import Choices
+from geomx.config.decision import decide
+from geomx.config.script import Script
 from geomx.errors import ConfigError, Fault, GeomxError
 from geomx.launch.environment import apply_switches
 
@@ -198,7 +200,7 @@ class _Version(argparse.Action):
 def _check(arguments: argparse.Namespace) -> None:
     needed = () if arguments.elsewhere else EVERY_FILE
     run = _load(arguments, *needed)
-    costs = (f"known to cost accuracy: {cost.text}" for cost in known_costs(setting_of(run)))
+    costs = (f"known to cost accuracy: {cost.text}" for cost in decide(Choices.of(run), Script()).costs)
     print("\n".join([describe(run), *(f"\nnote: {notice}" for notice in (*notices(run), *costs))]))
 
 

@@ -304,18 +304,11 @@ def test_the_environments_settings_are_those_of_its_run(
         join()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "codec"),
-    [
-        ([], ""),
-        (["wan.codec_up=bisparse ratio=0.1"], ""),
-        (["wan.codec_up=bisparse momentum=0.9"], "bisparse momentum=0.9"),
-        (["lan.codec_up=mpq momentum=0.5"], "mpq momentum=0.5"),
-    ],
-)
-def test_training_is_told_of_a_codec_with_momentum(overrides, codec):
-    run = Run.parse(TOML, "run.toml", overrides)
-    assert _settings(run, "A", "A/0").codec_momentum == codec
+def test_training_is_told_of_the_codecs_on_both_tiers_up_and_of_their_momentum() -> None:
+    overrides = ["wan.codec_up=bisparse ratio=0.1 momentum=0.9", "lan.codec_up=int8"]
+    settings = _settings(Run.parse(TOML, "run.toml", overrides), "A", "A/0")
+    found = [(codec.key, codec.ratio, codec.momentum) for codec in settings.codecs_up]
+    assert found == [("wan.codec_up", 0.1, 0.9), ("lan.codec_up", None, 0.0)]
 
 
 def test_a_model_is_cut_at_the_bounds_of_the_codecs_of_both_tiers() -> None:

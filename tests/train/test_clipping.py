@@ -72,7 +72,7 @@ def test_with_mixed_the_mean_of_a_party_is_clipped(shards: int, idle: bool) -> N
         ({"lossless_down": False}, True),
         ({"overlap": "forward"}, True),
         ({"rejoin_s": 5.0}, True),
-        ({"policy": policies.make("mixed"), "policy_name": "mixed"}, True),
+        ({"policy": policies.make("mixed"), "policy_spec": "mixed"}, True),
     ],
 )
 def test_means_are_clipped_where_they_arrive_unless_the_servers_are_needed(
@@ -85,7 +85,7 @@ def test_means_are_clipped_where_they_arrive_unless_the_servers_are_needed(
         _, optimizer = run.attach(model, momentum(model), clip_norm=CLIP)
         found.append((optimizer.on_server, run.policy))  # type: ignore[attr-defined]
 
-    name = more.get("policy_name", "fsa")
+    name = more.get("policy_spec", "fsa")
     train([1, 1], main, Settings(**more), policy=name)
     assert found == [(on_server, name)] * 2
 

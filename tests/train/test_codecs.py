@@ -11,6 +11,7 @@ from exploring import pairwise
 from live_runs import batch, place_of, samples_of, small_model, train, weights
 
 from geomx.codecs.spec import size_bounds_of
+from geomx.config.choices import CodecUp
 from geomx.errors import Unsupported
 from geomx.node.topology import Edge
 from geomx.sync import policies
@@ -137,7 +138,7 @@ def test_momentum_does_not_count_twice(make: Any, allowed: bool) -> None:
         model = small_model()
         run.attach(model, make(model.parameters()))
 
-    settings = Settings(codec_momentum="bisparse momentum=0.9")
+    settings = Settings(codecs_up=(CodecUp.of("wan.codec_up", "bisparse momentum=0.9"),))
     if allowed:
         train([1, 1], script, settings)
     else:

@@ -11,8 +11,8 @@ from live_runs import assert_close, batch, place_of, small_model, train, weights
 from loops import STEPS, Loop, MakeOptimizer, adam, both, momentum, plain_steps
 from torch import nn
 
+from geomx.config.choices import OptimizerPlace
 from geomx.train import LiveRun, Settings
-from geomx.train.settings import OptimizerPlaceName
 
 
 class Tied(nn.Module):
@@ -76,14 +76,14 @@ class ChannelsLast(nn.Module):
 
 @pytest.mark.parametrize("place", ["server", "workers"])
 @pytest.mark.parametrize("make_optimizer", [momentum, adam])
-def test_several_dtypes(make_optimizer: MakeOptimizer, place: OptimizerPlaceName) -> None:
+def test_several_dtypes(make_optimizer: MakeOptimizer, place: OptimizerPlace) -> None:
     after = both(plain_steps, Mixed, make_optimizer, Settings(place=place), rtol=1e-4)
     assert {tensor.dtype for tensor in after.values()} == {torch.float32, torch.float64}
 
 
 @pytest.mark.parametrize("place", ["server", "workers"])
 @pytest.mark.parametrize("make_optimizer", [momentum, adam])
-def test_channels_last(make_optimizer: MakeOptimizer, place: OptimizerPlaceName) -> None:
+def test_channels_last(make_optimizer: MakeOptimizer, place: OptimizerPlace) -> None:
     assert not ChannelsLast().last.weight.is_contiguous()
     both(plain_steps, ChannelsLast, make_optimizer, Settings(place=place, slice_elements=50))
 

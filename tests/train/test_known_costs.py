@@ -11,7 +11,9 @@ from live_runs import small_model, train
 from torch import nn
 
 from geomx.config import Run
-from geomx.config.known_costs import known_costs, setting_of
+from geomx.config.choices import Choices
+from geomx.config.decision import decide
+from geomx.config.script import Script
 from geomx.errors import Unsupported
 from geomx.train import LiveRun, Settings
 from geomx.train.model.support import kept_by
@@ -33,7 +35,7 @@ def told(codec_up: str, optimizer: str, strict: bool = False, policy: str = "fsa
         model = small_model()
         live.attach(model, OPTIMIZERS[optimizer](model.parameters()))
 
-    settings = Settings(setting=setting_of(run), strict=strict)
+    settings = Settings.of(run.changed([f"run.strict={str(strict).lower()}"]))
     _, simulator = train([2, 1], main, settings)
     notes = [*simulator.noted("advice"), *simulator.noted("advised")]
     return {(node, fields["text"]) for _, node, fields in notes}
@@ -57,7 +59,7 @@ def test_a_setting_that_costs_accuracy_is_told_of_once_a_party(codec: str, optim
 
 def test_the_lan_s_codec_is_looked_at_as_well() -> None:
     run = Run.parse(PARTIES, "run.toml", ["lan.codec_up=topk ratio=0.01"])
-    (cost,) = known_costs(setting_of(run))
+    (cost,) = decide(Choices.of(run), Script()).costs
     assert cost.text.startswith("lan.codec_up")
     assert not cost.is_certain
 

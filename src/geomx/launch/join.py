@@ -18,8 +18,7 @@ import torch.distributed as dist
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, size_bounds_of, slices_wanted
 from geomx.config import Run, load_whole
-from geomx.config.choice_rules import LOSSLESS, check_choices
-from geomx.config.known_costs import setting_of
+from geomx.config.choice_rules import check_choices
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (
     ConfigError,
@@ -44,7 +43,6 @@ from geomx.launch.slow_worker import SlowWorker
 from geomx.launch.verdict import by_hand, follows
 from geomx.node.contract import asked_to_end
 from geomx.observe.records import Recorder
-from geomx.sync import policies
 from geomx.train.run import LiveRun, why_ended
 from geomx.train.settings import Collective, Settings
 
@@ -152,42 +150,24 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
     collective = None
     if run.party(party).inside == "collective":
         collective = Collective(run.limits.start_s, 2 * run.lan.timeout_s, run.lan.codec_up)
-    return Settings(
+    return Settings.of(
+        run,
         weight=run.sync.weight,
         dataset_size=run.party(party).dataset_size,
-        place=run.optimizer.place,
-        rule=run.optimizer.rule,
-        overlap=run.worker.overlap,
-        push_at=run.worker.push_at,
         slice_elements=run.layout.slice_elements,
         slices=slices_wanted(run.wan.codec_up, run.wan.codec_down),
         pack_below=run.layout.pack_below,
         size_bounds=size_bounds_of(*run.codecs),
-        codec_momentum=_with_momentum(run),
         collective=collective,
         after_step=None
         if slow is None
         else SlowWorker(slow.factor, slow.jitter, f"{run.run.seed} {worker}").after_step,
-        rejoin_s=run.lan.rejoin_s,
         seed=run.run.seed,
         ledger=run.run.ledger,
-        policy=policies.make(run.sync.policy),
-        policy_name=run.sync.policy.split(maxsplit=1)[0],
-        setting=setting_of(run),
-        strict=run.run.strict,
-        lossless_down={run.wan.codec_down, run.lan.codec_down} <= set(LOSSLESS),
         buffers=run.sync.buffers,
         on_nonfinite=run.run.on_nonfinite,
         room=make_codec(run.lan.codec_up, RngKey()).room,
     )
-
-
-def _with_momentum(run: Run) -> str:
-    """The codec on the way up that has momentum; "" where none has."""
-    for spec in (run.wan.codec_up, run.lan.codec_up):
-        if make_codec(spec, RngKey()).momentum:
-            return spec
-    return ""
 
 
 def script_ended(end: SystemExit | None) -> None:

@@ -19,12 +19,13 @@ from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
 from geomx.config.choice_rules import check_choices
-from geomx.config.known_costs import Setting, Way, known_costs
-from geomx.config.placement import place_of
+from geomx.config.choices import Choices
+from geomx.config.decision import Decision, decide
 from geomx.config.presets import PRESETS
-from geomx.errors import ConfigError, Fault, GeomxError
+from geomx.config.script import Script
+from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
 from geomx.launch.outputs import check_outputs, write_outputs
-from geomx.launch.plan_facts import Known, Script, Sources, known
+from geomx.launch.plan_facts import Known, Sources, known
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.node.topology import AS_WAN
 from geomx.observe.costs import Cost, Memory, cost, memory_of
@@ -35,11 +36,12 @@ from geomx.predict.facts import Codecs, Facts, Rhythm
 from geomx.predict.steps import Prediction, predict
 from geomx.predict.words import trade_of_codec, trade_of_rhythm
 from geomx.sync import policies
-from geomx.sync.contract import GradientStep, Policy, mean_period
+from geomx.sync.contract import GradientStep
 
 ALGORITHMS = ("fsa", "mixed", "esync", "hfa", "diloco", "diloco fragments=5 overlap=5", "downpour")
 CODECS = ("dense", "fp16", "int8", "int4", "bisparse ratio=0.01")
 PLAIN_COLUMNS = 110  # where nothing says how wide lines may be
+OWN = "*"  # marks the description's own row
 SAMPLED_ELEMENTS = 1 << 23  # of a larger model, codecs are tried on a part
 
 Pair = tuple[str, str]  # codecs up and down
@@ -140,12 +142,15 @@ def compared(
     predictor = _Predictor(run, facts, {pair[1:] for pair in asked})
     rows, reasons = [], dict[tuple[str, ...], str]()
     for algorithm, up, down in asked:
-        if reason := _refusal(run, facts.script, algorithm, up, down):
-            reasons[algorithm, up, down] = reason
+        try:
+            decision = _decided(run, facts.script, algorithm, up, down)
+        except GeomxError as error:
+            reasons[algorithm, up, down] = _reason(error)
             continue
-        costs = "; ".join(cost.text for cost in known_costs(_setting(facts.script, algorithm, up)))
+        predicted = predictor.of(algorithm, up, down, not decision.on_server)
         own = (algorithm, up, down) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)
-        rows.append(Row(algorithm, (up, down), *predictor.of(algorithm, up, down), own, costs))
+        costs = "; ".join(cost.text for cost in decision.costs)
+        rows.append(Row(algorithm, (up, down), *predicted, own, costs))
     return sorted(rows, key=lambda row: row.prediction.step_s), _listed(
         reasons, {row.algorithm for row in rows}
     )
@@ -180,28 +185,15 @@ class _Predictor:
             clips=facts.script.clips,
         )
 
-    def of(self, algorithm: str, up: str, down: str) -> tuple[Prediction, tuple[str, str]]:
+    def of(self, algorithm: str, up: str, down: str, on_workers: bool) -> tuple[Prediction, tuple[str, str]]:
         """What to expect, and the trades of both."""
         run, costs, rhythm = self._run, self._costs, Rhythm.of(algorithm)
         passes = run.lan.codec_down == AS_WAN
         below = costs[down if passes else run.lan.codec_down]
         slices = len(self._cuts[self._wanted[up, down]])
         edges = Codecs(slices, costs[up], costs[down], costs[run.lan.codec_up], below, passes)
-        lossless = costs[down].lossless and below.lossless
-        world = replace(self._world, on_workers=self._on_workers(policies.make(algorithm), lossless))
-        prediction = predict(world, rhythm, edges)
+        prediction = predict(replace(self._world, on_workers=on_workers), rhythm, edges)
         return prediction, (trade_of_rhythm(rhythm, prediction), _trade_of(costs[up], costs[down]))
-
-    def _on_workers(self, policy: Policy, lossless_down: bool) -> bool:
-        run, script = self._run, self._facts.script
-        place = place_of(
-            run.optimizer.place,
-            policy,
-            clips=script.clips,
-            lossless_down=lossless_down,
-            needs_server=bool(run.optimizer.rule or run.worker.overlap == "forward" or run.lan.rejoin_s),
-        )
-        return place == "workers" or not (script.elementwise or run.optimizer.rule)
 
 
 def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
@@ -222,34 +214,21 @@ def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
     )
 
 
-def _setting(script: Script, algorithm: str, up: str) -> Setting:
-    ways = (Way.of(("wan", "codec_up"), up),)
-    return Setting(policies.make(algorithm), algorithm, ways, script.keeps, script.optimizer, script.steps)
-
-
-def _refusal(run: Run, script: Script, algorithm: str, up: str, down: str) -> str:
-    """Why this run cannot have these, or would have nothing of them; "" where it can."""
+def _decided(run: Run, script: Script, algorithm: str, up: str, down: str) -> Decision:
+    """What follows for this run with these in place of its own. Raises `GeomxError` where it cannot have them."""
     changes = [f"sync.policy={algorithm}", f"wan.codec_up={up}", f"wan.codec_down={down}"]
     if algorithm != run.sync.policy:
         changes.append("optimizer.compensation=")  # which is of the description's own policy
-    try:
-        check_choices(run.changed(changes))
-    except ConfigError as error:
-        return "; ".join(map(str, error.faults))
-    except GeomxError as error:
-        return str(error)
-    policy, setting = policies.make(algorithm), _setting(script, algorithm, up)
-    period = mean_period(policy)
-    if script.steps and period and period > script.steps:
-        return (
-            f"it averages every {period:,} steps, and a worker takes {script.steps:,}: they would never meet"
-        )
-    if policy.sync_group != "run" and not (script.elementwise or run.optimizer.rule):
-        return f"it needs an optimizer on the global servers, which {script.optimizer} cannot have"
-    if any(way.momentum for way in setting.ways) and script.momentum:
-        return f"the codec `{up}` has momentum, and so has {script.optimizer}: it would count twice"
-    costs = known_costs(setting) if run.run.strict else []
-    return "; ".join(cost.text for cost in costs if cost.is_certain)
+    changed = run.changed(changes)
+    check_choices(changed)
+    decision = decide(Choices.of(changed), script)
+    if decision.refusals:
+        raise Unsupported("; ".join(decision.refusals))
+    return decision
+
+
+def _reason(error: GeomxError) -> str:
+    return "; ".join(map(str, error.faults)) if isinstance(error, ConfigError) else str(error)
 
 
 def _trade_of(up: Cost, down: Cost) -> str:
@@ -277,6 +256,8 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
         )
     console.print(parties)
     console.print(ranking(rows))
+    if any(row.described for row in rows):
+        console.print(f"{OWN} as the description has it.")
     for text in dict.fromkeys(row.costs for row in rows if row.costs):
         console.print(f"! Known to cost accuracy: {text}.", soft_wrap=True)
     trades = Table(box=None, pad_edge=False, show_header=False)
@@ -318,7 +299,7 @@ def ranking(rows: Sequence[Row]) -> Table:
         its = row.prediction
         codecs = f"those of {PRESET_NAME}" if row.codecs == PRESET[1:] else _named(row.codecs)
         table.add_row(
-            row.algorithm,
+            f"{row.algorithm} {OWN}" if row.described else row.algorithm,
             f"{codecs} !" if row.costs else codecs,
             f"{its.step_s:.3g}",
             f"{its.step_s / best:.2f}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from geomx.codecs.spec import size_bounds_of
 from geomx.config import Run
-from geomx.config.known_costs import Keeps
+from geomx.config.script import Script
 from geomx.errors import ConfigError, Fault
 from geomx.launch.inspect_codec import model_of, slices_like, slices_of
 from geomx.launch.local_run import rehearse
@@ -63,34 +63,13 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """What only the training script knows: its optimizer, whether it clips, how many steps it takes (None: not known).
-
-    `elementwise`: the global servers can run the optimizer. `keeps`: see `geomx.config.known_costs.Setting`.
-    """
-
-    optimizer: str = "the optimizer"
-    keeps: Keeps = "unknown"
-    momentum: bool = False
-    elementwise: bool = True
-    clips: bool = False
-    steps: int | None = None
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any], steps: int | None) -> Script:
-        """From what a worker told as it attached."""
-        own = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in told.items() if key in own} | {"steps": steps})
-
-
-@dataclass(frozen=True, slots=True)
 class Known:
     """`cut`: into about so many slices, the model. `origin`: how it is known, in words."""
 
     sites: tuple[Site, ...]
     cut: Callable[[int], Sequence[Slice]]
     origin: str
-    script: Script = Script()
+    script: Script = field(default_factory=Script)
 
     @property
     def parameters(self) -> int:

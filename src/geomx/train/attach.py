@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from geomx.config.known_costs import known_costs
-from geomx.config.placement import place_of
+from geomx.config.decision import Decision, decide
 from geomx.errors import Unsupported
 from geomx.node.port import Arrived
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep
@@ -20,7 +19,7 @@ from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
-from geomx.train.model.support import check_model, has_momentum, kept_by, served_rule, unwrapped
+from geomx.train.model.support import check_model, check_optimizer, rule_of, script_of, unwrapped
 from geomx.train.optimizer.placement import OnServer, OnWorkers
 from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
@@ -81,8 +80,9 @@ def attach(
     """Returns when this worker has the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
     client, settings, members = context.client, context.settings, len(context.members)
     local = settings.policy.plans is LocalStep
-    served = _check(model, optimizer, context, clip_norm)
-    _tell_known_costs(context, optimizer)
+    decision = _decided(context, model, optimizer, clip_norm)
+    _tell_known_costs(context, decision)
+    served = (settings.rule or rule_of(optimizer)) if decision.on_server else None
     rule = OUTER_RULE if local else served
     model_slices = ModelSlices(
         unwrapped(model),
@@ -98,7 +98,7 @@ def attach(
     broadcast = Broadcast(client, model_slices, intra_party, context.members)
     ledger = Ledger(client, model_slices.slices("ledger"), context.members.index(client.name))
     pending = PendingWeights(model, model_slices, client, context.timeline)
-    on_server = rule is not None and not local
+    on_server = decision.on_server
     guard = Guard(
         model_slices,
         lambda: optimizer.param_groups,
@@ -178,11 +178,10 @@ def _check_inside(
         )
 
 
-def _check(
-    model: nn.Module, optimizer: torch.optim.Optimizer, context: TrainingContext, clip_norm: float | None
-) -> str | None:
-    """Raise `Unsupported` for what cannot be carried; returns the rule for the global servers, if they optimize."""
-    ranks = len(context.party_members) if context.settings.collective is not None else 0
+def _decided(
+    context: TrainingContext, model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None
+) -> Decision:
+    """Where the optimizer runs, and at what cost. Raise `Unsupported` for what cannot be carried."""
     settings = context.settings
     if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise Unsupported(
@@ -193,67 +192,29 @@ def _check(
         raise Unsupported(
             "this optimizer belongs to another run; attach the one that it was made from, or a new one"
         )
-    check_model(model, optimizer, ranks)
-    if settings.codec_momentum and has_momentum(optimizer):
-        raise Unsupported(
-            f'the codec "{settings.codec_momentum}" has momentum, and so has this {type(optimizer).__name__}: it '
-            "would count twice. Take an optimizer without, such as SGD(..., momentum=0), or a codec without"
-        )
-    place = place_of(
-        settings.place,
-        settings.policy,
-        clips=clip_norm is not None,
-        lossless_down=settings.lossless_down,
-        needs_server=bool(settings.rule or settings.overlap == "forward" or settings.rejoin_s),
-    )
-    rule = served_rule(optimizer, place, settings.rule)
-    if settings.rejoin_s and rule is None and settings.policy.plans is not LocalStep:
-        raise Unsupported(
-            f"lan.rejoin_s = {settings.rejoin_s:g} with {type(optimizer).__name__} on the workers: nobody else has the "
-            "state that a worker needs to come back. Take an optimizer that the global servers can run "
-            "(torch.optim.SGD, Adam, ...), or set lan.rejoin_s = 0"
-        )
     if clip_norm is not None and not (
         isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0
     ):
         raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
-    policy = type(settings.policy).__name__
-    if settings.policy.plans is not GradientStep and settings.overlap != "none":
-        raise Unsupported(
-            f"overlap={settings.overlap!r} with {policy}: steps are each worker's own, and wait for no weights; "
-            'leave overlap="none"'
-        )
-    if settings.policy.sync_group != "run" and rule is None:
-        raise Unsupported(
-            f"{policy} lets parties go ahead of each other, which needs an optimizer on the "
-            "global servers: take one whose update is elementwise (torch.optim.SGD, Adam, ...)"
-        )
     if settings.overlap not in ("none", "forward") or settings.push_at not in ("backward", "step"):
         raise Unsupported(
             f'overlap={settings.overlap!r}, push_at={settings.push_at!r}: overlap is "none" or "forward", push_at is '
             '"backward" or "step"'
         )
-    if settings.overlap == "forward" and rule is None:
-        raise Unsupported(
-            'overlap = "forward" needs the optimizer on the global servers: on a worker it needs the whole mean at '
-            'once, so there is nothing to overlap; set overlap = "none"'
-        )
-    return rule
+    check_model(model, optimizer, len(context.party_members) if settings.collective is not None else 0)
+    decision = decide(settings, script_of(optimizer, clip_norm))
+    if decision.refusals:
+        raise Unsupported(decision.refusals[0])
+    check_optimizer(optimizer, decision.on_server)
+    return decision
 
 
-def _tell_known_costs(context: TrainingContext, optimizer: torch.optim.Optimizer) -> None:
-    """Say what the run's setting is known to cost with this optimizer, once a party; with `strict`: `Unsupported`."""
-    setting, client = context.settings.setting, context.client
-    if setting is None:
-        return
-    name = type(optimizer).__name__
-    costs = known_costs(replace(setting, keeps=kept_by(optimizer), optimizer=name))
-    certain = "; ".join(cost.text for cost in costs if cost.is_certain)
-    if certain and context.settings.strict:
-        raise Unsupported(f"{certain} (run.strict)")
+def _tell_known_costs(context: TrainingContext, decision: Decision) -> None:
+    """Say what the run's choices are known to cost with this optimizer, once a party."""
+    client = context.client
     if client.name == context.party_members[0]:
         name = "advice" if client.name == context.members[0] else "advised"
-        for cost in costs:
+        for cost in decision.costs:
             client.port.note(name, "warning", text=f"known to cost accuracy: {cost.text}")
 
 

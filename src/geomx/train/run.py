@@ -28,6 +28,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from geomx.config.choices import Overlap, PushAt
 from geomx.errors import GeomxError, Unsupported
 from geomx.node.contract import asked_to_end
 from geomx.node.port import Port
@@ -39,10 +40,10 @@ from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, ShareSampler, place_of, split
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
-from geomx.train.model.support import has_momentum, is_elementwise, kept_by
+from geomx.train.model.support import script_of
 from geomx.train.optimizer.schedules import Every, Schedules
 from geomx.train.party.process_group import is_of_collective
-from geomx.train.settings import Overlap, PushAt, Settings
+from geomx.train.settings import Settings
 from geomx.train.steps.timeline import Timeline
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -97,7 +98,7 @@ class LiveRun:
     @property
     def policy(self) -> str:
         """The sync policy's name in the run's description, without its parameters: "fsa", "hfa", ..."""
-        return self._settings.policy_name
+        return self._settings.policy_spec.split(maxsplit=1)[0]
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -197,12 +198,8 @@ class LiveRun:
             parameters=model_slices.trained_elements,
             trained_bytes=sum(slice_.size_bytes for slice_ in model_slices.slices("weight")),
             slices=len(model_slices.layout.slices),
-            optimizer=type(optimizer).__name__,
-            keeps=kept_by(optimizer),
-            momentum=has_momentum(optimizer),
-            elementwise=is_elementwise(optimizer),
             on_server=self._attached.optimizer.on_server,
-            clips=clip_norm is not None,
+            **script_of(optimizer, clip_norm).told(),
         )
         self._began = self._timeline.now()
         return model, self._attached.optimizer

@@ -8,25 +8,35 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from geomx.config.known_costs import Keeps
+from geomx.config.script import Keeps, Script
 from geomx.errors import Unsupported
 from geomx.layout import ITEM_BYTES, Tensor
 from geomx.optim import ELEMENTWISE
 from geomx.train.model.fsdp import check_cut, held, is_cut
 from geomx.train.model.model_slices import dtype_name, plain_name
-from geomx.train.settings import OptimizerPlaceName
 
 TRAINED = (torch.float32, torch.float64)
 _SERVED = {getattr(torch.optim, name): name for name in ELEMENTWISE}
 
 
-def served_rule(optimizer: torch.optim.Optimizer, place: OptimizerPlaceName, own: str = "") -> str | None:
-    """The rule that the global servers run for this optimizer; None: it runs on the workers.
+def script_of(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Script:
+    """What a script's optimizer and its bound for gradients say of it."""
+    return Script(
+        optimizer=type(optimizer).__name__,
+        keeps=kept_by(optimizer),
+        momentum=has_momentum(optimizer),
+        elementwise=rule_of(optimizer) is not None,
+        clips=clip_norm is not None,
+    )
 
-    `own`: the rule that the run's description has for them, whatever the optimizer.
 
-    Raises `Unsupported` for an optimizer that can run in neither place, or not where the run wants it.
-    """
+def rule_of(optimizer: torch.optim.Optimizer) -> str | None:
+    """What the global servers know as this optimizer; None: they cannot run it."""
+    return _SERVED.get(type(optimizer))
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, on_server: bool) -> None:
+    """Raise `Unsupported` for an optimizer that can run in neither place, or not where it would."""
     kind = type(optimizer)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if issubclass(kind, torch.optim.LBFGS):
@@ -39,24 +49,11 @@ def served_rule(optimizer: torch.optim.Optimizer, place: OptimizerPlaceName, own
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             raise Unsupported("differentiable=True cannot reach through a run; leave it False")
-    rule = own or _SERVED.get(kind)
-    if place == "server" and rule is None:
-        raise Unsupported(
-            f'{name} cannot run on the global servers (optimizer.place = "server"): they hold slices, so an update '
-            f"must treat each element alone, and they know {', '.join(ELEMENTWISE)} of torch.optim, not "
-            'subclasses of them; set optimizer.place = "auto" or "workers"'
-        )
-    if rule is not None and place != "workers" and any(g.get("capturable") for g in optimizer.param_groups):
-        raise Unsupported(
-            f'{name} with capturable=True: leave it False, or set optimizer.place = "workers"; CUDA graphs have no '
-            "meaning on a global server"
-        )
-    return None if place == "workers" else rule
-
-
-def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the global servers can run it."""
-    return type(optimizer) in _SERVED
+        if on_server and group.get("capturable"):
+            raise Unsupported(
+                f'{name} with capturable=True: leave it False, or set optimizer.place = "workers"; CUDA graphs have no '
+                "meaning on a global server"
+            )
 
 
 def kept_by(optimizer: torch.optim.Optimizer) -> Keeps:

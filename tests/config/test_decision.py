@@ -1,0 +1,70 @@
+"""What a description's choices and a training script do together."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from geomx.config import Run
+from geomx.config.choices import Choices
+from geomx.config.decision import Decision, decide
+from geomx.config.script import Script
+
+PARTIES = '[[party]]\nname = "A"\nworkers = 2\n[[party]]\nname = "B"\nworkers = 1\n'
+ADAM = Script("AdamW", keeps="squares", momentum=True)
+OWN = Script("Lion", elementwise=False)
+
+
+def decided(script: Script, *overrides: str) -> Decision:
+    return decide(Choices.of(Run.parse(PARTIES, "run.toml", overrides)), script)
+
+
+@pytest.mark.parametrize(
+    ("script", "overrides", "on_server"),
+    [
+        (ADAM, [], True),
+        (ADAM, ["optimizer.place=workers"], False),
+        (ADAM, ["sync.policy=hfa"], False),
+        (OWN, [], False),
+        (OWN, ["optimizer.rule=lion:Lion"], True),
+        (Script(clips=True), [], False),
+        (Script(clips=True), ["optimizer.place=server"], True),
+        (Script(clips=True), ["wan.codec_down=int8"], True),
+        (Script(clips=True), ["wan.codec_up=int8"], False),
+        (Script(clips=True), ["lan.rejoin_s=5"], True),
+        (Script(clips=True), ["sync.policy=mixed"], True),
+    ],
+)
+def test_where_the_optimizer_steps(script: Script, overrides: list[str], on_server: bool) -> None:
+    found = decided(script, *overrides)
+    assert (found.on_server, found.refusals) == (on_server, ())
+
+
+@pytest.mark.parametrize(
+    ("script", "overrides", "says"),
+    [
+        (OWN, ["optimizer.place=server"], "Lion cannot run on the global servers"),
+        (OWN, ["sync.policy=mixed"], "where Lion cannot be"),
+        (OWN, ["lan.rejoin_s=5"], "with Lion on the workers"),
+        (OWN, ["worker.overlap=forward"], "needs an optimizer on the global servers"),
+        (ADAM, ["lan.codec_up=bisparse momentum=0.9"], "lan.codec_up .* and so has AdamW"),
+        (Script(steps=90), ["sync.policy=hfa k1=50 k2=2"], "every 100 steps, and a worker takes 90"),
+        (ADAM, ["wan.codec_up=topk ratio=0.01", "run.strict=true"], r"on gradients with AdamW .*run\.strict"),
+    ],
+)
+def test_what_is_refused(script: Script, overrides: list[str], says: str) -> None:
+    found = decided(script, *overrides).refusals
+    assert len(found) == 1
+    assert re.search(says, found[0])
+
+
+@pytest.mark.parametrize(
+    ("script", "certain"),
+    [(ADAM, [True]), (Script(), [False]), (Script("SGD", keeps="nothing"), [])],
+)
+def test_what_it_costs_may_depend_on_an_optimizer_that_is_not_known(
+    script: Script, certain: list[bool]
+) -> None:
+    costs = decided(script, "wan.codec_up=topk ratio=0.01").costs
+    assert [cost.is_certain for cost in costs] == certain
