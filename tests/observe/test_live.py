@@ -60,7 +60,7 @@ def test_the_live_view_shows_lines_above_a_table(run: Run) -> None:
         "0.5000",
         "8.0",
         "2.0",
-        "waits for Berlin/0",
+        "starting, 0 of 1 workers",
     ):
         assert expected in text
     assert "A/0      │ hello [bold]you[/bold]" in text
@@ -88,7 +88,7 @@ def test_plain_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert "A/0      │ red\n" in out
     assert err == "Berlin   │ trouble\ngeomx: stopping every process\n"
-    assert "A: round 1, loss 0.5000, · samples/s, WAN up · down · Mbit/s, trains" in out
+    assert "A: round 1, loss 0.5000, · samples/s, WAN up · down · Mbit/s, training" in out
     assert "Berlin: round ·, loss ·" in out
 
 
@@ -106,7 +106,22 @@ def test_bars_show_how_far_the_first_weights_are_until_training_begins(run: Run)
         drawn = written(console)
         view.show([ALL_THERE], now=5.5)
     (row,) = [line for line in drawn.splitlines() if line.lstrip().startswith("A ")]
-    assert row.split() == ["A", "━" * 8, "40%", "2.1", "of", "5.2", "0:03", "·", "·", "waits", "for", "A/0"]
+    assert row.split() == [
+        "A",
+        "━" * 8,
+        "40%",
+        "2.1",
+        "of",
+        "5.2",
+        "0:03",
+        "·",
+        "·",
+        "starting,",
+        "0",
+        "of",
+        "1",
+        "workers",
+    ]
     assert "first weights" in drawn
     assert "samples/s" not in drawn
     assert "samples/s" in written(console).removeprefix(drawn)
@@ -118,9 +133,9 @@ def test_plain_lines_tell_how_far_the_first_weights_are(run: Run, capsys: pytest
         view.show([ALL_THERE], now=1e9 + 2 * PLAIN_S)
     out = capsys.readouterr().out
     assert (
-        "A: first weights 40%, 2.1 of 5.2 MB, WAN up · down · Mbit/s, starts" in out
+        "A: first weights 40%, 2.1 of 5.2 MB, WAN up · down · Mbit/s, starting" in out
     )  # too long ago for a rate
-    assert "A: round ·, loss ·, · samples/s, WAN up · down · Mbit/s, starts" in out
+    assert "A: round ·, loss ·, · samples/s, WAN up · down · Mbit/s, starting" in out
     progress = Progress(run)
     for record in WEIGHTS:
         progress.take(record)

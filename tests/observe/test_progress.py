@@ -54,23 +54,23 @@ def test_a_rate_ends_when_nothing_comes() -> None:
 def test_the_state_names_whom_a_party_waits_for(run: Run) -> None:
     progress = Progress(run)
     a = progress.parties["A"]
-    assert a.state == "waits for A/0, A/1"
+    assert a.state == "starting, 0 of 2 workers"
     told(progress, ("A", "joined", {"peer": "A/0"}), ("A/1", "joined", {"peer": "A"}))
-    assert a.state == "waits for A/1"
+    assert (a.state, a.is_calm) == ("starting, 1 of 2 workers", True)
     told(progress, ("A", "joined", {"peer": "A/1"}))
-    assert a.state == "starts"
+    assert a.state == "starting"
     told(progress, ("A", "round", {"turn": 0, "kind": "assign"}))
-    assert (a.state, a.rounds) == ("starts", 0)
+    assert (a.state, a.rounds) == ("starting", 0)
     told(progress, ("A", "round", {"turn": 1, "kind": "gradient"}))
-    assert (a.state, a.rounds) == ("trains", 1)
+    assert (a.state, a.rounds) == ("training", 1)
     told(progress, ("A", "waiting", {"turn": 2, "whom": "A/1", "seconds": 30}))
-    assert a.state == "waits for A/1"
+    assert (a.state, a.is_calm) == ("waiting for A/1", False)
     told(progress, ("A", "round", {"turn": 2}), ("A", "away", {"peer": "A/1", "reason": "cut"}))
-    assert a.state == "A/1 away"
+    assert a.state == "A/1 disconnected"
     told(progress, ("A", "resumed", {"peer": "A/1"}))
-    assert a.state == "trains"
+    assert a.state == "training"
     told(progress, ("A", "left", {"peer": "A/0", "turn": 9}))
-    assert a.state == "ends"
+    assert a.state == "finishing"
     told(progress, ("A/1", "finished", {}), ("A", "away", {"peer": "A/1", "reason": "closed"}))
     assert a.state == "finished"
 
@@ -88,7 +88,7 @@ def test_first_weights_come_to_a_party_until_they_are_all_there(run: Run) -> Non
         ("A", "waiting", {"turn": 0, "whom": "A/1", "seconds": 30}),
         ("A", "first_weights", {"share": 0.4, "arrived_mb": 2.0, "of_mb": 5.0}),
     )
-    assert (a.loads, progress.loads, a.state) == (True, True, "starts")
+    assert (a.loads, progress.loads, a.state) == (True, True, "starting")
     assert a.loading is not None
     assert (a.loading.share, a.loading.left_s(2.0)) == (0.4, 3.0)
     told(progress, ("A", "first_weights", {"share": 1.0, "arrived_mb": 5.0, "of_mb": 5.0}))
@@ -103,10 +103,10 @@ def test_a_changed_link_stands_beside_the_state_until_it_is_as_described() -> No
         ("A", "link", {"party": "A", "state": "cut"}),
         ("global/0", "link", {"party": "B", "state": "cut"}),
     )
-    assert progress.parties["A"].standing == "waits for A/0, A/1; link cut"
+    assert progress.parties["A"].standing == "starting, 0 of 2 workers; link cut"
     assert progress.parties["B"].standing == progress.parties["B"].state
     told(progress, ("A", "link", {"party": "A", "state": "100 Mbit/s, 0 ms one way"}))
-    assert progress.parties["A"].standing == "waits for A/0, A/1"
+    assert progress.parties["A"].standing == "starting, 0 of 2 workers"
 
 
 def test_parties_wait_for_the_one_that_the_root_waits_for(run: Run) -> None:
@@ -117,8 +117,8 @@ def test_parties_wait_for_the_one_that_the_root_waits_for(run: Run) -> None:
         *[(p, "round", {"turn": 1}) for p in "AB"],
         ("global/0", "waiting", {"turn": 2, "whom": "B/0", "seconds": 31.0}),
     )
-    assert progress.parties["A"].state == "waits for B/0"
-    assert progress.parties["B"].state == "trains"
+    assert progress.parties["A"].state == "waiting for B/0"
+    assert progress.parties["B"].state == "training"
 
 
 def test_losses_samples_and_traffic(run: Run) -> None:

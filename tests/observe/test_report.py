@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -199,7 +200,7 @@ def test_rounds_are_not_steps_where_workers_synchronize_seldom(run: Run) -> None
     assert report["round_floor_s"] == pytest.approx(0.04 + 0.4)
     text = shown(report)
     assert all(
-        part in text for part in ("20 of each worker", "2, 2 s each", "20 MB a round", "4 MB to each party")
+        part in text for part in ("20 of each worker", "2, 2 s each", "20 MB per round", "4 MB to each party")
     )
 
 
@@ -222,11 +223,11 @@ def test_the_closing_table(run: Run) -> None:
     text = shown(make_report(run, whole_run(), 12.0))
     for expected in (
         "two, fsa, 2 parties, 2 workers, 2 shards",
-        "1.12 kB up, 550 B down, 810 B a round",
-        "121 B up, 77 B down, 92 B a round",
+        "1.12 kB up, 550 B down, 810 B per round",
+        "121 B up, 77 B down, 92 B per round",
         "15 B to each party, 1.5 s",
         "2, 0.2 s each (median)",
-        "12.0 s, of which training 5.0 s",
+        "12.0 s, 5.0 s of it training",
         "90.00%",
         "sha256 abababababab…",
     ):
@@ -240,7 +241,7 @@ def test_where_not_all_nodes_have_told_no_bytes_of_a_round_are_made_up(run: Run,
     tier, other = ("wan", "lan") if node == "B" else ("lan", "wan")
     assert report[f"first_weights_{tier}_bytes_up"] is report[f"first_weights_{tier}_bytes_down"] is None
     assert report[f"first_weights_{other}_bytes_down"] is not None
-    assert shown(report).count("a round") == 1
+    assert shown(report).count("per round") == 1
     assert report["first_weights_s"] == 1.5
 
 
@@ -282,7 +283,7 @@ def trained(
 def test_local_servers_save_what_their_workers_would_have_sent_each() -> None:
     report = trained(2, 1000)
     assert report["wan_bytes_without_local_servers"] == 2 * 2 * 2 * 1000 * 10
-    assert "50% by local servers: otherwise steps would send 80 kB over the WAN" in shown(report)
+    assert "50% by local servers (otherwise 80 kB)" in shown(report)
     assert "75% by local servers" in shown(trained(4, 1000))
     assert "codecs" not in shown(report)
 
@@ -290,7 +291,7 @@ def test_local_servers_save_what_their_workers_would_have_sent_each() -> None:
 def test_with_one_worker_a_party_local_servers_save_nothing_and_codecs_are_named() -> None:
     report = trained(1, 100, wan_codec_up="topk ratio=0.01", wan_codec_down="topk ratio=0.01")
     assert report["wan_bytes_dense"] == 2 * 2 * 1000 * 10
-    assert "90% by codecs: otherwise steps would send 40 kB over the WAN" in shown(report)
+    assert "90% by codecs (otherwise 40 kB)" in shown(report)
     assert "local servers" not in shown(report)
     assert "saved" not in shown(trained(1, 1000))
 
@@ -302,14 +303,38 @@ def test_local_servers_save_nothing_where_each_worker_is_a_cohort() -> None:
 
 
 def test_fewer_rounds_save_beside_codecs_and_local_servers() -> None:
-    assert "80% by fewer rounds: otherwise steps would send 40 kB" in shown(trained(1, 1000, rounds=2))
+    assert "80% by fewer rounds (otherwise 40 kB)" in shown(trained(1, 1000, rounds=2))
     text = shown(trained(2, 500, rounds=2, wan_codec_up="fp16", wan_codec_down="fp16"))
-    assert "50% by local servers: otherwise steps would send 8 kB" in text
-    assert "90% by codecs and fewer rounds: otherwise steps would send 40 kB" in text
+    assert "50% by local servers (otherwise 8 kB)" in text
+    assert "90% by codecs and fewer rounds (otherwise 40 kB)" in text
 
 
-def shown(report: Report) -> str:
-    console = Console(file=io.StringIO(), width=100)
+def test_the_closing_table_fits_80_columns_and_says_what_is_good(run: Run) -> None:
+    text = shown(make_report(run, whole_run(), 12.0), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    marked = [line.split() for line in text.splitlines() if "✓" in line or "!" in line]
+    assert [words[:2] for words in marked] == [["✓", "weights"]]
+
+
+def test_what_is_not_as_it_should_be_is_marked(run: Run) -> None:
+    records = [each for each in whole_run() if each.name != "finished"]
+    records += [finished(worker, sha256=letter * 64) for worker, letter in (("A/0", "a"), ("B/0", "b"))]
+    text = shown(make_report(run, records, 12.0, "interrupted"))
+    assert re.search(r"! +ended +interrupted", text)
+    assert re.search(r"! +weights +workers DIFFER", text)
+
+
+def test_how_much_of_the_time_workers_compute(run: Run) -> None:
+    steps = [
+        record(w, "step", samples=8, compute_s=0.1, backward_s=None) for w in run.workers for _ in range(20)
+    ]
+    ends = [finished(worker, train_s=10.0) for worker in run.workers]
+    assert "3% of the training time" in shown(make_report(run, [*steps, *ends], 12.0))
+    assert "of the training time" not in shown(make_report(run, [*steps[:20], *ends], 12.0))
+
+
+def shown(report: Report, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(closing_table(report))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -270,7 +270,7 @@ class Driver:
         try:
             connection = await channel.dial(address, self)
         except (OSError, TimeoutError, GeomxError) as error:
-            nobody = f"nobody listens at {address}"
+            nobody = f"nothing is listening at {address}"
             reason = (
                 nobody if isinstance(error, ConnectionRefusedError) else str(error) or type(error).__name__
             )

@@ -42,6 +42,7 @@ from geomx.launch.environment import (
 from geomx.launch.slow_worker import SlowWorker
 from geomx.launch.verdict import by_hand, follows
 from geomx.node.contract import asked_to_end
+from geomx.observe.node_progress import NodeProgress
 from geomx.observe.records import Recorder
 from geomx.train.run import LiveRun, why_ended
 from geomx.train.settings import Collective, Settings
@@ -109,7 +110,8 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
         raise ConfigError("join()", [fault])
     if description.worker.threads:
         torch.set_num_threads(description.worker.threads)
-    recorder = Recorder(place.records, members[rank], place.trace, place.watched)
+    progress = None if place.watched else NodeProgress().take
+    recorder = Recorder(place.records, members[rank], place.trace, place.watched, progress)
     thread = WorkerThread(description, members[rank], recorder)
     settings = _settings(description, party, members[rank])
     run = LiveRun(

@@ -10,6 +10,7 @@ from geomx.drive import loops
 from geomx.errors import ConfigError, GeomxError
 from geomx.launch.environment import read_place
 from geomx.launch.verdict import by_hand, follows
+from geomx.observe.node_progress import NodeProgress
 from geomx.observe.records import Recorder
 
 FAILED = 1
@@ -22,7 +23,8 @@ def serve(run: Run, node: str) -> None:
     an end (143, 130). So it does, with status 1, where another node failed and `geomx run` tells that.
     """
     place = read_place()
-    recorder = Recorder(place.records, node, place.trace, place.watched)
+    progress = None if place.watched else NodeProgress().take
+    recorder = Recorder(place.records, node, place.trace, place.watched, progress)
     asked: list[int] = []
     try:
         loops.serve(run, node, recorder, asked.append)

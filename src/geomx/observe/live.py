@@ -33,7 +33,7 @@ COLOURS = (
 UNKNOWN = "·"
 TRAINING = ("round", "loss", "samples/s")
 LOADING = ("first weights", "", "MB", "left")
-WAN = ("WAN ↑ Mbit/s", "WAN ↓ Mbit/s")
+WAN = ("↑ Mbit/s", "↓ Mbit/s")
 BAR_WIDTH = 20
 
 
@@ -116,8 +116,7 @@ class LiveView:
             table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
         for party in self._progress.parties.values():
             style = self._prefixes[party.name].style
-            calm = party.standing in ("trains", "starts", "finished", "ends")
-            state = Text(party.standing, style="green" if calm else "yellow")
+            state = Text(party.standing, style="green" if party.is_calm else "yellow")
             loading = bar(party.loading), *loading_figures(party.loading, now)
             done = loading if loads else figures(party, now)
             table.add_row(Text(party.name, style=style), *done, *wan_rates(party, now), state)

@@ -89,14 +89,23 @@ class PartyProgress:
     def state(self) -> str:
         """What it does, or for whom it waits."""
         if self.away:
-            return f"{few(sorted(self.away))} away"
+            return f"{few(sorted(self.away))} disconnected"
+        if self.absent and not self.rounds:
+            there = len(self.working)
+            return f"starting, {there} of {there + len(self.absent)} workers"
         if self.absent:
-            return f"waits for {few(sorted(self.absent))}"
+            return f"waiting for {few(sorted(self.absent))}"
         if self.waits_for:
-            return f"waits for {few(self.waits_for.split(', '))}"
+            return f"waiting for {few(self.waits_for.split(', '))}"
         if self.finished:
-            return "finished" if self.finished >= self.working else "ends"
-        return "trains" if self.rounds else "starts"
+            return "finished" if self.finished >= self.working else "finishing"
+        return "training" if self.rounds else "starting"
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is wrong, nor late."""
+        waits = self.away or self.waits_for or (self.absent and self.rounds)
+        return not (waits or self.link)
 
     @property
     def loads(self) -> bool:

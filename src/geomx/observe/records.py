@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,8 +29,8 @@ from geomx.observe.sentences import sentence
 FLUSH_S = 0.05
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 NOT_LOGGED = frozenset({"failed"})  # the node ends with an error that says the same
-# `geomx run` shows the one for each party, and has the other from who said it first.
-NOT_LOGGED_WATCHED = NOT_LOGGED | {"first_weights", "advised"}
+# `geomx run` shows how each party stands, and has advice from who gave it first.
+NOT_LOGGED_WATCHED = NOT_LOGGED | {"first_weights", "waiting", "unreachable", "advised"}
 CLOCK = "clock"
 CHUNK = 1 << 16
 CLOSE_S = 10.0
@@ -62,12 +62,20 @@ class Recorder:
 
     `path`: the file, or a folder that is there, in which it gets the node's name.
     Records with level `info` or higher also go to the logger `geomx`, as a sentence. `trace`: keep the `span`
-    records, of which there are many; they are dropped otherwise. `watched`: by `geomx run`. A record is in the file at
-    most 0.1 s later, and all of them are once `close` has returned.
+    records, of which there are many; they are dropped otherwise. `watched`: by `geomx run`. `progress`: makes a line of
+    records, now and then. A record is in the file at most 0.1 s later, and all of them are once `close` has returned.
     """
 
-    def __init__(self, path: Path | None, node: str, trace: bool = False, watched: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        node: str,
+        trace: bool = False,
+        watched: bool = False,
+        progress: Callable[[Record], str | None] | None = None,
+    ) -> None:
         self.node = node
+        self._progress = progress
         self.trace = trace
         self._not_logged = NOT_LOGGED_WATCHED if watched else NOT_LOGGED
         self._lines: deque[bytes] = deque()
@@ -84,10 +92,13 @@ class Recorder:
 
     def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
         """Keep one record."""
+        record = Record(time.monotonic(), self.node, name, level, fields)
         if self._file is not None and (self.trace or name != "span"):
-            self._lines.append(_encode(Record(time.monotonic(), self.node, name, level, fields)))
+            self._lines.append(_encode(record))
             if not self._wake.is_set():
                 self._wake.set()
+        if self._progress is not None and (line := self._progress(record)):
+            _logger.info("%s", line)
         if level in LEVELS and name not in self._not_logged:
             _logger.log(LEVELS[level], "%s", sentence(name, fields))
 

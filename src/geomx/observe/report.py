@@ -110,57 +110,77 @@ def write_report(report: Report, path: Path) -> None:
     write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n", private=True)
 
 
+Verdict = Literal["", "good", "bad"]
+MARKS: dict[Verdict, str] = {"": " ", "good": "[green]✓[/green]", "bad": "[yellow]![/yellow]"}
+
+
 def closing_table(report: Report) -> Table:
-    """What a run ends with on the terminal."""
-    table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
+    """What a run ends with on the terminal; fits 80 columns."""
+    table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False, padding=0)
+    table.add_column(width=2)
+    table.add_column(style="dim", min_width=15)
     table.add_column()
-    for name, value in closing_rows(report):
-        table.add_row(name, value)
+    for name, value, verdict in closing_rows(report):
+        table.add_row(MARKS[verdict], name, value)
     return table
 
 
-def closing_rows(report: Report) -> list[tuple[str, str]]:
-    """The closing table's rows; what is not known has none."""
+def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
+    """The closing table's rows, and whether a row is as it should be; what is not known has none."""
     counts = ((report["parties"], "party"), (report["workers"], "worker"), (report["shards"], "shard"))
     rounds, train_s = report["rounds"], report["train_s"]
-    rows = [
+    proved = report["counted_exactly_once"]
+    weights, all_have = _weights(report)
+    rows: list[tuple[str, str, Verdict]] = [
         (
             "run",
             f"{report['config']['run']['name']}, {report['algorithm']}, "
             + ", ".join(counted(*count) for count in counts),
+            "",
         ),
         (
             "ended",
             "" if report["ended"] == "well" else f"{report['ended']}: this is what was done until then",
+            "bad",
         ),
-        ("steps", f"{report['steps']:,} of each worker" if report["steps"] != rounds else ""),
-        ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)")),
+        ("steps", f"{report['steps']:,} of each worker" if report["steps"] != rounds else "", ""),
+        ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)"), ""),
         (
             "samples",
-            f"{report['samples']:,}" + _if(train_s and report["samples"] / train_s, ", {:,.0f} a second"),
+            f"{report['samples']:,}" + _if(train_s and report["samples"] / train_s, ", {:,.0f} per second"),
+            "",
         ),
-        ("time", f"{report['wall_s']:.1f} s" + _if(train_s, ", of which training {:.1f} s")),
-        ("loss", _if(report["final_loss"], "{:.4f}")),
-        ("validation loss", _if(report["final_validation_loss"], "{:.4f}")),
-        ("accuracy", _if(report["final_accuracy"], "{:.2%}")),
-        ("WAN", _traffic(report, "wan", rounds)),
-        ("LAN", _traffic(report, "lan", rounds)),
-        ("first weights", _first_weights(report)),
-        ("saved", _saved(report)),
-        ("cost", _cost(report)),
-        ("links", _links(report)),
-        ("staleness", _staleness(report)),
-        ("skipped", _skipped(report)),
-        ("parameters", f"{report['parameters']:,}  {_hash(report)}"),
+        ("time", f"{report['wall_s']:.1f} s" + _if(train_s, ", {:.1f} s of it training"), ""),
+        ("computing", _computing(report), ""),
+        ("loss", _if(report["final_loss"], "{:.4f}"), ""),
+        ("validation loss", _if(report["final_validation_loss"], "{:.4f}"), ""),
+        ("accuracy", _if(report["final_accuracy"], "{:.2%}"), ""),
+        ("WAN", _traffic(report, "wan", rounds), ""),
+        ("LAN", _traffic(report, "lan", rounds), ""),
+        ("first weights", _first_weights(report), ""),
+        ("WAN saved", _saved(report), ""),
+        ("round", _cost(report), ""),
+        ("links", _links(report), ""),
+        ("staleness", _staleness(report), ""),
+        ("skipped", _skipped(report), "bad"),
+        ("parameters", f"{report['parameters']:,}", ""),
+        ("weights", weights, all_have),
         (
             "exactly once",
-            {None: "", True: "proved by the ledger", False: "NO: the ledger differs"}[
-                report["counted_exactly_once"]
-            ],
+            "" if proved is None else "proved by the ledger" if proved else "NO: the ledger differs",
+            "good" if proved else "bad",
         ),
     ]
-    return [(name, value) for name, value in rows if value]
+    return [row for row in rows if row[1]]
+
+
+def _computing(report: Report) -> str:
+    """Which share of the training time workers compute; the rest goes into waiting for each other and for links."""
+    medians, train_s = report["compute_s_median"], report["train_s"]
+    if not train_s or len(medians) < report["workers"]:
+        return ""
+    share = min(1.0, report["steps"] * fmean(medians.values()) / train_s)
+    return f"{share:.0%} of the training time"
 
 
 def _if(value: float | None, form: str) -> str:
@@ -169,7 +189,7 @@ def _if(value: float | None, form: str) -> str:
 
 def _traffic(report: Report, tier: Tier, rounds: int) -> str:
     in_steps = _step_bytes(report, tier)
-    each = f", {size(in_steps / rounds)} a round" if rounds and in_steps is not None else ""
+    each = f", {size(in_steps / rounds)} per round" if rounds and in_steps is not None else ""
     return f"{size(report[f'{tier}_bytes_up'])} up, {size(report[f'{tier}_bytes_down'])} down{each}"
 
 
@@ -204,7 +224,7 @@ def _spared(report: Report, by: str, otherwise: int | None) -> str:
     if not otherwise or in_steps is None or (saved := 1 - in_steps / otherwise) < LEAST_SAVED:
         return ""
     share = f"{saved:.1%}" if saved > MUCH_SAVED else f"{saved:.0%}"
-    return f"{share} by {by}: otherwise steps would send {size(otherwise)} over the WAN"
+    return f"{share} by {by} (otherwise {size(otherwise)})"
 
 
 def _cost(report: Report) -> str:
@@ -212,7 +232,7 @@ def _cost(report: Report) -> str:
     round_s, floor_s = report["round_s_median"], report["round_floor_s"]
     if not round_s or not floor_s:
         return ""
-    return f"a round takes {round_s / floor_s:.2f} × the {floor_s:.3g} s that the link needs for its bytes"
+    return f"{round_s / floor_s:.2f} × the {floor_s:.3g} s that the link needs for its bytes"
 
 
 def size(count: float) -> str:
@@ -244,13 +264,12 @@ def _links(report: Report) -> str:
     return "; ".join([*changes[:CHANGES_SHOWN], *more])
 
 
-def _hash(report: Report) -> str:
+def _weights(report: Report) -> tuple[str, Verdict]:
+    """Which weights workers end with: all the same, where they are to be."""
     sha256 = report["parameters_sha256"]
     if isinstance(sha256, dict):
         each = ", ".join(f"{name} {value[:12]}" for name, value in sha256.items())
-        return (
-            f"each its own: {each}"
-            if list(sha256) == sorted(report["cohorts"])
-            else f"workers DIFFER: {each}"
-        )
-    return f"sha256 {sha256[:12]}…" if sha256 else ""
+        if list(sha256) == sorted(report["cohorts"]):
+            return f"each its own: {each}", ""
+        return f"workers DIFFER: {each}", "bad"
+    return (f"the same on all workers, sha256 {sha256[:12]}…", "good") if sha256 else ("", "")

@@ -1,0 +1,61 @@
+"""How far one node is, in a line now and then: for nodes that were started by hand, which no live view shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from geomx.observe.progress import Rate, wan_bytes
+from geomx.observe.records import Record
+
+EVERY_S = 20.0
+
+
+class NodeProgress:
+    """Takes the records of one node. `every_s`: seconds from one line to the next, at least."""
+
+    def __init__(self, every_s: float = EVERY_S) -> None:
+        self._every_s = every_s
+        self._told_s: float | None = None
+        self._rounds: Counter[str] = Counter()  # by cohort
+        self._steps, self._samples = 0, 0.0
+        self._loss: float | None = None
+        self._pace, self._up, self._down = Rate(), Rate(), Rate()  # rounds or samples; bytes over the WAN
+
+    def take(self, record: Record) -> str | None:
+        """Learn from a record; gives a line where it is time for one."""
+        if not self._learn(record):
+            return None
+        if self._told_s is None:
+            self._told_s = record.t
+        if record.t - self._told_s < self._every_s:
+            return None
+        self._told_s = record.t
+        return self._line(record.t)
+
+    def _learn(self, record: Record) -> bool:
+        """Whether the node has got on."""
+        fields = record.fields
+        if record.name == "usage":
+            up, down = wan_bytes(fields)
+            self._up.reach(record.t, up)
+            self._down.reach(record.t, down)
+        elif record.name == "log":
+            self._loss = fields.get("loss", self._loss)
+        elif record.name == "step":
+            self._steps += 1
+            self._samples += fields["samples"]
+            self._pace.reach(record.t, self._samples)
+            return True
+        elif record.name == "round" and fields["kind"] == "gradient":
+            self._rounds[fields["cohort"]] += 1
+            self._pace.reach(record.t, max(self._rounds.values()))
+            return True
+        return False
+
+    def _line(self, now: float) -> str:
+        if self._steps:
+            loss = "" if self._loss is None else f", loss {self._loss:.4f}"
+            return f"step {self._steps:,}{loss}, {self._pace.at(now):,.0f} samples/s"
+        up, down = 8e-6 * self._up.at(now), 8e-6 * self._down.at(now)
+        wan = f", WAN up {up:.1f} down {down:.1f} Mbit/s" if up or down else ""
+        return f"round {max(self._rounds.values()):,}, {self._pace.at(now):.3g} rounds/s{wan}"
