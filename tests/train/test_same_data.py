@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,96 @@ def test_workers_of_one_party_may_begin_alike() -> None:
     assert not advice(simulator)
 
 
+class Items(Dataset[Any]):
+    """A data set of given items."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+def reads(make: Callable[[LiveRun], Iterable[Any]]) -> Any:
+    """A script that takes a step for each batch, whatever is in it."""
+
+    def script(run: LiveRun) -> None:
+        model = small_model()
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        for _ in run.shard(make(run)):
+            run.weight(1)
+            optimizer.zero_grad()
+            model(torch.ones(1, 20, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+
+    return script
+
+
+def images(seed: int) -> list[torch.Tensor]:
+    """Images, [5, 5], whose first row is black."""
+    drawn = torch.rand(8, 5, 5, generator=torch.Generator().manual_seed(seed))
+    drawn[:, 0] = 0
+    return list(drawn)
+
+
+def party_of(run: LiveRun) -> int:
+    return run.parties.index(run.party)
+
+
+def as_stream(items: Sequence[Any]) -> IterableDataset[Any]:
+    class Given(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(items)
+
+    return Given()
+
+
+@pytest.mark.parametrize("made", [Items, as_stream])
+def test_a_loader_that_gives_samples_as_they_are_is_compared_by_whole_samples(made: Any) -> None:
+    """With `batch_size=None` nothing has a first dimension of samples."""
+    _, simulator = train([1, 1], reads(lambda _: DataLoader(made(images(0)), batch_size=None)))
+    assert advice(simulator)
+    own = reads(lambda run: DataLoader(made(images(party_of(run))), batch_size=None))
+    _, simulator = train([1, 1], own, strict=True)
+    assert not advice(simulator)
+
+
+def test_samples_that_are_single_numbers_are_compared() -> None:
+    numbers = reads(lambda _: DataLoader(Items([torch.tensor(0.5), torch.tensor(0.25)]), batch_size=None))
+    assert advice(train([1, 1], numbers)[1])
+
+
+def test_batches_of_a_stream_need_not_begin_with_the_dimension_of_samples() -> None:
+    """Of text, say: [time, samples], and all begin with the same token."""
+
+    def batches(run: LiveRun) -> list[torch.Tensor]:
+        drawn = torch.randint(9, (3, 6, 4), generator=torch.Generator().manual_seed(party_of(run)))
+        drawn[:, 0] = 0
+        return list(drawn)
+
+    assert not advice(train([1, 1], reads(batches), strict=True)[1])
+
+
+def test_what_a_collate_function_of_ones_own_gives_is_compared_as_a_whole() -> None:
+    def loader(run: LiveRun) -> DataLoader[Any]:
+        return DataLoader(Items(images(party_of(run))), batch_size=4, collate_fn=torch.cat)
+
+    assert not advice(train([1, 1], reads(loader), strict=True)[1])
+
+
+def test_where_a_part_cannot_be_read_nothing_is_known() -> None:
+    """Each party has images of its own, as objects; the first label is the same."""
+
+    def loader(run: LiveRun) -> DataLoader[Any]:
+        own = Items([(object(), 0)] * 4)
+        return DataLoader(own, batch_size=2, collate_fn=lambda each: ([x for x, _ in each], torch.zeros(2)))
+
+    assert not advice(train([1, 1], reads(loader), strict=True)[1])
+
+
 @pytest.mark.parametrize(
     "batch",
     [
@@ -112,22 +202,32 @@ def test_workers_of_one_party_may_begin_alike() -> None:
         (["some text", "more"], torch.zeros(2, dtype=torch.bfloat16)),
         np.arange(4.0),
         {"x": [1, 2]},
+        {"x": torch.ones(2, 3), "id": "a", "weight": None, "scale": torch.tensor(2.0)},
     ],
 )
-def test_a_first_sample_has_a_name_whatever_holds_it(batch: Any) -> None:
-    name = first_sample(batch, 3)
+@pytest.mark.parametrize("of_batch", [None, 4])
+def test_a_first_sample_has_a_name_whatever_holds_it(batch: Any, of_batch: int | None) -> None:
+    name = first_sample(batch, of_batch, 3)
     assert name is not None
     assert len(name) == DIGEST_BYTES
-    assert name == first_sample(batch, 3)
-    assert name != first_sample(batch, 4)
+    assert name == first_sample(batch, of_batch, 3)
+    assert name != first_sample(batch, of_batch, 4)
+
+
+def test_a_batch_is_cut_into_samples_where_all_of_its_parts_are_of_so_many() -> None:
+    batch = [torch.arange(6).view(3, 2), torch.arange(3)]
+    changed = [torch.tensor([[0, 1], [7, 7], [7, 7]]), torch.tensor([0, 7, 7])]
+    assert first_sample(batch, 3) == first_sample(changed, 3)
+    assert first_sample(batch, 2) != first_sample(changed, 2)
+    assert first_sample(batch, None) != first_sample(changed, None)
+    assert first_sample([*batch, torch.ones(5)], 3) != first_sample([*changed, torch.ones(5)], 3)
 
 
 def test_what_cannot_be_read_has_none() -> None:
-    assert first_sample(np.array([{"id": 1}, {"id": 2}])) is None
-    assert first_sample(np.zeros((0, 3))) is None
+    assert first_sample(np.array([{"id": 1}, {"id": 2}]), None) is None
+    assert first_sample([torch.ones(2, 2).to_sparse(), torch.ones(2)], 2) is None
     endless: list[Any] = []
     endless.append(endless)
-    assert first_sample(endless) is None
-    assert first_sample(object()) is None
-    assert first_sample(torch.zeros(0, 3)) is None
-    assert first_sample(torch.zeros(())) is None
+    assert first_sample(endless, None) is None
+    assert first_sample([torch.ones(2), object()], 2) is None
+    assert first_sample(torch.zeros(0, 3), 2) is None

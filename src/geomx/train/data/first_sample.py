@@ -1,12 +1,12 @@
 """A short name for the sample that a worker begins with, by which the run notices parties that have the same data.
 
-What it cannot see: samples that are made anew each time (augmentation by chance) differ though they are of one item.
+A name stands for everything that its sample holds: where a part of it cannot be read there is none, since what can be
+read (a label) may be the same in samples that differ.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,44 +14,77 @@ import torch
 
 from geomx.node.same_data import DIGEST_BYTES
 
-MOST_PARTS = 64  # tensors of a batch that are looked at
 
-
-def first_sample(batch: Any, index: Any = None) -> bytes | None:
+def first_sample(batch: Any, of_batch: int | None, index: Any = None) -> bytes | None:
     """Name the first sample of a batch.
 
     Args:
-        batch: as a DataLoader gives it: tensors (or arrays, lists) whose first dimension is the samples, nested.
+        batch: tensors, arrays, text and numbers, nested.
+        of_batch: how many samples a batch has at most. Where all of its parts have one length, no greater than that,
+            they are cut into samples along their first dimension. None: nothing is known of it, and the whole of it is
+            named as one.
         index: where the sample stands in its data set, if that can be told.
 
     Returns:
-        A digest that is the same wherever that sample is; None where nothing of the batch can be read.
+        A digest that is the same wherever that sample is; None where something of the batch cannot be read.
     """
     try:
-        place = repr(index).encode()
-        parts = list(itertools.islice(_firsts(batch), MOST_PARTS))
+        return _name(index, next(_samples(batch, of_batch)))
     except Exception:  # of types that we do not know: a hint that cannot be given must not end a training
         return None
-    digest = hashlib.blake2b(place, digest_size=DIGEST_BYTES)
-    for part in parts:
-        digest.update(part)
-    return digest.digest() if parts else None
 
 
-def _firsts(value: Any) -> Iterator[bytes]:
-    """The bytes of the first sample, part by part."""
-    if isinstance(value, torch.Tensor):
-        if value.dim() and len(value) and value.layout is torch.strided:
-            flat = value[0].detach().cpu().contiguous().reshape(-1)
-            yield str(flat.dtype).encode() + flat.view(torch.uint8).numpy().tobytes()
-    elif isinstance(value, Mapping):
-        for key in value:
-            yield from _firsts(value[key])
-    elif isinstance(value, tuple | list):
-        if value and isinstance(value[0], str | bytes | int | float):
-            yield repr(value[0]).encode()
-        else:
-            for each in value:
-                yield from _firsts(each)
-    elif getattr(value, "shape", ()) and hasattr(value, "tobytes"):  # a NumPy array
-        yield value[0].tobytes()
+def _samples(batch: Any, of_batch: int | None) -> Iterator[list[Any]]:
+    """The samples of a batch, each as its parts; or the batch as if it were one."""
+    parts = list(_parts(batch))
+    lengths = {_length(part) for part in parts}
+    length = lengths.pop() if len(lengths) == 1 else 0
+    if of_batch is None or not 0 < length <= of_batch:
+        return iter([parts])
+    return ([part[place] for part in parts] for place in range(length))
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The tensors and arrays of a nested batch, its lists of text or numbers, and its single values."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, tuple | list) and not all(
+        isinstance(each, str | bytes | int | float) for each in value
+    ):
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield value
+
+
+def _length(part: Any) -> int:
+    """How many samples a part may be of; 0: it is no sequence of samples."""
+    if isinstance(part, tuple | list):
+        return len(part)
+    shape = getattr(part, "shape", ())
+    return int(shape[0]) if isinstance(shape, tuple) and shape else 0
+
+
+def _name(index: Any, parts: list[Any]) -> bytes | None:
+    digest = hashlib.blake2b(repr(index).encode(), digest_size=DIGEST_BYTES)
+    read = [_read(part) for part in parts]
+    for kind, content in read:
+        digest.update(f"{kind} {len(content)} ".encode())
+        digest.update(content)
+    return digest.digest() if any(content for _, content in read) else None
+
+
+def _read(part: Any) -> tuple[str, bytes]:
+    """What a part is, and its bytes. Raises `TypeError` where it cannot be read, as PyTorch does of some tensors."""
+    if isinstance(part, torch.Tensor):
+        flat = part.detach().cpu().contiguous().reshape(-1)
+        return f"{part.dtype} {tuple(part.shape)}", flat.view(torch.uint8).numpy().tobytes()
+    if part is None or isinstance(part, str | bytes | int | float | tuple | list):
+        return type(part).__name__, repr(part).encode()
+    dtype = getattr(part, "dtype", None)
+    if not hasattr(part, "tobytes") or getattr(dtype, "hasobject", False):
+        raise TypeError(f"{type(part).__name__} cannot be read")
+    return (
+        f"{dtype} {getattr(part, 'shape', getattr(part, 'size', ''))}",
+        part.tobytes(),
+    )  # an array, or an image

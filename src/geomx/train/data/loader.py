@@ -121,8 +121,10 @@ class Share(Iterable[Any]):
             self._progress.leave(this)
 
     def _tell_first(self, batch: Any) -> None:
-        whole = None if self._sampler is None else self._sampler.first
-        if (digest := first_sample(batch, whole)) is not None:
+        of_batch = index = None
+        if self._sampler is not None and isinstance(self._batches, DataLoader):
+            of_batch, index = self._batches.batch_size, self._sampler.first
+        if (digest := first_sample(batch, of_batch, index)) is not None:
             self._progress.begins_with(digest)
 
     def _from(self, this: Pass) -> Iterator[Any]:
