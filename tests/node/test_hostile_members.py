@@ -41,6 +41,7 @@ from geomx.wire.messages import (
     Norms,
     Place,
     Reached,
+    Sampled,
     Update,
     encode_head,
 )
@@ -176,6 +177,10 @@ def test_a_flood_of_heartbeats_costs_nothing_that_stays():
             None,
             "the script of A/0 is said to be at Place",
         ),
+        (Sampled("A/1", {}), None, "Sampled of A/1"),
+        (Sampled("A/0", dict.fromkeys(range(9), b"8 bytes!")), None, "A/0 told of 9 samples"),
+        (Sampled("A/0", {3: b"short"}), None, "A/0 told a digest of 5 bytes of sample 3"),
+        (Sampled("A/0", {-1: b"8 bytes!"}), None, "bytes of sample -1"),
         (Leave({"": 1}, ("A/0",)), WINDOW + 9, f"message {WINDOW + 9} came when 1 was the last"),
         (Update(1, 0, "gradient", 1.0, None, False, "", SIZE), None, "Update announces a payload"),
     ],

@@ -10,14 +10,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from live_runs import small_model, train
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from geomx.errors import RunFailed, SameData
-from geomx.node.same_data import DIGEST_BYTES
+from geomx.node.same_data import DIGEST_BYTES, MOST_SAMPLES
 from geomx.simulate.simulator import Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings
-from geomx.train.data.first_sample import first_sample
+from geomx.train.data.first_samples import FirstSamples
 
 N = 24
 
@@ -62,7 +70,7 @@ def test_two_parties_with_one_data_set_are_told_of_it() -> None:
     told = advice(simulator)
     assert told.keys() == {"global/0", "A/0", "B/0"}
     assert len(set(told.values())) == 1
-    assert "A/0 and B/0 train on the same samples" in told["A/0"]
+    assert "A and B train on the same samples" in told["A/0"]
     assert 'run.shard(loader, over="run")' in told["A/0"]
 
 
@@ -194,6 +202,87 @@ def test_where_a_part_cannot_be_read_nothing_is_known() -> None:
     assert not advice(train([1, 1], reads(loader), strict=True)[1])
 
 
+def shared(own: int, common: int) -> Callable[[LiveRun], Dataset[Any]]:
+    """So many samples of a party's own, and behind them so many that all parties have."""
+
+    def make(run: LiveRun) -> Dataset[Any]:
+        mine = Subset(data(1 + party_of(run)), range(own))
+        return ConcatDataset([mine, Subset(data(0), range(common))])
+
+    return make
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parties_that_have_some_samples_in_common_are_not_taken_for_one(seed: int) -> None:
+    """Though both may begin with one of those."""
+    settings = Settings(seed=seed)
+    _, simulator = train([1, 1], trains_on(shared(12, 12)), settings, strict=True)
+    assert not advice(simulator)
+    overlapping = trains_on(
+        lambda run: Subset(data(0), [*range(8), *range(8 * party_of(run), 8 * party_of(run) + 8)])
+    )
+    _, simulator = train([1, 2], overlapping, settings, strict=True)
+    assert not advice(simulator)
+
+
+def test_disjoint_subsets_of_one_base_are_data_of_their_own() -> None:
+    _, simulator = train(
+        [1, 1], trains_on(lambda run: Subset(data(0), range(party_of(run), N, 2))), strict=True
+    )
+    assert not advice(simulator)
+
+
+@pytest.mark.parametrize("parties", [[1, 1], [2, 1], [3, 2]])
+def test_equal_subsets_and_concatenations_are_the_same_data(parties: list[int]) -> None:
+    """Also where batches are of single samples."""
+
+    def loader(_: LiveRun) -> DataLoader[Any]:
+        both = ConcatDataset([Subset(data(0), range(8)), Subset(data(1), range(8))])
+        return DataLoader(both, batch_size=1, shuffle=True)
+
+    assert advice(train(parties, reads(loader))[1])
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_with_a_distributed_sampler_the_ranks_tell(is_shared: bool) -> None:
+    """One rank for each party is a share for each; the same rank in both is the trap again."""
+
+    def loader(run: LiveRun) -> DataLoader[Any]:
+        rank = 0 if is_shared else party_of(run)
+        return DataLoader(data(0), batch_size=2, sampler=DistributedSampler(data(0), 2, rank))
+
+    assert bool(advice(train([2, 2], reads(loader))[1])) is is_shared
+
+
+def test_samples_that_change_by_chance_are_not_compared() -> None:
+    """A miss, and no false alarm: both parties read the same items."""
+
+    class Noisy(Items):
+        def __init__(self, seed: int) -> None:
+            super().__init__(images(0))
+            self._noise = torch.Generator().manual_seed(seed)
+
+        def __getitem__(self, index: int) -> Any:
+            return self._items[index] + torch.rand(5, 5, generator=self._noise)
+
+    noisy = reads(lambda run: DataLoader(Noisy(party_of(run)), batch_size=2))
+    assert not advice(train([1, 1], noisy, strict=True)[1])
+
+
+def test_blank_samples_at_the_beginning_prove_nothing() -> None:
+    def loader(run: LiveRun) -> DataLoader[Any]:
+        return DataLoader(Items([torch.zeros(5, 5)] * 8 + images(party_of(run))), batch_size=4)
+
+    assert not advice(train([1, 1], reads(loader), strict=True)[1])
+
+
+def test_streams_that_begin_alike_are_told_apart() -> None:
+    def loader(run: LiveRun) -> DataLoader[Any]:
+        return DataLoader(as_stream([*images(0)[:1], *images(party_of(run))[1:]]), batch_size=None)
+
+    assert not advice(train([1, 1], reads(loader), strict=True)[1])
+
+
 @pytest.mark.parametrize(
     "batch",
     [
@@ -205,29 +294,45 @@ def test_where_a_part_cannot_be_read_nothing_is_known() -> None:
         {"x": torch.ones(2, 3), "id": "a", "weight": None, "scale": torch.tensor(2.0)},
     ],
 )
-@pytest.mark.parametrize("of_batch", [None, 4])
-def test_a_first_sample_has_a_name_whatever_holds_it(batch: Any, of_batch: int | None) -> None:
-    name = first_sample(batch, of_batch, 3)
-    assert name is not None
-    assert len(name) == DIGEST_BYTES
-    assert name == first_sample(batch, of_batch, 3)
-    assert name != first_sample(batch, of_batch, 4)
+def test_a_batch_has_digests_whatever_holds_it(batch: Any) -> None:
+    digests = digests_of(batch, None)
+    assert [len(digest) for digest in digests.values()] == [DIGEST_BYTES]
+    assert digests_of(batch, None) == digests
+
+
+def digests_of(batch: Any, of_batch: int | None, place: int = 0, places: int = 1) -> dict[int, bytes]:
+    first = FirstSamples(of_batch, place, places)
+    first.read(batch)
+    return first.digests
 
 
 def test_a_batch_is_cut_into_samples_where_all_of_its_parts_are_of_so_many() -> None:
-    batch = [torch.arange(6).view(3, 2), torch.arange(3)]
-    changed = [torch.tensor([[0, 1], [7, 7], [7, 7]]), torch.tensor([0, 7, 7])]
-    assert first_sample(batch, 3) == first_sample(changed, 3)
-    assert first_sample(batch, 2) != first_sample(changed, 2)
-    assert first_sample(batch, None) != first_sample(changed, None)
-    assert first_sample([*batch, torch.ones(5)], 3) != first_sample([*changed, torch.ones(5)], 3)
+    batch = [torch.arange(6).view(3, 2), {"y": torch.arange(3), "name": ["a", "b", "c"]}]
+    changed = [torch.tensor([[0, 1], [7, 7], [4, 5]]), {"y": torch.arange(3), "name": ["a", "b", "d"]}]
+    ours, theirs = digests_of(batch, 3, 1, 2), digests_of(changed, 3, 1, 2)
+    assert [place for place in (1, 3, 5) if ours[place] == theirs[place]] == [1]
+    assert len(digests_of(batch, 2)) == len(digests_of(batch, None)) == 1
+    assert len(digests_of([*batch, torch.ones(5)], 3)) == 1
 
 
-def test_what_cannot_be_read_has_none() -> None:
-    assert first_sample(np.array([{"id": 1}, {"id": 2}]), None) is None
-    assert first_sample([torch.ones(2, 2).to_sparse(), torch.ones(2)], 2) is None
+def test_no_more_is_read_than_is_told() -> None:
+    first = FirstSamples(3, 0, 1)
+    assert [first.read(torch.arange(3 * n, 3 * n + 3)) for n in range(3)] == [False, False, True]
+    assert list(first.digests) == list(range(MOST_SAMPLES))
+    assert len(set(first.digests.values())) == MOST_SAMPLES
+
+
+def test_what_cannot_be_read_has_no_digest() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    assert first_sample(endless, None) is None
-    assert first_sample([torch.ones(2), object()], 2) is None
-    assert first_sample(torch.zeros(0, 3), 2) is None
+    sparse = torch.ones(2, 2).to_sparse()
+    for batch in (
+        np.array([{"id": 1}, {"id": 2}]),
+        [sparse, torch.ones(2)],
+        endless,
+        [torch.ones(2), object()],
+    ):
+        first = FirstSamples(2, 0, 1)
+        first.read(torch.ones(2))
+        assert first.read(batch)
+        assert not first.digests

@@ -6,7 +6,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
 - `fetch(slice, of)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by `Fetched`.
 - `reached(message)`: how far the script is, before the contributions of a step; see `Reached`.
-- `sampled(digest)`: of the sample that the script begins with, see `geomx.node.same_data`.
+- `sampled(digests)`: of the samples that the script begins with, see `geomx.node.same_data`.
 - `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.
 - `waits(does)`: the loop waits in a call of geomx, for a while already; or no longer.
 - `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.

@@ -1,8 +1,9 @@
 """Two parties that train on the same samples, seen from the first shard: the trap of one data set and one seed.
 
-Each worker tells a digest of the sample that it begins with (`geomx.train.data.first_sample`). The workers of a party
-take turns in one order of its data, so the first of them begins with the first sample of that order: where two parties
-begin with the same one, they have the same data, and each trains on all of it.
+Each worker tells digests of the samples that it begins with (`geomx.train.data.first_samples`), with their places. The
+workers of a party take turns in one order of its data, so together they tell how that order begins. Where all that two
+parties have told of the same places is the same, they have the same data, and each trains on all of it. One sample in
+common would prove nothing: parties may share some, and a blank image is like any other.
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ from geomx.sync.contract import cohort_of
 from geomx.wire.messages import Sampled
 
 DIGEST_BYTES = 16
+MOST_SAMPLES = 8  # that a worker tells of; of so many, where there are, parties must agree to be suspected
+
+Told = dict[int, bytes]  # by place in the order of a party's data: a sample's digest
 
 
 def check_sampled(message: Sampled) -> None:
-    """Raise `ProtocolError` for what is no digest."""
-    if len(message.digest) != DIGEST_BYTES:
-        raise ProtocolError(f"{message.worker} told a digest of {len(message.digest)} bytes")
+    """Raise `ProtocolError` for what are no digests of first samples."""
+    digests = message.digests
+    if len(digests) > MOST_SAMPLES:
+        raise ProtocolError(
+            f"{message.worker} told of {len(digests)} samples, which are {MOST_SAMPLES} at most"
+        )
+    for place, digest in digests.items():
+        if place < 0 or len(digest) != DIGEST_BYTES:
+            raise ProtocolError(f"{message.worker} told a digest of {len(digest)} bytes of sample {place}")
 
 
 class SameDataWatch:
@@ -25,24 +35,24 @@ class SameDataWatch:
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
-        self._begins: dict[str, bytes] = {}  # by worker: what it has told first
-        self._is_told = False
+        self._told: dict[str, Told] = {}  # by party
+        self._workers: set[str] = set()  # whose word has come; started again, they tell once more
+        self._is_advised = False
 
     def sampled(self, message: Sampled) -> str:
         """What is to be told to everybody, once; "" for nothing. Raises `SameData`."""
         check_sampled(message)
-        mine, party = (
-            self._begins.setdefault(message.worker, message.digest),
-            cohort_of(message.worker, "party"),
-        )
-        others = (
-            name for name, told in self._begins.items() if told == mine and cohort_of(name, "party") != party
-        )
-        other = next(others, "")
-        if self._is_told or not other:
+        if self._is_advised or message.worker in self._workers:
             return ""
-        self._is_told = True
-        one, two = sorted((other, message.worker))
+        self._workers.add(message.worker)
+        party = cohort_of(message.worker, "party")
+        mine = self._told[party] = self._told.get(party, {}) | message.digests
+        others = (name for name, told in self._told.items() if name != party and are_same(told, mine))
+        other = next(others, "")
+        if not other:
+            return ""
+        self._is_advised = True
+        one, two = sorted((other, party))
         text = (
             f"{one} and {two} train on the same samples: both parties read the same data set in the same "
             'order, so the second adds nothing. Share it over all workers with run.shard(loader, over="run"), or give '
@@ -51,3 +61,11 @@ class SameDataWatch:
         if self._strict:
             raise SameData(text)
         return text
+
+
+def are_same(one: Told, other: Told) -> bool:
+    """Whether two parties begin with the same samples, and these are not all alike."""
+    common = one.keys() & other.keys()
+    enough = min(MOST_SAMPLES, len(one), len(other))
+    are_alike = len({one[place] for place in common}) < 2
+    return len(common) >= enough and not are_alike and all(one[place] == other[place] for place in common)

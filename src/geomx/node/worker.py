@@ -93,8 +93,8 @@ class Worker(BaseNode):
     def stepped(self, turn: int, steps: int, seconds: float) -> None:
         self._uplink.for_first_shard(Stepped(self.name, turn, steps, seconds))
 
-    def sampled(self, digest: bytes) -> None:
-        self._uplink.for_first_shard(Sampled(self.name, digest))
+    def sampled(self, digests: dict[int, bytes]) -> None:
+        self._uplink.for_first_shard(Sampled(self.name, digests))
 
     def waits(self, does: bool) -> None:
         self._loop_waits = does

@@ -205,10 +205,10 @@ class Stepped(Message, frozen=True, array_like=True, tag=True):
 
 
 class Sampled(Message, frozen=True, array_like=True, tag=True):
-    """To the first shard, before a worker's first step: a digest of the sample that it begins with."""
+    """To the first shard: digests of the samples that a worker begins with, by their places in its party's data."""
 
     worker: str
-    digest: bytes
+    digests: dict[int, bytes]
 
 
 class Calling(Message, frozen=True, array_like=True, tag=True):

@@ -202,10 +202,10 @@ class CollectiveClient:
         self.port.poll()
         return self._allowed.get(turn, 0)
 
-    def sampled(self, digest: bytes) -> None:
-        """Tell the run a digest of the sample that the script begins with."""
+    def sampled(self, digests: dict[int, bytes]) -> None:
+        """Tell the run digests of the samples that the script begins with, by their places in the party's data."""
         self._check_open()
-        self.port.call("sampled", digest)
+        self.port.call("sampled", digests)
 
     def leave(self) -> None:
         """Take no part in turns to come; returns when the run knows, and this worker's node has said its last word.

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from geomx.errors import Unsupported
-from geomx.train.data.first_sample import first_sample
+from geomx.train.data.first_samples import FirstSamples
 from geomx.train.data.progress import Pass, Progress
 
 _END = object()
@@ -46,15 +46,10 @@ class ShareSampler(Sampler[Any]):
         self._of_batch = of_batch
         self.epoch = self.skipped = 0
         self.even = False
-        self.first: Any = None  # of the elements that were given out last, or None before there were any
 
     def __iter__(self) -> Iterator[Any]:
         share = every_nth(self._drawn(), self._place, self._places, self.even)
-        share = itertools.islice(share, self.skipped * self._of_batch, None)
-        self.first = next(share, _END)
-        if self.first is not _END:
-            yield self.first
-        yield from share
+        return itertools.islice(share, self.skipped * self._of_batch, None)
 
     def __len__(self) -> int:
         return share_length(self._whole, self._place, self._places, self.even)
@@ -108,11 +103,12 @@ class Share(Iterable[Any]):
             yield from batches
             return
         try:
-            batch = next(batches, _END)
-            if batch is not _END and not this.handed and self._is_of_party:
-                self._tell_first(batch)
+            first, batch = self._first_samples(this), next(batches, _END)
             while batch is not _END:
                 following = next(batches, _END)
+                if first is not None and (first.read(batch) or following is _END):
+                    self._progress.begins_with(first.digests)
+                    first = None
                 self._progress.batch(this, samples_in(batch), last=following is _END)
                 yield batch
                 batch = following
@@ -120,12 +116,14 @@ class Share(Iterable[Any]):
         finally:
             self._progress.leave(this)
 
-    def _tell_first(self, batch: Any) -> None:
-        of_batch = index = None
+    def _first_samples(self, this: Pass) -> FirstSamples | None:
+        """What is to read the samples that this script begins with, where they are the party's own."""
+        if not (self._is_of_party and this.is_first):
+            return None
+        of_batch = None  # of a stream, nobody knows what a batch holds
         if self._sampler is not None and isinstance(self._batches, DataLoader):
-            of_batch, index = self._batches.batch_size, self._sampler.first
-        if (digest := first_sample(batch, of_batch, index)) is not None:
-            self._progress.begins_with(digest)
+            of_batch = self._batches.batch_size
+        return FirstSamples(of_batch, self._place, self._places)
 
     def _from(self, this: Pass) -> Iterator[Any]:
         """The batches of a pass that are left."""

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Pass:
-    """One pass over a share. `handed`: how many batches the loop has been given, `used`: how many by the last step."""
+    """One pass over a share. `handed`: how many batches the loop has been given, `used`: how many by the last step.
+
+    `is_first`: no step of the run was taken before it.
+    """
 
     epoch: int
     trains: bool
     handed: int = 0
     used: int = 0
+    is_first: bool = False
 
 
 class Progress:
@@ -39,7 +43,7 @@ class Progress:
         self.epoch = 0
         self.steps = 0
         self.is_amid = False  # a share has been read in part; see `LiveRun`
-        self._has_begun = False
+        self._has_told = False  # which samples it begins with
         self._passes: list[Pass] = []  # those that train and are under way, in the order of their beginning
         self._ahead: list[int] = []  # behind how many batches the passes that are to come begin
 
@@ -84,15 +88,15 @@ class Progress:
         if not train:
             return Pass(self.epoch, trains=False)
         begins_at = self._ahead.pop(0) if self._ahead else 0
-        begun = Pass(self.epoch, True, begins_at, begins_at)
+        begun = Pass(self.epoch, True, begins_at, begins_at, is_first=not (self.steps or begins_at))
         self._passes.append(begun)
         return begun
 
-    def begins_with(self, digest: bytes) -> None:
-        """The first sample of a pass; of the first pass it is told to the run (see `geomx.node.same_data`)."""
-        if self.attached is not None and not self._has_begun and not self.steps:
-            self.attached.client.sampled(digest)
-        self._has_begun = True
+    def begins_with(self, digests: dict[int, bytes]) -> None:
+        """The samples that a first pass begins with; they are told to the run (see `geomx.node.same_data`), once."""
+        if self.attached is not None and digests and not self._has_told:
+            self.attached.client.sampled(digests)
+            self._has_told = True
 
     def batch(self, of: Pass, samples: int | None, last: bool) -> None:
         """A batch goes to the training loop; `samples`: None where they cannot be told."""

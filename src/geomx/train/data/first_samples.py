@@ -1,4 +1,4 @@
-"""A short name for the sample that a worker begins with, by which the run notices parties that have the same data.
+"""Short names for the samples that a worker begins with, by which the run notices parties that have the same data.
 
 A name stands for everything that its sample holds: where a part of it cannot be read there is none, since what can be
 read (a label) may be the same in samples that differ.
@@ -7,31 +7,41 @@ read (a label) may be the same in samples that differ.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from geomx.node.same_data import DIGEST_BYTES
+from geomx.node.same_data import DIGEST_BYTES, MOST_SAMPLES
 
 
-def first_sample(batch: Any, of_batch: int | None, index: Any = None) -> bytes | None:
-    """Name the first sample of a batch.
+class FirstSamples:
+    """Reads the first samples of a worker's share.
 
-    Args:
-        batch: tensors, arrays, text and numbers, nested.
-        of_batch: how many samples a batch has at most. Where all of its parts have one length, no greater than that,
-            they are cut into samples along their first dimension. None: nothing is known of it, and the whole of it is
-            named as one.
-        index: where the sample stands in its data set, if that can be told.
+    `digests`: by each sample's place in the order that the workers of its party share; none where something of them
+    cannot be read.
 
-    Returns:
-        A digest that is the same wherever that sample is; None where something of the batch cannot be read.
+    `of_batch`: how many samples a batch has at most. Where all parts of a batch have one length, no greater than that,
+    they are cut into samples along their first dimension. None: nothing is known of batches, and each is read as if it
+    were one sample. `place`, `places`: this worker's, and how many workers share the data.
     """
-    try:
-        return _name(index, next(_samples(batch, of_batch)))
-    except Exception:  # of types that we do not know: a hint that cannot be given must not end a training
-        return None
+
+    def __init__(self, of_batch: int | None, place: int, places: int) -> None:
+        self._of_batch = of_batch
+        self._place, self._places = place, places
+        self.digests: dict[int, bytes] = {}
+
+    def read(self, batch: Any) -> bool:
+        """Read the next batch: tensors, arrays, text and numbers, nested. Whether that was all there is to read."""
+        samples = _samples(batch, self._of_batch)
+        try:
+            for sample in itertools.islice(samples, MOST_SAMPLES - len(self.digests)):
+                self.digests[self._place + len(self.digests) * self._places] = _digest(sample)
+        except Exception:  # of types that we do not know: a hint that cannot be given must not end a training
+            self.digests = {}
+            return True
+        return len(self.digests) == MOST_SAMPLES
 
 
 def _samples(batch: Any, of_batch: int | None) -> Iterator[list[Any]]:
@@ -40,8 +50,9 @@ def _samples(batch: Any, of_batch: int | None) -> Iterator[list[Any]]:
     lengths = {_length(part) for part in parts}
     length = lengths.pop() if len(lengths) == 1 else 0
     if of_batch is None or not 0 < length <= of_batch:
-        return iter([parts])
-    return ([part[place] for part in parts] for place in range(length))
+        yield parts
+    else:
+        yield from ([part[place] for part in parts] for place in range(length))
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -65,13 +76,13 @@ def _length(part: Any) -> int:
     return int(shape[0]) if isinstance(shape, tuple) and shape else 0
 
 
-def _name(index: Any, parts: list[Any]) -> bytes | None:
-    digest = hashlib.blake2b(repr(index).encode(), digest_size=DIGEST_BYTES)
-    read = [_read(part) for part in parts]
-    for kind, content in read:
+def _digest(parts: list[Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        kind, content = _read(part)
         digest.update(f"{kind} {len(content)} ".encode())
         digest.update(content)
-    return digest.digest() if any(content for _, content in read) else None
+    return digest.digest()
 
 
 def _read(part: Any) -> tuple[str, bytes]:
