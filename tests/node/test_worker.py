@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import torch
-from driven import LAYOUT, SETTINGS, Driven, worker
+from driven import LAYOUT, SETTINGS, Driven, welcome, worker
 from trees import SGD, topology_of
 
 from geomx.node.contract import Called, Closed, Timer, Write
 from geomx.node.port import Contribution
+from geomx.node.same_data import DIGEST_BYTES
 from geomx.node.topology import Edge
 from geomx.node.uplink import priority_of
-from geomx.wire.messages import Attached, Push, Update
+from geomx.wire.messages import Attached, Push, Sampled, Update
 
 DENSE = LAYOUT.slices[2]
 
@@ -25,6 +28,27 @@ def contribute(node: Driven, turn: int, value: float) -> torch.Tensor:
     ]
     assert isinstance(sent.message, Push)
     return sent.payload
+
+
+def told_of_samples(name: str, secret: bytes = b"", **plan_fields: Any) -> Sampled:
+    """What leaves a worker that begins with one sample, whose digest is the same everywhere."""
+    node, party = Driven(name, topology_of([1, 1], secret=secret, **plan_fields)), name.partition("/")[0]
+    node.knock(1, party)
+    node.say(1, welcome(party, secret=secret), number=0)
+    (sent,) = [e.message for e in node(Called("sampled", ({4: b"digest" * 5},))) if isinstance(e, Write)]
+    assert isinstance(sent, Sampled)
+    return sent
+
+
+def test_digests_of_samples_are_keyed_by_the_run() -> None:
+    """The same for all workers of a run; without its secret nobody can compute them."""
+    secret, manifest = b"known to few", {"run.seed": 1}
+    digests = told_of_samples("A/0", secret, manifest=manifest).digests
+    assert [(place, len(digest)) for place, digest in digests.items()] == [(4, DIGEST_BYTES)]
+    assert told_of_samples("B/0", secret, manifest=manifest).digests == digests
+    assert told_of_samples("B/0", b"another", manifest=manifest).digests != digests
+    assert told_of_samples("B/0", secret, manifest={"run.seed": 2}).digests != digests
+    assert told_of_samples("A/0").digests == told_of_samples("B/0").digests != digests
 
 
 def update(node: Driven, turn: int) -> None:

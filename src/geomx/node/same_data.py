@@ -4,18 +4,37 @@ Each worker tells digests of the samples that it begins with (`geomx.train.data.
 workers of a party take turns in one order of its data, so together they tell how that order begins. Where all that two
 parties have told of the same places is the same, they have the same data, and each trains on all of it. One sample in
 common would prove nothing: parties may share some, and a blank image is like any other.
+
+Digests travel keyed by the run's secret: to whoever does not know it, what was written down says nothing. Whoever does,
+a server as well, can try whether a sample that it has is among them.
 """
 
 from __future__ import annotations
 
+import hmac
+
+import msgspec
+
 from geomx.errors import ProtocolError, SameData
+from geomx.node.peers.peer import Identity
 from geomx.sync.contract import cohort_of
 from geomx.wire.messages import Sampled
 
-DIGEST_BYTES = 16
+DIGEST_BYTES = 8  # as they travel
 MOST_SAMPLES = 8  # that a worker tells of; of so many, where there are, parties must agree to be suspected
 
 Told = dict[int, bytes]  # by place in the order of a party's data: a sample's digest
+
+
+def keyed(digests: Told, identity: Identity) -> Told:
+    """Digests as they travel: HMAC-SHA256 (RFC 2104), cut short. All workers of a run have the same key."""
+    run = identity.run, sorted(identity.manifest.items())
+
+    def travelling(digest: bytes) -> bytes:
+        said = msgspec.msgpack.encode(("sample", *run, digest))
+        return hmac.digest(identity.secret, said, "sha256")[:DIGEST_BYTES]
+
+    return {place: travelling(digest) for place, digest in digests.items()}
 
 
 def check_sampled(message: Sampled) -> None:

@@ -18,6 +18,7 @@ from geomx.node.contract import Notify
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.same_data import keyed
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink
@@ -94,7 +95,7 @@ class Worker(BaseNode):
         self._uplink.for_first_shard(Stepped(self.name, turn, steps, seconds))
 
     def sampled(self, digests: dict[int, bytes]) -> None:
-        self._uplink.for_first_shard(Sampled(self.name, digests))
+        self._uplink.for_first_shard(Sampled(self.name, keyed(digests, self.identity)))
 
     def waits(self, does: bool) -> None:
         self._loop_waits = does

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from geomx.node.same_data import DIGEST_BYTES, MOST_SAMPLES
+from geomx.node.same_data import MOST_SAMPLES
 
 
 class FirstSamples:
@@ -77,7 +77,7 @@ def _length(part: Any) -> int:
 
 
 def _digest(parts: list[Any]) -> bytes:
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    digest = hashlib.sha256()
     for part in parts:
         kind, content = _read(part)
         digest.update(f"{kind} {len(content)} ".encode())
