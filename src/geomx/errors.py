@@ -169,3 +169,28 @@ class DataMissing(GeomxError):
 
 class NotFinite(GeomxError):
     """A contribution, or a sum of some, holds NaN, Inf, or what its codec has no room for; it has not left the node."""
+
+
+# -- what starting again does not mend ------------------------------------------------------------------
+
+# The message says what to change; what is started again unchanged is refused again.
+
+REFUSALS = (
+    ConfigError,
+    UnknownName,
+    Fenced,
+    Refused,
+    Unsupported,
+    GradientEdited,
+    WeightUnknown,
+    CheckpointError,
+    SameData,
+    DataMissing,
+)
+
+
+def refusal_of(error: BaseException) -> str:
+    """The name of its class where something was refused, here or on another node; "" for any other failure."""
+    if isinstance(error, RunFailed):
+        return error.error if error.error in {kind.__name__ for kind in REFUSALS} else ""
+    return next((kind.__name__ for kind in REFUSALS if isinstance(error, kind)), "")

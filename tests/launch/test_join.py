@@ -19,7 +19,7 @@ from geomx.config import Run
 from geomx.launch import join as join_module
 from geomx.launch.environment import ProcessPlace
 from geomx.launch.join import _settings, join
-from geomx.launch.verdict import EVERYWHERE
+from geomx.launch.verdict import AGAIN, CHANGED, EVERYWHERE
 
 BOUND_S = 300.0
 TOML = """
@@ -167,6 +167,19 @@ def test_a_script_that_raises_ends_the_run_and_is_named(script: Path, tmp_path: 
     assert done.stderr.count("has had enough") == 2 + 1, done.stderr  # the traceback quotes the script
     assert "geomx/launch" not in done.stderr
     assert not list(tmp_path.glob("geomx-*"))
+
+
+@pytest.mark.processes
+def test_of_what_is_refused_nobody_is_told_to_start_it_again(script: Path, tmp_path: Path) -> None:
+    """By `attach`: the message says what would work, and a second start would end in the same way."""
+    script.write_text(script.read_text().replace("lr=0.1)", 'lr=0.1), push_at="never"'))
+    (tmp_path / "one.toml").write_text(TOML.partition('[[party]]\nname = "B"')[0])
+    done = python("-m", "geomx", "run", str(tmp_path / "one.toml"), *PATIENT, TMPDIR=str(tmp_path))
+    assert done.returncode == 1
+    verdict = done.stderr[done.stderr.rindex("\ngeomx: ") + 1 :]
+    assert verdict.startswith("geomx: the run failed at A/0: it ended with status 1: Unsupported: ")
+    assert verdict.rstrip().endswith(CHANGED)
+    assert AGAIN not in done.stderr
 
 
 class Script:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from geomx.errors import NodeLost, RunFailed, WaitTimeout
+from geomx.errors import NodeLost, Refused, RunFailed, SameData, Stalled, Unsupported, WaitTimeout
 from geomx.launch.child import Ended
 from geomx.launch.processes import Outcome
-from geomx.launch.verdict import AGAIN, PATIENCE, VANISHED, blames, first_failure, follows, lost_link
+from geomx.launch.verdict import (
+    AGAIN,
+    CHANGED,
+    EVERYWHERE,
+    PATIENCE,
+    VANISHED,
+    blames,
+    by_hand,
+    first_failure,
+    follows,
+    lost_link,
+)
 from geomx.observe.records import Record
 
 
@@ -138,3 +149,26 @@ def test_who_stood_still_is_named_and_blames_nobody() -> None:
     assert error.node == "global/0"
     assert "link" not in error.reason
     assert lost_link(blames(records)) is None
+
+
+@pytest.mark.parametrize("kind", ["Unsupported", "Refused", "Fenced", "SameData"])
+def test_what_was_refused_is_not_to_be_started_again_unchanged(kind: str) -> None:
+    """Also where others tell of it."""
+    own = failed(1.0, "A/0", "A/0", kind, f"{kind}: do it so")
+    error = first_failure(Outcome((Ended("A/0", 1, ("do it so",)), Ended("A", 1)), False), [own])
+    assert error.reason.endswith(f"\n  {CHANGED}")
+    assert AGAIN not in error.reason
+    assert CHANGED in first_failure(Outcome((Ended("A", 1),), False), [own]).reason
+    assert by_hand(RunFailed("A/0", "do it so", kind)) == f"the run failed at A/0: do it so\n  {CHANGED}"
+
+
+@pytest.mark.parametrize("error", [Unsupported("do it so"), Refused("do it so"), SameData("do it so")])
+def test_who_refuses_says_itself_what_to_do(error: Exception) -> None:
+    assert by_hand(error) == "do it so"
+
+
+@pytest.mark.parametrize(
+    "error", [NodeLost("A", "silent"), RunFailed("A/1", "boom"), Stalled("nobody moves")]
+)
+def test_by_hand_every_node_is_started_again(error: Exception) -> None:
+    assert by_hand(error) == f"{error}\n  {EVERYWHERE}"

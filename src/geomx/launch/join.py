@@ -29,6 +29,7 @@ from geomx.errors import (
     Refused,
     RunFailed,
     WaitTimeout,
+    refusal_of,
 )
 from geomx.launch.environment import (
     JOB_RANK,
@@ -242,7 +243,7 @@ class _Stay:
         told: BaseException | None = None
         if os.getpid() == self._process:
             told = self._run.outcome(error)
-            self._run.fail(why_ended(error))
+            self._run.fail(why_ended(error), refusal_of(error))
         if isinstance(told or error, NOT_THE_SCRIPT):
             self._say(told or error)
         else:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from geomx.errors import NodeLost, RunFailed, Stalled
+from geomx.errors import NodeLost, RunFailed, Stalled, refusal_of
 from geomx.launch.child import Ended
 from geomx.launch.processes import Outcome
 from geomx.observe.records import Record
 
 AGAIN = "start it again: where its script loads what run.save() wrote, training goes on from there"
 EVERYWHERE = f"start every node again: {AGAIN.partition(': ')[2]}"
+CHANGED = "change that first: started again as it is, the run ends in the same way"
 KILLED = "somebody sent SIGKILL, or the kernel did for want of memory (`dmesg` tells)"
 VANISHED = (
     "its process ended with status 0 amid the run, and did not leave it: does its script call os._exit()?"
@@ -37,25 +38,28 @@ def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = Fal
     }
     killed = [failure.name for failure in outcome.failures if failure.status < 0]
     if not killed and not reasons and (link := lost_link(told)):
-        return _with_hints(*link, PATIENCE)
+        return _with_hints(*link, hint=PATIENCE)
     of_others = [record.fields["node"] for record in told]
     node = [*killed, *reasons, *of_others, *ended][0]
+    error = next((r.fields["error"] for r in told if r.fields["node"] == node), "")
     if node not in ended and node in reasons:
-        return _with_hints(node, reasons[node], "")
+        return _with_hints(node, reasons[node], error)
     if node not in ended:
         if node in outcome.well:
-            return _with_hints(node, VANISHED, "")
+            return _with_hints(node, VANISHED, error)
         reason = next(r.fields["reason"] for r in told if r.fields["node"] == node)
-        return _with_hints(node, f"{reason}; its process had not ended", PATIENCE)
+        return _with_hints(node, f"{reason}; its process had not ended", error, PATIENCE)
     words = _last_words(ended[node], reasons.get(node, ""), shown)
     if ended[node].lack:
         return RunFailed(node, words)
-    return _with_hints(node, words, KILLED if ended[node].how.endswith("SIGKILL") else "")
+    return _with_hints(node, words, error, KILLED if ended[node].how.endswith("SIGKILL") else "")
 
 
 def by_hand(error: BaseException) -> str:
     """What a node that was started by hand says of its end, and how to go on."""
-    return f"{error}\n  {EVERYWHERE}" if isinstance(error, NodeLost | RunFailed | Stalled) else str(error)
+    if not isinstance(error, NodeLost | RunFailed | Stalled):
+        return str(error)
+    return f"{error}\n  {CHANGED if refusal_of(error) else EVERYWHERE}"
 
 
 def follows(error: BaseException, node: str) -> bool:
@@ -93,6 +97,8 @@ def _last_words(ended: Ended, reason: str, shown: bool) -> str:
     return f"{words} (what it printed is above)" if shown else f"{words}; its last lines:{lines}"
 
 
-def _with_hints(node: str, reason: str, hint: str) -> RunFailed:
-    hints = "".join(f"\n  {line}" for line in (hint, AGAIN) if line)
+def _with_hints(node: str, reason: str, error: str = "RunFailed", hint: str = "") -> RunFailed:
+    """`error`: the name of the class of what the node failed with."""
+    again = CHANGED if refusal_of(RunFailed(node, reason, error)) else AGAIN
+    hints = "".join(f"\n  {line}" for line in (hint, again) if line)
     return RunFailed(node, f"{reason}{hints}")

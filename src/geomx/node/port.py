@@ -10,7 +10,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.
 - `waits(does)`: the loop waits in a call of geomx, for a while already; or no longer.
 - `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
-- `fail(reason)`: the user's script raised; the run is told, and ends.
+- `fail(reason, refusal)`: the user's script raised; the run is told, and ends. See `geomx.errors.refusal_of`.
 """
 
 from __future__ import annotations

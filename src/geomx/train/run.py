@@ -29,7 +29,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from geomx.config.choices import Overlap, PushAt
-from geomx.errors import GeomxError, Unsupported
+from geomx.errors import GeomxError, Unsupported, refusal_of
 from geomx.node.contract import asked_to_end
 from geomx.node.port import Port
 from geomx.optim.hyper import as_plain
@@ -331,11 +331,11 @@ class LiveRun:
             return None
         return self._client.port.outcome(collective.loss_s)
 
-    def fail(self, reason: str) -> None:
-        """End the run for everybody: this worker cannot go on."""
+    def fail(self, reason: str, refusal: str = "") -> None:
+        """End the run for everybody: this worker cannot go on. `refusal`: see `geomx.errors.refusal_of`."""
         self._closed = True
         with contextlib.suppress(GeomxError):  # the run may have ended already, which is why we are here
-            self._client.fail(reason)
+            self._client.fail(reason, refusal)
 
     def __enter__(self) -> Self:
         return self
@@ -347,7 +347,7 @@ class LiveRun:
             self.close()
             return
         told = self.outcome(error)
-        self.fail(why_ended(error))
+        self.fail(why_ended(error), refusal_of(error))
         if told is not None:
             raise told from error
 

@@ -205,9 +205,9 @@ class BaseNode(ABC):
         self._effects.append(Stop(error))
         self.stopped = True
 
-    def fail(self, reason: str) -> None:
-        """The user's script raised, or the process is to end: every node of the run ends, and names this one."""
-        raise RunFailed(self.name, reason)
+    def fail(self, reason: str, refusal: str = "") -> None:
+        """The user's script raised, or the process is to end: every node ends, and names this one; see `Port`."""
+        raise RunFailed(self.name, reason, refusal or RunFailed.__name__)
 
     def _fail(self, error: GeomxError) -> None:
         """End this node with an error, and tell every peer why: now, or as soon as it comes (`farewell`)."""

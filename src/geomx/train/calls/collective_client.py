@@ -218,11 +218,11 @@ class CollectiveClient:
         self.port.wait(lambda: self._left, lambda: "the run to let it go")
         self.port.end()
 
-    def fail(self, reason: str) -> None:
-        """Tell the run that this worker's script has raised."""
+    def fail(self, reason: str, refusal: str = "") -> None:
+        """Tell the run that this worker's script has raised. `refusal`: see `geomx.errors.refusal_of`."""
         if not self._closed:
             self._closed = True
-            self.port.call("fail", reason)
+            self.port.call("fail", reason, refusal)
 
     def _check_open(self) -> None:
         if self._closed:
