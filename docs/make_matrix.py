@@ -1,4 +1,4 @@
-"""Writes the table of algorithms, codecs and shards into docs/sync.md, from what tests/simulation/test_matrix.py left.
+"""Writes the table of algorithms and codecs into docs/measurements.md, from what tests/simulation/test_matrix.py left.
 
 python -m pytest -m grids tests/simulation/test_matrix.py && python docs/make_matrix.py
 """
@@ -34,7 +34,7 @@ def main() -> int:
         print(f"make_matrix: no {OUTCOME.name}: run `make grids` first", file=sys.stderr)
         return 1
     cells = json.loads(OUTCOME.read_text(encoding="utf-8"))["cells"]
-    page = DOCS / "sync.md"
+    page = DOCS / "measurements.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n{table(cells)}\n{END}{after}", encoding="utf-8")
