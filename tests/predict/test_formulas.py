@@ -1,4 +1,4 @@
-"""What the formulas of `docs/plan.md` must be to each other, whatever the figures."""
+"""What the formulas of `geomx plan` must be to each other, whatever the figures."""
 
 from __future__ import annotations
 

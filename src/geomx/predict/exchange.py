@@ -9,6 +9,11 @@ WAN            carries the answer to the local server  bytes / rate, delay
 local server   decodes and encodes for the LAN         the codecs, where the same bytes do not serve
 LAN            carries it to the worker                bytes / rate, delay
 worker         decodes it, and copies it               the LAN's codec, 2 passes
+
+A pass is a read or a write of the whole model, at the rate that `a += b` has here; what the global server computes is
+divided by the shards. Where the WAN is the longest stage and arithmetic is short, an exchange of n slices takes
+
+    E = R + T + T/n      R: the WAN's round trip;  T: the time that its link is busy with all slices (`formulas.link_s`)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The formulas of `docs/plan.md`: pure functions of seconds and bytes.
+"""The formulas of `geomx plan`: pure functions of seconds and bytes.
 
 n slices of a model pass stages (a codec, a link, an adding) one after the other. All that is known of them at a point
 is when the first and the last one pass it. Through a stage that takes T for all of them:

@@ -1,7 +1,23 @@
 """From facts, a rhythm and codecs to seconds and bytes: the steps of a policy, taken one after the other.
 
 The policy itself says what each step does; here stands when it has ended. Time is a number for each party; what an
-exchange takes stands in `exchange.py`, and all of it in `docs/plan.md`.
+exchange takes stands in `exchange.py`. No policy's name is known here, so a user's own is predicted as well. In a
+steady state ours come to this, with c seconds of computing a step, b of them while gradients leave, n slices, and T and
+E as in `exchange.py`:
+
+    policy                          seconds of a round                                               steps in it
+    fsa                             c + E, less up to (1 − 1/n) · min(b, T): backward overlaps       1
+    fsa, clip_norm on the servers   c + E with 2 T for T + T/n: no answer before everything is up    1
+    fsa, overlap = "forward"        the forward is a stage as well, which weights pass               1
+    mixed                           as fsa, each party by itself                                     1
+    mixed staleness=s               that of the slowest party, for all                               1
+    hfa                             k1 · k2 · c + (k2 − 1) · E(LAN) + E                              k1 · k2
+    diloco                          every · c + E                                                    every
+    diloco fragments=P overlap=o    every/P · c + max(0, E(1/P of the model) − o · c)                every/P
+    esync                           what the policy itself says, and E of the slowest                by party
+    downpour                        n_push · c + E, with W · T where W workers share a link          n_push = n_fetch
+
+c is the slowest worker's among those who wait for each other.
 """
 
 from __future__ import annotations
