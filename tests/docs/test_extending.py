@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import json
 import re
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +18,9 @@ import pytest
 import torch
 from torch import nn
 from trees import Loop, assert_well, layout_of, run_tree, topology_of
+from wires import ANY_PORT, LOOPS, Witness, run_on
 
+from geomx.channels.contract import EdgeSettings
 from geomx.codecs import codecs
 from geomx.codecs.pack.noise import RngKey
 from geomx.layout import Layout, Tensor
@@ -30,6 +36,31 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
 DESCENT = "descent:Descent"
 STEPS = 6
+SCRIPT = """
+import geomx, torch
+run = geomx.join()
+model = torch.nn.Linear(20, 5)
+model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+for _ in range(3):
+    optimizer.zero_grad()
+    run.weight(4)
+    model(torch.ones(4, 20)).square().mean().backward()
+    optimizer.step()
+run.close()
+"""
+DESCRIPTION = """
+[run]
+script = "train.py"
+[wan]
+channel = "marked:Marked dscp=8"
+link = { rate_mbps = 100, delay_ms = 1 }
+[[party]]
+name = "A"
+workers = 1
+[[party]]
+name = "B"
+workers = 1
+"""
 Weights = dict[str, torch.Tensor]
 Script = Callable[[LiveRun, Program], Weights]
 
@@ -123,7 +154,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def test_every_example_is_run_here() -> None:
-    assert FILES.keys() == {"half", "majority", "lion", "descent", "unix", "over_unix"}
+    assert FILES.keys() == {"half", "majority", "lion", "descent", "marked"}
 
 
 def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
@@ -252,15 +283,27 @@ def test_a_rule_that_the_description_does_not_have_is_not_imported() -> None:
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_channel_marks_both_ends_of_a_connection(loop: str) -> None:
+    async def marks() -> list[int]:
+        channel, accepted = load("marked").Marked(EdgeSettings(), dscp=10), asyncio.Queue[Any]()
+        listener = await channel.listen(ANY_PORT, Witness(), accepted.put_nowait)
+        ends = [await channel.dial(listener.address, Witness()), await accepted.get()]
+        found = [end.socket.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) >> 2 for end in ends]
+        for end in ends:
+            end.abort()
+            await end.gone()
+        await listener.close()
+        return found
+
+    assert run_on(loop, marks) == [10, 10]
+
+
+@pytest.mark.processes
 def test_the_channel_carries_a_run(beside: Path) -> None:
-    run, pair = load("over_unix").join(str(beside / "socket"))
-    model, plain = small_model(), small_model()
-    model, optimizer = run.attach(model, sgd(model.parameters()))
-    alone = sgd(plain.parameters())
-    for step in range(3):
-        x, y = batch(step, 4)
-        step_with(model, optimizer, x, y)
-        step_with(plain, alone, x, y)
-    run.close()
-    pair.stop()
-    assert_equal(weights(model), weights(plain))
+    (beside / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (beside / "run.toml").write_text(DESCRIPTION, encoding="utf-8")
+    command = [sys.executable, "-m", "geomx", "run", "run.toml", "--plain", "--report", "report.json"]
+    subprocess.run(command, cwd=beside, check=True)
+    report = json.loads((beside / "report.json").read_text(encoding="utf-8"))
+    assert (report["ended"], report["steps"]) == ("well", 3)
