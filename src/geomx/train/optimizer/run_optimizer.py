@@ -67,7 +67,7 @@ class RunOptimizer(torch.optim.Optimizer):
         return self._on_server
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One turn with every worker. Raises the typed errors that `docs/training-loop.md` lists."""
+        """One turn with every worker. Raises the typed errors that `docs/api.md` lists."""
         if hasattr(self, "found_inf"):
             self._unscale()
         loss = None
