@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import get_args
@@ -140,11 +138,3 @@ def test_every_variable_of_the_environment_is_listed() -> None:
     assert {row[0] for row in rows("docs/commands.md", "The environment")} == set(
         re.findall(r"GEOMX_[A-Z]+", code)
     )
-
-
-@pytest.mark.processes
-def test_the_script_of_the_quick_start_trains_alone(tmp_path: Path) -> None:
-    code = next(block for page, block in blocks("python") if page == "quick-start.md")
-    (tmp_path / "train.py").write_text(code, encoding="utf-8")
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True)
-    assert (tmp_path / "model.safetensors").is_file()
