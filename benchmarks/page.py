@@ -1,15 +1,19 @@
-"""Renews docs/benchmarks.md and its pictures from what lies in out/bench.
+"""Makes docs/benchmarks.md and its pictures. The figures lie in docs/data/benchmarks.jsonl.
 
-    python benchmarks/page.py [--results FOLDER] [--docs FOLDER]
+    python benchmarks/page.py                    take over what out/bench has, then write the page
+    python benchmarks/page.py --table            print every table, with all rows and columns
+    python benchmarks/page.py --table gpt        those with "gpt" in their headings
 
-`page.md` has the words. A part whose cells were not measured here stays as it stands. Needs matplotlib, which
-`pip install -e ".[benchmarks]"` brings.
+`page.md` has the words, `page.toml` which tables, rows and columns the page shows. A table whose cells were not
+measured here stays as it is. Pictures of new figures need matplotlib: `pip install -e ".[benchmarks]"`.
 """
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -17,17 +21,21 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import sweep, tables
+from benchmarks import parts, sweep, tables
 from benchmarks.cells import Result, read_results
+from benchmarks.parts import Part, Parts
 from benchmarks.suites import NETWORK_NAMES, SUITES
 from benchmarks.systems.adapters import ROOT, SYSTEMS, requirements_of
+from benchmarks.tables import Table
 from benchmarks.venvs import pins_in
 
-Parts = dict[
-    tuple[str, str], list[str]
-]  # by the section's title and the part's own, "" for a section's first words
+Made = tuple[
+    Part, Callable[[Path], None] | None
+]  # a part, and how its picture is drawn at a path without ending
 CODECS, POLICIES = "What codecs cost in accuracy", "Sync policies where sites are unequal"
 TEMPLATE = Path(__file__).with_name("page.md").read_text("utf-8")
+SHOWN = tomllib.loads(Path(__file__).with_name("page.toml").read_text("utf-8"))
+PLACE = re.compile(r"^\{([a-z0-9-]+)\}$", re.MULTILINE)  # of the template: a line for a table
 WORKLOADS = {"cnn": "a CNN of", "gpt": "a GPT of", "synthetic": "synthetic gradients of"}
 BESIDE_KEYS = {
     "pace": "`party.pace_mbps`: {:.0%} of the link",
@@ -37,76 +45,138 @@ BESIDE_KEYS = {
 
 
 def main() -> int:
-    """Write the page; 1 where there is nothing to write it from."""
+    """Write the page, or print tables; 1 where there are no figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=sweep.OUT)
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs")
+    add = parser.add_argument
+    add("--results", type=Path, default=sweep.OUT, help="the folder that run.py and its kin write to")
+    add("--docs", type=Path, default=ROOT / "docs", help="the folder of the page")
+    add(
+        "--table",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="print the tables whose headings have TEXT in them",
+    )
     options = parser.parse_args()
-    parts, pictures = Parts(), options.docs / "pictures"
-    for name in SUITES:
-        if results := read_results(options.results / f"{name}.jsonl"):
-            parts |= SECTIONS.get(name, rounds)(name, results, pictures)
-    if rows := sweep.rows_of(options.results / "codec_accuracy.jsonl"):
-        parts |= codecs(rows, pictures)
-    if rows := sweep.rows_of(options.results / "algorithms.jsonl"):
-        parts |= policies(rows, pictures)
-    if not parts:
+    data = options.docs / "data" / "benchmarks.jsonl"
+    known = parts.read(data)
+    if options.table is not None:
+        return show(known, options.table)
+    made = list(made_of(options.results))
+    known |= {part.key: part for part, _ in made}
+    if not known:
         print(f"page: no results in {options.results}: run benchmarks/run.py first", file=sys.stderr)
         return 1
+    if made:
+        parts.write(data, in_order(known))
+    shown = {tuple(table["part"]) for table in SHOWN["table"].values() if table.get("picture")}
+    for part, draw in made:
+        if draw and part.key in shown:
+            draw(options.docs / "pictures" / part.picture)
     path = options.docs / "benchmarks.md"
-    old = parts_of(path.read_text("utf-8")) if path.exists() else {}
-    path.write_text(page(old | parts), encoding="utf-8")
-    print(f"{path}: {len(parts)} parts are new, {len(old.keys() - parts.keys())} stay as they stood")
+    path.write_text(page(known), encoding="utf-8")
+    print(f"{path}: {len(known)} tables, of which {len(made)} are new")
     return 0
 
 
-def page(parts: Parts) -> str:
-    """The whole text."""
-    head, _, _ = TEMPLATE.partition("\n## ")
-    lines = head.format(versions="\n".join(versions()), settings="\n".join(settings())).splitlines()
-    for section in (*(suite["title"] for suite in SUITES.values()), CODECS, POLICIES):
-        mine = {title: part for (where, title), part in parts.items() if where == section}
-        if mine:
-            lines += ["", f"## {section}"]
-        for title in sorted(mine, key=lambda title: title != ""):
-            lines += ["", *([f"### {title}", ""] if title else []), *mine[title]]
-    return "\n".join(lines).rstrip() + "\n"
+def show(known: Parts, text: str) -> int:
+    """Print whole tables; 1 where no heading has the text in it."""
+    lines = list(parts.printed(known.values(), text))
+    if not lines:
+        print(f"page: no heading has {text!r} in it; without a text, --table prints all", file=sys.stderr)
+        return 1
+    if not text:
+        lines += ["## What geomx's configurations set", "", *settings().lines()]
+    print("\n".join(lines))
+    return 0
 
 
-def parts_of(text: str) -> Parts:
-    """The parts of a page, as they stand; what comes before the first section is no part."""
-    parts: Parts = {}
-    for section in text.split("\n## ")[1:]:
-        name, _, parts_within = section.partition("\n")
-        for place, part in enumerate(f"\n{parts_within}".split("\n### ")):
-            title, _, body = part.partition("\n") if place else ("", "", part)
-            if lines := body.strip("\n").splitlines():
-                parts[name, title] = lines
-    return parts
+def made_of(results: Path) -> Iterator[Made]:
+    """The parts that a folder of results gives."""
+    for name in SUITES:
+        if found := read_results(results / f"{name}.jsonl"):
+            yield from SECTIONS.get(name, rounds)(name, found)
+    if rows := sweep.rows_of(results / "codec_accuracy.jsonl"):
+        yield from codecs(rows)
+    if rows := sweep.rows_of(results / "algorithms.jsonl"):
+        yield from policies(rows)
 
 
-def words(section: str, **facts: Any) -> list[str]:
-    """What the template says at the beginning of a section."""
-    return [line.format(**facts) for line in parts_of(TEMPLATE)[section, ""]]
+def in_order(known: Parts) -> list[Part]:
+    """By section, as the suites stand in their file."""
+    sections = [*(suite["title"] for suite in SUITES.values()), CODECS, POLICIES]
+    return sorted(known.values(), key=lambda part: sections.index(part.section))
 
 
-def versions() -> list[str]:
+def page(known: Parts) -> str:
+    """The whole text: the template with tables in their places."""
+
+    def filled(place: re.Match[str]) -> str:
+        name = place[1]
+        if name in SHOWN["table"]:
+            lines = one(known, **SHOWN["table"][name])
+        elif name in SHOWN["across"]:
+            lines = across(known, **SHOWN["across"][name])
+        else:
+            lines = {"versions": versions, "settings": settings_shown}[name]().lines()
+        return "\n".join(lines)
+
+    return re.sub(r"\n{3,}", "\n\n", PLACE.sub(filled, TEMPLATE))
+
+
+def one(
+    known: Parts,
+    part: list[str],
+    columns: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    picture: bool = False,
+) -> list[str]:
+    """The lines of one part's choice; none where it has not been measured."""
+    found = known.get((part[0], part[1]))
+    if found is None:
+        return []
+    shown = [f"![{found.picture.replace('-', ' ')}](pictures/{found.picture}.svg)", ""] if picture else []
+    conditions = found.conditions()
+    return [*shown, *([conditions, ""] if conditions else []), *found.table.chosen(columns, rows).lines()]
+
+
+def across(known: Parts, section: str, figure: str, rows: list[str], parts: dict[str, str]) -> list[str]:
+    """One figure of several parts: a column for each, and below the table what they were measured on."""
+    found = {name: known[section, title] for name, title in parts.items() if (section, title) in known}
+    cells = [
+        [name.partition(";")[0], *(part.table.cell(name, figure) for part in found.values())] for name in rows
+    ]
+    conditions: dict[str, list[str]] = {}
+    for name, part in found.items():
+        conditions.setdefault(part.measured, []).append(name)
+    told = [f"- {'; '.join(names)}: {measured}" for measured, names in conditions.items()]
+    return [*Table(["system", *found], cells).lines(), "", *told]
+
+
+def versions() -> Table:
     """Of the systems, as their environments pin them."""
     pins = {system.title: pins_in(requirements_of(name)) for name, system in SYSTEMS.items()}
     told = [(title, ", ".join(map(" ".join, mine.items()))) for title, mine in pins.items() if mine]
-    return tables.markdown([("system", itemgetter(0)), ("versions", itemgetter(1))], told)
+    return Table.of([("system", itemgetter(0)), ("versions", itemgetter(1))], told)
 
 
-def settings() -> list[str]:
+def settings() -> Table:
     """What a configuration of geomx stands for, in the keys of a run's description."""
     told = []
     for name, options in SYSTEMS["geomx"].configs.items():
         keys = [f"`{key} = {json.dumps(value)}`" for key, value in options.items() if "." in key]
         keys += [say.format(options[key]) for key, say in BESIDE_KEYS.items() if key in options]
         told += [(name, ", ".join(keys))] if keys else []
-    return tables.markdown([("configuration", itemgetter(0)), ("settings", itemgetter(1))], told)
+    return Table.of([("configuration", itemgetter(0)), ("settings", itemgetter(1))], told)
+
+
+def settings_shown() -> Table:
+    """Those of the configurations that the page shows."""
+    names = [name for kind in SHOWN.values() for table in kind.values() for name in table.get("rows", [])]
+    mine = {name.partition(";")[0].removeprefix("geomx, ") for name in names if name.startswith("geomx, ")}
+    return settings().chosen(rows=sorted(mine))
 
 
 def measured(results: list[Result]) -> str:
@@ -139,67 +209,67 @@ def floors(results: list[Result]) -> str:
     return told + (f"; raw sockets took {tables.seconds(raw)} s." if raw else ".")
 
 
-def rounds(name: str, results: list[Result], pictures: Path) -> Parts:
-    """A part for each sitting: a picture and a table."""
-    parts: Parts = {}
+def rounds(name: str, results: list[Result]) -> Iterator[Made]:
+    """A part for each sitting."""
     for sitting in dict.fromkeys(result.sitting for result in results):
         same = [result for result in results if result.sitting == sitting]
         first = same[0]
         where = f"{NETWORK_NAMES[first.network]}, {first.parties} parties × {first.workers}"
-        picture = (
-            f"{name}-{first.workload}-{first.parameters}-{first.network}-{first.parties}x{first.workers}"
-        )
+        picture = f"bench-{name}-{first.workload}-{first.parameters}-{first.network}"
+        picture += f"-{first.parties}x{first.workers}"
         if first.congestion != "bbr":
             where, picture = f"{where}, {first.congestion}", f"{picture}-{first.congestion}"
         what = f"{WORKLOADS[first.workload.partition('-')[0]]} {first.parameters:,} parameters"
-        shown = drawn(pictures / f"bench-{picture}", "rounds", where, same)
-        told = [*shown, f"{floors(same)} {measured(same)}", ""]
-        parts[SUITES[name]["title"], f"{where}: {what}"] = told + tables.rounds(same)
-    return parts
+        key = SUITES[name]["title"], f"{where}: {what}"
+        part = Part(*key, tables.rounds(same), floors(same), measured(same), picture)
+        yield part, drawing("rounds", where, same)
 
 
-def accuracy(name: str, results: list[Result], pictures: Path) -> Parts:
-    """A table and a picture for each network."""
-    section = SUITES[name]["title"]
-    parts: Parts = {(section, ""): words(section, first=results[0])}
+def accuracy(name: str, results: list[Result]) -> Iterator[Made]:
+    """A part for each network."""
     for network in dict.fromkeys(result.network for result in results):
         same = [result for result in results if result.network == network]
-        told = [*drawn(pictures / f"bench-{name}-{network}", "accuracy", same), measured(same), ""]
-        parts[section, f"To 85 %: {NETWORK_NAMES[network]}"] = told + tables.accuracy(same)
-    return parts
+        key = SUITES[name]["title"], f"To 85 %: {NETWORK_NAMES[network]}"
+        part = Part(*key, tables.accuracy(same), "", measured(same), f"bench-{name}-{network}")
+        yield part, drawing("accuracy", same)
 
 
-def one_table(name: str, results: list[Result], pictures: Path) -> Parts:
-    """For `scale` and `fallback`."""
-    section, first = SUITES[name]["title"], results[0]
-    told = words(section, first=first, network=NETWORK_NAMES[first.network], measured=measured(results))
-    shown = drawn(pictures / f"bench-{name}", "scale", results) if name == "scale" else []
-    return {(section, ""): [*told, "", *shown, *getattr(tables, name)(results)]}
+def scale(name: str, results: list[Result]) -> Iterator[Made]:
+    """One part, by the number of parties."""
+    first = results[0]
+    told = f"One worker a party, {first.parameters:,} synthetic parameters, {NETWORK_NAMES[first.network]}."
+    part = Part(SUITES[name]["title"], "", tables.scale(results), told, measured(results), f"bench-{name}")
+    yield part, drawing("scale", results)
 
 
-SECTIONS = {"accuracy": accuracy, "scale": one_table, "fallback": one_table}
+def fallback(name: str, results: list[Result]) -> Iterator[Made]:
+    """One part, by networks."""
+    told = "Median seconds of a dense round, one worker a party."
+    yield Part(SUITES[name]["title"], "", tables.fallback(results), told, measured(results)), None
 
 
-def codecs(rows: list[sweep.Row], pictures: Path) -> Parts:
-    """For each model a picture, accuracy against bytes, and a table."""
-    parts = {(CODECS, ""): words(CODECS)}
+SECTIONS = {"accuracy": accuracy, "scale": scale, "fallback": fallback}
+
+
+def codecs(rows: list[sweep.Row]) -> Iterator[Made]:
+    """For each model: accuracy against bytes."""
     for model, mine in sweep.grouped(rows, "model").items():
         seeds = sweep.grouped(mine, "config")
-        shown = drawn(pictures / f"bench-codec-accuracy-{model}", "learned", model, seeds)
-        told = [*shown, f"{mine[0]['rounds']} rounds, {seeds_of(seeds)}.", ""]
-        parts[CODECS, f"A CNN of {mine[0]['parameters']:,} parameters"] = told + tables.learned(seeds)
-    return parts
+        told = f"{mine[0]['rounds']} rounds, {seeds_of(seeds)}."
+        key = CODECS, f"A CNN of {mine[0]['parameters']:,} parameters"
+        part = Part(*key, tables.learned(seeds), told, "", f"bench-codec-accuracy-{model}")
+        yield part, drawing("learned", model, seeds)
 
 
-def policies(rows: list[sweep.Row], pictures: Path) -> Parts:
-    """For each scenario a picture, time against bytes, and a table."""
-    parts, scenarios = {(POLICIES, ""): words(POLICIES)}, sweep.table_of("algorithms")["scenarios"]
+def policies(rows: list[sweep.Row]) -> Iterator[Made]:
+    """For each scenario: time against bytes."""
+    scenarios = sweep.table_of("algorithms")["scenarios"]
     for scenario, mine in sweep.grouped(rows, "scenario").items():
         seeds = sweep.grouped(mine, "algorithm")
-        shown = drawn(pictures / f"bench-algorithms-{scenario.replace(' ', '-')}", "unequal", scenario, seeds)
-        told = [*shown, f"{seeds_of(seeds)}.", ""]
-        parts[POLICIES, scenarios[scenario]["title"]] = told + tables.unequal(seeds)
-    return parts
+        key = POLICIES, scenarios[scenario]["title"]
+        picture = f"bench-algorithms-{scenario.replace(' ', '-')}"
+        part = Part(*key, tables.unequal(seeds), f"{seeds_of(seeds)}.", "", picture)
+        yield part, drawing("unequal", scenario, seeds)
 
 
 def seeds_of(seeds: dict[str, list[sweep.Row]]) -> str:
@@ -207,13 +277,15 @@ def seeds_of(seeds: dict[str, list[sweep.Row]]) -> str:
     return f"{from_to(counts)} seed{'s' if max(counts) > 1 else ''}"
 
 
-def drawn(path: Path, kind: str, *what: Any) -> list[str]:
-    """Draw a picture; the lines that show it, none where it had nothing to show."""
-    from benchmarks import pictures  # noqa: PLC0415 (it needs matplotlib, which the tables do without)
+def drawing(kind: str, *what: Any) -> Callable[[Path], None]:
+    """How a picture is drawn, when a path is given."""
 
-    getattr(pictures, kind)(*what, path)
-    shown = path.with_name(path.name + ".svg")
-    return [f"![{path.name.replace('-', ' ')}](pictures/{shown.name})", ""] if shown.exists() else []
+    def draw(path: Path) -> None:
+        from benchmarks import pictures  # noqa: PLC0415 (it needs matplotlib, which the tables do without)
+
+        getattr(pictures, kind)(*what, path)
+
+    return draw
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
     python benchmarks/run.py --synthetic 2000000 --step-ms 5 --only geomx ddp
 
 Writes JSON lines to out/bench/SUITE.jsonl, sitting by sitting; those of the same cells give way.
-`benchmarks/page.py` makes the page of them.
+`benchmarks/page.py` takes them over into docs/data and writes docs/benchmarks.md.
 """
 
 import argparse

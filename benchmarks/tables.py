@@ -1,8 +1,11 @@
 """The tables of the page, in Markdown."""
 
+from __future__ import annotations
+
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,13 +20,62 @@ SERVERS = {"none": "", "own site": ", servers in a site of their own", "A": ", s
 TARGETS = (0.80, 0.88)  # of `algorithms.py`
 
 
-def markdown(columns: Columns, rows: Iterable[Any]) -> list[str]:
-    """A table; all columns but the first are numbers, set to the right. Names are not broken into lines."""
-    lines = [f"| {' | '.join(name for name, _ in columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    for row in rows:
-        name, *numbers = (cell(row) for _, cell in columns)
-        lines.append("| " + " | ".join([name.replace(" ", "\N{NO-BREAK SPACE}"), *numbers]) + " |")
-    return lines
+@dataclass(slots=True)
+class Table:
+    """Figures as they are printed: the cells of a row stand below `columns`. `missing`: who has none, and why."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    missing: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, columns: Columns, rows: Iterable[Any], missing: Sequence[str] = ()) -> Table:
+        """What the columns make of these rows."""
+        cells = [[cell(row) for _, cell in columns] for row in rows]
+        return cls([name for name, _ in columns], cells, list(missing))
+
+    def lines(self) -> list[str]:
+        """In Markdown: numbers are set to the right, and names are not broken into lines."""
+        sides = ["---", *("---" if any(map(_is_text, cells)) else "---:" for cells in self._columns()[1:])]
+        lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join(sides)}|"]
+        for name, *numbers in self.rows:
+            cells = [name.replace(" ", "\N{NO-BREAK SPACE}"), *numbers]
+            lines.append(f"| {' | '.join(cells)} |")
+        if self.missing:
+            lines += ["", "Not measured, or not wholly:", "", *(f"- {reason}" for reason in self.missing)]
+        return lines
+
+    def _columns(self) -> list[tuple[str, ...]]:
+        return list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+
+    def chosen(self, columns: Sequence[str] = (), rows: Sequence[str] = ()) -> Table:
+        """Some columns, and the rows of some names, in the order that they have here; all where none are named.
+
+        A row's name is its first cell, or its first two with a semicolon between them.
+        """
+        places = [place for place, name in enumerate(self.columns) if not columns or name in columns]
+        mine = [row for row in self.rows if not rows or _is_of(row, rows)]
+        starts = {name.partition(";")[0] for name in rows}
+        reasons = [reason for reason in self.missing if not rows or _who(reason) in starts]
+        return Table([self.columns[p] for p in places], [[row[p] for p in places] for row in mine], reasons)
+
+    def cell(self, name: str, column: str) -> str:
+        """Of a row by its name; NOTHING where there is no such row."""
+        place = self.columns.index(column)
+        return next((row[place] for row in self.rows if _is_of(row, [name])), NOTHING)
+
+
+def _is_text(cell: str) -> bool:
+    return cell[:1].isalpha() or cell.startswith("`")
+
+
+def _is_of(row: list[str], names: Sequence[str]) -> bool:
+    return row[0] in names or "; ".join(row[:2]) in names
+
+
+def _who(reason: str) -> str:
+    """The name of the row that a reason stands for."""
+    return reason.partition(": ")[0].partition(", servers in")[0]
 
 
 def title(result: Result) -> str:
@@ -58,7 +110,7 @@ def apart(one: float | None, other: float | None) -> str:
     return f"{one / other - 1:+.0%}" if one and other else NOTHING
 
 
-def rounds(results: list[Result]) -> list[str]:
+def rounds(results: list[Result]) -> Table:
     """The systems of one sitting, the fastest first."""
     dense = next((r.step_s for r in results if (r.system, r.config) == ("geomx", "dense")), None)
 
@@ -80,18 +132,17 @@ def rounds(results: list[Result]) -> list[str]:
         ("MB, all nodes", lambda r: number(sum(r.rss_mb.values()) or None)),
     ]
     good = sorted((r for r in results if r.is_ok), key=lambda r: r.step_s or math.inf)
-    return markdown(columns, good) + missing(results)
+    return Table.of(columns, good, missing(results))
 
 
 def missing(results: list[Result]) -> list[str]:
     """Who has no figures, or not all of them, and why."""
     reasons = [(r, r.state.rstrip(".")) for r in results if not r.is_ok]
     reasons += [(r, r.note) for r in results if r.is_ok and r.note]
-    lines = [f"- {title(result)}{SERVERS[result.hub]}: {reason}" for result, reason in reasons]
-    return ["", "Not measured, or not wholly:", "", *lines] if lines else []
+    return [f"{title(result)}{SERVERS[result.hub]}: {reason}" for result, reason in reasons]
 
 
-def accuracy(results: list[Result]) -> list[str]:
+def accuracy(results: list[Result]) -> Table:
     """Time and bytes to the target, the fastest first, beside the baseline that GeoMX measures itself by."""
     reached = [result for result in results if result.to_accuracy_s is not None]
     reached.sort(key=lambda result: result.to_accuracy_s)
@@ -109,10 +160,10 @@ def accuracy(results: list[Result]) -> list[str]:
         ("× as fast as MXNet dist_sync", partial(beside, "to_accuracy_s")),
         ("× fewer bytes", partial(beside, "to_accuracy_wan_bytes")),
     ]
-    return markdown(columns, reached) + missing([r for r in results if r.to_accuracy_s is None])
+    return Table.of(columns, reached, missing([r for r in results if r.to_accuracy_s is None]))
 
 
-def scale(results: list[Result]) -> list[str]:
+def scale(results: list[Result]) -> Table:
     """Seconds a round and the global server's CPU, by the number of parties."""
     good = {(result.parties, result.system): result for result in results if result.is_ok}
     took = {place: result.round_s_median for place, result in good.items()}
@@ -129,10 +180,10 @@ def scale(results: list[Result]) -> list[str]:
         ("raw sockets", lambda n: seconds(took.get((n, "raw")))),
         ("CPU s a round of the global server", lambda n: seconds(cpu_s(n))),
     ]
-    return markdown(columns, sorted({result.parties for result in results})) + missing(results)
+    return Table.of(columns, sorted({result.parties for result in results}), missing(results))
 
 
-def fallback(results: list[Result]) -> list[str]:
+def fallback(results: list[Result]) -> Table:
     """The lab's links beside those that geomx imitates itself."""
     places = dict.fromkeys((r.network, r.parameters, r.parties) for r in results)
     took = {(r.network, r.parameters, r.parties, r.where): r.round_s_median for r in results if r.is_ok}
@@ -143,7 +194,7 @@ def fallback(results: list[Result]) -> list[str]:
         ("in the process", lambda place: seconds(took.get((*place, "loopback")))),
         ("difference", lambda place: apart(took.get((*place, "loopback")), took.get((*place, "lab")))),
     ]
-    return markdown(columns, places) + missing(results)
+    return Table.of(columns, places, missing(results))
 
 
 def mean(rows: list[Row], *keys: str) -> float:
@@ -151,7 +202,7 @@ def mean(rows: list[Row], *keys: str) -> float:
     return sum(statistics.fmean(row[key] for row in rows) for key in keys)
 
 
-def learned(seeds: dict[str, list[Row]]) -> list[str]:
+def learned(seeds: dict[str, list[Row]]) -> Table:
     """Of each configuration's rows, one a seed: accuracy beside the dense run with the same optimizer, and bytes."""
     dense = {rows[0]["optimizer"]: rows for config, rows in seeds.items() if config.startswith("dense")}
     both = ("wan_bytes_up", "wan_bytes_down")
@@ -174,7 +225,7 @@ def learned(seeds: dict[str, list[Row]]) -> list[str]:
         ("MB down", lambda rows: megabytes(mean(rows, "wan_bytes_down"))),
         ("times smaller", smaller),
     ]
-    return markdown(columns, seeds.values())
+    return Table.of(columns, seeds.values())
 
 
 def median(rows: list[Row], target: float, what: str) -> float | None:
@@ -183,7 +234,7 @@ def median(rows: list[Row], target: float, what: str) -> float | None:
     return statistics.median(found) if 2 * len(found) > len(rows) else None
 
 
-def unequal(seeds: dict[str, list[Row]]) -> list[str]:
+def unequal(seeds: dict[str, list[Row]]) -> Table:
     """Of one scenario, each policy's rows: the fastest to the last target first; × is beside FSA's time."""
     fsa = seeds.get("FSA", [])
     columns: Columns = [("policy", lambda rows: rows[0]["algorithm"])]
@@ -201,4 +252,4 @@ def unequal(seeds: dict[str, list[Row]]) -> list[str]:
     def last(rows: list[Row]) -> list[float]:
         return [median(rows, target, "s") or math.inf for target in reversed(TARGETS)]
 
-    return markdown(columns, sorted(seeds.values(), key=last))
+    return Table.of(columns, sorted(seeds.values(), key=last))

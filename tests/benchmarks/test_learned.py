@@ -15,7 +15,7 @@ def test_seeds_are_put_together_and_stand_beside_dense(tmp_path):
     rows += [row("int4", "Adam", seed, 0.88, 100_000) for seed in range(3)]
     rows += [row("top-k", "SGD", 0, 0.8, 10_000)]
     sweep.keep(tmp_path / "rows.jsonl", rows)
-    table = tables.learned(sweep.grouped(sweep.rows_of(tmp_path / "rows.jsonl"), "config"))
+    table = tables.learned(sweep.grouped(sweep.rows_of(tmp_path / "rows.jsonl"), "config")).lines()
     assert table[2] == "| dense | 89.00% | 88.00% | 90.00% | +0.00 | 0.8 | 0.8 | 1 |"
     assert table[3] == "| int4 | 88.00% | 88.00% | 88.00% | -1.00 | 0.1 | 0.1 | 8 |"
     assert table[4].endswith("| – | 0.01 | 0.01 | – |")  # there is no dense run with SGD

@@ -27,7 +27,7 @@ def test_medians_over_seeds_the_fastest_first() -> None:
         "ESync": 3,
     }
     assert tables.median(seeds["Downpour"], 0.88, "s") is None
-    table = tables.unequal(seeds)
+    table = tables.unequal(seeds).lines()
     assert [line.split("|")[1].strip() for line in table[2:]] == ["ESync", "FSA", "Downpour"]
     assert table[2] == "| ESync | 15.0 | 2.07 | 30 | 100 | 2.00 | 200 |"
     assert table[4] == "| Downpour | 100 | 0.31 | 200 | – | – | – |"
