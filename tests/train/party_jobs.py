@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Callable, Mapping
@@ -239,6 +240,34 @@ def train(run: LiveRun, options: dict[str, Any]) -> tuple[str | None, list[int]]
         epoch(run, model, optimizer, options.get("batches", 20))
     assert run.ledger is not None
     return sha256(run), run.ledger.tolist()
+
+
+class Warnings(logging.Handler):
+    """What geomx warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
+def leave(run: LiveRun, options: dict[str, Any]) -> tuple[str | None, list[str]]:
+    """The weights behind a loop that is left, and what was warned of. `steps`, `backwards`: each worker's number."""
+    warnings = Warnings()
+    logging.getLogger("geomx").addHandler(warnings)
+    model, optimizer = attached(run, options)
+    generator = torch.Generator().manual_seed(run.workers.index(run.name))
+    for step in range(options["backwards"][run.name]):
+        x = torch.randn(8, 20, generator=generator)
+        run.weight(8)
+        optimizer.zero_grad()
+        (model(x) - x[:, :1]).square().mean().backward()
+        if step < options["steps"][run.name]:
+            optimizer.step()
+    run.close()
+    return sha256(run), [text for text in warnings.told if "not averaged" in text]
 
 
 def save_and_load(run: LiveRun, options: dict[str, Any]) -> list[str | None]:

@@ -69,6 +69,46 @@ def test_a_replica_takes_its_local_steps_together() -> None:
     assert len(hashes(results)) == 1
 
 
+WORKERS = ("A/0", "A/1", "B/0", "B/1")
+LOCAL = ("sync.policy=diloco every=4",)
+
+
+def test_replicas_that_leave_behind_the_same_step_take_part_in_the_last_mean() -> None:
+    five = dict.fromkeys(WORKERS, 5)
+    results = play(party_jobs.leave, {"A": "ddp", "B": "server"}, LOCAL, steps=five, backwards=five)
+    assert len(hashes(results)) == 1
+    assert all(warnings == [] for _, warnings in results.values())
+
+
+def test_replicas_that_leave_behind_different_steps_are_told_so() -> None:
+    backwards = dict.fromkeys(WORKERS, 6)
+    steps = backwards | {"A/1": 5}
+    results = play(party_jobs.leave, {"A": "ddp", "B": "server"}, LOCAL, steps=steps, backwards=backwards)
+    for name in ("A/0", "A/1"):
+        (warning,) = results[name][1]
+        assert "the loop was left by A/0 behind step 6, A/1 behind step 5" in warning
+        assert "leave the loop behind the same step on all of them" in warning
+    assert results["B/0"] == results["B/1"]
+    assert results["B/0"][1] == []
+
+
+@pytest.mark.faults
+def test_a_replica_that_leaves_alone_leaves() -> None:
+    """A/0 hangs in its next backward until the process of A/1 has ended."""
+    steps = dict.fromkeys(WORKERS, 6) | {"A/1": 5}
+    overrides = (*LOCAL, "lan.timeout_s=10")
+    job = start(party_jobs.leave, {"A": "ddp", "B": "server"}, overrides, steps=steps, backwards=steps)
+    try:
+        results = job.finish()
+    finally:
+        job.stop()
+    (warning,) = results["A/1"][1]
+    assert "A/0 has not left the loop within 20 s" in warning
+    assert isinstance(results["A/0"], RuntimeError)  # gloo's: the process of A/1 has ended
+    assert isinstance(results["B/0"], RunFailed)
+    assert results["B/0"].node == "A/0"
+
+
 def test_parties_need_not_wait_for_each_other() -> None:
     results = play(party_jobs.train, {"A": "plain", "B": "fsdp"}, ("sync.policy=mixed",))
     assert results["A/0"][0] == results["A/1"][0] != results["B/0"][0]

@@ -8,6 +8,8 @@ from typing import Any
 _SENTENCES = {
     "advice": "{text}",
     "advised": "{text}",
+    "apart": "ends with weights of its own, since its last steps were not averaged: {why}. In a party whose workers "
+    "reduce among themselves, leave the loop behind the same step on all of them, and call run.close() right behind it",
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is disconnected: {reason}",
     "awaited": "{peer} is lost; waiting for it to be started again, for {seconds:.0f} s at most",

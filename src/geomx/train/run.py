@@ -309,7 +309,7 @@ class LiveRun:
         Under local steps (hfa, diloco, esync) what this worker has learned since the last mean goes into the next one
         first: workers that close behind the same step end with the same weights. With esync, where each takes steps of
         its own number, it returns when all have closed or come to the end of their data. With downpour it pushes what
-        was not pushed. Workers that reduce among themselves (`inside = "collective"`) leave as they are.
+        was not pushed. In a party with `inside = "collective"` all must close behind the same step.
         """
         if self._closed:
             return

@@ -84,6 +84,10 @@ class ThroughServer:
     def rest(self) -> None:
         """No forward is under way: have the model as it was at `attach`."""
 
+    def leave(self, step: int) -> str:
+        """Why this worker cannot leave behind `step` with the others of its party; "" where it can."""
+        return ""
+
     def close(self) -> None:
         """Nothing more will be added."""
 
@@ -96,6 +100,9 @@ class _IntraParty(ThroughServer):
     def __init__(self, model_slices: ModelSlices, finite: FiniteOnly, group: PartyGroup) -> None:
         super().__init__(model_slices, finite)
         self._group = group
+
+    def leave(self, step: int) -> str:
+        return self._group.leave(step)
 
     def close(self) -> None:
         self._group.close()

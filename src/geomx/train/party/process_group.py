@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from geomx.errors import GeomxError, RunFailed, Unsupported, WaitTimeout
 from geomx.node.port import Port
+from geomx.train.party.leaving import Leaving
 from geomx.train.settings import Collective
 
 NEVER = timedelta(days=30)  # who is lost is found out by heartbeats, and whoever is slow is waited for
@@ -78,6 +79,21 @@ class PartyGroup:
         found = [torch.empty_like(tensor) for _ in range(self.ranks)]
         work = self._tried(lambda: dist.all_gather(found, tensor, group=self._host, async_op=True))
         return self._finish(work, found)
+
+    def leave(self, step: int) -> str:
+        """Why this worker cannot leave its loop behind `step` together with the others; "" where it can."""
+        from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415 (not in every build of PyTorch)
+        from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
+
+        if not self.is_open:
+            return "its process group was destroyed before run.close()"
+        party = self._name.rpartition("/")[0]
+        names = [f"{party}/{rank}" for rank in range(self.ranks)]
+        store = PrefixStore(f"geomx leaves {self._host.group_name}", _get_default_store())
+        try:
+            return Leaving(store, names, self.rank, self._port, self._settings.loss_s).behind(step)
+        except RuntimeError as error:  # the store has gone with the process that had it
+            return f"it cannot reach the others of its party any more ({error})"
 
     @property
     def is_open(self) -> bool:

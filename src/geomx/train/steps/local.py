@@ -130,9 +130,10 @@ class LocalSteps(Steps):
 
     def finish(self) -> None:
         """Take part as at the end of the data, until this worker's steps are in a mean over the run."""
-        if (
-            self._is_common or self._intra_party.in_lockstep
-        ):  # who reduce among themselves may not leave together
+        if self._is_common:
+            return
+        if apart := self._intra_party.leave(self._progress.place.steps):
+            self._client.port.note("apart", "warning", why=apart)
             return
         if self._is_paced:  # others come to their last step in other turns
             self.end_epoch()
