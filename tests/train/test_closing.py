@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from policy_runs import momentum, settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from geomx.node.topology import Edge
+from geomx.simulate.simulator import Network, Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun
+from geomx.wire.session import Patience
 
 DATA = TensorDataset(
     *(torch.randn(60, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (20, 5))
@@ -55,6 +60,57 @@ def test_a_loop_that_is_left_amid_a_period(policy: str, closes: bool) -> None:
     )
     for model in results.values():
         assert_equal(weights(model), weights(results["A/0"]))
+
+
+@pytest.mark.parametrize(
+    "policy", ["hfa k1=4 k2=1", "hfa k1=2 k2=4", "diloco every=6 fragments=2 overlap=2", "esync"]
+)
+@pytest.mark.parametrize("data_ends", [False, True])
+def test_a_worker_that_is_killed_near_the_last_mean_ends_with_the_others(
+    policy: str, data_ends: bool
+) -> None:
+    """Also where a part of the model has been averaged by then, and the others have left when it comes back."""
+    data = TensorDataset(*(tensor[: 6 * 5 if data_ends else 60] for tensor in DATA.tensors))
+
+    def main(run: LiveRun) -> nn.Module:
+        plain = small_model()
+        model = nn.Sequential(plain[0], nn.BatchNorm1d(64).double(), plain[1], plain[2])
+        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.02))
+        if run.epoch == 0 and run.step < 5:
+            for x, y in run.shard(DataLoader(data, batch_size=2), over="run"):
+                run._client.port.sleep(0.1)  # type: ignore[attr-defined]  # of the virtual clock
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+                if run.step >= 5 and not data_ends:
+                    break
+        run.close()
+        return model
+
+    how: dict[str, Any] = {
+        "policy": policy,
+        "network": Network(rate_mbps=2.0, delay_ms=2.0),
+        "lan": Edge(patience=Patience(rejoin_s=60.0)),
+    }
+    _, calm = train([2, 1], main, settings(policies.make(policy)), **how)
+    ends = min(at for at, _, note in calm.notes if note.name == "left")
+    for place in range(12):
+        faults = partial(killed, victim=("A/1", "B/0")[place % 2], at_s=ends - 0.015 * place)
+        results, _ = train([2, 1], main, settings(policies.make(policy)), faults=faults, **how)
+        first = shared(results["A/0"])
+        for model in results.values():
+            assert_equal(shared(model), first)
+
+
+def killed(simulator: Simulator, restart: Callable[[str], None], victim: str, at_s: float) -> None:
+    """And started again."""
+    simulator.at(at_s, lambda: simulator.crash(victim))
+    simulator.at(at_s, lambda: restart(victim))
+
+
+def shared(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What workers average: weights and running statistics, and not how many batches these are of."""
+    return {name: values for name, values in weights(model).items() if "num_batches" not in name}
 
 
 def test_its_steps_since_the_last_mean_count() -> None:
@@ -108,11 +164,21 @@ def test_a_loop_that_has_ended_is_not_averaged_once_more() -> None:
 
 def test_workers_that_leave_at_different_steps_disturb_nobody() -> None:
     """Who leaves first takes part in what the others do until its steps are in a mean over the run."""
-    leaves = {"A/0": 5, "A/1": 9, "B/0": 7}
+    specs = (
+        "hfa k1=2 k2=4",
+        "hfa k1=4 k2=1",
+        "diloco every=4",
+        "diloco every=6 fragments=2 overlap=2",
+        "esync",
+        "esync wait=true",
+    )
+    for leaves in ({"A/0": 5, "A/1": 9, "B/0": 7}, {"A/0": 100, "A/1": 100, "B/0": 3}):
+        for spec in specs:
 
-    def main(run: LiveRun) -> nn.Module:
-        return breaks_after(leaves[run.name])(run)
+            def main(run: LiveRun, leaves: dict[str, int] = leaves) -> nn.Module:
+                return breaks_after(leaves[run.name])(run)
 
-    for spec in ("hfa k1=2 k2=4", "hfa k1=4 k2=1", "diloco every=4"):
-        results, _ = train([2, 1], main, settings(policies.make(spec), ledger=True), policy=spec)
-        assert results.keys() == leaves.keys()
+            results, _ = train([2, 1], main, settings(policies.make(spec), ledger=True), policy=spec)
+            assert results.keys() == leaves.keys()
+            if leaves["A/0"] == leaves["A/1"]:
+                assert_equal(weights(results["A/0"]), weights(results["A/1"]))

@@ -31,7 +31,6 @@ from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.rounds.membership import EVERYONE
 from geomx.sync.contract import LocalStep, cohort_of, next_run_mean
-from geomx.sync.hfa import AVERAGE
 from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
@@ -73,9 +72,9 @@ class LocalSteps(Steps):
         self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
         self._counted, self._given = 0.0, 0.0  # n of all steps so far; what of it `run.weight` has said
         self._counted_at: dict[Any, tuple[float, float]] = {}  # by what was averaged: both at its last mean
-        self._is_paced = False  # a policy at the root says when means are due
+        _, mean = next_run_mean(self._settings.policy) or (0, LocalStep())
+        self._is_paced = mean.average == "told"  # a policy at the root says when means are due
         self._is_common = True  # all workers have the same weights, whatever the others have done
-        self._is_step = True
         self._buffers = {
             "auto": self._model_slices.running_statistics,
             "average": self._model_slices.floating_buffers,
@@ -95,12 +94,18 @@ class LocalSteps(Steps):
 
     def hook(self) -> None:
         super().hook()
+        self._is_common = not self._client.goes_on  # what it was to do last may be done in part
         self._stepped = self._timeline.now()
         for index, arrived in self._fresh.items():  # closed while this worker joined a run that had begun
             if arrived.values is not None:
                 self._starts[index] = arrived.values
                 self._model_slices.scatter(self._model_slices.layout.slices[index], arrived.values)
         self._fresh = {}
+        if self._client.goes_on:
+            for slice_ in self._buffers:
+                values = self._model_slices.gather(slice_, self._model_slices.tensor).values
+                assert values is not None  # buffers are always there
+                self._starts[slice_.index] = values
 
     def step(self) -> None:
         self._check_accumulation()
@@ -122,7 +127,7 @@ class LocalSteps(Steps):
 
     def end_epoch(self) -> None:
         super().end_epoch()
-        due = self._next_mean()
+        _, due = next_run_mean(self._settings.policy, self._planned) or (0, LocalStep())
         if due.fragment[1] > 1 or due.overlap:
             self._average_all()
         self._is_common = True
@@ -139,36 +144,30 @@ class LocalSteps(Steps):
             self.end_epoch()
             return
         self.ended = True
-        due = self._next_mean()
-        if due.fragment[1] > 1 or due.overlap:
-            self._average_all()
-        elif next_run_mean(self._settings.policy, self._planned):
-            while self._take_part().average != "run":
-                pass  # what others do before
+        self._average_all()
         self._finite.end()
 
     def _average_all(self) -> None:
-        """A mean over the run of the whole model, of which the policy knows nothing."""
-        due = self._next_mean()
-        first, parts = due.fragment
-        self._take_in_all()
-        self._is_step = False
-        for place in range(first, first + parts):
-            self._average_run(replace(due, fragment=(place % parts, parts), overlap=0, merge=0.0))
-        self._take_in_all()
-        self._is_step = True
+        """Follow the policy's plans without steps until each part of the model has been averaged once, and as it is."""
+        mean = next_run_mean(self._settings.policy, self._planned)
+        left = mean[1].fragment[1] if mean else 0
+        while left:
+            left -= self._take_part(merges=False).average == "run"
 
     def _idle(self) -> None:
         self._take_part()
 
-    def _take_part(self) -> LocalStep:
-        """Follow the next of the policy's plans in which something is exchanged; returns it."""
+    def _take_part(self, merges: bool = True) -> LocalStep:
+        """Follow the next of the policy's plans in which something is exchanged; returns it.
+
+        `merges`: as it says; else what the run makes of a part is taken in at once, and nothing of this worker's stays.
+        """
         self._before = self._progress.place
         plan = self._next_plan()
         while plan.average == "nobody" and not self._is_due():
             plan = self._next_plan()
         plan = replace(plan, average="run") if plan.average == "told" else plan
-        self._follow(plan)
+        self._follow(plan if merges else replace(plan, overlap=0, merge=0.0))
         return plan
 
     def _gradients_are_finite(self) -> bool:
@@ -184,17 +183,11 @@ class LocalSteps(Steps):
         """What a plan means now where it leaves that to whoever sets the pace."""
         if plan.average != "told":
             return plan
-        self._is_paced = True
         self._steps_of_turn += 1
         taken_s = self._timeline.now() - self._stepped
         allowed = self._client.stepped(self._steps_of_turn, taken_s, plan.wait)
         ends = self._steps_of_turn >= max(allowed, plan.least)
         return replace(plan, average="run" if ends else "nobody")
-
-    def _next_mean(self) -> LocalStep:
-        """The mean over the run that is due next; where the policy knows of none, a plain one."""
-        _, due = next_run_mean(self._settings.policy, self._planned) or (0, LocalStep(outer=AVERAGE))
-        return replace(due, average="run")
 
     def _next_plan(self) -> LocalStep:
         plan = self._settings.policy.step(self._planned)
@@ -248,24 +241,21 @@ class LocalSteps(Steps):
     def _is_due(self) -> bool:
         return bool(self._due) and self._due[0][0] <= self._planned
 
-    def _take_in_all(self) -> None:
-        while self._due:
-            self._take_in(self._due.popleft())
-
     def _take_in(self, due: tuple[int, list[Slice], float]) -> None:
         """Go on from what the run has made of these slices, or from a mixture."""
         _, slices, merge = due
         self._client.wait([slice_.index for slice_ in slices])
         for slice_ in slices:
             arrived = self._fresh.pop(slice_.index, None)
-            if arrived is None:  # it had closed before this worker came, and its weights came then
+            if arrived is not None:  # else it had closed before this worker came, and its weights came then
+                self.all_ended = arrived.update.ended
+                if arrived.values is not None:
+                    self._starts[slice_.index] = arrived.values
+                elif slice_.role == "buffer":  # nobody has trained
+                    continue
+            values = self._starts.get(slice_.index)
+            if values is None:  # a buffer, and nobody has trained
                 continue
-            self.all_ended = arrived.update.ended
-            if arrived.values is not None:
-                self._starts[slice_.index] = arrived.values
-            elif slice_.role == "buffer":  # nobody has trained
-                continue
-            values = self._starts[slice_.index]
             if merge:
                 values = self._merged(slice_, values, merge)
             self._model_slices.scatter(slice_, values)
@@ -280,9 +270,8 @@ class LocalSteps(Steps):
 
     def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
         self._finite.begin(self._planned - 1, self.turn)
-        step = self._planned - 1 if self._is_step else -1
-        if self._is_step:
-            self._client.reached(cohort, step, self._before, self._progress.place)
+        step = self._planned - 1
+        self._client.reached(cohort, step, self._before, self._progress.place)
         for slice_ in slices:
             share, packed = self._share(slice_, weight, cohort)
             self._client.contribute(
