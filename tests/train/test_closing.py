@@ -102,6 +102,32 @@ def test_a_worker_that_is_killed_near_the_last_mean_ends_with_the_others(
             assert_equal(shared(model), first)
 
 
+@pytest.mark.parametrize("steps", [4, 6, 1000])
+@pytest.mark.parametrize("policy", ["diloco every=30 fragments=5 overlap=5", "diloco every=4 overlap=2"])
+def test_statistics_are_common_where_nobody_has_trained_since_their_last_mean(
+    policy: str, steps: int
+) -> None:
+    """That mean was taken in as a mixture with a worker's own."""
+    data = TensorDataset(*(tensor[:36] for tensor in DATA.tensors))  # six steps
+
+    def main(run: LiveRun) -> nn.Module:
+        plain = small_model()
+        model = nn.Sequential(plain[0], nn.BatchNorm1d(64).double(), plain[1], plain[2])
+        model, optimizer = run.attach(model, momentum(model))
+        for step, (x, y) in enumerate(run.shard(DataLoader(data, batch_size=2), over="run"), start=1):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if step >= steps:
+                break
+        run.close()
+        return model
+
+    results, _ = train([2, 1], main, settings(policies.make(policy)), policy=policy)
+    for model in results.values():
+        assert_equal(shared(model), shared(results["A/0"]))
+
+
 def killed(simulator: Simulator, restart: Callable[[str], None], victim: str, at_s: float) -> None:
     """And started again."""
     simulator.at(at_s, lambda: simulator.crash(victim))

@@ -251,10 +251,8 @@ class LocalSteps(Steps):
                 self.all_ended = arrived.update.ended
                 if arrived.values is not None:
                     self._starts[slice_.index] = arrived.values
-                elif slice_.role == "buffer":  # nobody has trained
-                    continue
-            values = self._starts.get(slice_.index)
-            if values is None:  # a buffer, and nobody has trained
+            values = self._starts.get(slice_.index)  # where nobody has trained, what their last mean has made
+            if values is None:  # of statistics there was none
                 continue
             if merge:
                 values = self._merged(slice_, values, merge)
