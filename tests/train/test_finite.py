@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from finite_runs import (
     weightless,
     without_the_slice,
 )
-from live_runs import assert_equal, sgd, small_model, train, weights
+from live_runs import assert_equal, place_of, sgd, small_model, train, weights
 from torch import nn
 
 from geomx.errors import GeomxError, NotFinite, RunFailed
@@ -265,6 +266,44 @@ def test_a_buffer_may_hold_inf_and_no_nan_where_it_is_averaged() -> None:
     assert list(results.values()) == [[0.0, -math.inf, 1.0, 1.0]] * 2
     ((node, fields),) = told(simulator)
     assert (node, fields["what"]) == ("A/0", "the local mean holds NaN")
+
+
+def with_statistics(value: float) -> Callable[[LiveRun], dict[str, torch.Tensor]]:
+    """A step behind which A/0 has a running variance with this value."""
+
+    def script(run: LiveRun) -> dict[str, torch.Tensor]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        model, optimizer = run.attach(model, sgd(model))
+        run.weight(1)
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(place_of(run)))
+        model(x).square().sum().backward()
+        if run.name == "A/0":
+            model[1].running_var[2] = value  # type: ignore[index]
+        optimizer.step()
+        return weights(model)
+
+    return script
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_a_running_statistic_that_is_not_finite_reaches_nobody(value: float) -> None:
+    spec = "diloco every=1"
+    results, simulator = train(
+        [1, 1], with_statistics(value), settings(policy=policies.make(spec)), policy=spec
+    )
+    assert_equal(results["A/0"], results["B/0"])
+    assert all(bool(values.isfinite().all()) for values in results["A/0"].values())
+    ((node, fields),) = told(simulator)
+    assert (node, fields["what"]) == ("A/0", f"the local 1.running_var holds {WORDS.get(value, 'NaN')}")
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_a_running_statistic_that_is_not_finite_stops_a_run_and_is_named(value: float) -> None:
+    spec = "diloco every=1"
+    more = settings(on_nonfinite="stop", policy=policies.make(spec))
+    word = WORDS.get(value, "NaN")
+    with pytest.raises(NotFinite, match=rf"A/0: the local 1\.running_var holds {word} in step 1 "):
+        train([1, 1], with_statistics(value), more, policy=spec)
 
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])

@@ -131,9 +131,9 @@ class SyncTable(Table):
     )
     buffers: Literal["auto", "own", "average"] = Field(
         "auto",
-        description="Floating buffers where a policy averages weights. `auto`: the running statistics of BatchNorm "
-        "and its like are averaged with them; `average`: every buffer is; `own`: each worker keeps its own until "
-        "`run.save`.",
+        description="Buffers in float32 and float64 where a policy averages weights. `auto`: the running statistics "
+        "of BatchNorm and its like are averaged with them; `average`: every buffer is; `own`: each worker keeps its "
+        "own until `run.save`.",
     )
 
 

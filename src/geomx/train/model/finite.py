@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from geomx.codecs.contract import Room
+from geomx.codecs.contract import Room, room_of
 from geomx.codecs.measure import largest
 from geomx.errors import NotFinite
 from geomx.layout import Layout, Slice
 from geomx.node.port import Port
 from geomx.node.slices.finite import LOOK, SKIP, found_in, is_watched, listed, remedy, skipped, when
-from geomx.train.model.model_slices import Gathered
+from geomx.train.model.model_slices import Gathered, is_statistic
 from geomx.train.settings import Settings
 
 GRADIENT = "the gradient of"
@@ -69,7 +69,13 @@ class FiniteOnly:
 
         `made`: w·x; `weight`: w; `what`: x is of each tensor, and `source` has it where that is known.
         """
-        if not is_watched(slice_):  # a buffer may hold Inf, as a mask does; NaN would spread to the others'
+        if is_statistic(slice_):
+            return math.isfinite(made.largest) or self._refuse(
+                slice_.index, self._of_statistics(slice_, made, what)
+            )
+        if not is_watched(
+            slice_
+        ):  # another buffer may hold Inf, as a mask does; NaN would spread to the others'
             return not math.isnan(made.largest) or self._refuse(slice_.index, self._of_buffer(slice_, what))
         room = self._room(slice_)
         if made.largest <= room.most:
@@ -102,6 +108,13 @@ class FiniteOnly:
             raise NotFinite(text)
         self._skipped.setdefault(key, text)
         return False
+
+    def _of_statistics(self, slice_: Slice, made: Gathered, what: str) -> str:
+        assert made.values is not None  # nothing has a largest value of 0
+        found = found_in(self._layout, slice_, made.values, room_of(slice_))
+        assert found is not None  # the largest is one
+        told = room_of(slice_).beyond(found.value)
+        return f"{what} {found.names} holds {told} in {when(*self._at)}. {LOOK}. {SKIP}"
 
     def _of_buffer(self, slice_: Slice, what: str) -> str:
         names = listed(self._layout.tensors[part.tensor].name for part in slice_.parts)

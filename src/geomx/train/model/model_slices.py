@@ -112,7 +112,7 @@ class ModelSlices:
 
     def running_statistics(self) -> list[Slice]:
         """The same, of what normalizations keep of what they have seen (BatchNorm) alone."""
-        return [slice_ for slice_ in self.floating_buffers() if slice_.group == STATISTICS]
+        return [slice_ for slice_ in self.floating_buffers() if is_statistic(slice_)]
 
     def name(self, number: int) -> str:
         return self.layout.tensors[number].name
@@ -197,6 +197,11 @@ class ModelSlices:
         """Give the live tensors of a slice its `values` (flat)."""
         for part in slice_.parts:
             write_flat(self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements])
+
+
+def is_statistic(slice_: Slice) -> bool:
+    """Whether a slice is of what normalizations keep of what they have seen."""
+    return slice_.role == "buffer" and slice_.group == STATISTICS
 
 
 def overlap(tensor: torch.Tensor, part: Part) -> tuple[int, int]:
