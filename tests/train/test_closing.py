@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from policy_runs import momentum, settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from geomx.errors import NotFinite, RunFailed
 from geomx.node.topology import Edge
 from geomx.simulate.simulator import Network, Simulator
 from geomx.sync import policies
@@ -137,6 +139,46 @@ def killed(simulator: Simulator, restart: Callable[[str], None], victim: str, at
 def shared(model: nn.Module) -> dict[str, torch.Tensor]:
     """What workers average: weights and running statistics, and not how many batches these are of."""
     return {name: values for name, values in weights(model).items() if "num_batches" not in name}
+
+
+def test_whoever_cannot_take_part_in_the_last_mean_ends_the_run() -> None:
+    """The end of the `with` block closes the run of A/1, whose weights are lost."""
+    told: dict[str, RunFailed] = {}
+
+    def main(run: LiveRun) -> None:
+        model = breaks_after(5)(run)
+        if run.name == "A/1":
+            with torch.no_grad():
+                model[0].weight[0] = math.nan
+            return
+        try:
+            run.close()
+        except RunFailed as error:
+            told[run.name] = error
+            raise
+
+    with pytest.raises(NotFinite, match=r"A/1: the pseudo-gradient of 0\.weight holds NaN"):
+        train([2, 1], main, settings(policies.make("hfa k1=4 k2=1")), policy="hfa k1=4 k2=1")
+    assert {name: error.node for name, error in told.items()} == {"A/0": "A/1", "B/0": "A/1"}
+
+
+@pytest.mark.parametrize("policy", ["hfa k1=4 k2=1", "diloco every=6 fragments=2 overlap=2", "esync"])
+def test_a_run_is_closed_before_its_first_step_and_more_than_once(policy: str) -> None:
+    """A/1 learns nothing, and the others do without it."""
+
+    def main(run: LiveRun) -> nn.Module:
+        if run.name == "A/1":
+            model = small_model()
+            run.attach(model, momentum(model))
+        else:
+            model = breaks_after(5)(run)
+        run.close()
+        run.close()
+        return model
+
+    results, _ = train([2, 1], main, settings(policies.make(policy)), policy=policy)
+    assert_equal(weights(results["A/1"]), weights(small_model()))
+    assert_equal(weights(results["A/0"]), weights(results["B/0"]))
 
 
 def test_its_steps_since_the_last_mean_count() -> None:

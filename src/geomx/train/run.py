@@ -344,7 +344,11 @@ class LiveRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None or (isinstance(error, SystemExit) and not error.code):
-            self.close()
+            try:
+                self.close()
+            except BaseException as caught:
+                self.fail(why_ended(caught))
+                raise
             return
         told = self.outcome(error)
         self.fail(why_ended(error), refusal_of(error))
