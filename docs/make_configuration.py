@@ -6,17 +6,24 @@ python docs/make_configuration.py [--check]
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from geomx.channels import channels
+from geomx.codecs import codecs
 from geomx.config import AGREED, AGREED_OF_A_PARTY, LinkTable, Run
 from geomx.config.fields import TABLES, as_table, is_listed, keys, words
 from geomx.config.problems import shown
-from geomx.config.tables import Table
+from geomx.config.tables import LanTable, Table, WanTable
+from geomx.optim import compensations
+from geomx.registry import Registry
+from geomx.sync import policies
 
 TARGET = Path(__file__).with_name("configuration.md")
 
@@ -49,61 +56,90 @@ PREFACE = f"""\
 
 <!-- Made from the code by docs/make_configuration.py: change it there. -->
 
-A run is described by one TOML file. Only `[[party]]` must be there; everything else has a default:
+For anyone who describes a run: every key with its type, default and meaning.
+
+One TOML file describes a run. Only `[[party]]` is required:
 
 ```toml
 {EXAMPLE}```
 
-`geomx check RUN.toml` validates a file and draws the tree of its nodes. All faults are named at once, each
-with its key and line, what was found, what is allowed, and the nearest valid name. `geomx run` makes the same
-checks before it starts anything. The training script and the TLS files must be on the machine; to check a file on
-a machine that runs no node, add `--elsewhere`.
+`geomx check RUN.toml` validates the file and draws the tree of nodes. It reports all mistakes at once, each with its
+key, line, allowed values and the nearest valid name; so does `geomx run` before it starts anything. The training script
+and the TLS files must exist on the machine; to check a file elsewhere, add `--elsewhere`.
 
-**Overrides.** `geomx run RUN.toml wan.link.rate_mbps=20 party.B.workers=3` changes keys before the file is
-validated. Keys are dotted; a party is named (`party.B.workers`) or counted from 0 (`party[1].workers`). Values
-are written as in TOML; what is no TOML value is text: `worker.overlap=forward`.
+**Change keys on the command line:** `geomx run RUN.toml wan.link.rate_mbps=20 party.B.workers=3`. A party is named, or
+counted from 0 (`party[1].workers`). Values are written as in TOML; anything else is taken as text
+(`worker.overlap=forward`).
 
-**Agreement.** The nodes of a run may have files of their own. Keys marked with ● must be the same in all of
-them, and so must be the names and the order of the parties; a node that differs is refused, with the list of
-differences.
+**Use several files.** Each machine may have its own. Keys marked ● must be the same in all, and so must the names and
+the order of the parties. A node whose file differs is refused, with a list of the differences.
 
-**Paths** are relative to the folder of the file; `~` is your home folder.
+**Paths** are relative to the file's folder; `~` is your home folder.
+
+**Choices** may have parameters (`codec_up = "topk ratio=0.01"`), or be [a class of your own](extending.md)
+(`codec_up = "my_codecs:Mine"`). Built in:
+
 """
 
 DEFAULTS = {"run.name": "the file's name"}
+
+CHOICES: dict[str, tuple[str, Registry[Any]]] = {
+    "policy": ("[sync policy](sync.md)", policies),
+    "codec_up": ("[codec](codecs.md)", codecs),
+    "codec_down": ("[codec](codecs.md)", codecs),
+    "compensation": ("[compensation](sync.md#mixedsync)", compensations),
+    "channel": ("[channel](extending.md#a-channel)", channels),
+}
+FROM_TO = re.compile(r"(number )?≥ (\S+), ≤ (\S+)")
 
 
 def reference() -> str:
     """The whole page."""
     Run.parse(EXAMPLE, "example.toml")
-    sections = [PREFACE]
+    sections = [f"{PREFACE}{_built_in()}\n"]
     for name, table in TABLES.items():
         title = f"[[{name}]]" if is_listed(name) else f"[{name}]"
         sections.append("\n".join(_section(f"`{title}`", name, table)))
-    sections.append(
-        "\n".join(_section("Links: `wan.link`, `lan.link`, `link` of a party", "link", LinkTable))
-    )
+    sections.append("\n".join(_section("Links", "link", LinkTable)))
     return "\n".join(sections)
+
+
+def _built_in() -> str:
+    named = {kind: ", ".join(f"`{name}`" for name in registry.names) for kind, registry in CHOICES.values()}
+    return "\n".join(f"- {kind}: {names}" for kind, names in named.items())
 
 
 def _section(title: str, name: str, table: type[Table]) -> Iterator[str]:
     yield f"## {title}\n"
     yield f"{cleandoc(table.__doc__ or '')}\n"
+    if table is LanTable:
+        yield "It has the keys of `[wan]` except `pace_mbps`. Only those that differ are listed:\n"
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for key, field in keys(table).items():
+        if table is LanTable and _is_as_over_the_wan(key, field):
+            continue
         mark = " ●" if _agreed(name, key) else ""
-        cells = (f"`{key}`{mark}", _type(field), _default(name, key, field), field.description or "")
+        cells = (f"`{key}`{mark}", _type(key, field), _default(name, key, field), field.description or "")
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
+
+
+def _is_as_over_the_wan(key: str, field: FieldInfo) -> bool:
+    wan = keys(WanTable).get(key)
+    return wan is not None and (wan.default, wan.description) == (field.default, field.description)
 
 
 def _agreed(table: str, key: str) -> bool:
     return f"{table}.{key}" in AGREED or (table == "party" and key in AGREED_OF_A_PARTY)
 
 
-def _type(field: FieldInfo) -> str:
-    return "table, see Links" if as_table(field.annotation) is LinkTable else words(field)
+def _type(key: str, field: FieldInfo) -> str:
+    if as_table(field.annotation) is LinkTable:
+        return "[link](#links)"
+    if key in CHOICES:
+        return CHOICES[key][0]
+    return FROM_TO.sub(r"\2 to \3", words(field))
 
 
 def _default(table: str, key: str, field: FieldInfo) -> str:

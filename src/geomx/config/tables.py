@@ -53,14 +53,16 @@ class Table(BaseModel):
 
 
 class LinkTable(Table):
-    """A link as geomx imitates it, in user space and in both directions."""
+    """An emulated network link: geomx imitates it in user space, without root, alike in both directions."""
 
     rate_mbps: Rate = Field(
-        0.0, description="Each way, in Mbit/s on the wire, headers included. 0: unlimited."
+        0.0, description="Mbit/s on the wire in each direction, headers included. 0: unlimited."
     )
-    delay_ms: Delay = Field(0.0, description="Delay one way; a round trip takes twice as long.")
-    jitter_ms: Wander = Field(0.0, description="How far the delay wanders, to either side.")
-    loss: Share = Field(0.0, description="Share of packets that is lost.")
+    delay_ms: Delay = Field(
+        0.0, description="One-way delay in milliseconds; a round trip takes twice as long."
+    )
+    jitter_ms: Wander = Field(0.0, description="Milliseconds by which the delay varies, up and down.")
+    loss: Share = Field(0.0, description="Fraction of packets lost; 0.01 is 1 %.")
 
     @property
     def words(self) -> str:
@@ -76,107 +78,110 @@ class LinkTable(Table):
 class DelayTable(Table):
     """Workers that are slower than they are: each computes for `factor` times as long."""
 
-    factor: float = Field(1.0, ge=1, le=1000, description="Times as long as the computation takes by itself.")
-    jitter: float = Field(0.0, ge=0, le=1, description="How far a step strays from that, as a share of it.")
+    factor: float = Field(
+        1.0, ge=1, le=1000, description="How many times as long a step's computation takes."
+    )
+    jitter: float = Field(0.0, ge=0, le=1, description="Fraction of `factor` by which steps vary.")
 
 
 class RunTable(Table):
     """The run as a whole."""
 
-    name: RunName = Field(description="The run's name. Left out: the file's name without its ending.")
-    script: File | None = Field(
-        None, description="The training script that workers run, relative to this file's folder."
+    name: RunName = Field(description="Name of the run. Default: the file's name without its ending.")
+    script: File | None = Field(None, description="Training script, which each worker runs.")
+    arguments: tuple[Argument, ...] = Field(
+        (), strict=False, description="Command-line arguments of the script."
     )
-    arguments: tuple[Argument, ...] = Field((), strict=False, description="The script's arguments.")
     preset: Literal["", "slow-link", "geomx-bisparse", "geomx-fp16", "geomx-mpq"] = Field(
         "",
-        description="Settings that are known to go together, in place of the defaults: see "
+        description="A set of settings that go well together; keys given in the file take precedence. See "
         "[which setting for my model](settings.md).",
     )
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of everything that is drawn by chance.")
+    seed: int = Field(
+        0,
+        ge=0,
+        le=2**32 - 1,
+        description="Seed of what geomx draws: order of samples, rounding, emulated loss. The script seeds PyTorch.",
+    )
     shards: int = Field(
-        1, ge=1, le=MOST_SHARDS, description="How many global servers share the model (MultiGPS)."
+        1, ge=1, le=MOST_SHARDS, description="Number of global servers that share the model (MultiGPS)."
     )
     secret_file: File | None = Field(
         None,
-        description="A file with the run's secret, which every node proves to know; `geomx secret FILE` makes one. "
-        "Left out: `geomx run` makes one for itself; elsewhere nodes prove membership by `[tls]` alone, or not at all.",
+        description="File with the run's secret, by which nodes prove that they belong to the run; `geomx secret FILE` "
+        "makes one. Default: `geomx run` makes its own; nodes started by hand need `[tls]`, or stay on loopback.",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
-        description="What becomes of a contribution with NaN, Inf, or a number that its codec has no room for. `stop`: "
-        "the run ends, and names worker, parameter and step; `skip`: it counts nothing, and the run goes on; see "
-        "[numbers that are not finite](training-loop.md#when-a-gradient-is-nan-or-inf).",
+        description="What happens to a contribution with NaN, Inf or a number too large for its codec. `stop`: the run "
+        "ends and names worker, parameter and step. `skip`: it is left out and training goes on. See "
+        "[NaN or Inf](training-loop.md#when-a-gradient-is-nan-or-inf).",
     )
     strict: bool = Field(
         False,
-        description="Whether what is known to cost accuracy, and is told as a warning else, is an error; "
-        "`--strict` on the command line.",
+        description="Make warnings about lost accuracy, and about parties that train on the same samples, errors. Same "
+        "as `--strict`.",
     )
     ledger: bool = Field(
-        False, description="Carry an int64 slice that counts every contribution, as a proof of exactly-once."
+        False,
+        description="Count every contribution in an extra slice, to prove that each counted exactly once.",
     )
 
 
 class SyncTable(Table):
-    """When nodes answer."""
+    """When workers synchronize, and how much each contribution counts."""
 
-    policy: PolicyName = Field(
-        "fsa", description="The sync policy, and parameters as `staleness=4`; see [sync policies](sync.md)."
-    )
+    policy: PolicyName = Field("fsa", description="When servers answer, and what workers contribute.")
     weight: Literal["samples", "equal", "dataset_size"] = Field(
         "samples",
-        description="How much a worker's contribution counts: by the samples it saw, the same for all, "
-        "or by its party's `dataset_size`.",
+        description="How much a worker's contribution counts: by its samples, the same for all, or by its share of its "
+        "party's `dataset_size`.",
     )
     buffers: Literal["auto", "own", "average"] = Field(
         "auto",
-        description="Buffers in float32 and float64 where a policy averages weights. `auto`: the running statistics "
-        "of BatchNorm and its like are averaged with them; `average`: every buffer is; `own`: each worker keeps its "
-        "own until `run.save`.",
+        description="Buffers in float32 and float64 under policies that average weights. `auto`: average running "
+        "statistics, such as BatchNorm's. `average`: average all. `own`: each worker keeps its own until `run.save`.",
     )
 
 
 class OptimizerTable(Table):
-    """What an aggregate does to the weights."""
+    """How contributions change the weights."""
 
     place: Literal["auto", "server", "workers"] = Field(
         "auto",
-        description="Where the optimizer runs. `auto`: on the global servers if its update is elementwise, "
-        "else on the workers.",
+        description="Where the optimizer runs. `auto`: on the global servers if it is an elementwise one of PyTorch's, "
+        "otherwise on the workers.",
     )
     rule: RuleName = Field(
         "",
-        description="What the global servers do with a gradient: a rule of your own as `module:Class`, which each of "
-        "them imports (see [extending](extending.md)). Left out: what the script's optimizer does, if it is one of "
-        "PyTorch's and elementwise.",
+        description="An update rule of your own for the global servers (see [extending](extending.md)). Default: the "
+        "script's optimizer.",
     )
     compensation: CompensationName = Field(
         "",
-        description="What makes up for the age of gradients where parties do not wait for each other: `dcasgd`, and "
-        "parameters as `strength=0.04`.",
+        description="Corrects gradients for their age where parties do not wait for each other.",
     )
 
 
 class WorkerTable(Table):
-    """How a worker trains."""
+    """How workers train."""
 
     overlap: Literal["none", "forward"] = Field(
         "none",
-        description="`forward`: the next forward begins before the update is complete, "
-        "and each module waits for its own weights.",
+        description="`none`: `step()` returns when all weights have come. `forward`: it returns at once, and in the "
+        "next forward pass each module waits for its own weights.",
     )
     push_at: Literal["backward", "step"] = Field(
         "backward",
-        description="When gradients leave. `backward`: as soon as each is complete; `step`: with `step()`, "
-        "so that they may be edited before.",
+        description="When gradients are sent. `backward`: each as soon as it is complete. `step`: in `step()`, so that "
+        "the script may edit them before.",
     )
     threads: int = Field(
         0,
         ge=0,
         le=1024,
-        description="Threads of a worker's arithmetic. 0: with `geomx run` this machine's cores by its processes, else "
-        "what PyTorch takes.",
+        description="CPU threads of each worker. 0: with `geomx run` the cores divided by its processes, otherwise "
+        "PyTorch's default.",
     )
 
 
@@ -185,14 +190,14 @@ class LayoutTable(Table):
 
     slice_elements: Elements = Field(
         0,
-        description="Elements of the largest slice. 0: by the model's size, and larger where codecs send less.",
+        description="Elements in the largest slice. 0: chosen for about 64 slices, or fewer where codecs send less.",
     )
     pack_below: int = Field(
         PACK_BELOW,
         ge=1,
         le=MOST_ELEMENTS,
-        description="Tensors of fewer elements are packed several to a slice. Which ones are tiny for a codec is the "
-        "codec's own parameter, `size_lower_bound`; see [codecs](codecs.md).",
+        description="Tensors with fewer elements share slices. Which tensors are tiny for a codec is that codec's "
+        "`size_lower_bound`; see [codecs](codecs.md#large-and-tiny-tensors).",
     )
 
 
@@ -202,10 +207,12 @@ class GlobalTable(Table):
     addresses: tuple[Address, ...] = Field(
         (),
         strict=False,
-        description="Where each shard is dialled. Left out: `geomx run` chooses free ports on this machine.",
+        description="Address of each shard, as others reach it. Default: `geomx run` picks free ports.",
     )
     listen: tuple[ListenAddress, ...] = Field(
-        (), strict=False, description="Where each shard listens, if not at the address that others dial."
+        (),
+        strict=False,
+        description="Address at which each shard listens, if another one (NAT, containers). Default: `addresses`.",
     )
 
 
@@ -213,34 +220,37 @@ class PartyTable(Table):
     """A data center or organisation: a local server and its workers. One table for each."""
 
     name: PartyName = Field(
-        description="The party's name, which is its local server's name as well. No two differ in upper and lower "
-        "case alone."
+        description="Name of the party and its local server. Must differ from others in more than upper and lower case."
     )
     workers: int = Field(
         ge=1,
         le=MOST_WORKERS_OF_A_PARTY,
-        description=f"How many workers it has. All parties together have {MOST_WORKERS} or fewer.",
+        description=f"Number of workers; at most {MOST_WORKERS} in all parties together.",
     )
     address: AddressOrNone = Field(
-        "", description='Where its workers dial its local server. "": `geomx run` chooses a free port.'
+        "",
+        description="Address of the local server, as its workers reach it. Default: `geomx run` picks a free port.",
     )
     listen: ListenAddressOrNone = Field(
-        "", description="Where the local server listens, if not at the address that workers dial."
+        "", description="Address at which the local server listens, if another one. Default: `address`."
     )
-    link: LinkTable | None = Field(
-        None, description="Its link to the global servers, in place of `wan.link`."
-    )
-    pace_mbps: Rate | None = Field(None, description="In place of `wan.pace_mbps`, both ways.")
+    link: LinkTable | None = Field(None, description="In place of `wan.link`.")
+    pace_mbps: Rate | None = Field(None, description="In place of `wan.pace_mbps`.")
     worker_delay: DelayTable | None = Field(
-        None, description="Makes its workers slower than they are, to try what that does to a run."
+        None,
+        description="Slows its workers down, to try out unequal sites: `{ factor = 2, jitter = 0.1 }` makes them "
+        "compute twice as long, ± 10 %.",
     )
     inside: Literal["server", "collective"] = Field(
         "server",
-        description="Where its workers' gradients are added up. `server`: at their local server; `collective`: among "
-        "themselves, by `torch.distributed`; see [inside a party](inside.md).",
+        description="Who adds up its workers' gradients. `server`: the local server. `collective`: the workers, by "
+        "`torch.distributed`; see [inside a party](inside.md).",
     )
     dataset_size: int | None = Field(
-        None, ge=1, le=10**12, description='Samples in its data set, for `sync.weight = "dataset_size"`.'
+        None,
+        ge=1,
+        le=10**12,
+        description='Samples in its data set. Needed with `sync.weight = "dataset_size"`, an error without it.',
     )
 
     @property
@@ -250,23 +260,21 @@ class PartyTable(Table):
 
 
 class EventTable(Table):
-    """A party's emulated link changes while the run goes on.
+    """A change of a party's emulated link during the run.
 
-    While several events last, the later one wins, key by key; when one is over, what it covered shows again.
-    The events of a party stand in the order of their times.
+    Where events overlap, the later one wins, key by key; when it ends, the earlier values return. List a party's events
+    in the order of their times.
     """
 
-    at_s: Moment = Field(description="When, in seconds since the end of `attach`, as the sending end saw it.")
-    party: PartyName = Field(description="Whose link to the global servers changes, in both directions.")
-    for_s: Duration | None = Field(
-        None, description="How long; what it covered then shows again. Left out: for good."
-    )
-    rate_mbps: Rate | None = Field(None, description="As in Links, where it changes.")
-    delay_ms: Delay | None = Field(None, description="As in Links, where it changes.")
-    jitter_ms: Wander | None = Field(None, description="As in Links, where it changes.")
-    loss: Share | None = Field(None, description="As in Links, where it changes.")
+    at_s: Moment = Field(description="Start, in seconds after `attach` has returned.")
+    party: PartyName = Field(description="Party whose link to the global servers changes.")
+    for_s: Duration | None = Field(None, description="Duration in seconds. Default: to the end of the run.")
+    rate_mbps: Rate | None = Field(None, description="New rate in Mbit/s.")
+    delay_ms: Delay | None = Field(None, description="New one-way delay in milliseconds.")
+    jitter_ms: Wander | None = Field(None, description="New jitter in milliseconds.")
+    loss: Share | None = Field(None, description="New fraction of packets lost.")
     cut: bool | None = Field(
-        None, description="`true`: nothing passes, until `for_s` is over or a later event says `cut = false`."
+        None, description="`true`: nothing passes until `for_s` is over or a later event has `cut = false`."
     )
 
     @property
@@ -278,84 +286,84 @@ class EventTable(Table):
 class EdgeTable(Table):
     """What the edges of one tier have in common."""
 
-    codec_up: CodecName = Field(
-        "dense", description="What contributions travel as: a codec, and parameters as `ratio=0.01`."
-    )
-    codec_down: CodecName = Field("dense", description="What updates travel as.")
+    codec_up: CodecName = Field("dense", description="Encoding of contributions, on their way up.")
+    codec_down: CodecName = Field("dense", description="Encoding of updates, on their way down.")
     channel: ChannelName = Field(
         "tcp",
-        description="How bytes cross: a channel, which may be your own (see [extending](extending.md)).",
+        description="How bytes are carried.",
     )
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system",
-        description="TCP's congestion control. `system`: as this machine is set. `bbr`: for links that lose packets, "
-        "where `cubic` slows down much.",
+        description="TCP congestion control. `system`: the machine's own. Use `bbr` on links that lose packets, where "
+        "`cubic` is slow.",
     )
-    heartbeat_s: Heartbeat = Field(1.0, description="A node that has nothing to say says so this often.")
+    heartbeat_s: Heartbeat = Field(
+        1.0, description="Seconds between heartbeats of a node that has nothing else to send."
+    )
     timeout_s: Silence = Field(
-        description="A node that is silent or away for this long is lost. At least 3 × `heartbeat_s`."
+        description="Seconds after which a silent or unreachable node is lost. At least 3 × `heartbeat_s`."
     )
-    link: LinkTable | None = Field(None, description="The link to imitate. Left out: the network as it is.")
+    link: LinkTable | None = Field(None, description="Emulated link. Default: the real network.")
 
 
 class WanTable(EdgeTable):
-    """The edges between local servers and global servers."""
+    """Connections between local servers and global servers."""
 
     pace_mbps: Rate = Field(
         0.0,
-        description="Mbit/s of payload at which a party's bytes leave at most, up and down (Linux); 0: as TCP finds. "
-        "97 % of the link's rate leaves its queue empty: the fastest with `cubic`, where nothing is lost.",
+        description="Limit of a party's rate in each direction, in Mbit/s of payload (Linux). 0: no limit. With "
+        "`cubic` on a link without loss, 97 % of the link's rate is fastest.",
     )
     timeout_s: Silence = Field(15.0, description=EdgeTable.model_fields["timeout_s"].description)
 
 
 class LanTable(EdgeTable):
-    """The edges between workers and their local server."""
+    """Connections between workers and their local server."""
 
     codec_down: LanCodecName = Field(
-        "wan", description="What updates travel as. `wan`: as they came over the WAN, byte for byte."
+        "wan",
+        description="Encoding of updates. `wan`: pass on the bytes that came over the WAN.",
     )
     timeout_s: Silence = Field(5.0, description=EdgeTable.model_fields["timeout_s"].description)
     rejoin_s: float = Field(
         0.0,
         ge=0,
-        description="How long a worker that is lost is awaited, so that it can be started again (see "
-        "[sync policies](sync.md#when-a-worker-is-lost)). 0: the run ends with it. Needs an optimizer on the global "
-        'servers, or local steps; without effect in a party with `inside = "collective"`.',
+        description="Seconds to wait for a lost worker to be started again (see [when a worker is "
+        "lost](sync.md#when-a-worker-is-lost)). 0: the run ends. Needs the optimizer on the global servers, or local "
+        'steps; without effect in a party with `inside = "collective"`.',
     )
 
 
 class LimitsTable(Table):
-    """How long a node waits."""
+    """How long nodes wait, in seconds."""
 
-    start_s: Limit = Field(300.0, description="For the others to join, before it ends with an error.")
+    start_s: Limit = Field(300.0, description="For the other nodes to join, before giving up with an error.")
     stall_s: Limit = Field(
         30.0,
-        description="For anything, before it reports for whom and for what; and where every worker waits inside geomx "
-        "and nothing moves, before the run ends.",
+        description="For another node, before reporting which one. If every worker waits inside geomx and nothing "
+        "moves for as long, the run ends.",
     )
     stop_s: Limit = Field(
         10.0,
-        description="For an orderly end, before it is ended; and to tell those who join behind a failure.",
+        description="For a process to end by itself, before it is killed. A node that ends after a failure stays as "
+        "long to tell late nodes.",
     )
     turn_s: float = Field(
         0.0,
         ge=0,
-        description="For the members of one turn, before the run ends. 0: for as long as they speak, since a script "
-        "may do as it likes between two steps.",
+        description="For a worker that is alive but does not come to the next step, before the run ends. 0: no limit, "
+        "as a script may do anything between two steps.",
     )
 
 
 class TlsTable(Table):
-    """TLS 1.3 with mutual certificates on every edge: all three files, or none."""
+    """TLS 1.3, certificates at both ends of every connection ([security](security.md)): all three files or none."""
 
     certificate: File | None = Field(None, description="This node's certificate chain (PEM).")
     key: File | None = Field(
-        None, description="Its private key (PEM), which only its owner may be able to read."
+        None, description="The certificate's private key (PEM). Only its owner may be able to read it."
     )
-    authority: File | None = Field(
-        None, description="The certificates that sign the nodes of this run (PEM)."
-    )
+    authority: File | None = Field(None, description="Certificates that sign the nodes of this run (PEM).")
 
 
 class Description(Table):
