@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -93,6 +94,16 @@ def test_faults_of_the_description_are_one_message_and_status_2(
     assert "run.shards" in err
     assert "sync.polisy" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", cli.EXAMPLES)
+def test_help_ends_with_examples_that_are_understood(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*(["inspect"] if name == "codec" else []), name, "--help"])
+    _, _, shown = capsys.readouterr().out.partition("\nexamples:\n")
+    assert len(shown.splitlines()) == len(cli.EXAMPLES[name])
+    for line in shown.splitlines():
+        assert callable(cli._parse(shlex.split(line)[1:]).action)
 
 
 @pytest.mark.parametrize("where", [["run.shards=2", "--keep"], ["--keep", "run.shards=2"]])

@@ -20,6 +20,32 @@ from geomx.launch.environment import apply_switches
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 LOG_LINE = "%(asctime)s %(message)s"
 
+START = """\
+start here:
+  geomx examples fsa    run an example: two data centers, emulated on this machine
+  geomx run RUN.toml    run what you have described yourself
+
+`geomx COMMAND --help` shows a command's options, and examples of its use."""
+
+# What stands behind each command's name.
+EXAMPLES = {
+    "run": ("demo.toml", "demo.toml wan.link.rate_mbps=20 --report report.json"),
+    "serve": ("sites.toml --role global", "sites.toml --role local --party paris"),
+    "worker": (
+        "sites.toml --party paris --rank 0 -- python train.py",
+        "sites.toml --party tokyo -- torchrun --nproc-per-node 2 train.py",
+    ),
+    "check": ("demo.toml", "sites.toml run.shards=2 --elsewhere"),
+    "plan": (
+        "demo.toml --measure",
+        'demo.toml --parameters 1000000 --step-ms 50 --codec int8 --codec "int8; int4"',
+    ),
+    "examples": ("", "hfa esync"),
+    "report": ("sites.toml records --json report.json --trace trace.json",),
+    "secret": ("sites.secret",),
+    "codec": ("", 'int4 "bisparse ratio=0.01" --model train:make_model'),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C).
@@ -66,89 +92,82 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="geomx", description="Train one PyTorch model across data centers that are far apart."
+        prog="geomx",
+        description="Train one PyTorch model across data centers that are far apart.",
+        epilog=START,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    run = _command(commands, "run", _run, "run every node of a run on this machine")
-    run.add_argument("--report", type=Path, metavar="FILE", help="write what remains of the run as JSON")
-    run.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
-    run.add_argument("--keep", action="store_true", help="keep the run's folder, with its records")
-    run.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
-    _add_strict(run)
+    text = "start every node of a run on this machine, and print the results"
+    run = _command(commands, "run", _run, text)
+    run.add_argument("--report", type=Path, metavar="FILE", help="write the results to FILE as JSON")
+    _add_trace(run)
+    run.add_argument("--keep", action="store_true", help="keep the nodes' records, and print where they are")
+    _add_plain(run)
+    _add_strict(run, "treat settings that are known to cost accuracy as errors")
 
-    serve = _command(commands, "serve", _serve, "run one server of a run")
-    serve.add_argument("--role", choices=("global", "local"), required=True)
+    serve = _command(commands, "serve", _serve, "run one server: a global server, or a party's local server")
+    serve.add_argument("--role", choices=("global", "local"), required=True, help="which kind of server")
     serve.add_argument(
-        "--shard", type=int, default=None, metavar="I", help="which global server (default: 0)"
+        "--shard", type=int, default=None, metavar="I", help="which global server, from 0 (default: 0)"
     )
     serve.add_argument("--party", metavar="NAME", help="whose local server")
 
-    worker = _command(commands, "worker", _worker, "run a command as one worker of a run")
+    worker = _command(commands, "worker", _worker, "run a training script, or any command, as one worker")
     worker.usage = "geomx worker RUN.toml --party NAME [--rank I] [key=value ...] -- COMMAND ..."
-    worker.add_argument("--party", metavar="NAME", required=True)
+    worker.add_argument("--party", metavar="NAME", required=True, help="the worker's party")
     worker.add_argument(
-        "--rank", type=int, metavar="I", help='left out where party.inside = "collective": torchrun gives it'
+        "--rank",
+        type=int,
+        metavar="I",
+        help="the worker's rank in its party, from 0; leave it out where torchrun sets it "
+        '(party.inside = "collective")',
     )
 
-    check = _command(commands, "check", _check, "validate a run's description and print its tree")
+    check = _command(commands, "check", _check, "validate a run's description and draw its tree of nodes")
     check.add_argument(
         "--elsewhere",
         action="store_true",
-        help="this machine runs no node: do not look for the script and the certificates",
+        help="do not look for the script and the certificates: this machine runs no node",
     )
 
-    plan = _command(
-        commands, "plan", _plan, "predict which algorithm and codecs would be fastest, and for what"
-    )
-    known = plan.add_mutually_exclusive_group()
-    known.add_argument(
-        "--measure", action="store_true", help="train a few steps on this machine to learn the rest"
-    )
-    known.add_argument(
-        "--report", type=Path, metavar="FILE", help="learn the rest from an earlier run's report"
-    )
-    size = plan.add_mutually_exclusive_group()
-    size.add_argument("--model", metavar="MODULE:FUNCTION", help="gives the model when it is called")
-    size.add_argument("--parameters", type=int, metavar="N", help="how many the model trains")
-    plan.add_argument(
-        "--step-ms",
-        action="append",
-        default=[],
-        metavar="[PARTY=]MS",
-        help="how long a worker computes for a step",
-    )
-    plan.add_argument("--steps", type=int, metavar="N", help="how many steps each worker will take")
-    text = "to compare, in place of a choice of them (may be repeated)"
-    plan.add_argument("--algorithm", action="append", default=[], metavar="POLICY", help=text)
-    plan.add_argument("--codec", action="append", default=[], metavar="UP[;DOWN]", help=text)
-    plan.add_argument("--json", type=Path, metavar="FILE", help="write the predictions as JSON")
-    _add_strict(plan)
+    text = "predict seconds and bytes of a step for several sync policies and codecs"
+    plan = _command(commands, "plan", _plan, text)
+    _add_facts(plan)
+    _add_choices(plan)
+    plan.add_argument("--json", type=Path, metavar="FILE", help="write the predictions to FILE as JSON")
+    _add_strict(plan, "leave out settings that are known to cost accuracy")
 
     examples = _add(commands, "examples", _examples, "list the examples, or run some of them")
-    examples.add_argument("names", nargs="*", metavar="NAME", help="which to run; `all` for every one")
-    examples.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+    examples.add_argument("names", nargs="*", metavar="NAME", help="examples to run; `all` runs every one")
+    _add_plain(examples)
 
     text = "make the report of a run on several machines"
-    report = _command(commands, "report", _report, text, records="the folder with the nodes' records")
-    report.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
-    report.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    report = _command(commands, "report", _report, text, records="folder with the nodes' records")
+    report.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE as JSON")
+    _add_trace(report)
 
-    secret = _add(commands, "secret", _secret, "make a secret for a run, by which its nodes know each other")
+    secret = _add(commands, "secret", _secret, "make the secret by which a run's nodes recognize each other")
     secret.add_argument(
-        "file", type=Path, metavar="FILE", help="where to write it; to be copied to every machine"
+        "file", type=Path, metavar="FILE", help="new file; copy it to every machine of the run"
     )
 
-    inspect = commands.add_parser("inspect", help="measure something on this machine")
+    inspect = commands.add_parser("inspect", help="measure codecs on this machine")
     subjects = inspect.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
-    codec = _add(subjects, "codec", _inspect_codec, "what codecs would save and cost for a model")
+    text = "measure how many bytes codecs save, and how long they take"
+    codec = _add(subjects, "codec", _inspect_codec, text)
     codec.add_argument(
-        "specs", nargs="*", metavar="CODEC", help='such as "bisparse ratio=0.01" (default: every one)'
+        "specs", nargs="*", metavar="CODEC", help='such as "bisparse ratio=0.01" (default: all codecs)'
     )
-    codec.add_argument("--model", metavar="MODULE:FUNCTION", help="gives the model when it is called")
+    codec.add_argument("--model", metavar="MODULE:FUNCTION", help="function that returns the model")
     codec.add_argument(
-        "--parameters", type=int, default=10_000_000, metavar="N", help="of one tensor, instead of a model"
+        "--parameters",
+        type=int,
+        default=10_000_000,
+        metavar="N",
+        help="size of one tensor, instead of a model (default: %(default)s)",
     )
     return parser
 
@@ -160,6 +179,10 @@ def _add(
     text: str,
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.epilog = "\n".join(
+        ["examples:", *(f"  {command.prog} {words}".rstrip() for words in EXAMPLES[name])]
+    )
     command.set_defaults(action=action)
     return command
 
@@ -173,17 +196,53 @@ def _command(
 ) -> argparse.ArgumentParser:
     """A command that takes a run's description, `paths`, and keys in place of the file's."""
     command = _add(commands, name, action, text)
-    command.add_argument("run", metavar="RUN.toml", help="the run's description")
+    command.add_argument("run", metavar="RUN.toml", help="description of the run")
     for path, meaning in paths.items():
         command.add_argument(path, type=Path, metavar=path.upper(), help=meaning)
-    command.add_argument("overrides", nargs="*", metavar="key=value", help="settings in place of the file's")
+    command.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="change a key of the description for this call"
+    )
     return command
 
 
-def _add_strict(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--strict", action="store_true", help="make an error of what is known to cost accuracy"
+def _add_facts(plan: argparse.ArgumentParser) -> None:
+    """Where a prediction gets its facts from."""
+    text = "--measure, --report, or a size with --step-ms"
+    facts = plan.add_argument_group("model and computation", text)
+    known = facts.add_mutually_exclusive_group()
+    known.add_argument("--measure", action="store_true", help="train a few steps on this machine")
+    known.add_argument("--report", type=Path, metavar="FILE", help="take them from an earlier run's report")
+    size = facts.add_mutually_exclusive_group()
+    size.add_argument("--model", metavar="MODULE:FUNCTION", help="function that returns the model")
+    size.add_argument("--parameters", type=int, metavar="N", help="number of trained parameters")
+    text = "milliseconds of computation in a step, everywhere or in one party (may be repeated)"
+    facts.add_argument("--step-ms", action="append", default=[], metavar="[PARTY=]MS", help=text)
+    facts.add_argument("--steps", type=int, metavar="N", help="number of steps that each worker will take")
+
+
+def _add_choices(plan: argparse.ArgumentParser) -> None:
+    text = "instead of the usual ones; each may be repeated"
+    choices = plan.add_argument_group("what to compare", text)
+    choices.add_argument("--algorithm", action="append", default=[], metavar="POLICY", help="sync policy")
+    choices.add_argument(
+        "--codec", action="append", default=[], metavar="UP[;DOWN]", help="codecs of the WAN"
     )
+
+
+def _add_trace(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a timeline to FILE, for ui.perfetto.dev"
+    )
+
+
+def _add_plain(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--plain", action="store_true", help="print lines of progress instead of a live table"
+    )
+
+
+def _add_strict(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("--strict", action="store_true", help=text)
 
 
 class _Version(argparse.Action):
