@@ -133,6 +133,19 @@ def test_every_command_and_option_is_listed() -> None:
     assert listed == known
 
 
+def test_make_lists_every_target() -> None:
+    told = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    listed = [line.split(maxsplit=2)[:2] for line in told.splitlines()]
+    phony = re.search(r"^\.PHONY: (.*)$", text_of("Makefile"), re.MULTILINE)
+    assert phony is not None
+    assert sorted(listed) == sorted(["make", target] for target in phony[1].split())
+
+
+def test_the_citation_is_of_this_version() -> None:
+    (version,) = re.findall(r"^version: (.*)$", text_of("CITATION.cff"), re.MULTILINE)
+    assert tomllib.loads(text_of("pyproject.toml"))["project"]["version"] == version
+
+
 def test_every_variable_of_the_environment_is_listed() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     assert {row[0] for row in rows("docs/commands.md", "The environment")} == set(
