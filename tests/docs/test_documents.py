@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import get_args
