@@ -28,10 +28,7 @@ _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class RunOptimizer(torch.optim.Optimizer):
-    """`inner`: the user's optimizer. `on_server`: whether the global servers run it, or this worker does.
-
-    `skips_steps`: a worker whose gradients are not finite counts nothing in that step.
-    """
+    """The optimizer that `run.attach` returns: used as any of PyTorch's, wherever the update is computed."""
 
     # GradScaler hands its scale over, and leaves it to us whether to step: no worker may stay away from a step.
     _step_supports_amp_scaling = True
@@ -45,6 +42,10 @@ class RunOptimizer(torch.optim.Optimizer):
         broadcast: Broadcast,
         skips_steps: bool = False,
     ) -> None:
+        """`inner`: the user's optimizer. `on_server`: whether the global servers run it, or this worker does.
+
+        `skips_steps`: a worker whose gradients are not finite counts nothing in that step.
+        """
         shared = _STATE_HOOKS + _STEP_HOOKS if on_server else _STATE_HOOKS
         self.__setstate__(
             {
@@ -67,7 +68,7 @@ class RunOptimizer(torch.optim.Optimizer):
         return self._on_server
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One turn with every worker. Raises the typed errors that `docs/api.md` lists."""
+        """Take a step together with the other workers. Raises any `GeomxError` that ends the run."""
         if hasattr(self, "found_inf"):
             self._unscale()
         loss = None
@@ -96,7 +97,7 @@ class RunOptimizer(torch.optim.Optimizer):
                         parameter.grad.div_(float(scale))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: every node has the layout by now."""
+        """Raises `Unsupported`: add groups before `run.attach`, since every node knows the model by now."""
         raise Unsupported(
             "add_param_group() after attach(): every node knows the model's layout by now; add the group before "
             "attach() with lr=0, or freeze its parameters afterwards until they are wanted"
