@@ -68,3 +68,19 @@ def test_what_it_costs_may_depend_on_an_optimizer_that_is_not_known(
 ) -> None:
     costs = decided(script, "wan.codec_up=topk ratio=0.01").costs
     assert [cost.is_certain for cost in costs] == certain
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps", "says"),
+    [
+        ("diloco every=20", 240, "12 outer steps"),
+        ("diloco every=20", 499, "24 outer steps"),
+        ("diloco every=20", 500, ""),
+        ("diloco every=20", None, ""),
+        ("diloco every=20 lr=1.0 momentum=0", 240, ""),
+        ("diloco every=20", 199, "averages every 20 steps"),
+    ],
+)
+def test_an_outer_momentum_needs_steps(policy: str, steps: int | None, says: str) -> None:
+    costs = decided(Script(steps=steps), f"sync.policy={policy}").costs
+    assert [says in cost.text for cost in costs] == [True] * bool(says)
