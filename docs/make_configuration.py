@@ -88,7 +88,7 @@ CHOICES: dict[str, tuple[str, Registry[Any]]] = {
     "codec_up": ("[codec](codecs.md)", codecs),
     "codec_down": ("[codec](codecs.md)", codecs),
     "compensation": ("[compensation](sync.md#mixedsync)", compensations),
-    "channel": ("[channel](extending.md#a-channel)", channels),
+    "channel": ("[channel](extending.md#write-a-channel)", channels),
 }
 FROM_TO = re.compile(r"(number )?≥ (\S+), ≤ (\S+)")
 

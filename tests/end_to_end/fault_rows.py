@@ -213,7 +213,7 @@ def _bring(row: Row, run: RealRun, start: Callable[..., None]) -> None:
         first = [node for node in run.servers if row.whom not in run.shards or node == row.whom]
         start(first)
         for node in first:
-            run.until(node, "listens")
+            run.until(node, "listening")
         for party in set(first) - set(run.shards) if row.whom not in run.shards else ():
             run.until("global/0", f" {party} joined")
         return

@@ -9,10 +9,10 @@ import pytest
 import torch
 from live_runs import small_model, train
 
+from geomx.config.choices import Overlap
 from geomx.simulate.simulator import Network
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings
-from geomx.train.settings import Overlap
 
 FORWARD_S, BACKWARD_S, STEPS = 0.25, 0.5, 4
 WAN = Network(rate_mbps=1.0, delay_ms=200.0)

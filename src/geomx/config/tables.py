@@ -197,7 +197,7 @@ class LayoutTable(Table):
         ge=1,
         le=MOST_ELEMENTS,
         description="Tensors with fewer elements share slices. Which tensors are tiny for a codec is that codec's "
-        "`size_lower_bound`; see [codecs](codecs.md#large-and-tiny-tensors).",
+        "`size_lower_bound`; see [codecs](codecs.md#all-codecs).",
     )
 
 
