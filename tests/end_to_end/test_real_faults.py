@@ -120,7 +120,7 @@ def test_start_order_does_not_matter(tmp_path: Path, runs: list[RealRun]) -> Non
     runs.append(run)
     run.start(["B/0", "A/0", "B", "A"])
     for name in ("A", "B"):
-        run.until(name, "listens")
+        run.until(name, "listening")
     run.start(["global/0"])
     assert all(status == 0 for status, _ in run.wait(ALL_NODES).values()), run.report()
 
