@@ -73,14 +73,13 @@ def test_what_it_costs_may_depend_on_an_optimizer_that_is_not_known(
 @pytest.mark.parametrize(
     ("policy", "steps", "says"),
     [
-        ("diloco every=20", 240, "12 outer steps"),
-        ("diloco every=20", 499, "24 outer steps"),
-        ("diloco every=20", 500, ""),
-        ("diloco every=20", None, ""),
-        ("diloco every=20 lr=1.0 momentum=0", 240, ""),
-        ("diloco every=20", 199, "averages every 20 steps"),
+        ("diloco every=20", 240, "12 times in 240 steps.*20 % with an outer momentum"),
+        ("diloco every=20 lr=1.0 momentum=0", 240, "12 times in 240 steps.* 9 % higher; take"),
+        ("hfa k1=10 k2=2", 499, "24 times"),
+        ("hfa k1=10 k2=2", 500, ""),
+        ("hfa k1=10 k2=2", None, ""),
     ],
 )
-def test_an_outer_momentum_needs_steps(policy: str, steps: int | None, says: str) -> None:
+def test_few_means_cost(policy: str, steps: int | None, says: str) -> None:
     costs = decided(Script(steps=steps), f"sync.policy={policy}").costs
-    assert [says in cost.text for cost in costs] == [True] * bool(says)
+    assert [bool(re.search(says, cost.text)) for cost in costs] == [True] * bool(says)

@@ -30,7 +30,7 @@ KEYS = [
     "first_weights_wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up",
     "first_weights_lan_bytes_down", "first_weights_s", "wan_bytes_without_local_servers", "wan_bytes_dense",
     "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",
-    "round_s_median", "round_floor_s",
+    "round_s_median", "round_floor_s", "round_floor_party", "slowest_party",
     "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "node_cpu_s",
     "node_rss_mb", "config",
 ]  # fmt: skip
@@ -331,6 +331,19 @@ def test_how_much_of_the_time_workers_compute(run: Run) -> None:
     ends = [finished(worker, train_s=10.0) for worker in run.workers]
     assert "3% of the training time" in shown(make_report(run, [*steps, *ends], 12.0))
     assert "of the training time" not in shown(make_report(run, [*steps[:20], *ends], 12.0))
+
+
+def last_came(party: str, later_s: float) -> Record:
+    return record("global/0", "round", turn=1, seconds=0.2, last=f"{party}/0, {party}/1", later_s=later_s)
+
+
+def test_the_party_for_which_the_others_wait_is_named(run: Run) -> None:
+    slow = [last_came("B", 0.15) for _ in range(9)] + [last_came("A", 0.01)]
+    report = make_report(run, [*whole_run(), *slow], 12.0)
+    assert report["slowest_party"] == {"party": "B", "share": 0.9, "later_s_median": 0.15}
+    assert re.search(r"! +slowest +B, last in 90% of rounds, by 0\.15 s", shown(report))
+    for taking_turns in ([last_came(party, 0.15) for party in "AB"], [last_came("B", 0.001)]):
+        assert "slowest" not in shown(make_report(run, [*whole_run(), *taking_turns], 12.0))
 
 
 def shown(report: Report, width: int = 100) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from driven import push
+from msgspec.structs import replace
 
+from geomx.errors import Disagreement
 from geomx.rounds.turn_log import TurnLog
 from geomx.wire.messages import Update
 
@@ -21,3 +24,41 @@ def test_the_answer_of_one_turn_leaves_the_next_one_open() -> None:
         ("round", 1, 4.0),
         ("round", 2, 3.0),
     ]
+
+
+def log_and_notes() -> tuple[TurnLog, list[dict[str, Any]]]:
+    noted: list[dict[str, Any]] = []
+    return TurnLog(30.0, 0.0, lambda name, level="", **fields: noted.append(fields)), noted
+
+
+def test_a_round_tells_who_came_last_and_how_much_later() -> None:
+    log, noted = log_and_notes()
+    for worker, now in (("A/0", 1.0), ("B/0", 1.5), ("A/0", 2.0), ("B/0", 4.5)):  # two slices
+        log.opened(push(worker, turn=1), now=now)
+    log.answered("weight", Update(1, 0, "gradient", 1.0, None, False), 0, trained=1, now=5.0)
+    assert [(fields["last"], fields["later_s"]) for fields in noted] == [("B/0", 2.5)]
+
+
+def test_one_alone_is_not_last() -> None:
+    log, noted = log_and_notes()
+    log.opened(push("A/0", turn=1), now=1.0)
+    log.answered("weight", Update(1, 0, "gradient", 1.0, None, False), 0, trained=1, now=5.0)
+    assert ["last" in fields for fields in noted] == [False]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("load() of file c.pt", "step()"), ("step()", "load() of file c.pt")]
+)
+def test_whoever_does_not_load_may_lack_the_file(first: str, second: str) -> None:
+    log, _ = log_and_notes()
+    log.opened(replace(push("A/0", turn=1), operation=first), now=1.0)
+    without = "B/0" if second == "step()" else "A/0"
+    with pytest.raises(Disagreement, match=rf"If {without} found no checkpoint, copy the file"):
+        log.opened(replace(push("B/0", turn=1), operation=second), now=1.0)
+
+
+def test_other_calls_that_differ_lack_no_file() -> None:
+    log, _ = log_and_notes()
+    log.opened(replace(push("A/0", turn=1), operation="save()"), now=1.0)
+    with pytest.raises(Disagreement, match=r"in the same order$"):
+        log.opened(replace(push("B/0", turn=1), operation="step()"), now=1.0)

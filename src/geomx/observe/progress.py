@@ -99,7 +99,7 @@ class PartyProgress:
             return f"waiting for {few(self.waits_for.split(', '))}"
         if self.finished:
             return "finished" if self.finished >= self.working else "finishing"
-        return "training" if self.rounds else "starting"
+        return "training" if self.rounds or self.samples else "starting"
 
     @property
     def is_calm(self) -> bool:

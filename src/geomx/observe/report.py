@@ -25,6 +25,8 @@ How = Literal["well", "interrupted", "failed"]
 MUCH_SAVED = 0.985  # more would be shown as 99% or 100%, which are far apart
 LEAST_SAVED = 0.005  # less would be shown as 0%
 CHANGES_SHOWN = 4
+MOSTLY = 0.75  # a party that comes last so often is the slowest
+WORTH_A_WORD = 0.1  # of a round, by which it comes later
 
 
 def make_report(
@@ -38,6 +40,7 @@ def make_report(
     for record in records:
         totals.take(record)
     finished = totals.finished.values()
+    floor_party, floor_s = totals.round_floor() or (None, None)
     return {
         "ended": ended,
         "failure": failure,
@@ -65,7 +68,9 @@ def make_report(
         "staleness_mean": _rounded(fmean(totals.staleness)) if totals.staleness else None,
         "staleness_max": max(totals.staleness, default=None),
         "round_s_median": _rounded(totals.round_s_median),
-        "round_floor_s": _rounded(totals.round_floor_s()),
+        "round_floor_s": _rounded(floor_s),
+        "round_floor_party": floor_party,
+        "slowest_party": totals.slowest_party(),
         "link_changes": totals.link_changes,
         "compute_s_median": _medians(totals.compute_s),
         "backward_s_median": _medians(totals.backward_s),
@@ -160,6 +165,7 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ("first weights", _first_weights(report), ""),
         ("WAN saved", _saved(report), ""),
         ("round", _cost(report), ""),
+        ("slowest", _slowest(report), "bad"),
         ("links", _links(report), ""),
         ("staleness", _staleness(report), ""),
         ("skipped", _skipped(report), "bad"),
@@ -232,7 +238,19 @@ def _cost(report: Report) -> str:
     round_s, floor_s = report["round_s_median"], report["round_floor_s"]
     if not round_s or not floor_s:
         return ""
-    return f"{round_s / floor_s:.2f} × the {floor_s:.3g} s that the link needs for its bytes"
+    party = report["round_floor_party"]
+    return f"{round_s / floor_s:.2f} × the {floor_s:.3g} s that {party}'s link needs for its bytes"
+
+
+def _slowest(report: Report) -> str:
+    """The party for which the others wait, where they do."""
+    slowest, round_s = report["slowest_party"], report["round_s_median"]
+    if not slowest or not round_s or slowest["share"] < MOSTLY:
+        return ""
+    later_s = slowest["later_s_median"]
+    if later_s < WORTH_A_WORD * round_s:
+        return ""
+    return f"{slowest['party']}, last in {slowest['share']:.0%} of rounds, by {later_s:.3g} s (median)"
 
 
 def size(count: float) -> str:

@@ -44,6 +44,9 @@ class Totals:
         self.compute_s: dict[str, list[float]] = defaultdict(list)  # of each worker's steps
         self.backward_s: dict[str, list[float]] = defaultdict(list)
         self.staleness: list[int] = []  # of each round of the global servers
+        self._later_s: dict[str, list[float]] = defaultdict(
+            list
+        )  # of each round, by the party that came last
         self.link_changes: list[Fields] = []
         self.skipped: dict[str, set[int]] = defaultdict(
             set
@@ -83,20 +86,28 @@ class Totals:
     def samples_of(self, worker: str) -> int:
         return int(self.finished[worker]["samples"]) if worker in self.finished else self.samples[worker]
 
-    def round_floor_s(self) -> float | None:
-        """Seconds that a round takes at least on the slowest emulated link: bytes / rate, and one round trip.
+    def slowest_party(self) -> dict[str, Any] | None:
+        """Which party came last most often at the global servers, in which share of rounds, and how much later."""
+        rounds = sum(map(len, self._later_s.values()))
+        if not rounds:
+            return None
+        party, later_s = max(self._later_s.items(), key=lambda each: len(each[1]))
+        return {"party": party, "share": len(later_s) / rounds, "later_s_median": median(later_s)}
 
-        None where links have changed.
+    def round_floor(self) -> tuple[str, float] | None:
+        """The party with the slowest emulated link, and the seconds that a round takes there at least.
+
+        That is bytes / rate, and one round trip. None where links have changed.
         """
         if self.link_changes or not self.rounds:
             return None
-        floors = []
+        floors: list[tuple[str, float]] = []
         for server in self._run.servers:
             link, crossed = self._run.link_of(server), self.traffic.steps_wan_of(server)
             if link is not None and link.rate_mbps and crossed is not None:
                 megabits = 8e-6 * max(crossed.up, crossed.down) / self.rounds
-                floors.append(2e-3 * link.delay_ms + megabits / link.rate_mbps)
-        return max(floors, default=None)
+                floors.append((server, 2e-3 * link.delay_ms + megabits / link.rate_mbps))
+        return max(floors, key=lambda floor: floor[1], default=None)
 
     def wan_bytes_without_local_servers(self) -> int | None:
         """What steps would have sent over the WAN if each worker had sent and got what its local server did for all.
@@ -228,3 +239,6 @@ class Totals:
             self.answered[record.node, record.fields.get("cohort", "")] += 1
             if record.node in self._run.shard_names:
                 self.staleness.append(record.fields.get("staleness", 0))
+                if "last" in record.fields:
+                    last = record.fields["last"].partition("/")[0]
+                    self._later_s[last].append(record.fields["later_s"])

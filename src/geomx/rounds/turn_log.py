@@ -7,12 +7,14 @@ turn of the cohort is: a step may be of some slices alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from geomx.errors import Disagreement, NodeLost, Stalled
 from geomx.layout import Role
 from geomx.wire.messages import Push, Update
+
+LOAD = "load()"
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class _TurnRecord:
     weight: float = 0.0
     staleness: int = 0
     reported: float = 0.0
+    arrived: dict[str, float] = field(default_factory=dict)  # by whom a push is for: when the last one came
 
 
 class Waiting(NamedTuple):
@@ -72,14 +75,22 @@ class TurnLog:
 
         Raises `Disagreement`.
         """
+        by = ", ".join(push.origins)
         turn = self._turns.get((push.cohort, push.turn))
         if turn is None:
-            self._turns[push.cohort, push.turn] = _TurnRecord(push.operation, ", ".join(push.origins), now)
+            turn = self._turns[push.cohort, push.turn] = _TurnRecord(push.operation, by, now)
         elif turn.operation != push.operation:
+            hint = ""
+            if turn.operation.startswith(LOAD) != push.operation.startswith(LOAD):
+                without = by if turn.operation.startswith(LOAD) else turn.by
+                hint = (
+                    f". If {without} found no checkpoint, copy the file to its machine: all load it, or none"
+                )
             raise Disagreement(
-                f"{turn.by} called {turn.operation} where {', '.join(push.origins)} called {push.operation} "
-                f"(turn {push.turn}): every worker must make the same calls in the same order"
+                f"{turn.by} called {turn.operation} where {by} called {push.operation} "
+                f"(turn {push.turn}): every worker must make the same calls in the same order{hint}"
             )
+        turn.arrived[by] = now
 
     def answered(self, role: Role, update: Update, staleness: int, trained: int, now: float) -> None:
         """A slice has been answered. `trained`: how many take part in a step."""
@@ -139,4 +150,7 @@ class TurnLog:
             "cohort": key[0],
             "staleness": turn.staleness,
         }
+        if len(turn.arrived) > 1:
+            (_, before), (last, at) = sorted(turn.arrived.items(), key=lambda arrival: arrival[1])[-2:]
+            fields |= {"last": last, "later_s": at - before}
         self._note("round", **fields)
