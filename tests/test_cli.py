@@ -238,3 +238,16 @@ def test_ctrl_c_is_status_130_without_a_traceback(
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.processes
+def test_who_reads_may_have_enough(tmp_path: Path) -> None:
+    """As `geomx ... | head` does."""
+    (tmp_path / "run.toml").write_text("[[party]]\nname = 'p'\nworkers = 100\n")
+    command = [sys.executable, "-m", "geomx", "check", str(tmp_path / "run.toml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read()
+    assert (process.returncode, told) == (0, b"")

@@ -50,8 +50,7 @@ EXAMPLES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C).
 
-    Raises SystemExit where something is told already: wrong usage, and of servers a failure of another node.
-    """
+    Raises SystemExit where something is told already: wrong usage, and of servers a failure of another node."""
     try:
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         apply_switches()
@@ -59,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         action(arguments)
     except ConfigError as error:
         return _say(error, BAD_USAGE)
+    except BrokenPipeError:  # whoever reads, as `head` does, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (GeomxError, OSError) as error:
         return _say(error, FAILED)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import trustme
 from config_runs import TWO_PARTIES
 
 from geomx import cli
-from geomx.config import load_whole
+from geomx.config import EVERY_FILE, load_whole
 from geomx.errors import ConfigError, Fault
 
 TLS = '[tls]\ncertificate = "c.pem"\nkey = "k.pem"\nauthority = "a.pem"\n'
@@ -17,7 +17,7 @@ TLS = '[tls]\ncertificate = "c.pem"\nkey = "k.pem"\nauthority = "a.pem"\n'
 
 def fault_of(path: Path) -> Fault:
     with pytest.raises(ConfigError) as caught:
-        load_whole(path, needed=("script", "tls"))
+        load_whole(path, needed=EVERY_FILE)
     (fault,) = caught.value.faults
     return fault
 
@@ -61,6 +61,16 @@ def test_a_script_that_is_a_folder_is_a_fault(with_script: Path) -> None:
 def test_a_script_that_is_there_is_none(with_script: Path) -> None:
     (with_script.parent / "code" / "train.py").touch()
     assert load_whole(with_script, needed=("script", "tls")).run.script is not None
+
+
+def test_a_secret_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(f'[run]\nsecret_file = "paris.secret"\n{TWO_PARTIES}')
+    fault = fault_of(run)
+    assert fault.where == "run.secret_file (line 2)"
+    assert f"geomx secret {tmp_path}/paris.secret" in fault.hint
+    (tmp_path / "paris.secret").touch()
+    assert load_whole(run, needed=EVERY_FILE).run.secret_file == tmp_path / "paris.secret"
 
 
 def test_check_and_run_say_the_same_before_anything_starts(

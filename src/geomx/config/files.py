@@ -1,8 +1,9 @@
 """Whether the files that a description names can be used on this machine.
 
 A description says what is so on every machine of its run; its files lie on some of them. `geomx run` needs the training
-script, and every node its certificates: commands that start one look for them here, before anything starts. So does
-`geomx check`, unless it is told that this machine runs no node (`--elsewhere`): whether it does, no description says.
+script, and every node the secret and its certificates: commands that start one look for them here, before anything
+starts. So does `geomx check`, unless it is told that this machine runs no node (`--elsewhere`): whether it does, no
+description says.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from geomx.config.problems import Problem
 from geomx.config.tables import Description
 from geomx.errors import ConfigError
 
-Needed = Literal["script", "tls"]
-EVERY_FILE: tuple[Needed, ...] = ("script", "tls")
+Needed = Literal["script", "secret", "tls"]
+EVERY_FILE: tuple[Needed, ...] = ("script", "secret", "tls")
 
 
 def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FILE) -> Iterator[Problem]:
     """What is wrong with the files that are needed, where the description names them."""
     if "script" in needed and described.run.script is not None:
         yield from _script_problems(described.run.script)
+    secret = described.run.secret_file
+    if "secret" in needed and secret is not None and not secret.exists():
+        hint = f"make it with `geomx secret {secret}`, and copy it to every machine"
+        yield Problem(("run", "secret_file"), f"{secret}, which is not there", "the run's secret", hint)
     tls = described.tls
     if "tls" in needed and tls.certificate is not None and tls.key is not None and tls.authority is not None:
         try:

@@ -16,6 +16,7 @@ from geomx.codecs import codecs
 from geomx.codecs.pack import native
 from geomx.codecs.spec import size_bounds_of, slices_wanted
 from geomx.errors import ConfigError, Fault
+from geomx.launch.environment import import_beside
 from geomx.layout import PACK_BELOW, SLICES_WANTED, Layout, Slice, Tensor, automatic_slice_elements
 from geomx.observe.costs import Cost, cost, memory_of
 from geomx.train.model.model_slices import ModelSlices
@@ -23,6 +24,7 @@ from geomx.train.model.model_slices import ModelSlices
 
 def inspect(specs: Sequence[str], model: str | None, parameters: int) -> None:
     """Measure and print; `model` is `module:function`, which is called without arguments."""
+    import_beside(Path.cwd() / "run.toml")
     torch.set_num_threads(1)
     reuse_freed_blocks()  # as every node does
     made = model_of(model) if model else None
