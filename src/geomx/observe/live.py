@@ -101,10 +101,8 @@ class LiveView:
         return Group("", Padding(self._head(now), (0, 0, 0, 1)), self._table(now))
 
     def _head(self, now: float) -> Table:
-        progress = self._progress
-        loss = "" if progress.loss is None else f"  loss {progress.loss:.4f}"
         head = Table.grid(padding=(0, 1))
-        done = Text(f"{clock(now - self._started)}  round {progress.rounds:,}{loss}", style="dim")
+        done = Text(f"{clock(now - self._started)}  round {self._progress.rounds:,}", style="dim")
         head.add_row(self._spinner, self._title, done)
         return head
 
@@ -204,8 +202,9 @@ def bar(loading: Loading | None) -> ProgressBar:
 
 
 def title(run: Run) -> Text:
-    """`geomx  cnn  fsa  dense ↑ dense ↓  2 parties, 4 workers, 1 shard`."""
-    counts = ((len(run.parties), "party"), (len(run.workers), "worker"), (run.run.shards, "shard"))
+    """`geomx  cnn  fsa, dense ↑ dense ↓  2 parties, 4 workers, 2 shards`."""
+    counts = [(len(run.parties), "party"), (len(run.workers), "worker")]
+    counts += [(run.run.shards, "shard")] if run.run.shards > 1 else []
     return Text.assemble(
         ("geomx", "bold cyan"),
         ("  " + run.run.name, "bold"),
