@@ -138,7 +138,6 @@ def test_losses_samples_and_traffic(run: Run) -> None:
     a, b = progress.parties["A"], progress.parties["B"]
     assert a.loss == pytest.approx(0.375)
     assert b.loss is None
-    assert progress.loss == pytest.approx(0.375)
     assert a.samples_rate.at(9.0) == 8.0
     assert (a.up_rate.at(9.0), a.down_rate.at(9.0)) == (50.0, 20.0)
 

@@ -168,12 +168,6 @@ class Progress:
     def rounds(self) -> int:
         return max((party.rounds for party in self.parties.values()), default=0)
 
-    @property
-    def loss(self) -> float | None:
-        """The mean over all workers that have told one."""
-        losses = [loss for party in self.parties.values() for loss in party.losses.values()]
-        return fmean(losses) if losses else None
-
 
 def few(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
