@@ -56,7 +56,7 @@ def test_the_live_view_shows_lines_above_a_table(run: Run) -> None:
     text = written(console)
     for expected in (
         "demo",
-        "2 parties, 2 workers  ",
+        "2 parties, 2 workers ",
         "0.5000",
         "8.0",
         "2.0",
