@@ -45,7 +45,8 @@ from geomx.launch.verdict import by_hand, follows
 from geomx.node.contract import asked_to_end
 from geomx.observe.node_progress import NodeProgress
 from geomx.observe.records import Recorder
-from geomx.train.run import LiveRun, why_ended
+from geomx.train.ending import why_ended
+from geomx.train.run import LiveRun
 from geomx.train.settings import Collective, Settings
 
 SOLO = "solo/0"

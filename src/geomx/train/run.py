@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,24 +28,22 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from geomx.config.choices import Overlap, PushAt
 from geomx.errors import GeomxError, Unsupported, refusal_of
-from geomx.node.contract import asked_to_end
 from geomx.node.port import Port
-from geomx.optim.hyper import as_plain
+from geomx.train import notes
 from geomx.train.attach import AttachedModel, attach
 from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.checkpoint import save_load as saving
 from geomx.train.context import TrainingContext
-from geomx.train.data.loader import Share, ShareSampler, place_of, split
+from geomx.train.data.loader import Share, Shares
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
+from geomx.train.ending import cause_of, why_ended
 from geomx.train.model.support import script_of
 from geomx.train.optimizer.schedules import Every, Schedules
-from geomx.train.party.process_group import is_of_collective
 from geomx.train.settings import Settings
 from geomx.train.steps.timeline import Timeline
 
 Model = TypeVar("Model", bound=nn.Module)
-_logger = logging.getLogger("geomx")
 
 
 class LiveRun:
@@ -83,9 +79,8 @@ class LiveRun:
         self._attached: AttachedModel | None = None
         self._progress = Progress(self._samples, self._timeline)
         self._schedules = Schedules()
-        self._shares: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        among = {"party": self._party_members, "run": self.workers}
+        self._shares = Shares(name, among, self._settings.seed, self._progress)
         self._closed = False
 
     # -- where we are -----------------------------------------------------------------------------------------
@@ -192,15 +187,7 @@ class LiveRun:
         if self._client.place is not None:
             self._progress.go_on(self._client.place)
             self._client.port.note("rejoined", "info", step=self.step, epoch=self.epoch)
-        model_slices = self._attached.model_slices
-        self._client.port.note(
-            "attached",
-            parameters=model_slices.trained_elements,
-            trained_bytes=sum(slice_.size_bytes for slice_ in model_slices.slices("weight")),
-            slices=len(model_slices.layout.slices),
-            on_server=self._attached.optimizer.on_server,
-            **script_of(optimizer, clip_norm).told(),
-        )
+        notes.attached(self._client.port, self._attached, script_of(optimizer, clip_norm))
         self._began = self._timeline.now()
         return model, self._attached.optimizer
 
@@ -215,18 +202,7 @@ class LiveRun:
         says otherwise. On a worker that was started again, and behind `load`, the first pass begins where the run, or
         the checkpoint, was in it. Raises `Unsupported` for what is no loader.
         """
-        workers = self._party_members if over == "party" else self.workers
-        place = place_of(self.name, workers, over)
-        batches, sampler = self._split(loader, over, place, len(workers))
-        return Share(
-            batches,
-            sampler,
-            place=place,
-            places=len(workers),
-            progress=self._progress,
-            train=train,
-            is_of_party=over == "party",
-        )
+        return self._shares.of(loader, over, train)
 
     def weight(self, weight: float) -> None:
         """How much this worker counts in the next step, in samples, in place of those counted; not below 0.
@@ -244,18 +220,7 @@ class LiveRun:
 
         Where there is neither, the logger `geomx` has them at level INFO.
         """
-        plain = {key: as_plain(value) for key, value in values.items()}
-        for key, value in plain.items():
-            if not isinstance(value, str | int | float | bool | None):
-                raise Unsupported(
-                    f"run.log({key}=...) takes a number or text; found a {type(value).__name__}"
-                )
-        self._client.port.note("log", turn=self.turn, **plain)
-        told = (
-            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in plain.items()
-        )
-        _logger.info("turn %d: %s", self.turn, ", ".join(told))
+        notes.logged(self._client.port, self.turn, values)
 
     def wait(self) -> None:
         """Return when every weight is current; with `overlap="none"` it always is."""
@@ -319,17 +284,15 @@ class LiveRun:
         self._closed = True
         if self._attached is not None:
             self._attached.unhook()
-            self._note_end(self._attached)
+            train_s = self._timeline.now() - self._began
+            notes.finished(self._client.port, self._attached, self._samples.seen, train_s)
         self._client.leave()
         if self._attached is not None:
             self._attached.intra_party.close()
 
     def outcome(self, error: BaseException) -> GeomxError | None:
         """What ended the run, where an error may only follow from it: of PyTorch's own collective calls in a party."""
-        collective = self._settings.collective
-        if collective is None or not is_of_collective(error):
-            return None
-        return self._client.port.outcome(collective.loss_s)
+        return cause_of(error, self._client.port, self._settings.collective)
 
     def fail(self, reason: str, refusal: str = "") -> None:
         """End the run for everybody: this worker cannot go on. `refusal`: see `geomx.errors.refusal_of`."""
@@ -357,41 +320,7 @@ class LiveRun:
 
     # -- helpers ------------------------------------------------------------------------------------------------
 
-    def _note_end(self, attached: AttachedModel) -> None:
-        self._client.port.note(
-            "finished",
-            steps=attached.steps.steps,
-            samples=self._samples.seen,
-            train_s=self._timeline.now() - self._began,
-            parameters=attached.model_slices.trained_elements,
-            parameters_sha256=attached.intra_party.trained_sha256(),
-            ledger=None if self.ledger is None else self.ledger.tolist(),
-            contributions=attached.ledger.contributions,
-            cohort=attached.steps.cohort,
-        )
-
     def _joined(self, method: str) -> AttachedModel:
         if self._attached is None:
             raise Unsupported(f"run.{method}() before run.attach(model, optimizer)")
         return self._attached
-
-    def _split(
-        self, loader: Iterable[Any], over: str, place: int, places: int
-    ) -> tuple[Iterable[Any], ShareSampler | None]:
-        """One rebuilt loader for each loader, so that persistent worker processes persist."""
-        known = self._shares.get(loader, {}) if isinstance(loader, torch.utils.data.DataLoader) else {}
-        if over in known:
-            return known[over]
-        batches, sampler = split(loader, place, places, self._settings.seed)
-        if sampler is not None:
-            self._shares.setdefault(loader, {})[over] = batches, sampler
-        return batches, sampler
-
-
-def why_ended(error: BaseException) -> str:
-    """What the others are told of a script that `error` has ended."""
-    if isinstance(error, SystemExit):
-        return f"its script ended with status {error.code or 0}"
-    if isinstance(error, KeyboardInterrupt):
-        return asked_to_end("SIGINT")
-    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -16,6 +16,7 @@ sampler can be seen, else by reading it.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
@@ -135,6 +136,50 @@ class Share(Iterable[Any]):
         return iter(self._batches)
 
 
+class Shares:
+    """The shares of one worker.
+
+    Each loader is rebuilt once, so that worker processes which persist do so from one epoch to the next.
+    """
+
+    def __init__(self, name: str, among: Mapping[str, Sequence[str]], seed: int, progress: Progress) -> None:
+        """`among`: the workers that share the data, for each `over` that `run.shard` takes."""
+        self._name, self._among, self._seed, self._progress = name, among, seed, progress
+        self._rebuilt: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, loader: Iterable[Any], over: str, train: bool | None) -> Share:
+        """See `LiveRun.shard`."""
+        if over not in self._among:
+            raise Unsupported(
+                f'run.shard(loader, over={over!r}): "party" (each party has its own data) or "run" (all share one set)'
+            )
+        workers = self._among[over]
+        place = workers.index(self._name)
+        batches, sampler = self._split(loader, over, place, len(workers))
+        return Share(
+            batches,
+            sampler,
+            place=place,
+            places=len(workers),
+            progress=self._progress,
+            train=train,
+            is_of_party=over == "party",
+        )
+
+    def _split(
+        self, loader: Iterable[Any], over: str, place: int, places: int
+    ) -> tuple[Iterable[Any], ShareSampler | None]:
+        known = self._rebuilt.get(loader, {}) if isinstance(loader, DataLoader) else {}
+        if over in known:
+            return known[over]
+        batches, sampler = split(loader, place, places, self._seed)
+        if sampler is not None:
+            self._rebuilt.setdefault(loader, {})[over] = batches, sampler
+        return batches, sampler
+
+
 def split(
     loader: Iterable[Any], place: int, places: int, seed: int
 ) -> tuple[Iterable[Any], ShareSampler | None]:
@@ -190,12 +235,3 @@ def _first_extent(value: Any) -> int | None:
     elif isinstance(value, tuple | list):
         inner = value
     return next((extent for extent in map(_first_extent, inner) if extent is not None), None)
-
-
-def place_of(name: str, workers: Sequence[str], over: str) -> int:
-    """This worker's place among those that share the data."""
-    if over not in ("party", "run"):
-        raise Unsupported(
-            f'run.shard(loader, over={over!r}): "party" (each party has its own data) or "run" (all share one set)'
-        )
-    return workers.index(name)

@@ -1,0 +1,57 @@
+"""What a worker's run notes for those who watch it: the live view, the report and the logger `geomx`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from geomx.config.script import Script
+from geomx.errors import Unsupported
+from geomx.node.port import Port
+from geomx.optim.hyper import as_plain
+from geomx.train.attach import AttachedModel
+
+_logger = logging.getLogger("geomx")
+
+
+def attached(port: Port, model: AttachedModel, script: Script) -> None:
+    """Note which model and optimizer the run has."""
+    model_slices = model.model_slices
+    port.note(
+        "attached",
+        parameters=model_slices.trained_elements,
+        trained_bytes=sum(slice_.size_bytes for slice_ in model_slices.slices("weight")),
+        slices=len(model_slices.layout.slices),
+        on_server=model.optimizer.on_server,
+        **script.told(),
+    )
+
+
+def logged(port: Port, turn: int, values: Mapping[str, Any]) -> None:
+    """Note what the script logs, see `LiveRun.log`. Raises `Unsupported` for what is neither a number nor text."""
+    plain = {key: as_plain(value) for key, value in values.items()}
+    for key, value in plain.items():
+        if not isinstance(value, str | int | float | bool | None):
+            raise Unsupported(f"run.log({key}=...) takes a number or text; found a {type(value).__name__}")
+    port.note("log", turn=turn, **plain)
+    told = (
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in plain.items()
+    )
+    _logger.info("turn %d: %s", turn, ", ".join(told))
+
+
+def finished(port: Port, model: AttachedModel, samples: int, train_s: float) -> None:
+    """Note what this worker has done by the end of its run, and a digest of the weights it ends with."""
+    ledger = model.ledger.values
+    port.note(
+        "finished",
+        steps=model.steps.steps,
+        samples=samples,
+        train_s=train_s,
+        parameters=model.model_slices.trained_elements,
+        parameters_sha256=model.intra_party.trained_sha256(),
+        ledger=None if ledger is None else ledger.tolist(),
+        contributions=model.ledger.contributions,
+        cohort=model.steps.cohort,
+    )
