@@ -6,7 +6,7 @@ project = "geomx"
 author = "the geomx authors"
 version = release = version_of("geomx")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
 
@@ -16,6 +16,8 @@ myst_heading_anchors = 3
 default_role = "code"  # docstrings are written in plain text, with `names` in single backquotes
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "geomx"

@@ -9,11 +9,9 @@ from typing import Any
 
 
 class GeomxError(Exception):
-    """The root of the tree: `except geomx.GeomxError` catches whatever geomx raises.
+    """The base class of every error of geomx: `except geomx.GeomxError` catches them all."""
 
-    All of them can be pickled, so that they come back from processes of a pool as what they are.
-    """
-
+    # All can be pickled, so that an error in a process of a pool comes back as what it is.
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (type(self), self.args, self.__dict__)
 
@@ -31,12 +29,19 @@ def _unpickled(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with a run's description."""
+    """One thing wrong with a run's description.
 
-    where: str  # the key, such as `party[1].link.rate_mbps`, with its line where one is known
+    Attributes:
+        where: The key, such as `party[1].link.rate_mbps`, with its line if that is known.
+        found: What is there now.
+        allowed: What may be there.
+        hint: The nearest valid name, or what to do; may be empty.
+    """
+
+    where: str
     found: str
     allowed: str
-    hint: str = ""  # the nearest valid name, or what to do
+    hint: str = ""
 
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""
@@ -44,7 +49,12 @@ class Fault:
 
 
 class ConfigError(GeomxError):
-    """A run's description does not hold together. `faults` has every fault, not the first alone."""
+    """A run's description, a command line or the environment has faults; the message lists them all.
+
+    Attributes:
+        source: The file or the command that has them.
+        faults: Each fault: where it is, what was found, what is allowed, and a hint.
+    """
 
     def __init__(self, source: str, faults: Sequence[Fault]) -> None:
         self.source = source
@@ -64,29 +74,36 @@ def nearest(name: Any, names: Iterable[str]) -> str:
 
 
 class UnknownName(GeomxError):
-    """A name stands in no registry and is no `module:Class` that can be imported."""
+    """No codec, policy, optimizer or channel has this name, nor can it be imported as `module:Class`."""
 
 
 # -- what crosses the wire --------------------------------------------------------------------------
 
 
 class ProtocolError(GeomxError):
-    """A peer sent what the protocol does not allow; its connection is closed, nothing is applied."""
+    """A peer sent something that the protocol does not allow. Its connection is closed, and nothing is applied."""
 
 
 class Refused(GeomxError):
-    """A node was not let in: its identity or its manifest does not fit the run."""
+    """The run did not let this node in. The message says why, such as another secret, description or model."""
 
 
 class Fenced(Refused):
-    """A newer incarnation of this node has joined; this one must end."""
+    """This node was started a second time, and the newer process has taken its place in the run."""
 
 
 # -- nodes ------------------------------------------------------------------------------------------
 
 
 class NodeLost(GeomxError):
-    """A node that the run needs has died or fallen silent. `node` names it."""
+    """A node that the run needs has died or fallen silent, or the link to it is cut.
+
+    Start every node again; scripts that load a checkpoint continue from it.
+
+    Attributes:
+        node: The name of the lost node, such as "A/0", "A" (a local server) or "global/0".
+        reason: What was noticed, and by whom.
+    """
 
     def __init__(self, node: str, reason: str) -> None:
         self.node = node
@@ -95,9 +112,12 @@ class NodeLost(GeomxError):
 
 
 class RunFailed(GeomxError):
-    """Another node of the run failed, and this one cannot go on without it. `node` names it.
+    """The run has ended because another node failed.
 
-    `error`: the name of the class of what it failed with.
+    Attributes:
+        node: The name of the node that failed first.
+        reason: Its error message.
+        error: The class name of its error, such as "NotFinite".
     """
 
     def __init__(self, node: str, reason: str, error: str = "RunFailed") -> None:
@@ -109,42 +129,48 @@ class RunFailed(GeomxError):
 
 
 class Disagreement(GeomxError):
-    """Workers that must say the same did not: hyper-parameters, or which call comes next."""
+    """Two workers made different calls in the same turn, or use different hyper-parameters in the same step.
+
+    Every worker must make the same calls in the same order, and every schedule must see the same values.
+    """
 
 
 class WaitTimeout(GeomxError):
-    """A bounded wait ran out. The message names whom it waited for, and which setting bounds it."""
+    """Somebody did not come in time. The message says who, and which setting bounds the wait."""
 
 
 class Stalled(GeomxError):
-    """Every worker waits inside geomx, and nothing has moved for `limits.stall_s`: a message was lost for good."""
+    """Every worker waits inside geomx, and nothing has moved for `limits.stall_s`: a message was lost for good.
+
+    Start every node again; scripts that load a checkpoint continue from it.
+    """
 
 
 class OutOfMemory(GeomxError):
-    """This node has no memory for what it must hold; it ends under its own name."""
+    """This node does not have enough memory for a message that has come."""
 
 
 # -- the training loop --------------------------------------------------------------------------------
 
 
 class Unsupported(GeomxError):
-    """geomx cannot carry this model, optimizer or call; the message says what would work."""
+    """geomx does not support this model, optimizer or call; the message says what would work."""
 
 
 class GradientEdited(GeomxError):
-    """A gradient was changed after it had been pushed: use `push_at="step"`, or `clip_norm`."""
+    """A gradient was changed after it had left. To clip, use `clip_norm` of `attach`; to edit, `push_at="step"`."""
 
 
 class WeightUnknown(GeomxError):
-    """No samples were counted for this step: iterate over `run.shard(loader)` or call `run.weight(n)`."""
+    """No samples were counted for this step: iterate over `run.shard(loader)`, or call `run.weight(n)`."""
 
 
 class CheckpointError(GeomxError):
-    """A checkpoint cannot be read, or belongs to another model."""
+    """A checkpoint cannot be written or read, or belongs to another model or optimizer."""
 
 
 class FileUnwritable(GeomxError):
-    """A report, a trace or another file cannot be written; the message names it, and says why."""
+    """A report, a trace or another file cannot be written; the message says which, and why."""
 
     def __init__(self, path: object, reason: str, hint: str = "") -> None:
         self.reason = reason
@@ -152,23 +178,29 @@ class FileUnwritable(GeomxError):
 
 
 class ExamplesFailed(GeomxError):
-    """Some of the examples that `geomx examples` was to run have failed; the message names them."""
+    """Some examples of `geomx examples` have failed; the message names them."""
 
 
 class RecordsUnreadable(GeomxError):
-    """A file of records holds something else."""
+    """A file is not one of the records that nodes write, or is damaged."""
 
 
 class SameData(GeomxError):
-    """Two parties train on the same samples, which `run.strict` makes an error: `run.shard(loader, over="run")`."""
+    """Two parties train on the same samples: use `run.shard(loader, over="run")`.
+
+    Only with `run.strict`; otherwise it is a warning.
+    """
 
 
 class DataMissing(GeomxError):
-    """A data set is not on this machine; the message says how to get it."""
+    """An example's data set is not on this machine; the message says how to get it."""
 
 
 class NotFinite(GeomxError):
-    """A contribution, or a sum of some, holds NaN, Inf, or what its codec has no room for; it has not left the node."""
+    """A gradient or a sum of gradients holds NaN, Inf, or a number too large for its codec. It was not sent.
+
+    With `run.on_nonfinite = "skip"` such contributions are left out instead.
+    """
 
 
 # -- what starting again does not mend ------------------------------------------------------------------

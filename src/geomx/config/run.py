@@ -49,9 +49,13 @@ AGREED_OF_A_PARTY = ("workers", "inside", "dataset_size")
 
 
 class Run(Description):
-    """A description that holds together as a whole; see `tables.py` for its keys.
+    """The description of a run, read from a file and checked as a whole.
 
-    Nodes have names: party A's first worker is `A/0`, its local server `A`, the first shard `global/0`.
+    Each table of the file is an attribute: `run.wan.codec_up`. Names of nodes: `A/0` is the first worker of party A,
+    `A` its local server, `global/0` the first shard.
+
+    Raises:
+        ConfigError: From every method that reads or makes a description: it lists every fault.
     """
 
     @model_validator(mode="after")
@@ -64,12 +68,23 @@ class Run(Description):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
-        """Read a `.toml`, or a `.json` that `save` wrote. Raises `ConfigError` with every fault."""
+        """Read a description from a file.
+
+        Args:
+            path: A `.toml` file, or a `.json` file that `save` wrote.
+            overrides: Changes as on the command line, such as `"wan.codec_up=fp16"`.
+        """
         return cls.parse(read_text(Path(path)), str(path), overrides)
 
     @classmethod
     def parse(cls, text: str, source: str, overrides: Sequence[str] = ()) -> Self:
-        """Read a description from text. `source` is its file's name: paths are relative to its folder."""
+        """Read a description from text.
+
+        Args:
+            text: TOML, or JSON if `source` ends in `.json`.
+            source: The name of its file, for messages. Paths in the description are relative to its folder.
+            overrides: Changes as on the command line.
+        """
         document, faults = document_of(text, source, overrides)
         return cls.of_document(document, source, faults)
 
@@ -81,25 +96,25 @@ class Run(Description):
         return cls.model_validate(document.data, context=context)
 
     def save(self, path: str | Path) -> None:
-        """Write JSON that `load` reads: every key that has a value, paths absolute."""
+        """Write a JSON file that `load` reads: every key that has a value, with absolute paths."""
         Path(path).write_text(
             json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Every key that has a value, in JSON's types and by the names of the TOML."""
+        """Every key that has a value, as nested dicts of JSON's types, named as in the TOML."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     # -- nodes -------------------------------------------------------------------------------------
 
     @property
     def shard_names(self) -> tuple[str, ...]:
-        """The global servers: `global/0`, ..."""
+        """The global servers, from `global/0` on."""
         return tuple(f"global/{shard}" for shard in range(self.run.shards))
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The local servers, which are called as their parties."""
+        """The local servers; each has the name of its party."""
         return tuple(party.name for party in self.parties)
 
     @property
@@ -112,14 +127,14 @@ class Run(Description):
         return self.party(party).worker_names
 
     def party(self, name: str) -> PartyTable:
-        """The party of that name; raises `ConfigError`."""
+        """The table of the party of that name; raises `ConfigError` if there is none."""
         for party in self.parties:
             if party.name == name:
                 return party
         raise self._no_such("party", name, self.servers)
 
     def link_of(self, party: str) -> LinkTable | None:
-        """The imitated link between a party and the global servers; None: the network as it is."""
+        """The emulated link between a party and the global servers; None: the network as it is."""
         return self.party(party).link or self.wan.link
 
     def link_changes_of(self, party: str) -> tuple[LinkChange, ...]:
@@ -142,13 +157,13 @@ class Run(Description):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each server is dialled, by node; empty where that is not known yet."""
+        """The address (host and port) of each server, by node name; empty if it is not known yet."""
         shards = self.global_.addresses or ("",) * self.run.shards
         parties = {party.name: party.address for party in self.parties}
         return dict(zip(self.shard_names, shards, strict=True)) | parties
 
     def address_of(self, node: str) -> str:
-        """Where a server is dialled; raises `ConfigError` where there is no such server, or no address."""
+        """The address of one server; raises `ConfigError` if there is no such server, or it has no address."""
         addresses = self.addresses
         if node not in addresses:
             raise self._no_such("server", node, tuple(addresses))
@@ -165,7 +180,7 @@ class Run(Description):
         return listen.get(node) or self.address_of(node)
 
     def with_addresses(self, addresses: Mapping[str, str]) -> Self:
-        """A copy in which the named servers have these addresses."""
+        """A copy in which the named servers have these addresses, `host:port` by node name."""
         if unknown := [node for node in addresses if node not in self.addresses]:
             raise self._no_such("server", unknown[0], tuple(self.addresses))
         known = self.addresses | dict(addresses)
@@ -176,7 +191,7 @@ class Run(Description):
         return self.of_document(Document(data), f"run {self.run.name}")
 
     def changed(self, overrides: Sequence[str]) -> Self:
-        """A copy with settings changed as on the command line; raises `ConfigError` with every fault."""
+        """A copy with settings changed as on the command line, such as `run.changed(["wan.codec_up=fp16"])`."""
         document, source = Document(self.as_dict()), f"run {self.run.name}"
         return self.of_document(document, source, apply_overrides(document, overrides))
 
@@ -187,7 +202,7 @@ class Run(Description):
     # -- agreement ---------------------------------------------------------------------------------
 
     def manifest(self) -> dict[str, str | int | float | bool | None]:
-        """Exactly the fields on which all nodes of a run must agree, by key."""
+        """The settings on which all nodes of a run must agree, by key."""
         data = self.model_dump(by_alias=True)
         manifest = {}
         for key in AGREED:

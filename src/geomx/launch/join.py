@@ -57,17 +57,28 @@ TELL_S = 3.0  # a connection takes 2 s at most to end, and a cut link cannot be 
 
 
 def join(run: str | Path | Run | None = None, party: str | None = None, rank: int | None = None) -> LiveRun:
-    """Take this process's place in its run: a worker, which dials its local server.
+    """Join a run as one of its workers.
 
-    `run`: the run's description, or where it is. What is not given comes from the environment, which `geomx run` and
-    `geomx worker` set; with neither, this is a run of one, and trains as plain PyTorch would. Where the workers of the
-    party reduce among themselves, the rank is that of the process group, or of torchrun.
+    `geomx run` and `geomx worker` set an environment that says which worker this process is: scripts that they start
+    need no arguments. Without that environment and without `run`, the script trains by itself, as a run with one
+    worker, and computes what plain PyTorch would.
 
-    The run is left in order when the script ends, and told when it raises, is asked to end by SIGTERM or Ctrl-C, or
-    ends amid its data without `close()`. With `geomx worker` and `geomx run` it is told of `sys.exit(1)` as well.
+    Returns at once; connecting goes on in the background. When the script ends, it leaves the run by itself; if it
+    raises, is stopped by SIGTERM or Ctrl-C, or ends in the middle of `run.shard`, the run ends and names this worker.
 
-    Raises `ConfigError` where the place is incomplete or does not exist; who refuses this worker, or is lost, is told
-    by the first call that waits.
+    Args:
+        run: The run's description, or the path of its file. None: as the environment says.
+        party: The name of this worker's party. None: as the environment says.
+        rank: This worker's rank in its party, from 0. None: as the environment says. In a party with `inside =
+            "collective"` it is the rank of the process group, or of torchrun.
+
+    Returns:
+        This worker's place in the run.
+
+    Raises:
+        ConfigError: The description has faults, or `party` and `rank` are missing or name no worker of the run.
+        Refused: Later, from the first call that waits: the run did not let this worker in.
+        WaitTimeout: Later, from the first call that waits: a node did not come within `limits.start_s`.
     """
     apply_switches()
     place = read_place()

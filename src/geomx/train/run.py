@@ -47,14 +47,20 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class LiveRun:
-    """One worker's place in a run, made by `geomx.join()`.
+    """One worker's place in a run; `geomx.join()` makes it.
 
-    Every worker makes the same collective calls (`attach`, `step()`, `save`, `load`, ...) in the same order, from one
-    thread at a time. Every method may raise `RunFailed` or `NodeLost`, which name the node that ended the run, and
-    `Unsupported` once the run is closed.
+    `attach`, `optimizer.step()`, `save` and `load` are collective: every worker must call them, in the same order. Use
+    one thread at a time. As a context manager, the run is closed at the end of the block; if the block raises, the run
+    ends on every node, with that exception as the reason.
 
-    `name`: this worker, "A/0". `workers`: the names of all, in order; the first one's weights are the ones that all
-    begin with.
+    Attributes:
+        name: This worker's name: its party and its rank, such as "A/0".
+        workers: The names of all workers, in the order of the description. All begin with the first one's weights.
+
+    Raises:
+        NodeLost: From any method: a node that the run needs has died or fallen silent.
+        RunFailed: From any method: another node has failed, and the run has ended.
+        Unsupported: From any method that needs the run, after `close`.
     """
 
     def __init__(
@@ -87,27 +93,27 @@ class LiveRun:
 
     @property
     def party(self) -> str:
-        """The party's name."""
+        """The name of this worker's party, such as "A"."""
         return self.name.rpartition("/")[0]
 
     @property
     def policy(self) -> str:
-        """The sync policy's name in the run's description, without its parameters: "fsa", "hfa", ..."""
+        """The name of the sync policy, without its parameters, such as "fsa"."""
         return self._settings.policy_spec.split(maxsplit=1)[0]
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """The parties of the run, in order."""
+        """The names of all parties, in the order of the description."""
         return tuple(dict.fromkeys(member.rpartition("/")[0] for member in self.workers))
 
     @property
     def rank(self) -> int:
-        """This worker's place within its party."""
+        """This worker's rank in its party, from 0."""
         return self._party_members.index(self.name)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the worker whose weights all begin with, and which writes checkpoints."""
+        """Whether this is the first worker of all, whose weights all begin with, and which writes checkpoints."""
         return self.name == self.workers[0]
 
     @property
@@ -122,22 +128,22 @@ class LiveRun:
 
     @property
     def turn(self) -> int:
-        """How many collective calls (attach, rounds, saves, ...) those who move in step with this worker have made."""
+        """How many collective calls (attach, steps, saves, ...) have been made by the workers in step with this one."""
         return self._attached.steps.turn if self._attached else self._client.turn
 
     @property
     def epoch(self) -> int:
-        """How many passes over `shard` have trained, those before a checkpoint or a restart included."""
+        """The number of finished training passes over `shard`, including those before a checkpoint or a restart."""
         return self._progress.epoch
 
     @property
     def step(self) -> int:
-        """How often this worker's script has called `step()`, before a checkpoint or a restart included."""
+        """The number of `optimizer.step()` calls, including those before a checkpoint or a restart."""
         return self._progress.steps
 
     @property
     def ledger(self) -> torch.Tensor | None:
-        """With `run.ledger`: for each worker, in how many steps it was counted (int64); else None."""
+        """How many steps each worker was counted in, int64 of shape (workers,); None without `run.ledger`."""
         return self._attached.ledger.values if self._attached else None
 
     # -- training ---------------------------------------------------------------------------------------------
@@ -150,19 +156,34 @@ class LiveRun:
         push_at: PushAt | None = None,
         overlap: Overlap | None = None,
     ) -> tuple[Model, torch.optim.Optimizer]:
-        """Join the run with a model: returns it as it is, and an optimizer whose `step()` all workers take together.
+        """Train this model together with all other workers.
 
-        `optimizer`: over parameters of `model`; it runs on the global servers if its update is elementwise, else here.
-        `clip_norm`: a bound above 0 for the L2 norm of the whole gradient that a step is taken with: the mean over the
-        run (with mixed over the party), or under local steps each worker's own; None: no bound. `push_at`: "backward"
-        (gradients leave as they are completed, and may not be edited) or "step" (they may). `overlap`: "none" or
-        "forward" (`step()` returns early, and the next forward waits for each weight as it comes to it). None: as the
-        run's description says. Returns when this worker has the first worker's weights and buffers.
+        Returns when the model has the first worker's weights and buffers.
 
-        In a party whose workers reduce among themselves, `model` may be wrapped in `DistributedDataParallel`, or cut by
-        `torch.distributed.fsdp.fully_shard`; gradients leave in `step()`, whatever `push_at` says.
+        Args:
+            model: The module to train, on its device. In a party with `inside = "collective"` it may be wrapped in
+                `DistributedDataParallel` or sharded by `torch.distributed.fsdp.fully_shard`.
+            optimizer: A PyTorch optimizer over parameters of `model`. Where it runs, `optimizer.place` in the
+                description decides: an elementwise one (SGD, Adam, ...) usually on the global servers, others on the
+                workers.
+            clip_norm: Clip to this L2 norm, above 0. It bounds the mean gradient that a step uses: of the run, or of
+                one party with `mixed`. With local steps and `downpour` it bounds each worker's own gradient. None: do
+                not clip.
+            push_at: "backward" sends each gradient as soon as it is complete; do not edit `.grad` then. "step" sends
+                all in `step()`, and you may edit them before. None: `worker.push_at` of the description. Gradients of
+                parties with `inside = "collective"` always leave in `step()`.
+            overlap: With "forward", `step()` returns at once and the next forward waits for each weight when it needs
+                it; with "none", `step()` waits. None: `worker.overlap` of the description.
 
-        Raises `Unsupported` for what cannot be carried, `Refused` when the workers' models or optimizers differ.
+        Returns:
+            The same `model`, and the optimizer to use from now on. Schedulers made before or after `attach` both work.
+
+        Raises:
+            Unsupported: geomx cannot train this model with this optimizer and description; the message says what
+                would work.
+            Refused: The models or optimizers of the workers differ.
+            GradientEdited: Later, from `step()`: a gradient was changed after it had left.
+            WeightUnknown: Later, from `backward()` or `step()`: no samples were counted for the step.
         """
         if self._attached is not None:
             raise Unsupported(
@@ -194,46 +215,78 @@ class LiveRun:
     def shard(
         self, loader: Iterable[Any], over: Literal["party", "run"] = "party", train: bool | None = None
     ) -> Share:
-        """This worker's share of a loader: of its party's data, or of one data set that the whole run shares.
+        """Iterate over this worker's share of the data; its samples are counted as this worker's weight.
 
-        `loader`: a DataLoader, or another iterable of batches; the first dimension of the first tensor in a batch is
-        its number of samples, which is counted. The end of a pass waits for the other workers. A pass under
-        `torch.no_grad()` or after `model.eval()` is an evaluation: it counts nothing, and waits for nobody; `train`
-        says otherwise. On a worker that was started again, and behind `load`, the first pass begins where the run, or
-        the checkpoint, was in it. Raises `Unsupported` for what is no loader.
+        A training pass ends on all workers together: one whose share is shorter takes part with weight 0 until then.
+        Passes under `torch.no_grad()` or after `model.eval()` are evaluations: they count nothing and wait for nobody.
+        After `load`, or on a worker that was started again, the first pass resumes where the run was.
+
+        Args:
+            loader: A `DataLoader`, or another iterable of batches. The first dimension of a batch's first tensor is its
+                number of samples.
+            over: "party" if each party has its own data, "run" if all parties read the same data set.
+            train: Whether passes train or evaluate; None: as described above.
+
+        Returns:
+            An iterable of batches. Each iteration over it is one pass, and its `len()` is the number of this worker's
+            batches.
+
+        Raises:
+            Unsupported: `loader` is not an iterable of batches, or `over` is neither of the two.
         """
         return self._shares.of(loader, over, train)
 
     def weight(self, weight: float) -> None:
-        """How much this worker counts in the next step, in samples, in place of those counted; not below 0.
+        """Set this worker's weight in the next step, in place of the samples that `shard` counts.
 
-        Call it before backward(), where gradients begin to leave.
+        Call it before `backward()`, where gradients begin to leave.
+
+        Args:
+            weight: Usually the number of samples behind the gradient; 0 leaves this worker out of the mean.
+
+        Raises:
+            Unsupported: `weight` is negative or not finite.
         """
         self._samples.give(weight)
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Within it, backward() adds to the gradients and nothing is pushed: for all micro-batches but the last."""
+        """Accumulate gradients: inside this block `backward()` adds to them, and nothing leaves.
+
+        Use it for all micro-batches of a step but the last.
+        """
         return self._joined("accumulate").steps.accumulate()
 
     def log(self, **values: Any) -> None:
-        """Show numbers (loss=..., accuracy=...), one each, in the live view and the report.
+        """Show values such as `loss=...` in the live view and the report, and log them to `geomx` at level INFO.
 
-        Where there is neither, the logger `geomx` has them at level INFO.
+        Args:
+            values: Numbers, text, or tensors and arrays with one element.
+
+        Raises:
+            Unsupported: A value is something else.
         """
         notes.logged(self._client.port, self.turn, values)
 
     def wait(self) -> None:
-        """Return when every weight is current; with `overlap="none"` it always is."""
+        """Wait until all weights are up to date. Only needed with `overlap="forward"`."""
         self._client.wait()
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], everywhere: bool = False) -> None:
-        """Write weights, buffers (floating ones as the mean over all samples) and optimizer to one safetensors file.
+        """Write a checkpoint: weights, buffers, the optimizer's state, and the progress in data and schedules.
 
-        Every worker must call it, between steps. The first worker writes; with `everywhere`, the first of each party
-        does, and `path` is on its own machine. The file appears whole or not at all. Raises `CheckpointError` where it
-        cannot be written.
+        Every worker must call it, between steps. Floating-point buffers, such as BatchNorm's statistics, are saved as
+        their mean over all workers, weighted by samples. An interrupted save leaves no partial file.
+
+        Args:
+            path: The safetensors file to write, on the first worker's machine.
+            everywhere: The first worker of each party writes `path` on its own machine, too. Not with policies whose
+                parties have different weights (`mixed`, `downpour`).
+
+        Raises:
+            CheckpointError: The file cannot be written.
+            Unsupported: A step has begun and not ended, or `everywhere` with such a policy.
         """
         helps = everywhere or self.party == self.parties[0]
         task = saving.Task(Path(path), self.name, self.is_first, self.rank == 0, everywhere, helps)
@@ -241,11 +294,17 @@ class LiveRun:
         saving.save(self._joined("save"), task, self._progress.place)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint: weights, buffers, optimizer, and where the data and the schedules were.
+        """Continue from a checkpoint: weights, buffers, optimizer, and the progress in data and schedules.
 
-        Every worker must call it, after `attach` and between steps, and have the same file. A worker that was started
-        again goes on where the run is. Raises `CheckpointError` for a file that is missing, damaged, or of another
-        model, with every name that does not fit.
+        Every worker must call it, after `attach` and between steps. A worker that was started again while the others
+        waited (`lan.rejoin_s`) keeps the run's weights and progress, which are newer than the file's.
+
+        Args:
+            path: The file that `save` wrote; each worker reads it, and all must have the same one.
+
+        Raises:
+            CheckpointError: The file is missing or damaged, or of another model or optimizer; the message lists every
+                name that does not fit.
         """
         attached = self._joined("load")
         place = saving.load(attached, Path(path), self.name, self._progress.place)
@@ -254,14 +313,17 @@ class LiveRun:
         self._schedules.again(attached.optimizer, self._progress.place, is_its=place is not None)
 
     def resume(self, *schedulers: LRScheduler, every: Every = "step") -> None:
-        """Bring learning-rate schedules to where the run is: on a worker that was started again, and behind `load`.
+        """Bring learning-rate schedules to the run's progress, after `load` or when this worker was started again.
 
-        Call it once, before the loop; where nothing is to be resumed it changes nothing.
+        Call it once, before the loop. In a new run it changes nothing.
 
-        `schedulers`: those of `torch.optim.lr_scheduler` over this optimizer, all in one call. `every`: whether the
-        script steps them with every "step" or with every "epoch", that is with each pass over `shard`. Raises
-        `Unsupported` for a `ReduceLROnPlateau`, since the metrics that it has seen are gone, and for what is no
-        scheduler of this optimizer.
+        Args:
+            schedulers: All schedulers of this optimizer, from `torch.optim.lr_scheduler`.
+            every: Whether your script steps them in every "step", or once an "epoch" (a pass over `shard`).
+
+        Raises:
+            Unsupported: One is not a scheduler of this optimizer, or a `ReduceLROnPlateau`, which depends on metrics
+                that are gone: save and load its `state_dict()` yourself.
         """
         attached = self._joined("resume")
         self._schedules.resume(schedulers, every, attached.optimizer, self._progress.place)
@@ -269,12 +331,14 @@ class LiveRun:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the run: the others go on without this worker. The model and its weights stay usable.
+        """Leave the run; the others continue. The model keeps its weights and stays usable.
 
-        Under local steps (hfa, diloco, esync) what this worker has learned since the last mean goes into the next one
-        first: workers that close behind the same step end with the same weights. With esync, where each takes steps of
-        its own number, it returns when all have closed or come to the end of their data. With downpour it pushes what
-        was not pushed. In a party with `inside = "collective"` all must close behind the same step.
+        A script that ends in order closes its run by itself: call this to leave early, or to evaluate the final model.
+
+        With `hfa`, `diloco` and `esync` the weights are averaged once more: workers that close behind the same step end
+        with the same model. With `esync`, it waits until all have closed or reached the end of their data. With
+        `downpour`, it pushes the gradients that have not left yet. With `inside = "collective"` all workers of a party
+        must close behind the same step.
         """
         if self._closed:
             return

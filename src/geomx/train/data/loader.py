@@ -70,7 +70,7 @@ class ShareSampler(Sampler[Any]):
 
 
 class Share(Iterable[Any]):
-    """What `run.shard` returns: iterable as often as the loader, and as long as this worker's share of it."""
+    """What `run.shard` returns: this worker's batches. Each iteration over it is one pass; see `LiveRun.shard`."""
 
     def __init__(
         self,
@@ -91,6 +91,7 @@ class Share(Iterable[Any]):
         self._train = train
 
     def __len__(self) -> int:
+        """The number of this worker's batches in a pass; raises `TypeError` if the loader has no length."""
         if self._sampler is None:
             return share_length(self._batches, self._place, self._places, self._progress.even)
         self._sampler.even = self._progress.even

@@ -28,7 +28,11 @@ _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class RunOptimizer(torch.optim.Optimizer):
-    """The optimizer that `run.attach` returns: used as any of PyTorch's, wherever the update is computed."""
+    """The optimizer that `run.attach` returns: use it as any of PyTorch's, wherever the update is computed.
+
+    It shares its parameter groups with the optimizer that `attach` was given, so schedulers of either work. It cannot
+    be copied or pickled; keep its `state_dict()`, which a plain optimizer loads.
+    """
 
     # GradScaler hands its scale over, and leaves it to us whether to step: no worker may stay away from a step.
     _step_supports_amp_scaling = True
@@ -64,11 +68,26 @@ class RunOptimizer(torch.optim.Optimizer):
 
     @property
     def on_server(self) -> bool:
-        """Whether the global servers run it."""
+        """Whether the global servers compute the update; else each worker does."""
         return self._on_server
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step together with the other workers. Raises any `GeomxError` that ends the run."""
+        """Take a step together with the other workers.
+
+        Returns when the new weights are in the model; with `overlap="forward"`, at once.
+
+        Args:
+            closure: Computes the loss and its gradients; called once.
+
+        Returns:
+            What `closure` returned; None without one.
+
+        Raises:
+            GeomxError: Whatever ends the run, see `LiveRun`.
+            GradientEdited: A gradient was changed after it had left in `backward()`.
+            WeightUnknown: No samples were counted for this step.
+            NotFinite: A gradient holds NaN or Inf, unless `run.on_nonfinite = "skip"`.
+        """
         if hasattr(self, "found_inf"):
             self._unscale()
         loss = None
@@ -97,16 +116,24 @@ class RunOptimizer(torch.optim.Optimizer):
                         parameter.grad.div_(float(scale))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises `Unsupported`: add groups before `run.attach`, since every node knows the model by now."""
+        """Not possible after `attach`: every node has the model's layout by then.
+
+        Raises:
+            Unsupported: Always. Add groups before `attach`.
+        """
         raise Unsupported(
             "add_param_group() after attach(): every node knows the model's layout by now; add the group before "
             "attach() with lr=0, or freeze its parameters afterwards until they are wanted"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """In torch's own format, to be loaded by this optimizer or a plain one. No other worker takes part.
+        """The state in PyTorch's format, which this optimizer or a plain one loads.
 
-        Raises `Unsupported` between a backward() that has pushed and `step()`.
+        It is fetched from the global servers if they run the optimizer. Other workers need not call it.
+
+        Raises:
+            Unsupported: Between a `backward()` that has pushed and `step()`, or for a model of `fully_shard` whose
+                optimizer runs on the global servers: use `run.save`.
         """
         self._check_whole("state_dict()")
         if not self._on_server:
@@ -127,7 +154,14 @@ class RunOptimizer(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Every worker must call it with the same dict; on global servers the first worker's is what counts."""
+        """Load hyper-parameters and state. Every worker must call it, with the same dict.
+
+        Args:
+            state_dict: As `state_dict()` of this optimizer or a plain one returned it.
+
+        Raises:
+            Unsupported: As `state_dict()` does.
+        """
         self._check_whole("load_state_dict()")
         self._steps.require_quiescent("load_state_dict()")
         states = self.adopt(state_dict)
