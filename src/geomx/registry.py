@@ -1,7 +1,7 @@
-"""A seam's implementations by name: ours by a short one, a user's by `module:Class`.
+"""Codecs, policies, optimizers and channels by name: the built-in ones by a short name, others as `module:Class`.
 
-A description names one as a *spec*: the name, then parameters as key=value (`bisparse ratio=0.01 values=int4`). Which
-there are, of what type, and their defaults say the keyword arguments of the class.
+A description names one as a *spec*: the name, then parameters as key=value (`bisparse ratio=0.01 values=int4`). The
+keyword-only arguments of the class are its parameters; their defaults give the types.
 """
 
 from __future__ import annotations
@@ -19,18 +19,32 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Maps names to classes; the built-in ones are imported only when asked for."""
+    """Finds a class by its name, and makes objects from specs. Nothing is imported before it is asked for."""
 
     def __init__(self, what: str, builtin: dict[str, str]) -> None:
+        """Make a registry.
+
+        Args:
+            what: What its classes are, for messages, such as "codec".
+            builtin: `module:Class` of each built-in name.
+        """
         self.what = what
         self._builtin = dict(builtin)
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The built-in names."""
         return tuple(self._builtin)
 
     def find(self, name: str) -> T:
-        """The class that `name` stands for; raises `UnknownName`."""
+        """Find a class.
+
+        Args:
+            name: A built-in name, or `module:Class`.
+
+        Raises:
+            UnknownName: There is none, or it cannot be imported.
+        """
         found = self._look_up(name)
         if isinstance(found, Fault):
             raise UnknownName(f"{self.what} {found}")
@@ -53,10 +67,16 @@ class Registry(Generic[T]):
         return cast(T, getattr(module, attribute))
 
     def bound(self, spec: str) -> Callable[..., Any]:
-        """The class that a spec names, with the spec's parameters; it is made when it is called.
+        """Find the class that a spec names, and bind the spec's parameters to it.
+
+        Args:
+            spec: A name with parameters, such as `"bisparse ratio=0.01"`.
+
+        Returns:
+            A callable that makes an object; it takes the positional arguments of the class.
 
         Raises:
-            ConfigError: every fault. Its place is the parameter's name, or the class's where that is at fault.
+            ConfigError: It lists every fault. Its place is the parameter's name, or the class's if that is at fault.
         """
         name, *settings = spec.split() or [""]
         kind: Any = self._look_up(name)
@@ -94,7 +114,15 @@ class Registry(Generic[T]):
         return partial(kind, **given)
 
     def make(self, spec: str, *arguments: Any) -> Any:
-        """An object of the class that a spec names. Raises `ConfigError` with every fault, as `bound` does."""
+        """Make an object of the class that a spec names.
+
+        Args:
+            spec: A name with parameters, such as `"bisparse ratio=0.01"`.
+            arguments: The positional arguments of the class.
+
+        Raises:
+            ConfigError: As from `bound`, or the class refuses its parameters.
+        """
         make = self.bound(spec)
         try:
             return make(*arguments)

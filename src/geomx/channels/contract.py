@@ -1,8 +1,8 @@
-"""How bytes cross an edge: the contract that every channel keeps.
+"""How bytes cross an edge: the contract of a channel.
 
-A *channel* makes *connections*. A connection carries whole messages, numbered by the session above it, in the
-order of their priorities; it may lose everything at any moment (`closed`), and the session resumes on the next
-one. A connection never retries, never acknowledges and never looks into a message.
+A *channel* makes *connections*. A connection carries whole messages, numbered by the session above it, in the order of
+their priorities. It may lose everything at any moment (`closed`); the session resumes on the next one. A connection
+never retries, never acknowledges, and never looks into a message.
 """
 
 from __future__ import annotations
@@ -22,28 +22,47 @@ if TYPE_CHECKING:
 
 
 class ConnectionHandler(Protocol):
-    """Who is told what happens on a connection."""
+    """What a channel calls when something happens on a connection; geomx implements it."""
 
     def admit(self, connection: Connection, message: Message) -> None:
-        """A header has come: raise `ProtocolError` to refuse it before memory is taken for its payload."""
+        """A header has arrived; call this before you allocate memory for its payload.
+
+        Raises:
+            ProtocolError: The message is refused: close the connection.
+        """
 
     def received(self, connection: Connection, number: int, message: Message, payload: Any) -> None:
-        """A whole message has come; `payload` is a flat uint8 tensor that now belongs to the receiver."""
+        """A whole message has arrived.
+
+        Args:
+            connection: The connection.
+            number: The session's number of this message.
+            message: The header.
+            payload: A flat uint8 tensor, which now belongs to the receiver, or None.
+
+        Raises:
+            ProtocolError: The message is refused: close the connection.
+        """
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Nothing more will come or go. Called once, unless `close` was called."""
+        """The connection has ended. Call it once, unless `close` or `abort` was called."""
 
     def failed(self, error: GeomxError) -> None:
-        """This process itself cannot go on, whatever the peer does."""
+        """This process itself cannot go on, whatever the peer does, such as for want of memory."""
 
     def refused(self, reason: str) -> None:
-        """The channel itself has turned somebody away, before there was a connection."""
+        """The channel has turned somebody away before there was a connection, such as in a TLS handshake."""
 
 
 class Connection(Protocol):
-    """One connection. `bytes_sent` and `bytes_received` count what crossed the socket, frames included.
+    """One connection between two nodes.
 
-    `certified`: the URIs among the names in the peer's certificate; None: it has shown none.
+    Attributes:
+        ident: A number that no other connection of this process has.
+        peer_address: The peer's address, for messages.
+        certified: The URIs among the names in the peer's certificate; None: it has shown none.
+        bytes_sent: Bytes that have left through the socket, with frames.
+        bytes_received: Bytes that have come through the socket, with frames.
     """
 
     ident: int
@@ -53,25 +72,32 @@ class Connection(Protocol):
     bytes_received: int
 
     def write(self, number: int, message: Message, payload: Any, priority: int) -> None:
-        """Queue a message; returns at once. `payload`: a flat uint8 tensor that will not change, or None."""
+        """Queue a message; returns at once.
+
+        Args:
+            number: The session's number of this message.
+            message: The header.
+            payload: A flat uint8 tensor that nobody changes any more, or None.
+            priority: Messages with smaller numbers go first, also past one that is half sent.
+        """
 
     def close(self, reason: str) -> None:
-        """Write what is queued at priority 0, then close. `closed` is not called."""
+        """Write what is queued at priority 0, then close. The handler's `closed` is not called."""
 
     def abort(self) -> None:
-        """Close at once, whatever is queued; also where `close` was called. `closed` is not called."""
+        """Close at once, whatever is queued; also after `close`. The handler's `closed` is not called."""
 
     async def gone(self) -> None:
-        """Return when nothing more will leave; after `close` that takes 2 s and one delay of the link at most."""
+        """Return when nothing more will leave: after `close`, within 2 s and one delay of the link."""
 
 
 class Listener(Protocol):
-    """An open door."""
+    """Accepts connections at `address`, which has the real port."""
 
     address: str
 
     async def close(self) -> None:
-        """Take no more connections; those that stand are not touched."""
+        """Accept no more connections; those that exist are not touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +105,12 @@ class EdgeSettings:
     """What a description says of the edges that a channel is made for.
 
     Attributes:
-        link: the emulated link that what is written shares; None: the network as it is.
-        chunk_bytes: the grain at which messages overtake each other; None: the channel's default.
-        congestion: TCP's congestion control, by the kernel's name; `system`: as the machine is set.
-        pace_mbps: 10^6 bits of payload a second at which dialled connections send at most; 0: as fast as it goes.
-        tls: both sides' contexts; None: plain.
-        seed: of whatever is drawn by chance.
+        link: The emulated link that all dialled connections share; None: the network as it is.
+        chunk_bytes: After so many bytes a more urgent message can overtake; None: the channel's default.
+        congestion: TCP's congestion control, by the kernel's name; "system": as the machine is set.
+        pace_mbps: The most that dialled connections send, in 10^6 bits of payload a second; 0: no limit.
+        tls: The TLS contexts of both directions; None: no TLS.
+        seed: The seed of all random numbers.
     """
 
     link: LinkSpec | None = None
@@ -99,21 +125,39 @@ Carried = Literal["tls", "congestion"]
 
 
 class Channel(Protocol):
-    """One way to cross an edge.
+    """Makes connections. The class is called with an `EdgeSettings`; its keyword-only arguments are its parameters.
 
-    `carries`: what of `EdgeSettings` it carries out, beside a link and a pace, which a `ShapingChannel` does; a class
-    without carries out nothing, and a description that asks for it is refused.
+    Attributes:
+        carries: Which of "tls" and "congestion" in `EdgeSettings` it honours; a description that asks for another is
+            refused. A class without this attribute honours neither. For `link` and `pace_mbps` see `ShapingChannel`.
     """
 
     carries: AbstractSet[Carried]
 
     async def dial(self, address: str, receiver: ConnectionHandler) -> Connection:
-        """Connect to `host:port`; raises OSError or TimeoutError."""
+        """Connect to a node. The receiver hears of the connection only after this has returned.
+
+        Args:
+            address: Its `host:port`.
+            receiver: What to call when something happens on the connection.
+
+        Raises:
+            OSError: There is no connection, or `TimeoutError`: not in time.
+        """
 
     async def listen(
         self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
     ) -> Listener:
-        """Accept connections at `host:port` (port 0: any free one)."""
+        """Accept connections.
+
+        Args:
+            address: The `host:port` at which to listen; port 0: any free one.
+            receiver: What to call when something happens on a connection.
+            accepted: Called with each new connection, before anything arrives on it.
+
+        Raises:
+            OSError: The address is not of this machine, or taken.
+        """
 
 
 # What a registry's name or `module:Class` stands for; parameters of a spec are its keyword-only arguments.
@@ -122,15 +166,19 @@ ChannelFactory = Callable[[EdgeSettings], Channel]
 
 @runtime_checkable
 class ShapingChannel(Channel, Protocol):
-    """A channel that imitates links, and paces what it sends. Only such a one can have `link` or `pace_mbps`."""
+    """A channel that can emulate links and pace what it sends; descriptions with `link` or `pace_mbps` need one.
+
+    Attributes:
+        uplink: The emulated link that all dialled connections share; None: there is none.
+    """
 
     uplink: LinkPacer | None
 
     def downlink(self, link: LinkSpec) -> LinkPacer:
-        """A shaped link for `shape`: that of one peer, however often it dials."""
+        """Make an emulated link to one peer, to be used for all of its connections."""
 
     def shape(self, connection: Connection, downlink: LinkPacer) -> None:
-        """Shape what is written on an accepted connection from now on."""
+        """From now on, send what is written on an accepted connection through `downlink`."""
 
     def pace(self, connection: Connection, mbps: float) -> None:
-        """Let the kernel send no faster than this from now on; 0: as fast as it goes."""
+        """From now on, let the kernel send no faster than `mbps` (10^6 bits a second); 0: no limit."""

@@ -1,17 +1,14 @@
-"""Bi-Sparse: GeoMX's sparsification of both directions, after Deep Gradient Compression (arXiv 1712.01887).
+"""Bi-Sparse: GeoMX's sparsification of both directions, after Deep Gradient Compression (Lin et al., ICLR 2018).
+
+Source: arXiv 1712.01887, and GeoMX's code.
 
     u ← momentum · u + clip(x);   v ← v + u            (momentum correction)
     send the fraction `ratio` with the largest |v|, by a threshold that a sample estimates
     u, v ← 0 where sent                                 (momentum factor masking)
 
-`v` is the residual. Defaults: ratio 0.01, momentum 0, values fp16, no warm-up, no clipping. Where we
-deviate from GeoMX: indices are exact for any size and take 8.1 bits, not 32; what a rounded value lost stays in v; the
-sample is drawn by hash, the same on every machine, and where its estimate is far off the exact threshold is taken; the
-down direction keeps a residual as well. `momentum` is for optimizers without
-momentum: with any other, momentum would count twice.
-
-`warmup_rounds`: in round t < n the ratio is 0.25^(1 - t/n) · ratio^(t/n), DGC's exponential schedule. `clip`: a
-slice's mean gradient is clipped to this L2 norm before it meets u.
+`v` is the residual. Where we deviate from GeoMX: indices are exact for any size and take 8.1 bits, not 32; what a
+rounded value lost stays in v; the sample is drawn by hash, the same on every machine, and where its estimate is far off
+the exact threshold is taken; the down direction keeps a residual as well.
 """
 
 from __future__ import annotations
@@ -36,7 +33,20 @@ TOLERANCE = 1.5  # the estimate may send this many times too much or too little
 
 
 class BiSparse(Sparse):
-    """See the module's text."""
+    """Sends about the largest entries of each slice, by a sampled threshold (Lin et al., ICLR 2018).
+
+    Args:
+        stream: The key of its random numbers.
+        ratio: The fraction of the elements that is sent, above 0 and at most 1.
+        momentum: Momentum correction, from 0 to below 1. Only with an optimizer without momentum: it would count twice.
+        values: The number form of what is sent, such as "float32", "fp16" or "int4".
+        warmup_rounds: In round t below this n, the fraction is 0.25^(1 - t/n) · ratio^(t/n), DGC's schedule.
+        clip: Clip a slice's mean gradient to this L2 norm before momentum; 0: do not.
+        size_lower_bound: Tensors with fewer elements travel dense.
+
+    Raises:
+        ConfigError: A parameter is out of range.
+    """
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ LARGEST_BOUND = 1 << 40
 
 
 class BySize(Codec):
-    """See the module's text."""
+    """Sends slices of large tensors through one codec, and slices of tiny ones through another."""
 
     lossless = False
 

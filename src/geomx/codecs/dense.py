@@ -11,7 +11,7 @@ from geomx.layout import ITEM_BYTES, Slice
 
 
 class Dense(Codec):
-    """The baseline codec; see `Codec` for the contract."""
+    """Sends every element as it is, in the slice's own dtype. No parameters; lossless."""
 
     lossless = True
     feedback = False

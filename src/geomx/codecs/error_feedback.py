@@ -5,7 +5,7 @@ What an encoding does not carry stays in the slice's *residual* and is added to 
     left ← residual + values;   payload ← compress(left);   residual ← left − decode(payload)
 
 so over time everything arrives. Residuals are in the unit of contributions, Σ w·x, and belong to (node, slice,
-direction). Sources: Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1901.09847.
+direction). Sources: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv 1901.09847.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ SIZE_LOWER_BOUND = 1000
 
 
 class Lossy(Codec):
-    """A codec with error feedback. Slices may be encoded in two threads at once, each slice in one.
+    """The base class of codecs with error feedback: `compress`, `expand` and `possible` are to be written.
 
-    `tiny`: what slices of tensors with fewer than `size_lower_bound` elements go through in its place (`by_size`);
-    None: they go through this one as well.
+    Two slices may be encoded at once, in two threads. What a codec remembers of a slice goes into a dict in
+    `self.memory`, by the slice's index, so that checkpoints store it.
+
+    Args:
+        stream: The key of this object's random numbers, see `stream.key(turn, slice_)`.
+        tiny: The codec for tensors with fewer than `size_lower_bound` elements; None: this one.
+        size_lower_bound: The number of elements from which a tensor is large.
     """
 
     lossless = False
@@ -45,30 +50,51 @@ class Lossy(Codec):
 
     @abstractmethod
     def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
-        """The payload of `left`; leaves in `left`, in place, what the payload does not carry."""
+        """Encode `left`, and leave in it what the payload does not carry.
+
+        Args:
+            slice_: The slice.
+            turn: The number of the round.
+            left: Residual plus values, of shape (elements,), float32 or float64. Changed in place.
+            weight: Σ w, the total weight in the values.
+
+        Returns:
+            The payload, a flat uint8 tensor.
+        """
 
     def absorb(
         self, slice_: Slice, turn: int, left: torch.Tensor, values: torch.Tensor, weight: float
     ) -> torch.Tensor:
-        """`compress` of left + values; for codecs to answer that do both in one pass over memory. Raises NotFinite."""
+        """Add `values` to `left`, then `compress` it. Override it to do both in one pass over memory.
+
+        Raises:
+            NotFinite: `values` holds NaN, Inf or a number out of `room`.
+        """
         self.room(slice_).check(slice_, peak(values))
         left.add_(self.prepared(slice_, values, weight))
         return self.compress(slice_, turn, left, weight)
 
     @abstractmethod
     def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
-        """What a payload carries (flat). Raises ProtocolError where `compress` cannot have written it."""
+        """Decode a payload.
+
+        Returns:
+            Values of shape (elements,), in any floating-point dtype; zero where the payload carries nothing.
+
+        Raises:
+            ProtocolError: `compress` cannot have written these bytes.
+        """
 
     @abstractmethod
     def possible(self, elements: int, size: int) -> bool:
-        """Whether so many elements can have a payload of `size` bytes."""
+        """Whether a payload of so many `elements` can have `size` bytes. Asked before memory is allocated for it."""
 
     def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        """As `cut`. A codec that does not answer sends all of a slice in one block."""
+        """Cut a payload, as `cut` describes; by default into one block."""
         return [Block(0, slice_.elements, payload)]
 
     def prepared(self, slice_: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
-        """What becomes of values before they meet the residual."""
+        """Change values before they are added to the residual, such as by clipping or momentum."""
         return values
 
     # -- the contract ---------------------------------------------------------------------------------------
@@ -98,7 +124,7 @@ class Lossy(Codec):
     # -- residuals ------------------------------------------------------------------------------------------
 
     def residual(self, slice_: Slice, like: torch.Tensor) -> torch.Tensor:
-        """What is held back of a slice: flat, float32 or float64."""
+        """A slice's residual, of shape (elements,), float32 or float64; zeros at first."""
         held = self._residuals.get(slice_.index)
         if held is None:
             held = torch.zeros(slice_.elements, dtype=working(like.dtype), device=like.device)

@@ -16,7 +16,7 @@ from geomx.codecs.whole import FP16
 
 
 class MPQ(BiSparse):
-    """Bi-Sparse for large tensors, FP16 for tiny ones."""
+    """Sends large tensors through `BiSparse`, tiny ones through `FP16`. Parameters as `BiSparse`."""
 
     @staticmethod
     def for_tiny(stream: RngKey) -> Codec:
@@ -24,7 +24,12 @@ class MPQ(BiSparse):
 
 
 class TinyFP16(BySize):
-    """Dense for large tensors, FP16 for tiny ones."""
+    """Sends large tensors dense, tiny ones through `FP16`.
+
+    Args:
+        stream: The key of its random numbers, which it does not use.
+        size_lower_bound: The number of elements from which a tensor is large.
+    """
 
     def __init__(self, stream: RngKey, *, size_lower_bound: int = SIZE_LOWER_BOUND) -> None:
         super().__init__(Dense(), FP16(stream), size_lower_bound)

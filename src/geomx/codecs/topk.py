@@ -24,7 +24,18 @@ SAMPLE, LEAST_RANK, MARGIN = 8192, 8, 1.5  # of the estimate that narrows the se
 
 
 class TopK(Sparse):
-    """See the module's text."""
+    """Sends exactly the largest entries of each slice (Aji and Heafield, EMNLP 2017).
+
+    Args:
+        stream: The key of its random numbers, which it does not use.
+        ratio: The fraction of the elements that is sent, above 0 and at most 1.
+        values: The number form of what is sent, such as "float32", "fp16" or "int4".
+        decay: The share of the residual that is left when the next values come, from 0 to 1.
+        size_lower_bound: Tensors with fewer elements travel dense.
+
+    Raises:
+        ConfigError: A parameter is out of range.
+    """
 
     def __init__(
         self,
@@ -86,9 +97,9 @@ def find(x: torch.Tensor, sample: Sample) -> Found:
 
 
 def add_and_find(slice_: Slice, left: torch.Tensor, added: Added, sample: Sample, room: Room) -> Found | None:
-    """Add and then `find`, in one pass over memory. None where there is no kernel for it: nothing is done.
+    """Add and then `find`, in one pass over memory. None if there is no kernel for it: nothing is done.
 
-    Raises NotFinite.
+    Raises `NotFinite`.
     """
     some = native.sample_sums(left, added, sample.start, sample.stride)
     if some is None:

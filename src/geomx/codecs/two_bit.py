@@ -1,4 +1,4 @@
-"""2-bit quantisation as MXNet has it (Dean et al.'s kvstore; after Strom, Interspeech 2015).
+"""2-bit quantisation, as in MXNet's key-value store (after Strom, Interspeech 2015).
 
     left ← residual + values;   left ≥ t: +t,   left ≤ -t: -t,   else 0;   residual ← left - what was sent
 
@@ -25,7 +25,16 @@ ZERO, UP, DOWN = 0, 1, 2
 
 
 class TwoBit(Lossy):
-    """See the module's text."""
+    """Sends plus, minus or nothing of a threshold for each element (Strom, Interspeech 2015).
+
+    Args:
+        stream: The key of its random numbers, which it does not use.
+        threshold: In the unit of the mean gradient, above 0.
+        size_lower_bound: Tensors with fewer elements travel dense.
+
+    Raises:
+        ConfigError: `threshold` is out of range.
+    """
 
     def __init__(
         self, stream: RngKey, *, threshold: float = 0.5, size_lower_bound: int = SIZE_LOWER_BOUND

@@ -4,7 +4,7 @@
     bf16    float32's range, 8 bits of precision; tiny slices as well
     int8    ±127 steps of the largest of each 128 elements
     int4    ±7 steps of the largest of each 64
-    sign    1 bit an element, times the mean of |x| over each 1024 (1-bit Adam, arXiv 2102.02888)
+    sign    1 bit an element, times the mean of |x| over each 1024 (1-bit Adam: Tang et al., ICML 2021)
 
 Sums are never in these forms: a server decodes, adds in float32 or float64, and encodes anew. GeoMX adds in FP16, and
 its values overflow. `stochastic = true` of int8 and int4 rounds up with the probability that makes the mean right.
@@ -24,7 +24,7 @@ from geomx.layout import Slice
 
 
 class Whole(Lossy):
-    """See the module's text. Subclasses name their form."""
+    """Sends every element in one number form, which subclasses name."""
 
     form: str
 
@@ -69,19 +69,25 @@ class Whole(Lossy):
 
 
 class FP16(Whole):
-    """Half precision, scaled."""
+    """Sends float16, scaled by a power of two for each slice, so that nothing overflows. No parameters."""
 
     form = "fp16"
 
 
 class BF16(Whole):
-    """bfloat16."""
+    """Sends bfloat16. No parameters."""
 
     form = "bf16"
 
 
 class Quantized(Whole):
-    """Steps of a block's largest, to the nearest one or by chance."""
+    """Sends multiples of a fraction of each block's largest magnitude.
+
+    Args:
+        stream: The key of its random numbers.
+        stochastic: Round up or down by chance, so that the mean is right; else to the nearest.
+        size_lower_bound: Tensors with fewer elements travel dense.
+    """
 
     def __init__(
         self, stream: RngKey, *, stochastic: bool = False, size_lower_bound: int = SIZE_LOWER_BOUND
@@ -96,19 +102,24 @@ class Quantized(Whole):
 
 
 class Int8(Quantized):
-    """A byte an element."""
+    """Sends a byte for each element: ±127 steps of the largest of each 128. Parameters as `Quantized`."""
 
     form = "int8"
 
 
 class Int4(Quantized):
-    """Half a byte an element."""
+    """Sends half a byte for each element: ±7 steps of the largest of each 64. Parameters as `Quantized`."""
 
     form = "int4"
 
 
 class SignBit(Whole):
-    """A bit an element."""
+    """Sends the sign of each element, and the mean magnitude of each 1024 (1-bit Adam: Tang et al., ICML 2021).
+
+    Args:
+        stream: The key of its random numbers, which it does not use.
+        size_lower_bound: Tensors with fewer elements travel dense.
+    """
 
     form = "sign"
 

@@ -1,9 +1,8 @@
-"""What an aggregate does to the weights: the contract of an optimizer at the root.
+"""What a mean gradient does to the weights: the contract of an optimizer at the root.
 
-Only updates that treat each element alone can live there, since a shard sees slices, not tensors. State is
-kept by *part* (a tensor's share of a slice), so that a parameter that had no gradient is skipped exactly
-as in PyTorch. State travels (checkpoints) as *planes*, tensors of the slice's elements, and *scalars*, one
-number a part.
+Only elementwise updates can run there, since a shard sees slices, not tensors. State is kept by *part* (a tensor's
+share of a slice), so that a parameter without a gradient is skipped exactly as in PyTorch. For checkpoints, state
+travels as *planes*, tensors of the slice's elements, and *scalars*, one number for each part.
 """
 
 from __future__ import annotations
@@ -19,37 +18,73 @@ from geomx.wire.messages import Hyperparameters
 
 @dataclass(slots=True)
 class SliceState:
-    """An optimizer's state of one slice. Scalars are NaN for parts that have no state yet."""
+    """An optimizer's state of one slice, for checkpoints.
 
-    planes: dict[str, torch.Tensor] = field(default_factory=dict)  # flat, the slice's elements each
-    scalars: dict[str, tuple[float, ...]] = field(default_factory=dict)  # one number a part
+    Attributes:
+        planes: State that each element has, by name: tensors of shape (elements,) and the slice's dtype.
+        scalars: State that each part has, by name: one number for each part; NaN where a part has no state yet.
+    """
+
+    planes: dict[str, torch.Tensor] = field(default_factory=dict)
+    scalars: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class RootOptimizer(Protocol):
-    """An elementwise update rule over slices; a method touches one slice: slices may run in parallel."""
+    """An elementwise update rule that runs on a shard. The class is called with its name, as the description has it.
+
+    Each method works on one slice. Slices may be worked on in parallel, from several threads; calls for one slice come
+    one after the other.
+    """
 
     def adopt(self, slice_: Slice, weights: torch.Tensor) -> None:
-        """Take charge of a slice; `weights` (flat) is updated in place from now on. State starts anew."""
+        """Take charge of a slice, with no state yet.
+
+        Args:
+            slice_: The slice, with its parts.
+            weights: Its weights, of shape (elements,) and the slice's dtype; later calls of `apply` change them in
+                place.
+        """
 
     def apply(
         self, index: int, gradient: torch.Tensor, present: bytes | None, hyper: Hyperparameters
     ) -> None:
-        """One step of slice `index` with a mean gradient (flat). Parts that are not `present` are skipped."""
+        """Take one step of a slice: update its weights in place.
+
+        Args:
+            index: The slice's index.
+            gradient: The mean gradient, of shape (elements,).
+            present: Which parts have a gradient, as `geomx.wire.presence` packs them; None: all. Others are skipped.
+            hyper: Hyper-parameters of this step, as the workers' parameter groups have them.
+
+        Raises:
+            ProtocolError: The gradient or the hyper-parameters do not fit.
+            Unsupported: A hyper-parameter has a value that this rule cannot compute with.
+        """
 
     def export(self, index: int) -> SliceState:
-        """The state of slice `index`; its tensors are copies."""
+        """Return a copy of a slice's state, for a checkpoint."""
 
     def restore(self, index: int, state: SliceState) -> None:
-        """Put back what `export` gave."""
+        """Set a slice's state to what `export` returned."""
 
 
 class Compensation(Protocol):
-    """What makes up for a gradient's age before an optimizer gets it; a method touches one slice."""
+    """Corrects a gradient that was computed with old weights, before the optimizer gets it; see `dcasgd.py`.
+
+    Each method works on one slice. Slices may be worked on in parallel, from several threads.
+    """
 
     def correct(
         self, index: int, gradient: torch.Tensor, weights: torch.Tensor, received: torch.Tensor
     ) -> None:
-        """Change `gradient` (flat) in place. `received`: the weights that it was computed for; `weights`: those now."""
+        """Correct a gradient in place.
+
+        Args:
+            index: The slice's index.
+            gradient: The mean gradient of a party, of shape (elements,).
+            weights: The weights now, of the same shape.
+            received: The weights with which the gradient was computed, of the same shape.
+        """
 
     def begin(self, index: int) -> None:
-        """Slice `index` has been given weights: what was known of its gradients is of others."""
+        """Slice `index` was given other weights (`attach`, `load`): forget what was kept of its gradients."""

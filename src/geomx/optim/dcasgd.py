@@ -2,8 +2,8 @@
 
     g' = g + λ · g ⊙ g ⊙ (w − w_d)
 
-w_d: the weights that party d had when it computed g; w: the weights now. `strength` is λ, 0.04 by default; with
-`adaptive` it is divided, element by element, by the root of a moving mean of squares:
+w_d: the weights that party d had when it computed g; w: the weights now. `strength` is λ; with `adaptive` it is
+divided, element by element, by the root of a moving mean of squares:
 
     s ← decay · s + (1 − decay) · g ⊙ g;   λ = strength / √(s + 1e-7)
 
@@ -21,7 +21,16 @@ EPSILON = 1e-7
 
 
 class DCASGD:
-    """See the module's text; the contract is `geomx.optim.contract.Compensation`."""
+    """DC-ASGD: corrects a gradient for how the weights have changed since it was computed, approximately.
+
+    Args:
+        strength: λ, above 0. With `adaptive` the paper takes 2.
+        adaptive: Divide λ by the root of a moving mean of squared gradients.
+        decay: Of that mean, from 0 to below 1.
+
+    Raises:
+        ConfigError: A parameter is out of range.
+    """
 
     def __init__(self, *, strength: float = 0.04, adaptive: bool = False, decay: float = 0.95) -> None:
         faults = []

@@ -1,7 +1,7 @@
-"""When a node answers, and what a worker contributes: the contract of a sync policy.
+"""When a server answers, and what a worker contributes: the contract of a sync policy.
 
-Policies decide, they do not compute: each method returns a plan, and the node carries it out. One object serves
-one node, so a policy may keep state. It sees no tensor, no socket and no clock but the `now` it is given.
+Policies decide, they do not compute: each method returns a plan, and the node carries it out. One object serves one
+node, so a policy may keep state. It sees no tensor, no socket, and no clock but the `now` it is given.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ SyncGroup = Literal["run", "party", "worker"]
 
 @dataclass(frozen=True, slots=True)
 class GradientStep:
-    """A worker's plan for one step: its gradients go up, and what comes back is the outcome of the step."""
+    """A worker's plan for one step: push its gradients, and continue from the weights that come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStep:
-    """A worker's plan for one step: its own optimizer takes it; then weights are averaged over `average`.
+    """A worker's plan for one step: step with its own optimizer, then average weights.
 
-    "party": the party's workers go on from the mean of their weights. "run": how far they have moved since the last
-    time goes up as a pseudo-gradient to the optimizer at the root, with hyper-parameters `outer`, and all go on from
-    there.
-
-    `fragment` (of "run"): which of how many equal parts of the model; (1, 4) is every fourth slice from the second on.
-    `overlap`: so many steps later the answer is taken in, and `merge` says which share of a worker's own weights stays.
-    "told": "run" where a `StepController` says so, else "nobody", and for so many steps at `least`; `wait`: for its
-    word on this very step. `equal`: whoever has stepped counts the same.
+    Attributes:
+        average: Whose weights are averaged after this step: "nobody"'s, the "party"'s or the "run"'s. With "run", each
+            worker pushes how far it has moved since the last time, as a pseudo-gradient; the outer optimizer at the
+            root, SGD, steps along their mean, and all workers continue from there. "told": a `StepController` decides
+            while the round goes on.
+        outer: Hyper-parameters of the outer optimizer. With "run" and "told".
+        fragment: Which of how many equal parts of the model is averaged; (1, 4) is every fourth slice from the second
+            on. With "run".
+        overlap: The answer is taken in so many steps later. With "run".
+        merge: The share of its own weights, from 0 to below 1, that a worker keeps when it takes a late answer in.
+        least: The smallest number of steps between two averages. With "told".
+        wait: Wait after every step to hear whether to average; else continue with what was heard last. With "told".
+        equal: All workers that have stepped count the same, whatever `sync.weight` says. With "told".
     """
 
     average: Literal["nobody", "party", "run", "told"] = "nobody"
@@ -46,9 +51,11 @@ class LocalStep:
 
 @dataclass(frozen=True, slots=True)
 class AccumulateStep:
-    """A worker's plan for one step: its gradients add up, and its own weights follow them.
+    """A worker's plan for one step: add its gradients to a sum, and step along them (SGD, with the group's rate).
 
-    `push`: the sum goes up, as one gradient. `fetch`: the worker goes on from the weights at the root.
+    Attributes:
+        push: Push the sum, as one gradient, and begin a new one.
+        fetch: Continue from the weights at the root.
     """
 
     push: bool
@@ -60,36 +67,52 @@ StepPlan = GradientStep | LocalStep | AccumulateStep
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Close the round with what is there."""
+    """A server's plan: close the round with the contributions that are there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Keep the round open, for these members."""
+    """A server's plan: keep the round open, and wait for `whom`: workers, or cohorts that are behind."""
 
     whom: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """What a server's policy may look at when a contribution has come, or when a round that may matter has closed."""
+    """What a policy sees of one slice's round on a server.
+
+    Attributes:
+        turn: The number of this collective call in its cohort, from 0.
+        slice: The index of the slice.
+        kind: What is contributed: "gradient" in a step; in other calls something else, and then all must be awaited.
+        cohort: The name of the cohort, see `Policy.sync_group`; "" is the whole run.
+        origins: The workers whose contributions are in.
+        members: The workers that are expected in this turn.
+        closed: For each other cohort on this server that still trains, its last closed turn; -1: none yet. Empty for
+            a policy with `lockstep`.
+    """
 
     turn: int
     slice: int
     kind: Kind
     cohort: str
-    origins: Set[str]  # whose contributions are in
-    members: Set[str]  # whose are expected in this turn of the cohort
-    closed: Mapping[str, int]  # the last turn of each other cohort here that still trains; -1: none yet
+    origins: Set[str]
+    members: Set[str]
+    closed: Mapping[str, int]
 
 
 class Policy(Protocol):
-    """A sync policy; see `fsa.py` for the simplest one.
+    """A sync policy; `fsa.py` is the simplest one.
 
-    `sync_group`: who moves in step, and has its turns counted together: the whole run, each party, each worker. Calls
-    that are no steps (attach, save, load) are always of the whole run. `lockstep`: nobody contributes to a turn of a
-    slice before everybody has that slice's update of the turn before; two open rounds of a slice are then an error.
-    `plans`: the class of what `step` plans, always the same.
+    Keyword-only arguments of the class are its parameters in a description; an `__init__` that refuses one raises
+    `ConfigError`.
+
+    Attributes:
+        sync_group: Who moves in step, and so forms a cohort: the whole "run", each "party", or each "worker". Calls
+            that are not steps (attach, save, load) are always the whole run's.
+        lockstep: True if nobody contributes to a slice before everybody has its last update. Two open rounds of one
+            slice are then an error.
+        plans: The class of every plan that `step` returns.
     """
 
     sync_group: SyncGroup
@@ -97,30 +120,48 @@ class Policy(Protocol):
     plans: type[StepPlan]
 
     def step(self, step: int) -> StepPlan:
-        """On a worker: what happens in a step, counted from 0."""
+        """Plan a worker's step. Asked on every worker; the answer must depend on `step` alone.
+
+        Args:
+            step: The number of the step, from 0. Turns in which this worker takes part without data count as well.
+
+        Returns:
+            An object of the class `plans`.
+        """
 
     def gathered(self, view: RoundView, now: float) -> Apply | Wait:
-        """On a server: close the slice's round, or wait for whom?"""
+        """Decide whether a slice's round closes. Asked on every server.
+
+        It is asked when a contribution arrives, a worker leaves, or a round that may matter closes; no timer asks it.
+
+        Args:
+            view: The round as it stands.
+            now: The server's clock, in seconds.
+
+        Returns:
+            `Apply()` to close the round, or `Wait(whom)`, in a fixed order.
+        """
 
 
 @runtime_checkable
 class StepController(Protocol):
-    """A policy that says while a round goes on how many steps workers may take in it.
+    """A policy that decides during a round how many local steps each worker may take in it; `esync.py` is one.
 
-    The first shard asks it. Both `stepped` and `closed` return how many steps of the round some workers may take.
+    The first shard asks it. `stepped` and `closed` return, by worker, how many steps of the round it may take; only
+    workers for whom that has changed need to be named.
     """
 
     def stepped(self, worker: str, turn: int, steps: int, seconds: float, now: float) -> dict[str, int]:
-        """A worker has taken a step, which took it so many `seconds`; these are its `steps` for round `turn`."""
+        """A worker has taken its `steps`-th step of round `turn`, which took `seconds` by its own clock."""
 
     def contributed(self, workers: Iterable[str], turn: int, now: float) -> None:
-        """What these workers push in a round has come, or a slice of it."""
+        """A slice of what these workers push in round `turn` has arrived."""
 
     def closed(self, turn: int, now: float) -> dict[str, int]:
-        """A slice's round has closed."""
+        """Round `turn` of a slice has closed."""
 
     def left(self, workers: Iterable[str]) -> None:
-        """These workers take no part in rounds to come."""
+        """These workers have left, and take no part in later rounds."""
 
 
 def cohort_of(worker: str, sync_group: SyncGroup) -> str:
@@ -132,7 +173,7 @@ MOST_STEPS = 1 << 16  # that a policy is asked for
 
 
 def next_run_mean(policy: Policy, start: int = 0) -> tuple[int, LocalStep] | None:
-    """The first step from `start` on behind which a policy averages over the run, or may; None: it never does."""
+    """The first step from `start` on after which a policy averages over the run, or may; None: it never does."""
     for step in range(start, start + (MOST_STEPS if policy.plans is LocalStep else 0)):
         plan = policy.step(step)
         if isinstance(plan, LocalStep) and plan.average in ("run", "told"):

@@ -1,19 +1,19 @@
-"""DiLoCo: many local steps, then an outer step with Nesterov momentum (Douillard et al., arXiv 2311.08105).
+"""DiLoCo: many local steps, then an outer step with Nesterov momentum (Douillard et al., 2023, arXiv 2311.08105).
 
     each step          w_i ← worker i's own (inner) optimizer; the paper takes AdamW
     every `every`      Δ = Σ n_i (w_start − w_i) / Σ n_i;   w ← outer(w_start, Δ);   w_i ← w for all
 
-Δ is the *pseudo-gradient*; outer: SGD with Nesterov momentum, `lr` 0.7 and `momentum` 0.9, every 500 steps, as in the
-paper. With `lr=1` and `momentum=0` this is HFA without means inside the parties.
+Δ is the *pseudo-gradient*; outer: SGD with Nesterov momentum, by default with the paper's rate, momentum and period.
+With `lr=1` and `momentum=0` this is HFA without means inside the parties.
 
-Streaming DiLoCo (Douillard et al., arXiv 2501.18512): the model is cut into `fragments`, each with its outer step
+Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512): the model is cut into `fragments`, each with its outer step
 every `every` steps, one after the other at equal distances, so that the WAN's load is even. With `overlap` the answer
 is taken in so many steps later, and training goes on meanwhile:
 
     w_i ← merge · w_i + (1 − merge) · w
 
-`merge` is 0.5, as in the paper. A fragment is every `fragments`-th slice, as the paper's strided pattern. When data
-ends, everybody goes on from one last outer step on the whole model.
+A fragment is every `fragments`-th slice, as the paper's strided pattern. When data ends, everybody goes on from one
+last outer step on the whole model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,19 @@ from geomx.wire.messages import Hyperparameters
 
 
 class DiLoCo:
-    """See the module's text."""
+    """DiLoCo: local steps, and every `every` steps an outer step along how far the workers have moved on average.
+
+    Args:
+        every: Local steps from one outer step to the next, 1 or more.
+        lr: Learning rate of the outer optimizer, above 0.
+        momentum: Nesterov momentum of the outer optimizer, from 0 to below 1.
+        fragments: Into how many parts, with outer steps at different times, the model is cut; 1 to `every`.
+        overlap: Steps that workers take while the answer to an outer step is under way; less than `every / fragments`.
+        merge: With `overlap`, the share of its own weights that a worker keeps when the answer arrives; 0 to below 1.
+
+    Raises:
+        ConfigError: A parameter is out of range.
+    """
 
     sync_group: SyncGroup = "run"
     lockstep = True

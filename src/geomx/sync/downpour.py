@@ -1,10 +1,10 @@
-"""Downpour SGD (DistBelief, Dean et al., NIPS 2012): asynchronous at both tiers, every worker by itself.
+"""Downpour SGD (DistBelief: Dean et al., NIPS 2012): asynchronous at both tiers, every worker by itself.
 
     each step                g_sum ← g_sum + g;   w ← w − lr · g      (lr: the parameter group's)
     every `n_push` steps     g_sum goes to the global servers, whose optimizer takes a step along it;  g_sum ← 0
     every `n_fetch` steps    w ← the global servers' weights as they are then
 
-Both are 1 by default. The paper has Adagrad on the servers, which is `torch.optim.Adagrad` in the script. A worker
+The paper has Adagrad on the servers, which is `torch.optim.Adagrad` in the script. A worker
 waits for the weights that it fetches, and for nobody else; what it pushes without fetching is under way while it goes
 on.
 """
@@ -17,7 +17,15 @@ from geomx.sync.fsa import when_complete
 
 
 class Downpour:
-    """See the module's text."""
+    """Downpour: every worker pushes sums of gradients and fetches weights at its own pace, and waits for nobody else.
+
+    Args:
+        n_push: Steps from one push to the next, 1 or more.
+        n_fetch: Steps from one fetch to the next, 1 or more.
+
+    Raises:
+        ConfigError: A parameter is below 1.
+    """
 
     sync_group: SyncGroup = "worker"
     lockstep = False

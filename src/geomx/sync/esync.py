@@ -1,4 +1,4 @@
-"""ESync: fast workers take more local steps while the slowest computes (Li et al., IEEE TSC 2020).
+"""ESync: fast workers take more local steps while the slowest computes (Li et al., IEEE Trans. Serv. Comput., 2020).
 
     each step                w_i ← worker i's own optimizer
     each synchronisation     Δ = mean_i (w_start − w_i);   w ← w_start − lr · Δ;   w_i ← w for all
@@ -14,7 +14,7 @@ step_j: how long one of its steps takes, by its own clock: the median of its las
 two of them makes no slow worker of it. reach_j: from the news of its last step to its contribution,
 codecs and transmission included. All points in time are the shard's own: no clock is compared with another one.
 `slack`: by what share of a step a worker may be late. At least `least` and at most `most` steps lie between two
-synchronisations; before all steps have been timed, `least`.
+synchronisations; before all workers have been timed, `least`.
 
 A worker goes on with what it was told last, and knows at the beginning of a round how many steps it has; with
 `wait=true` it waits for the answer behind every step, as in the paper's blocking mode. A worker that has gone silent
@@ -58,7 +58,19 @@ class _WorkerTiming:
 
 
 class ESync:
-    """See the module's text."""
+    """ESync: all exchange when the slowest worker is ready, and the others take more local steps until then.
+
+    Args:
+        wait: Ask after every step how many may follow, the paper's blocking mode.
+        least: The smallest number of steps between two exchanges, 1 or more.
+        most: The largest number of steps between two exchanges, `least` or more.
+        slack: By what share of one of its steps a worker may be late, from 0 to below 1.
+        lr: Learning rate of the outer step, above 0; 1 takes the mean.
+        equal: All workers count the same, as in the paper; else as `sync.weight` says.
+
+    Raises:
+        ConfigError: A parameter is out of range.
+    """
 
     sync_group: SyncGroup = "run"
     lockstep = True

@@ -12,7 +12,7 @@ from geomx.sync.contract import Apply, GradientStep, RoundView, StepPlan, SyncGr
 
 
 class FSA:
-    """Push every slice in every step; close a round when all members are in."""
+    """FSA: every worker pushes its gradient in every step, and everybody waits for everybody. No parameters."""
 
     sync_group: SyncGroup = "run"
     lockstep = True
@@ -26,6 +26,6 @@ class FSA:
 
 
 def when_complete(view: RoundView) -> Apply | Wait:
-    """Wait for whoever is missing in the cohort."""
+    """Close the round if every member has contributed; else wait for those who are missing."""
     missing = view.members - view.origins
     return Wait(tuple(sorted(missing))) if missing else Apply()

@@ -1,10 +1,10 @@
-"""HFA, hierarchical federated averaging (HierFAVG, Liu et al., ICC 2020, arXiv 1905.06641).
+"""HFA, hierarchical federated averaging (HierFAVG: Liu, Zhang, Song, Letaief, ICC 2020, arXiv 1905.06641).
 
     each step                    w_i ← worker i's own optimizer
     every k1 steps               w_i ← Σ w_j n_j / Σ n_j over the workers j of its party
     every k1 · k2 steps          w_i ← the same over all workers of the run
 
-n_j: how much worker j counts (`sync.weight`), over the steps since the last such mean. `k1` 20 and `k2` 10 by default.
+n_j: how much worker j counts (`sync.weight`), over the steps since the last such mean.
 The mean over the run travels as the pseudo-gradient Δ_i = w_start − w_i, to which SGD with a rate of 1 is applied at
 the root: w_start − Σ n Δ / Σ n, which is the mean, and the WAN's codecs serve it as they serve gradients. The
 optimizers' states stay with the workers.
@@ -26,7 +26,15 @@ AVERAGE: Hyperparameters = {
 
 
 class HFA:
-    """See the module's text."""
+    """HFA: local steps; weights are averaged in each party every `k1` steps, over the run every `k1 * k2` steps.
+
+    Args:
+        k1: Steps from one average inside the party to the next, 1 or more.
+        k2: Every so many of them, the average is over the run; 1 or more.
+
+    Raises:
+        ConfigError: A parameter is out of range.
+    """
 
     sync_group: SyncGroup = "run"
     lockstep = True

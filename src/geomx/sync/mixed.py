@@ -6,11 +6,8 @@ Only the party that contributed is answered, with the weights as they are then. 
 last answer and its contribution are the contribution's *staleness*, which is recorded. DC-ASGD corrects for it: see
 `optimizer.compensation`. With one party this is FSA.
 
-`staleness`: a party that is more than so many rounds ahead of the slowest one waits for it (stale synchronous
-parallel, Ho et al., NIPS 2013); -1, the default: it never waits. 0: everybody contributes once before anybody
-contributes again.
-
-GeoMX's MixedSync has no bound, and hangs together with Bi-Sparse.
+Source: MixedSync of GeoMX, which has no bound and hangs together with Bi-Sparse. The bound is that of stale synchronous
+parallel (Ho et al., NIPS 2013).
 """
 
 from __future__ import annotations
@@ -21,7 +18,15 @@ from geomx.sync.fsa import when_complete
 
 
 class MixedSync:
-    """See the module's text."""
+    """MixedSync: FSA inside a party; across parties nobody waits.
+
+    Args:
+        staleness: A party more than so many rounds ahead of the slowest waits for it. 0: everybody contributes once
+            before anybody contributes again; -1: no bound.
+
+    Raises:
+        ConfigError: `staleness` is below -1.
+    """
 
     sync_group: SyncGroup = "party"
     lockstep = False
