@@ -83,7 +83,7 @@ class Loop:
         program.listen(hear)
         program.call("attach", self.layout, self.settings)
         program.wait(
-            lambda: any(isinstance(item, Ready) for item in inbox), lambda: "the run to take the model"
+            lambda: any(isinstance(item, Ready) for item in inbox), lambda: "the servers to accept the model"
         )
         for turn in range(self.rounds + 1):
             inbox.clear()

@@ -60,7 +60,7 @@ class Registry(Generic[T]):
             module = importlib.import_module(module_name)
         except Exception as error:  # whatever a user's module raises
             found = f"nothing to import: {type(error).__name__}: {error}"
-            return Fault(name, found, allowed, "a module of your own lies beside the run's description")
+            return Fault(name, found, allowed, "put your own module beside the run's description")
         if not hasattr(module, attribute):
             found = f"nothing to import: {module_name} has no {attribute}"
             return Fault(name, found, allowed, nearest(attribute, vars(module)))
@@ -103,7 +103,7 @@ class Registry(Generic[T]):
                 allowed = ", ".join(known) or "no parameters"
                 faults.append(Fault(key, "an unknown parameter", allowed, nearest(key, known)))
             elif key in given:
-                faults.append(Fault(key, f"{text!r} as well", "each parameter once"))
+                faults.append(Fault(key, f"{text!r} as a second value", "each parameter once"))
             else:
                 try:
                     given[key] = _value(text, type(known[key].default))

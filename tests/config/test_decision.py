@@ -45,11 +45,11 @@ def test_where_the_optimizer_steps(script: Script, overrides: list[str], on_serv
     ("script", "overrides", "says"),
     [
         (OWN, ["optimizer.place=server"], "Lion cannot run on the global servers"),
-        (OWN, ["sync.policy=mixed"], "where Lion cannot be"),
+        (OWN, ["sync.policy=mixed"], "where Lion cannot run"),
         (OWN, ["lan.rejoin_s=5"], "with Lion on the workers"),
         (OWN, ["worker.overlap=forward"], "needs an optimizer on the global servers"),
         (ADAM, ["lan.codec_up=bisparse momentum=0.9"], "lan.codec_up .* and so has AdamW"),
-        (Script(steps=90), ["sync.policy=hfa k1=50 k2=2"], "every 100 steps, and a worker takes 90"),
+        (Script(steps=90), ["sync.policy=hfa k1=50 k2=2"], "every 100 steps, but a worker takes only 90"),
         (ADAM, ["wan.codec_up=topk ratio=0.01", "run.strict=true"], r"on gradients with AdamW .*run\.strict"),
     ],
 )

@@ -20,7 +20,11 @@ CHOICES = [
     ('sync.policy = "mixed staleness=4.5"', "sync.policy.staleness", "found '4.5'; allowed: an integer"),
     ('sync.policy = "mixed staleness=-2"', "sync.policy.staleness", "0 or more, or -1"),
     ('sync.policy = "hfa k1=2, k2=3"', "sync.policy.k1", "did you mean `k1=2`?"),
-    ('sync.policy = "hfa k1=2 k1=3"', "sync.policy.k1", "found '3' as well; allowed: each parameter once"),
+    (
+        'sync.policy = "hfa k1=2 k1=3"',
+        "sync.policy.k1",
+        "found '3' as a second value; allowed: each parameter once",
+    ),
     ('sync.policy = "fsa k1=2"', "sync.policy.k1", "allowed: no parameters"),
     ('sync.policy = "no_such_module:Policy"', "sync.policy", "No module named 'no_such_module'"),
     ('sync.policy = "collections:Countr"', "sync.policy", "did you mean `Counter`?"),
@@ -31,10 +35,10 @@ CHOICES = [
     (
         'lan.channel = "test_wrong_choices:Halfway"',
         "lan.channel",
-        "without `dial`, `listen`; allowed: a class that keeps",
+        "without `dial`, `listen`; allowed: a class with all that",
     ),
     ('wan.channel = "no_such_channels:Mine"', "wan.channel", "No module named 'no_such_channels'"),
-    ('wan.codec_down = "topk ratio=0.1 decay=0.9"', "wan.codec_down", "nothing to be forgotten"),
+    ('wan.codec_down = "topk ratio=0.1 decay=0.9"', "wan.codec_down", "decay would lose a part"),
     ('sync.buffers = "average"', "sync.buffers", "no weights are averaged"),
 ]
 

@@ -132,8 +132,8 @@ WRONG = [
     ('tls.certificate = ""', "tls.certificate", "path of a file"),
     (EVENT.replace('"A"', '"C"') % "loss = 0.1", "event[0].party", "no party `C`"),
     # what is no TOML
-    ("run.ledger = True", "line 1", "`true` and `false` are written small"),
-    ("run.name = paris", "line 1", 'text stands in "quotes"'),
+    ("run.ledger = True", "line 1", "write `true` and `false` in lower case"),
+    ("run.name = paris", "line 1", 'put text in "quotes"'),
     ("run.name = \u201cparis\u201d", "line 1", "LEFT DOUBLE QUOTATION MARK"),
     (f"run.seed{NO_BREAK_SPACE}= 1", "line 1", "U+00A0, NO-BREAK SPACE"),
     ("run.seed = 1" + 5000 * "0", "the file", "digits"),

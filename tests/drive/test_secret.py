@@ -28,7 +28,7 @@ def test_a_secret_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     make_secret(path)
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match="a secret that a run uses is not to be replaced"):
+    with pytest.raises(ConfigError, match="remove it first"):
         make_secret(path)
     assert path.read_bytes() == before
 

@@ -89,5 +89,5 @@ def test_a_channel_that_imitates_nothing_has_no_link(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Plain=Plain))
     run = Run.parse(PLAIN, "plain.toml", ("wan.channel=mine:Plain", key))
-    with pytest.raises(ConfigError, match=r'wan\.channel: found "mine:Plain"; .* carry out link'):
+    with pytest.raises(ConfigError, match=r'wan\.channel: found "mine:Plain"; .* does not support link'):
         wire(run, node)

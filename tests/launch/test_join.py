@@ -224,9 +224,11 @@ def test_a_script_that_exits_with_a_status_ends_the_run(status: int | str) -> No
 
 def test_a_script_that_ends_amid_its_data_ends_the_run() -> None:
     script = Script(amid=True)
-    with pytest.raises(geomx.RunFailed, match=r"A/0: its script ended amid run\.shard.*calls run\.close\(\)"):
+    with pytest.raises(
+        geomx.RunFailed, match=r"A/0: its script ended in the middle of run\.shard.*call run\.close\(\)"
+    ):
         script.stay._leave()
-    assert script.told == ["its script ended amid run.shard(loader), without run.close()"]
+    assert script.told == ["its script ended in the middle of run.shard(loader), without run.close()"]
 
 
 @pytest.mark.parametrize("may_return", [False, True])

@@ -176,7 +176,7 @@ def test_a_script_that_has_recorded_nothing_has_not_joined(run: Run, tmp_path: P
     Recorder(tmp_path, "A/0").close()
     workers = _NotJoined(run, records)
     assert workers.lack_of("A/0") == ""
-    assert workers.lack_of("A/1") == f"without having joined: {run.run.script} does not call geomx.join()"
+    assert workers.lack_of("A/1") == f"without joining the run: {run.run.script} did not call geomx.join()"
 
 
 @pytest.mark.parametrize("command", [run_here, lambda run, _: rehearse(run, lambda _: True)])

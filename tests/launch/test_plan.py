@@ -144,7 +144,7 @@ def test_what_the_script_has_is_learnt_from_a_report(capsys: pytest.CaptureFixtu
         word for name in ("fsa", "hfa k1=50 k2=2", "hfa k1=5 k2=2") for word in ("--algorithm", name)
     ]
     found = predictions("--report", "report.json", *algorithms, *codecs)
-    assert "averages every 100 steps, and a worker takes 90" in found["refused"]["hfa k1=50 k2=2"]
+    assert "averages every 100 steps, but a worker takes only 90" in found["refused"]["hfa k1=50 k2=2"]
     assert (
         "has momentum, and so has AdamW"
         in found["refused"]["fsa with bisparse ratio=0.01 momentum=0.9; dense"]

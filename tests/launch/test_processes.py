@@ -183,10 +183,10 @@ def test_a_killed_process_is_named_with_its_signal_and_waited_for_by_nobody(
 
 def test_a_worker_that_ends_well_but_lacks_something_has_failed() -> None:
     watched = Watched()
-    watched.lacks["A/0"] = "without having joined"
+    watched.lacks["A/0"] = "without joining the run"
     outcome = watched.run(command("A", SLEEP, serves=True), command("A/0", ""))
     assert [(failure.name, failure.how) for failure in outcome.failures] == [
-        ("A/0", "ended without having joined")
+        ("A/0", "ended without joining the run")
     ]
 
 
@@ -296,7 +296,7 @@ def test_servers_may_end_after_the_workers(tmp_path: Path) -> None:
 def test_a_server_that_does_not_end_is_stopped_and_named() -> None:
     outcome = Watched(stop_s=0.3).run(command("A", SLEEP, serves=True), command("A/0", ""))
     assert [(failure.name, failure.how) for failure in outcome.failures] == [
-        ("A", "did not end, though every worker had")
+        ("A", "did not end after all workers had")
     ]
 
 

@@ -146,7 +146,7 @@ def test_a_script_that_has_not_joined_is_told_so(tmp_path: Path, status: list[st
     done = subprocess.run(
         command, cwd=tmp_path, env=kept | place, capture_output=True, text=True, check=False
     )
-    says = f"geomx: {tmp_path}/train.py has ended, and has not called geomx.join(): the run waits for A/1"
+    says = f"geomx: {tmp_path}/train.py has ended without calling geomx.join(): the run still waits for A/1"
     assert done.stderr.startswith(says) is is_told
     watched = {"GEOMX_WATCHED": "1"}  # `geomx run` tells it
     done = subprocess.run(

@@ -57,7 +57,7 @@ def test_a_killed_process_is_named_though_another_told_first() -> None:
     outcome = Outcome((Ended("A/0", 1), Ended("A", -9)), False)
     error = first_failure(outcome, [failed(1.0, "A/0", "A", "NodeLost", "silent for 5 s")])
     assert (error.node, error.reason.splitlines()[0]) == ("A", "it was killed by SIGKILL")
-    assert "want of memory" in error.reason
+    assert "out of memory" in error.reason
 
 
 def test_a_node_that_fell_silent_is_named_though_it_has_not_ended() -> None:
@@ -65,7 +65,7 @@ def test_a_node_that_fell_silent_is_named_though_it_has_not_ended() -> None:
     error = first_failure(outcome, [failed(1.0, "A", "A/1", "NodeLost", "silent for 5 s")])
     assert (error.node, error.reason.splitlines()[0]) == (
         "A/1",
-        "silent for 5 s; its process had not ended",
+        "silent for 5 s; its process was still running",
     )
 
 
@@ -90,14 +90,14 @@ def test_what_is_told_while_nodes_are_stopped_says_nothing() -> None:
 def test_of_a_cut_link_neither_end_is_the_culprit() -> None:
     ended = tuple(Ended(name, 1) for name in ("A", "A/0", "global/0", "B"))
     records = [
-        failed(1.0, "A", "global/0", "NodeLost", "A has heard nothing of it"),
-        failed(1.1, "A/0", "global/0", "NodeLost", "A has heard nothing of it"),
-        failed(1.2, "global/0", "A", "NodeLost", "global/0 has heard nothing of it"),
-        failed(1.3, "B", "A", "NodeLost", "global/0 has heard nothing of it"),
+        failed(1.0, "A", "global/0", "NodeLost", "A has heard nothing from it"),
+        failed(1.1, "A/0", "global/0", "NodeLost", "A has heard nothing from it"),
+        failed(1.2, "global/0", "A", "NodeLost", "global/0 has heard nothing from it"),
+        failed(1.3, "B", "A", "NodeLost", "global/0 has heard nothing from it"),
     ]
     error = first_failure(Outcome(ended, False), records)
     assert error.node == "A and global/0"
-    assert error.reason.startswith("the link between the two is lost; both were running")
+    assert error.reason.startswith("the link between the two is lost: both kept running")
     assert PATIENCE in error.reason
 
 
@@ -118,7 +118,7 @@ def test_without_any_word_the_first_that_ended_is_named() -> None:
 
 
 def test_a_script_that_never_joined_is_named_with_what_it_lacks() -> None:
-    lack = "without having joined: train.py does not call geomx.join()"
+    lack = "without joining the run: train.py did not call geomx.join()"
     error = first_failure(Outcome((Ended("A/0", 0, lack=lack), Ended("A", 0, overdue=True)), False), [])
     assert str(error).splitlines()[0] == f"the run failed at A/0: it ended {lack}"
 
@@ -141,8 +141,8 @@ def test_who_stood_still_is_named_and_blames_nobody() -> None:
     """It lost the others because it heard nothing itself; its peers have lost it."""
     records = [
         Record(1.0, "global/0", "slept", "warning", {"seconds": 3.8}),
-        failed(1.1, "global/0", "B", "NodeLost", "global/0 has heard nothing of it for 3 s"),
-        failed(1.2, "B", "global/0", "NodeLost", "B has heard nothing of it for 3 s"),
+        failed(1.1, "global/0", "B", "NodeLost", "global/0 has heard nothing from it for 3 s"),
+        failed(1.2, "B", "global/0", "NodeLost", "B has heard nothing from it for 3 s"),
     ]
     outcome = Outcome((Ended("global/0", 1), Ended("B", 1)), False)
     error = first_failure(outcome, records)

@@ -115,7 +115,7 @@ def test_a_server_that_was_restarted_blames_itself_for_those_that_do_not_come(ca
     server.tick(6.0)
     told = {fields["whom"] for fields in server.noted("waiting")}
     missing = "" if came else "A, "
-    assert told == {f"{missing}B (it was in the run of an earlier global/0, and has ended with it)"}
+    assert told == {f"{missing}B (it belonged to the run of an earlier global/0, and has ended with it)"}
     server.tick(7.0)
     assert server.error.node == "global/0"
 
@@ -258,7 +258,7 @@ def test_a_link_that_always_breaks_before_a_message_is_through_is_lost() -> None
             break
     assert isinstance(server.error, NodeLost)
     assert server.error.node == "A/0"
-    assert "connections in a row with A broke before one message was through" in str(server.error)
+    assert "connections in a row with A broke before one message arrived" in str(server.error)
 
 
 def test_a_link_that_breaks_often_and_gets_something_through_is_not() -> None:

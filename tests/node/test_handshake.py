@@ -88,11 +88,11 @@ def test_a_name_that_is_held_is_asked_for_until_the_timeout() -> None:
     node = Driven("A/0", topology_of([1], patience=Patience(1.0, 5.0)))
     for conn in range(1, 7):
         node.knock(conn, "A")
-        node.say(conn, Refuse("held", "another A/0 is connected, and speaks"), number=0)
+        node.say(conn, Refuse("held", "another A/0 is connected and alive"), number=0)
         assert not node.stopped
         node.tick(1.0)
     node.knock(7, "A")
-    node.say(7, Refuse("held", "another A/0 is connected, and speaks"), number=0)
+    node.say(7, Refuse("held", "another A/0 is connected and alive"), number=0)
     assert isinstance(node.error, Refused)
     assert "another A/0 is connected" in str(node.error)
 

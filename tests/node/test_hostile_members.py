@@ -257,7 +257,7 @@ def test_absurd_settings_are_told_in_a_header_that_fits():
     settings = {f"{n:x}": "x" * 3 for n in range(8000)}
     server.say(3, Attach(LAYOUT.fingerprint, settings, 8))
     assert len(encode_head(server.refusal(3))) <= HEAD_LIMIT_BYTES
-    assert "A/1 brings another model or optimizer than the others" in str(server.error)
+    assert "A/1 has another model or optimizer than the others" in str(server.error)
 
 
 @pytest.mark.parametrize(
@@ -296,4 +296,4 @@ def test_who_stood_still_itself_is_not_misled_by_what_lay_in_its_sockets():
     server.tick(20.0)
     assert isinstance(server.error, NodeLost)
     assert server.error.node == "A"
-    assert "it stood still for" in str(server.error)
+    assert "it did not run for" in str(server.error)

@@ -44,7 +44,7 @@ def test_a_member_that_sends_what_is_no_number_is_named(value: float, word: str)
     assert isinstance(server.error, NotFinite)
     name = LAYOUT.tensors[SLICE.parts[0].tensor].name
     assert str(server.error).startswith(
-        f"A: what A/1 sent for {name} holds {word} in step 5 (turn 1). Look at"
+        f"A: what A/1 sent for {name} holds {word} in step 5 (turn 1). Check the loss"
     )
 
 

@@ -319,7 +319,7 @@ def test_a_worker_cannot_rejoin_where_the_weights_live_on_the_workers():
     simulator.at(5.0, restart)
     simulator.run(20.0)
     assert isinstance(simulator.error_of("B"), Unsupported)
-    assert "B/0 cannot rejoin: the weights live on the workers" in str(simulator.error_of("B"))
+    assert "B/0 cannot rejoin: only the workers have the weights" in str(simulator.error_of("B"))
     assert "B/0 cannot rejoin" in str(simulator.error_of("A/0"))
 
 

@@ -106,7 +106,7 @@ def test_who_was_restarted_is_told_to_resume_and_nobody_else(restarts, blamed):
 def test_different_kinds_name_both_calls():
     rounds = Rounds()
     rounds.add(push("A/0"), None, 0, 0.0)
-    with pytest.raises(Disagreement, match=r"A/1 calls save\(\), others step\(\)"):
+    with pytest.raises(Disagreement, match=r"A/1 called save\(\), others step\(\)"):
         rounds.add(push("A/1", kind="mean", operation="save()"), None, 1, 0.0)
 
 

@@ -90,7 +90,9 @@ def test_a_bound_of_a_turn_ends_the_run_under_the_name_of_whom_it_waits_for() ->
     simulator, _ = run_tree(topology, slow(loop_of(topology), A_0=5.0, A_1=300.0), WAN, until=900.0)
     error = simulator.error_of("A")
     assert isinstance(error, NodeLost)
-    assert "A/1 is lost: turn 3 (`step()`) waits for A/1 for 100 s, longer than limits.turn_s" in str(error)
+    assert "A/1 is lost: turn 3 (`step()`) waits for A/1: 100 s so far, longer than limits.turn_s" in str(
+        error
+    )
 
 
 def start(simulator: Simulator, topology: Topology, loop: Loop) -> dict[str, Program]:

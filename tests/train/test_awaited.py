@@ -50,7 +50,7 @@ def test_a_worker_that_was_stopped_goes_on_as_if_nothing_had_been() -> None:
 
 
 def test_who_is_not_awaited_or_comes_too_late_ends_the_run() -> None:
-    with pytest.raises((NodeLost, RunFailed), match=r"A/1 is lost: A has heard nothing of it for 5 s: "):
+    with pytest.raises((NodeLost, RunFailed), match=r"A/1 is lost: A has heard nothing from it for 5 s: "):
         awaited(0.0, None)
     late = r"A/1.*silent for 5 s, and not back within 20 s more \(lan\.rejoin_s\)"
     with pytest.raises((NodeLost, RunFailed), match=late):

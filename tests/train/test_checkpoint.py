@@ -250,7 +250,7 @@ def test_a_file_for_each_party_is_refused_where_parties_have_weights_of_their_ow
         run.attach(model, adam(model))
         run.save(tmp_path / run.party, everywhere=True)
 
-    with pytest.raises(Unsupported, match="copy the file"):
+    with pytest.raises(Unsupported, match="copy the first worker's file"):
         train([1, 1], script, Settings(policy=policies.make(spec)), policy=spec)
 
 

@@ -39,7 +39,7 @@ def test_the_worker_that_made_it_is_named_with_parameter_and_step(codec: str, va
         train([2, 1], Script(value), settings(codec, "stop"), lan=Edge(codec, codec), wan=Edge(codec, codec))
     assert isinstance(caught.value, NotFinite)
     text = str(caught.value)
-    assert f"A/1: the gradient of 2.bias holds {word} in step 2 (turn 2). Look at the loss" in text
+    assert f"A/1: the gradient of 2.bias holds {word} in step 2 (turn 2). Check the loss" in text
 
 
 @pytest.mark.parametrize(("codec", "value", "push_at"), pairwise(CODECS, NUMBERS, ["backward", "step"]))

@@ -48,7 +48,7 @@ def test_a_sum_that_overflows_is_found_where_it_is_made(
     with pytest.raises(RunFailed) as caught:
         train([2, 1], lambda run: large(run, gradients), settings(codec, "stop"), **edge)
     assert (caught.value.node, caught.value.error) == (where, "NotFinite")
-    text = f"{where}: the sum of what {whose} sent for 2.bias is beyond float32, which ends at 3.403e+38, in step 1"
+    text = f"{where}: the sum of what {whose} sent for 2.bias overflows float32 (at most 3.403e+38) in step 1"
     assert text in str(caught.value)
 
 
@@ -101,9 +101,7 @@ def test_weights_that_overflow_end_the_run(codec: str, on_nonfinite: str) -> Non
     """The optimizer has changed them: nothing can be skipped any more."""
     more = settings(on_nonfinite=on_nonfinite)
     edge, skips = Edge("dense", codec), on_nonfinite == "skip"
-    with pytest.raises(
-        RunFailed, match=r"global/0 cannot give out what the optimizer made of 2.bias in step 1 "
-    ):
+    with pytest.raises(RunFailed, match=r"global/0 cannot send the new values of 2.bias in step 1 "):
         train([1, 1], lambda run: large(run, EACH_1000, lr=3e38), more, wan=edge, skips=skips)
 
 
@@ -127,9 +125,9 @@ def test_numbers_beyond_a_form_are_told_and_not_capped(codec: str, form: str) ->
     with pytest.raises(NotFinite) as caught:
         train([2, 1], script, settings(codec, "stop"), lan=Edge(codec, "dense"))
     text = str(caught.value)
-    assert "A/1: the gradient of 2.bias times its weight of 5 reaches 5e+39, and " in text
-    assert f"{form} ends at 3.4" in text or f"{form} ends at 3.3" in text
-    assert 'Choose a codec with more room: "dense", or "fp16", which scales each slice' in text
+    assert "A/1: the gradient of 2.bias times its weight of 5 reaches 5e+39, too large for " in text
+    assert f"{form} (at most 3.4" in text or f"{form} (at most 3.3" in text
+    assert 'Choose a codec with a larger range: "dense", or "fp16", which scales each slice' in text
     ours, simulator = train([2, 1], script, settings(codec, push_at="step"), lan=Edge(codec, "dense"))
     compared = Script(None, weightless, dtype=torch.float64)
     theirs, _ = train([2, 1], compared, settings(codec, push_at="step"), lan=Edge(codec, "dense"))
@@ -155,7 +153,10 @@ def test_a_sum_beyond_the_wans_form_is_told_by_the_local_server() -> None:
         model(torch.ones(1, 20, dtype=torch.float64)).sum().backward()
         optimizer.step()
 
-    text = r"A: the sum of what A/0, A/1 sent for .*2.bias reaches 6e\+38, and float32 ends at 3.403e\+38, in step 1"
+    text = (
+        r"A: the sum of what A/0, A/1 sent for .*2.bias reaches 6e\+38, "
+        r"too large for float32 \(at most 3.403e\+38\), in step 1"
+    )
     with pytest.raises(RunFailed, match=text) as caught:
         train(
             [2, 1],

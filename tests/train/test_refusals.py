@@ -129,7 +129,7 @@ MODELS: dict[Callable[[], nn.Module], str] = {
     sparse: "sparse=True",
     meta: "materialize",
     max_norm: "max_norm: its forward changes weights",
-    expanded: "bias is expanded",
+    expanded: "bias is an expanded tensor",
     sharing_memory: r"0\.weight and 1\.weight share memory|1\.weight and 0\.weight share memory",
 }
 
@@ -249,7 +249,7 @@ def test_step_within_accumulate() -> None:
         with run.accumulate():
             optimizer.step()
 
-    refused(Unsupported, "behind the block", script)
+    refused(Unsupported, "after the block", script)
 
 
 def test_a_schedule_that_moves_before_step() -> None:

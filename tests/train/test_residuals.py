@@ -158,4 +158,4 @@ def test_residuals_that_do_not_belong_are_told_and_left(
         train([1, 1], resumed(path, sgd, torch.float32), cut, wan=edge)
     said = [record.getMessage() for record in caplog.records if "is not used" in record.getMessage()]
     assert len(said) == (2 if damage == "other slices" else 1)
-    assert all("what codecs held back begins at zero" in each for each in said)
+    assert all("residuals of codecs begin at zero" in each for each in said)

@@ -150,7 +150,7 @@ def test_several_schedules_of_one_optimizer_go_on_together(tmp_path: Path) -> No
         run.load(path)
         schedules = [make(optimizer) for make in both]
         run.resume(*schedules)
-        with pytest.raises(Unsupported, match=r"give all in one call, run\.resume\(first, second\)"):
+        with pytest.raises(Unsupported, match=r"pass all in one call, run\.resume\(first, second\)"):
             run.resume(schedules[0])
         return trained(model, optimizer, schedules, range(STEPS, TOTAL))
 
@@ -209,8 +209,8 @@ def test_a_schedule_that_is_not_the_checkpoint_s_is_told(
         assert not caplog.records
         resume("epoch")
     (record,) = caplog.records
-    assert "CosineAnnealingLR behind 0 steps" in record.getMessage()
-    assert "it is another schedule, or not one of every epoch" in record.getMessage()
+    assert "CosineAnnealingLR after 0 steps" in record.getMessage()
+    assert "it is another schedule, or not stepped every epoch" in record.getMessage()
 
 
 def test_what_cannot_be_resumed_is_refused() -> None:
@@ -222,8 +222,8 @@ def test_what_cannot_be_resumed_is_refused() -> None:
             run.resume(lr_scheduler.ExponentialLR(optimizer, 0.9))
         model, optimizer = run.attach(model, optimizer)
         for given, told in (
-            (lr_scheduler.ReduceLROnPlateau(optimizer), "keep its state_dict"),
-            (lr_scheduler.ExponentialLR(other, 0.9), "of another optimizer"),
+            (lr_scheduler.ReduceLROnPlateau(optimizer), "save and load its state_dict"),
+            (lr_scheduler.ExponentialLR(other, 0.9), "to another optimizer"),
             (3, "found a int"),
         ):
             with pytest.raises(Unsupported, match=told):
@@ -243,7 +243,7 @@ def test_a_schedule_that_has_an_end_cannot_go_beyond_it(tmp_path: Path) -> None:
     def script(run: LiveRun, model: Any) -> list[Any]:
         model, optimizer = run.attach(model, optimizer_of(model))
         run.load(path)
-        with pytest.raises(Unsupported, match=r"OneCycleLR behind 7 steps .* cannot be"):
+        with pytest.raises(Unsupported, match=r"OneCycleLR after 7 steps .* is not possible"):
             run.resume(lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4))
         return []
 

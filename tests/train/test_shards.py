@@ -138,7 +138,7 @@ def test_other_cuts_are_refused(mesh: DeviceMesh) -> None:
     for placement in (Shard(1), Replicate()):
         tensor = DTensor.from_local(local, mesh, [placement], run_check=False)
         with pytest.raises(
-            Unsupported, match=r"w is a DTensor with placements .*; carried are those that .*fully_shard"
+            Unsupported, match=r"w is a DTensor with placements .*; supported are those that .*fully_shard"
         ):
             check_cut("w", tensor, RANKS)
     even = cut(torch.zeros(4, 4), mesh)
@@ -180,7 +180,7 @@ def test_wrappers_are_for_parties_whose_workers_reduce_among_themselves() -> Non
 def test_other_kinds_of_fsdp_are_refused() -> None:
     half = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
     fully_shard(half[0])
-    with pytest.raises(Unsupported, match=r"1\.weight is trained and not cut by fully_shard"):
+    with pytest.raises(Unsupported, match=r"1\.weight is trained, but not sharded"):
         check(half, RANKS)
     with pytest.raises(Unsupported, match=r"FSDP1.*use torch\.distributed\.fsdp\.fully_shard"):
         check(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")), RANKS)

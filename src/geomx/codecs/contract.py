@@ -53,7 +53,7 @@ class Room(NamedTuple):
             return "NaN"
         if math.isinf(value):
             return "Inf" if value > 0 else "-Inf"
-        return f"{value:.4g}, and {self.form} ends at {self.most:.4g}"
+        return f"{value:.4g}, too large for {self.form} (at most {self.most:.4g})"
 
 
 class Codec(ABC):

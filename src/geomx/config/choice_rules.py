@@ -88,7 +88,7 @@ class _Making:
         """What was made, or the class, where it has all that its contract asks for; None where that is a problem."""
         if made is not None and (missing := sorted(_members(contract) - set(dir(made)))):
             found = f"{shown(spec)} without `{'`, `'.join(missing)}`"
-            kept = f"a class that keeps {contract.__module__}.{contract.__name__}"
+            kept = f"a class with all that {contract.__module__}.{contract.__name__} has"
             self.problems.append(Problem(path, found, kept))
             return None
         return made
@@ -141,7 +141,7 @@ def _of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Problem]:
         "congestion": edge.congestion != "system" and "congestion" not in carries,
     }
     for what in (what for what, is_missing in asked.items() if is_missing):
-        hint = f"it does not carry out {what}: take `tcp`, or leave that out"
+        hint = f"it does not support {what}: use `tcp`, or leave that out"
         yield Problem((tier, "channel"), shown(edge.channel), "`tcp`", hint)
 
 
@@ -174,7 +174,7 @@ def _spec(run: Run, path: KeyPath) -> str:
 def _of_decay(run: Run, lossy: dict[KeyPath, Any]) -> Iterator[Problem]:
     for path in (path for path, codec in lossy.items() if codec.decay < 1.0):
         if path[1] == "codec_down":
-            why = "an update is what receivers do not have yet, and there is nothing to be forgotten"
+            why = "an update must arrive whole in the end, and decay would lose a part"
             yield Problem(path, shown(_spec(run, path)), "a codec without decay", why)
 
 
@@ -183,7 +183,7 @@ def _of_momentum(run: Run, policy: Policy | None, lossy: dict[KeyPath, Any]) -> 
     for path in (path for path, codec in lossy.items() if codec.momentum):
         way, spec = path[1], _spec(run, path)
         if way == "codec_down":
-            why = "an update is how far the weights have moved already, and momentum would carry it beyond"
+            why = "an update says how far the weights have moved, and momentum would move them further"
             yield Problem(path, shown(spec), "a codec without momentum", why)
         elif getattr(policy, "momentum", 0.0):
             why = f"sync.policy = {shown(run.sync.policy)} has momentum as well: it would count twice"
@@ -204,7 +204,9 @@ def _of_restarts(run: Run, policy: Policy) -> Iterator[Problem]:
         return
     found, allowed = f"{run.lan.rejoin_s:g}", "0"
     if run.optimizer.place == "workers" and policy.plans is not LocalStep:
-        why = "with optimizer.place = 'workers' a worker that is restarted cannot come back: its state is nobody else's"
+        why = (
+            "with optimizer.place = 'workers' a restarted worker cannot come back: nobody else has its state"
+        )
         yield Problem(("lan", "rejoin_s"), found, f"{allowed}, or optimizer.place = 'auto'", why)
     if all(party.inside == "collective" for party in run.parties):
         why = (
@@ -223,16 +225,16 @@ def _of_steps(run: Run, policy: Policy) -> Iterator[Problem]:
             ("optimizer", "compensation"),
             shown(optimizer.compensation),
             "only with a policy whose parties do not wait for each other, such as mixed",
-            f"{_with(run)} the servers know of no gradient how old it is",
+            f"{_with(run)} the servers do not know with which weights a gradient was computed",
         )
     if sync.buffers == "average" and step is not LocalStep:
         why = f"{_with(run)} no weights are averaged"
         yield Problem(("sync", "buffers"), shown(sync.buffers), '"auto" or "own"', why)
     if sync.weight == "dataset_size" and step is AccumulateStep:
-        why = f"{_with(run)} every push counts whole"
+        why = f"{_with(run)} every push counts the same"
         yield Problem(("sync", "weight"), shown(sync.weight), '"samples" or "equal"', why)
     if optimizer.place == "workers" and apart:
-        why = f"{_with(run)} parties share nothing but what the global servers optimize"
+        why = f"{_with(run)} parties do not wait for each other, so the global servers must run the optimizer"
         yield Problem(place, shown(optimizer.place), '"auto" or "server"', why)
     if optimizer.rule and (step is LocalStep or optimizer.place == "workers"):
         why = f"{_with(run)} and optimizer.place = {shown(optimizer.place)} the workers run the optimizer"
@@ -241,7 +243,7 @@ def _of_steps(run: Run, policy: Policy) -> Iterator[Problem]:
         why = f"{_with(run)} each worker's own optimizer takes the steps"
         yield Problem(place, shown(optimizer.place), '"auto" or "workers"', why)
     if run.worker.overlap == "forward" and step is not GradientStep:
-        why = f"{_with(run)} steps are each worker's own, and wait for no weights"
+        why = f"{_with(run)} workers step on their own, so there is nothing to overlap"
         yield Problem(("worker", "overlap"), shown(run.worker.overlap), '"none"', why)
 
 

@@ -61,16 +61,16 @@ def _is_on_server(choices: Choices, script: Script) -> bool:
 def _of_place(choices: Choices, script: Script, on_server: bool) -> Iterator[str]:
     if on_server or choices.policy.plans is LocalStep:
         return
-    take = "take one whose update is elementwise (torch.optim.SGD, Adam, ...)"
+    take = "use one whose update is elementwise (torch.optim.SGD, Adam, ...)"
     if choices.place == "server":
         yield (
-            f'{script.optimizer} cannot run on the global servers (optimizer.place = "server"), which hold slices and '
-            f'know no subclasses: {take}, or set optimizer.place = "auto" or "workers"'
+            f'{script.optimizer} cannot run on the global servers (optimizer.place = "server"), which run '
+            f'classes of torch.optim, and no subclasses: {take}, or set optimizer.place = "auto" or "workers"'
         )
     if choices.policy.sync_group != "run":
         yield (
-            f"sync.policy = {shown(choices.policy_spec)} lets parties go ahead of each other, which needs an optimizer "
-            f"on the global servers, where {script.optimizer} cannot be: {take}"
+            f"sync.policy = {shown(choices.policy_spec)} lets parties run ahead of each other, which needs an "
+            f"optimizer on the global servers, where {script.optimizer} cannot run: {take}"
         )
     if choices.rejoin_s:
         yield (
@@ -96,11 +96,11 @@ def _of_steps(choices: Choices, script: Script) -> Iterator[str]:
     period = mean_period(choices.policy)
     if script.steps is not None and period is not None and period > script.steps:
         yield (
-            f"sync.policy = {shown(choices.policy_spec)} averages every {period:,} steps, and a worker takes "
-            f"{script.steps:,}: they would never meet; take a shorter period"
+            f"sync.policy = {shown(choices.policy_spec)} averages every {period:,} steps, but a worker takes only "
+            f"{script.steps:,}, so workers would never exchange anything; choose a shorter period"
         )
     if choices.policy.plans is not GradientStep and choices.overlap != "none":
         yield (
-            f'overlap = "{choices.overlap}" with sync.policy = {shown(choices.policy_spec)}: steps are each worker\'s '
-            'own, and wait for no weights; leave overlap = "none"'
+            f'overlap = "{choices.overlap}" with sync.policy = {shown(choices.policy_spec)}: workers step on '
+            'their own, so there is nothing to overlap; leave overlap = "none"'
         )

@@ -94,7 +94,7 @@ def _syntax(text: str, reason: str) -> Fault:
     if odd:
         hint = f"{reason}: {odd}"
     elif reason.startswith("Invalid value"):
-        hint = f'{reason}: text stands in "quotes", and `true` and `false` are written small'
+        hint = f'{reason}: put text in "quotes"; write `true` and `false` in lower case'
     return Fault(f"line {number}", shown(line.strip()), "TOML", hint)
 
 

@@ -131,8 +131,8 @@ def _parties_of_events(values: Values) -> Iterator[Problem]:
             allowed = ", ".join(f"`{known}`" for known in parties)
             yield Problem(path, f"no party `{name}`", allowed, nearest(name, parties))
         elif all(table.get("link", "unknown") is None for table in (parties[name], values["wan"])):
-            found = f"{shown(name)}, whose link is the network as it is"
-            hint = "give wan.link, or a link of the party: `link = {}` has no limit before its first event"
+            found = f"{shown(name)}, which has no emulated link"
+            hint = "set wan.link, or the party's link; `link = {}` has no limits before its first event"
             yield Problem(path, found, "a party with an emulated link", hint)
 
 

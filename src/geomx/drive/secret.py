@@ -19,7 +19,7 @@ def make_secret(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        hint = "a secret that a run uses is not to be replaced: remove it first, or take another name"
+        hint = "choose another name; or, if no run uses this secret, remove it first"
         raise ConfigError(
             "the secret", [Fault(str(path), "a file", "a file that is not there yet", hint)]
         ) from error

@@ -110,7 +110,9 @@ class ThreadPort:
         self._heard.set()
         if isinstance(self._error, GeomxError):
             raise self._error
-        raise RunFailed(self._name, f"it has stopped, and cannot do {what}") from self._error
+        raise RunFailed(
+            self._name, f"its node stopped unexpectedly, while the script waited for {what}"
+        ) from self._error
 
     # -- the node's side ----------------------------------------------------------------------------------------
 

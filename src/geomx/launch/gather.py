@@ -33,7 +33,7 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
     check_outputs({"--json": report_to, "--trace": trace_to})
     console = Console()
     if silent := [node for node in nodes if node not in told]:
-        console.print(f"no records of {', '.join(silent)}: what they would tell is left out", markup=False)
+        console.print(f"no records of {', '.join(silent)}: they are left out of the report", markup=False)
     failed = blames(records)
     failure = _told_once(failed) if failed else None
     if failure:

@@ -52,7 +52,7 @@ from geomx.train.settings import Collective, Settings
 SOLO = "solo/0"
 # What another node, the run's description or the network brought about.
 NOT_THE_SCRIPT = (ConfigError, Disagreement, NodeLost, Refused, RunFailed, WaitTimeout)
-AMID_DATA = "its script ended amid run.shard(loader), without run.close()"
+AMID_DATA = "its script ended in the middle of run.shard(loader), without run.close()"
 TELL_S = 3.0  # a connection takes 2 s at most to end, and a cut link cannot be told
 
 
@@ -116,7 +116,7 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
     if party is None or rank is None:
         missing = [("party", f"one of {', '.join(description.servers)}")] if party is None else []
         missing += [("rank", "this worker's rank in its party")] if rank is None else []
-        hint = "start the script with `geomx run` or `geomx worker`, or give it to join()"
+        hint = "start the script with `geomx run` or `geomx worker`, or pass it to join()"
         raise ConfigError("join()", [Fault(key, "nothing", allowed, hint) for key, allowed in missing])
     if not 0 <= rank < len(members):
         fault = Fault("rank", str(rank), f"0 to {len(members) - 1}, since {party} has {len(members)} workers")
@@ -152,10 +152,10 @@ def _rank_in_job(party: str, members: Sequence[str], rank: int | None) -> int:
             "join()", [Fault(f"{JOB_RANK} and {JOB_SIZE}", "nothing", "as torchrun sets them", hint)]
         )
     if job.size != len(members):
-        hint = f"{inside}: torchrun's processes must be as many as party.workers"
+        hint = f"{inside}: torchrun must start as many processes"
         raise ConfigError("join()", [Fault(JOB_SIZE, str(job.size), str(len(members)), hint)])
     if rank not in (None, job.rank):
-        hint = "leave it out: it is that of the process group"
+        hint = "leave it out: it is the rank in the process group"
         raise ConfigError("join()", [Fault("rank", str(rank), str(job.rank), hint)])
     return job.rank
 
@@ -294,7 +294,7 @@ class _Stay:
     def _leave(self) -> None:
         if self._run.is_amid_data and not (self._run.is_closed or self._ended_well or self._is_alone):
             self._run.fail(AMID_DATA)
-            raise RunFailed(self._run.name, f"{AMID_DATA}; a script that is to leave early calls run.close()")
+            raise RunFailed(self._run.name, f"{AMID_DATA}; to leave early, call run.close()")
         self._run.close()
 
     def _say(self, error: BaseException) -> None:

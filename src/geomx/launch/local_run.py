@@ -80,7 +80,7 @@ def _conclude(
     report = make_report(run, kept, wall_s, ended, str(failure) if failure else None)
     if failure is None:
         console.print(closing_table(report))
-    hint = f"`geomx report {folder.path / DESCRIPTION} {folder.records} --json FILE --trace FILE` makes them anew"
+    hint = f"`geomx report {folder.path / DESCRIPTION} {folder.records} --json FILE --trace FILE` makes them again"
     try:
         write_outputs(
             {
@@ -158,7 +158,7 @@ class _NotJoined:
         """See `Supervisor`."""
         if self._records.path_of(worker).exists():
             return ""
-        return f"without having joined: {self._run.run.script} does not call geomx.join()"
+        return f"without joining the run: {self._run.run.script} did not call geomx.join()"
 
 
 class _Tick:

@@ -278,8 +278,7 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
         console.print(f"Not with this run: {algorithm}: {reason}", soft_wrap=True)
     if facts.script.steps is None:
         console.print(
-            "How many steps a worker takes is not known: with --steps N, policies that average too seldom for that are "
-            "left out.",
+            "The number of steps is not known: give --steps N to leave out policies that average too rarely for it.",
             soft_wrap=True,
         )
     console.print(

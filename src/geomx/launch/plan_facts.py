@@ -124,7 +124,7 @@ def _sites(run: Run, steps: Mapping[str, _Seconds]) -> list[Site]:
 
 
 def _missing_links(run: Run) -> list[Fault]:
-    hint = "behind the file's name, it is only reckoned with"
+    hint = "given after the file's name, it is assumed for this prediction only"
     return [
         Fault(f"party.{party.name}.link", "nothing", "rate_mbps and delay_ms, here or in wan.link", hint)
         for party in run.parties

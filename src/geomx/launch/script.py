@@ -131,7 +131,7 @@ def _tell_not_joined(script: str) -> None:
     if party and not os.environ.get("GEOMX_WATCHED"):
         worker = f"{party}/{rank}" if rank else f"a worker of {party}"
         print(
-            f"geomx: {script} has ended, and has not called geomx.join(): the run waits for {worker}, "
+            f"geomx: {script} has ended without calling geomx.join(): the run still waits for {worker}, "
             "unless a process that the script started has joined",
             file=sys.stderr,
         )

@@ -13,14 +13,12 @@ from geomx.launch.child import Ended
 from geomx.launch.processes import Outcome
 from geomx.observe.records import Record
 
-AGAIN = "start it again: where its script loads what run.save() wrote, training goes on from there"
+AGAIN = "start the run again: a script that loads its checkpoint (run.load) continues from there"
 EVERYWHERE = f"start every node again: {AGAIN.partition(': ')[2]}"
-CHANGED = "change that first: started again as it is, the run ends in the same way"
-KILLED = "somebody sent SIGKILL, or the kernel did for want of memory (`dmesg` tells)"
-VANISHED = (
-    "its process ended with status 0 amid the run, and did not leave it: does its script call os._exit()?"
-)
-PATIENCE = "a longer cut is borne with a longer wan.timeout_s, or lan.timeout_s within a party"
+CHANGED = "fix this first: started again as it is, the run ends in the same way"
+KILLED = "somebody sent SIGKILL, or the machine ran out of memory (`dmesg` says so)"
+VANISHED = "its process ended with status 0 before the run was over: does its script call os._exit()?"
+PATIENCE = "to outlast a longer cut, raise wan.timeout_s (within a party: lan.timeout_s)"
 
 
 def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = False) -> RunFailed:
@@ -48,7 +46,7 @@ def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = Fal
         if node in outcome.well:
             return _with_hints(node, VANISHED, error)
         reason = next(r.fields["reason"] for r in told if r.fields["node"] == node)
-        return _with_hints(node, f"{reason}; its process had not ended", error, PATIENCE)
+        return _with_hints(node, f"{reason}; its process was still running", error, PATIENCE)
     words = _last_words(ended[node], reasons.get(node, ""), shown)
     if ended[node].lack:
         return RunFailed(node, words)
@@ -82,7 +80,7 @@ def lost_link(told: Iterable[Record]) -> tuple[str, str] | None:
     lost = {(r.node, r.fields["node"]) for r in told if r.fields["error"] == "NodeLost"}
     for one, other in sorted(lost):
         if (other, one) in lost:
-            words = "the link between the two is lost; both were running, and neither heard of the other"
+            words = "the link between the two is lost: both kept running, but neither heard from the other"
             return f"{one} and {other}", words
     return None
 

@@ -365,7 +365,7 @@ class Root:
             if values is None:
                 return fault
             staleness = self._aged(slice_.index, round_, applies)
-            whose = f"{self._server.name} cannot give out {'what the optimizer made' if snapshot else 'the mean'} of"
+            whose = f"{self._server.name} cannot send {'the new values' if snapshot else 'the mean'} of"
             with annotated(self._layout, slice_, values, whose, when(round_.step, round_.turn)):
                 if snapshot and codec_for(slice_, round_.kind, down.codec).lossless:  # the payload is a view
                     values = copied_if_finite(slice_, values) if checked else values.clone()

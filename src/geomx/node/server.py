@@ -209,7 +209,7 @@ class Server(BaseNode):
         ours = {"model.fingerprint": self._layout.fingerprint, **self._settings}
         differences = compare({"model.fingerprint": message.fingerprint, **message.settings}, ours)
         if differences:
-            text = f"{peer.name} brings another model or optimizer than the others"
+            text = f"{peer.name} has another model or optimizer than the others"
             self.emit(Write(peer.session.conn, 0, Refuse("manifest", text, differences)))
             listed = "; ".join(f"{d.field}: {d.yours}, others {d.ours}" for d in differences)
             raise Refused(f"{text}: {listed}")

@@ -8,11 +8,11 @@ from typing import Any
 _SENTENCES = {
     "advice": "{text}",
     "advised": "{text}",
-    "apart": "ends with weights of its own, since its last steps were not averaged: {why}. In a party whose workers "
-    "reduce among themselves, leave the loop behind the same step on all of them, and call run.close() right behind it",
+    "apart": "its last steps were not averaged, so it ends with other weights than the rest of its party: {why}. Let "
+    "all workers of the party leave the loop after the same step, and call run.close() right after it",
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is disconnected: {reason}",
-    "awaited": "{peer} is lost; waiting for it to be started again, for {seconds:.0f} s at most",
+    "awaited": "{peer} is lost; waiting up to {seconds:.0f} s for it to be started again",
     "failed": "{node} failed: {reason}",
     "first_weights": "first weights: {share:.0%}, {arrived_mb:,.1f} of {of_mb:,.1f} MB",
     "finished": "finished after {steps} steps",
@@ -24,7 +24,7 @@ _SENTENCES = {
     "refused": "refused {peer}: {reason}",
     "rejoined": "continuing at step {step}, in epoch {epoch}",
     "resumed": "{peer} is connected again",
-    "slept": "stood still for {seconds:.0f} s (suspended, or starved of processor time)",
+    "slept": "did not run for {seconds:.0f} s (suspended, or no processor time)",
     "skipped": "left out {part} of step {step}: {what}",
     "unreachable": "cannot reach {peer} yet, trying again: {reason}",
     "waiting": "waiting for {whom}, {seconds:.0f} s so far",

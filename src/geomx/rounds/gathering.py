@@ -121,8 +121,8 @@ class Gathering:
             if callers & missing and steppers & others:
                 here, there = ", ".join(sorted(callers & missing)), ", ".join(sorted(steppers & others))
                 raise Disagreement(
-                    f"{here} in {call} wait for the whole run, {there} in {step} for all of {cohort}; "
-                    f"every worker must make the same calls in the same order"
+                    f"{here} called {call}, which waits for the whole run, and {there} called {step}, which waits for "
+                    f"all of {cohort}; every worker must make the same calls in the same order"
                 )
 
     def missing(self, cohort: str, turn: int) -> list[str]:

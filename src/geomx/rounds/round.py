@@ -120,7 +120,7 @@ class Rounds:
         if push.kind != current.kind:
             first = current.contributions[0][1]
             raise Disagreement(
-                f"turn {push.turn}: {_names(push)} calls {push.operation}, others {first.operation}; "
+                f"turn {push.turn}: {_names(push)} called {push.operation}, others {first.operation}; "
                 + (
                     _restarted(restarts, push, first)
                     or "every worker must make the same calls in the same order"

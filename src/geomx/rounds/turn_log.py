@@ -48,7 +48,7 @@ def check_stillness(still_s: float, stall_s: float, waiting: Sequence[Waiting]) 
     patience_s = stall_s if waiting else 2 * stall_s
     if still_s < patience_s:
         return
-    what = "; ".join(map(str, waiting)) or "no turn is open, so what was sent down did not come"
+    what = "; ".join(map(str, waiting)) or "no turn is open, so an answer was lost on its way down"
     raise Stalled(
         f"nothing has moved for {patience_s:g} s, and every worker waits inside geomx: {what}. Messages were lost for "
         "good; start the run again from its last checkpoint"
@@ -129,7 +129,7 @@ class TurnLog:
             waiting.append(Waiting(number, cohort, turn.operation, tuple(whom), now - turn.opened))
             if self._turn_s and now - turn.opened > self._turn_s:
                 raise NodeLost(
-                    whom[0], f"{waiting[-1]} for {now - turn.opened:.0f} s, longer than limits.turn_s"
+                    whom[0], f"{waiting[-1]}: {now - turn.opened:.0f} s so far, longer than limits.turn_s"
                 )
             if now - max(turn.opened, turn.reported) >= self._stall_s:
                 turn.reported = now

@@ -169,12 +169,12 @@ def _check_inside(
         )
     if is_cut and collective.codec_up != "dense":
         raise Unsupported(
-            f'fully_shard with lan.codec_up = "{collective.codec_up}": workers push parts of slices, and a codec is '
-            'for whole ones; set lan.codec_up = "dense"'
+            f'fully_shard with lan.codec_up = "{collective.codec_up}": its workers push parts of slices, which only '
+            'lan.codec_up = "dense" can send'
         )
     if is_cut and has_state:
         raise Unsupported(
-            "an optimizer with state at attach() for a model of fully_shard: attach a new one, then call run.load()"
+            "with fully_shard the optimizer must not have state at attach(): attach a new one, then call run.load()"
         )
 
 
@@ -195,7 +195,7 @@ def _decided(
     if clip_norm is not None and not (
         isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0
     ):
-        raise Unsupported(f"clip_norm={clip_norm!r}: a finite number above 0, or None for no clipping")
+        raise Unsupported(f"clip_norm={clip_norm!r}: use a finite number above 0, or None for no clipping")
     if settings.overlap not in ("none", "forward") or settings.push_at not in ("backward", "step"):
         raise Unsupported(
             f'overlap={settings.overlap!r}, push_at={settings.push_at!r}: overlap is "none" or "forward", push_at is '

@@ -36,16 +36,15 @@ MOST_OF_A_REASON = 1000
 LAST = 1 << 63  # no incarnation is as great
 TELL_EVERY_S = 10.0  # of those who are sent away
 SILENT_BEATS = 2  # so many heartbeats unheard, a name's holder no longer keeps it from a newcomer
-HUNG_UP = (
-    " before it answered Hello (its own log may say why; do both ends have certificates of one authority?)"
-)
-RESTARTED = "it was restarted, and what it knew of this run is gone"
+HUNG_UP = " before it answered Hello (see its log; do both ends have certificates of one authority?)"
+SILENT_DOOR = "it accepts connections, but does not answer: is another program at this address?"
+RESTARTED = "it was restarted, and its state of this run is lost"
 
 # What a code alone stands for, at both ends.
 MEANS = {
-    "version": "the two speak different versions of the protocol: run the same geomx on every machine",
-    "proof": "the two do not know the same secret of the run: give both ends the same run.secret_file",
-    "certificate": "its certificate does not name it: it must bear the URI geomx:RUN/NAME",
+    "version": "the two speak different versions of the protocol: install the same geomx on every machine",
+    "proof": "the two have different secrets: give both the same run.secret_file",
+    "certificate": "its certificate does not name it: it needs the URI geomx:RUN/NAME",
 }
 
 
@@ -100,7 +99,7 @@ class Handshake:
     def accepted(self, opened: Opened) -> None:
         """Somebody has dialled us."""
         if len(self._strangers) >= self._most_strangers:
-            self._host.drop(next(iter(self._strangers)), "too many strangers at the door")
+            self._host.drop(next(iter(self._strangers)), "too many connections without a Hello")
         self._greetings[opened.conn] = _Greeting(self._host.now, opened.nonce, opened.certified)
         self._strangers[opened.conn] = None
         self._challenge(opened.conn)
@@ -143,12 +142,12 @@ class Handshake:
                 self._challenge(conn)
         for conn, peer in list(self._dialled.items()):
             if now - self._greetings[conn].since > peer.session.patience.timeout_s / 3:
-                self._dial_anew(conn, peer, "it accepts connections, but does not greet")
+                self._dial_anew(conn, peer, SILENT_DOOR)
             elif peer.session.patience.resend_s and self._greetings[conn].theirs:
                 self._greet(conn, peer)
         if self._untold and now - self._told_at >= TELL_EVERY_S:
             listed = [f"{name} ({count} times)" for name, count in self._untold.items()]
-            self._tell(", ".join(listed), "as before, or for another reason that it was told")
+            self._tell(", ".join(listed), "for the same reason, or another that was sent to it")
 
     # -- the side that dials --------------------------------------------------------------------------------
 
@@ -227,7 +226,8 @@ class Handshake:
         known = self._peers.get(message.node)
         refusal = self._refusal(message, known)
         if refusal is not None:
-            is_new = f"this {self._host.identity.name} is new, and knows nothing of the run that it is in"
+            me, who = self._host.identity.name, shown(message.node)
+            is_new = f"{me} was restarted, and does not know the run that {who} is in"
             self._send_away(conn, message, refusal, is_new if refusal.code == "ended" else refusal.reason)
             if refusal.code == "returned":
                 raise NodeLost(message.node, RESTARTED)
@@ -305,14 +305,14 @@ class Handshake:
         if hello.received:
             return Refuse("ended", RESTARTED)
         if self._host.may_go(known):
-            return Refuse("identity", f"{hello.node} has left this run, which goes on without it")
+            return Refuse("identity", f"{hello.node} has left this run, which continues without it")
         if (
             session.is_open
             and session.silent_s(self._host.now) <= SILENT_BEATS * session.patience.heartbeat_s
         ):
-            return Refuse("held", f"another {hello.node} is connected, and speaks")
+            return Refuse("held", f"another {hello.node} is connected and alive")
         if known.joined and not self._host.may_return(known):
-            return Refuse("returned", f"{hello.node} was restarted, and what it knew of this run is gone")
+            return Refuse("returned", f"{hello.node} was restarted, and its state of this run is lost")
         return None
 
     # -- both -----------------------------------------------------------------------------------------------

@@ -113,17 +113,15 @@ class Watch:
         if (
             peer.session.heard <= self._woke + peer.session.patience.heartbeat_s
         ):  # what lay in the socket is old
-            stood = f"it stood still for {self._slept_s:.0f} s (suspended, or starved of processor time)"
-            return NodeLost(self._host.identity.name, f"{stood}, and then heard nothing of {peer.name}")
+            stood = f"it did not run for {self._slept_s:.0f} s (suspended, or no processor time)"
+            return NodeLost(self._host.identity.name, f"{stood}, and then heard nothing from {peer.name}")
         if peer.session.breaks_always:
             often = f"{peer.session.fruitless} connections in a row with {self._host.identity.name} broke"
-            return NodeLost(
-                peer.name, f"{often} before one message was through: look at the link between them"
-            )
+            return NodeLost(peer.name, f"{often} before one message arrived: check the link between them")
         silent = (
-            f"{self._host.identity.name} has heard nothing of it for {peer.session.patience.timeout_s:g} s"
+            f"{self._host.identity.name} has heard nothing from it for {peer.session.patience.timeout_s:g} s"
         )
-        return NodeLost(peer.name, f"{silent}: it has ended or stands still, or the link between them is cut")
+        return NodeLost(peer.name, f"{silent}: it has ended or hangs, or the link between them is cut")
 
     def _wait_for_the_missing(self) -> None:
         """Before the run can start: say for whom it waits, soon and every `stall_s`, and give up after `start_s`."""
@@ -132,7 +130,7 @@ class Watch:
         me = self._host.identity.name
         troubles = {name: peer.trouble for name, peer in self._peers.items()}
         troubles |= dict.fromkeys(
-            self._former, f"it was in the run of an earlier {me}, and has ended with it"
+            self._former, f"it belonged to the run of an earlier {me}, and has ended with it"
         )
         is_told = self._waited_aloud > self._started or any(map(troubles.get, missing))
         every_s = limits.stall_s if is_told else LATE_S  # soon: it may have gone before it ever came

@@ -28,10 +28,10 @@ from geomx.wire.messages import Push
 NAMES_TOLD, WORKERS_TOLD = 3, 16
 MOST_SKIPPED = 100
 Result = TypeVar("Result")
-SKIP = 'run.on_nonfinite = "skip" goes on without such contributions'
+SKIP = 'With run.on_nonfinite = "skip" the run continues without such contributions'
 LOOK = (
-    "Look at the loss and the data of that step, and at the learning rate; torch.autograd.set_detect_anomaly(True) "
-    "names the operation that made it"
+    "Check the loss, the data and the learning rate of that step; torch.autograd.set_detect_anomaly(True) names the "
+    "operation that made it"
 )
 
 
@@ -70,7 +70,7 @@ def remedy(value: float, form: str) -> str:
     """What to do about a number that has no room."""
     if math.isfinite(value):
         other = '"dense"' if form == "fp16" else '"dense", or "fp16", which scales each slice'
-        return f"Choose a codec with more room: {other}. {SKIP}"
+        return f"Choose a codec with a larger range: {other}. {SKIP}"
     return f"{LOOK}. {SKIP}"
 
 
@@ -111,7 +111,7 @@ class Sum(NamedTuple):
         at, whose = when(self.round_.step, self.round_.turn), workers_of(given or there)
         if given:
             return f"what {whose} sent for {found.names} holds {finite.beyond(found.value)} in {at}. {LOOK}. {SKIP}"
-        told = f"is beyond {finite.form}, which ends at {finite.most:.4g},"
+        told = f"overflows {finite.form} (at most {finite.most:.4g})"
         if abs(found.value) <= finite.most:
             told = f"reaches {room.beyond(found.value)},"
         return (
@@ -193,5 +193,5 @@ def annotated(
         assert layout is not None
         found = found_in(layout, slice_, values, room_of(slice_))
         names = [layout.tensors[part.tensor].name for part in slice_.parts]
-        where = found.names if found else f"{listed(names)} (with what was held back)"
+        where = found.names if found else f"{listed(names)} (with its residual)"
         raise NotFinite(f"{whose} {where} in {at}: {error}. {LOOK}") from error

@@ -14,8 +14,8 @@ from geomx.wire.messages import Reached, Update
 
 REACHED_KEPT = 8  # of each worker: turns that are under way, and the last one that is over
 CANNOT_REJOIN = (
-    "cannot rejoin: the weights live on the workers, since the optimizer is there, where clip_norm puts it; "
-    'lan.rejoin_s above 0, or optimizer.place = "server", keeps it on the global servers'
+    "cannot rejoin: only the workers have the weights, since the optimizer runs there (clip_norm moves it there); set "
+    'lan.rejoin_s above 0 or optimizer.place = "server" to keep it on the global servers'
 )
 PASSES_LIMIT = 16  # over its shares that a worker's script can have under way
 

@@ -71,7 +71,7 @@ class CollectiveClient:
         self.turns.setdefault(cohort, 0)
         self._cohort, self._stepped, self._whole = cohort, frozenset(stepped), whole
         self.port.call("attach", layout, settings)
-        self.port.wait(lambda: self._ready is not None, lambda: "the run to take the model")
+        self.port.wait(lambda: self._ready is not None, lambda: "the servers to accept the model")
         assert self._ready is not None
         by_slice = self._ready.by_slice
         known = {index for index, (own, everyones) in by_slice.items() if max(own, everyones) >= 0}
@@ -197,7 +197,7 @@ class CollectiveClient:
         if wait:
             self.port.wait(
                 lambda: turn in self._allowed,
-                lambda: f"{self.name} waits to hear how many steps it may take in turn {turn}",
+                lambda: f"the first global server to say how many steps it may take in turn {turn}",
             )
         self.port.poll()
         return self._allowed.get(turn, 0)
@@ -215,7 +215,7 @@ class CollectiveClient:
         self.wait(tuple(self.outstanding))
         self.port.call("leave", {cohort: turn - 1 for cohort, turn in self.turns.items()})
         self._closed = True
-        self.port.wait(lambda: self._left, lambda: "the run to let it go")
+        self.port.wait(lambda: self._left, lambda: "the servers to confirm that it leaves")
         self.port.end()
 
     def fail(self, reason: str, refusal: str = "") -> None:

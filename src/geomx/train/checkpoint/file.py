@@ -108,7 +108,7 @@ def read(path: Path) -> Checkpoint:
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is no checkpoint of format {FORMAT}, written by run.save()")
+        raise CheckpointError(f"{path} is not a checkpoint that run.save() wrote (format {FORMAT})")
     try:
         return _described(about, tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -73,7 +73,7 @@ def read(path: Path, model_slices: ModelSlices) -> dict[int, Planes]:
 
 
 def _useless(path: Path, why: str) -> dict[int, Planes]:
-    _logger.warning("%s is not used: %s; what codecs held back begins at zero", path, why)
+    _logger.warning("%s is not used: %s; residuals of codecs begin at zero", path, why)
     return {}
 
 

@@ -71,8 +71,8 @@ def save(attached: AttachedModel, task: Task, place: Place) -> None:
     model_slices = attached.model_slices
     if task.everywhere and not attached.steps.lockstep and not attached.steps.local:
         raise Unsupported(
-            "save(everywhere=True): the parties have weights of their own, and load() takes the same file everywhere; "
-            "save without it, and copy the file of the first worker"
+            "save(everywhere=True): with this sync policy parties have different weights, but load() needs the same "
+            "file everywhere; save without it, and copy the first worker's file to every machine"
         )
     attached.steps.require_quiescent("save()")
     model_slices.check_same()
@@ -157,8 +157,8 @@ def _place(checkpoint: Checkpoint, place: Place) -> Place:
     """Where a script goes on from a checkpoint that is now at `place`, whose contributions still count."""
     if checkpoint.step is None:
         _logger.warning(
-            "the checkpoint does not say its step, as those of older versions: run.step goes on from %d; bring "
-            "schedules that go by steps to theirs with their own load_state_dict()",
+            "the checkpoint was written by an older version and does not say its step: run.step continues from %d; "
+            "restore schedules that count steps with their own load_state_dict()",
             place.steps,
         )
     steps = place.steps if checkpoint.step is None else checkpoint.step

@@ -154,7 +154,8 @@ class Shares:
         """See `LiveRun.shard`."""
         if over not in self._among:
             raise Unsupported(
-                f'run.shard(loader, over={over!r}): "party" (each party has its own data) or "run" (all share one set)'
+                f'run.shard(loader, over={over!r}): use "party" (each party has its own data) or "run" (all parties '
+                "read the same data set)"
             )
         workers = self._among[over]
         place = workers.index(self._name)

@@ -74,13 +74,12 @@ class Samples:
         if not self.seen:
             raise WeightUnknown(
                 "no samples were counted for this step: write `for batch in run.shard(loader):` in place of `for batch "
-                "in loader:`; or call run.weight(n) before backward(), where your loop has a loader of its own. "
-                "Batches drawn under no_grad() or after model.eval() are an evaluation: run.shard(loader, train=True) "
-                "counts them"
+                "in loader:`, or call run.weight(n) before backward(). Batches drawn under no_grad() or after "
+                "model.eval() are an evaluation, and not counted; with run.shard(loader, train=True) they are"
             )
         raise WeightUnknown(
-            "no samples were counted for this step, as they were for those before it: iterate over run.shard(loader), "
-            'call run.weight(n) before backward(), or set sync.weight = "equal"; batches that were drawn under '
-            "no_grad() or after model.eval() count as evaluation, unless run.shard(loader, train=True) says otherwise; "
-            "a backward() that is for no step() belongs in `with run.accumulate():`"
+            "no samples were counted for this step, but for those before it: iterate over run.shard(loader), call "
+            'run.weight(n) before backward(), or set sync.weight = "equal". Batches drawn under no_grad() or after '
+            "model.eval() are an evaluation, and not counted; with run.shard(loader, train=True) they are. A "
+            "backward() without a step() belongs in `with run.accumulate():`"
         )

@@ -66,8 +66,8 @@ def check_cut(name: str, tensor: DTensor, ranks: int) -> None:
     how = f"{name} is a DTensor with placements {placements} on a mesh of {tuple(mesh.shape)}"
     if mesh.ndim != 1 or mesh.size() != ranks or not placements[0].is_shard(0):
         raise Unsupported(
-            f"{how}; carried are those that torch.distributed.fsdp.fully_shard cuts along their first dimension, over "
-            f"all {ranks} workers of the party"
+            f"{how}; supported are those that torch.distributed.fsdp.fully_shard cuts along their first dimension, "
+            f"over all {ranks} workers of the party"
         )
     local, start = held(tensor)
     if local.is_cpu and mesh.device_type != "cpu":

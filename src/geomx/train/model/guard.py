@@ -43,14 +43,14 @@ class Guard:
         """Raise `Unsupported` for what has changed; every weight is current."""
         if self._grouped() != self._at_attach:
             raise Unsupported(
-                "the optimizer's parameter groups have other parameters than at attach(), and every node has the "
-                "layout of then; attach with everything that will ever be trained, and freeze it until it is wanted"
+                "the optimizer's parameter groups have changed since attach(), where the run's layout was fixed. Attach "
+                "with every parameter that you will train, and freeze those that come later"
             )
         for number in self._frozen:
             if self._model_slices.parameters[number].requires_grad:
                 raise Unsupported(
-                    f"{self._model_slices.name(number)} was frozen at attach() and requires a gradient now; attach the "
-                    "model with everything that will ever be trained requiring gradients, and freeze it afterwards"
+                    f"{self._model_slices.name(number)} was frozen at attach() and requires a gradient now. Freeze "
+                    "after attach(): every parameter that you will train must require a gradient when you attach"
                 )
         if self._on_server:
             self._check_weights()

@@ -135,8 +135,8 @@ class ModelSlices:
         changed = sorted({name for name, *_ in self._inventory ^ _inventory(self._model)})
         if changed:
             raise Unsupported(
-                f"added, removed, replaced, or of another shape or dtype than at attach(): {', '.join(changed)}; "
-                "change a model before it is attached"
+                "the model has changed since attach() (added, removed, replaced, or of another shape or dtype): "
+                f"{', '.join(changed)}; change a model before you attach it"
             )
 
     def trained_sha256(

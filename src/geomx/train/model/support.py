@@ -41,11 +41,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, on_server: bool) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if issubclass(kind, torch.optim.LBFGS):
         raise Unsupported(
-            f"{name} evaluates the model several times in one step, and each would be a round over the WAN; "
+            f"{name} evaluates the model several times in a step, and each would be a round over the WAN; "
             "use SGD, Adam or another optimizer that needs one gradient a step"
         )
     if issubclass(kind, torch.optim.SparseAdam):
-        raise Unsupported(f"{name} needs sparse gradients, which are not carried; use torch.optim.Adam")
+        raise Unsupported(f"{name} needs sparse gradients, which are not supported; use torch.optim.Adam")
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             raise Unsupported("differentiable=True cannot reach through a run; leave it False")
@@ -94,7 +94,7 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int) 
             check_cut(name, parameter, ranks)
         elif cut and id(parameter) in trained:
             raise Unsupported(
-                f"{name} is trained and not cut by fully_shard, as others are: nobody would reduce its gradient; call "
+                f"{name} is trained, but not sharded as others are: nobody would reduce its gradient; call "
                 "fully_shard on the root module, too, or freeze it"
             )
         _check_tensor(name, held(parameter)[0], id(parameter) in trained)
@@ -112,7 +112,7 @@ def check_gradient(tensor: Tensor, gradient: torch.Tensor) -> None:
     """Raise `Unsupported` for a gradient that is sparse, or of a parameter that is not as it was at `attach`."""
     if gradient.layout is not torch.strided:
         raise Unsupported(
-            f"the gradient of {tensor.name} is {gradient.layout}: only dense gradients are carried"
+            f"the gradient of {tensor.name} is {gradient.layout}: only dense gradients are supported"
         )
     dtype, shape = dtype_name(gradient.dtype), tuple(gradient.shape)
     if (dtype, shape) != (tensor.dtype, tensor.shape):
@@ -127,7 +127,7 @@ def _check_wrappers(model: nn.Module, ranks: int) -> None:
         kind = type(module).__name__
         if kind == "FullyShardedDataParallel":
             raise Unsupported(
-                f"{plain_name(name) or 'the model'} is a {kind} (FSDP1), whose flat parameters are not carried; use "
+                f"{plain_name(name) or 'the model'} is a {kind} (FSDP1), whose flat parameters are not supported; use "
                 "torch.distributed.fsdp.fully_shard"
             )
         if isinstance(module, DistributedDataParallel):
@@ -163,7 +163,7 @@ def _check_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def _check_embedding(name: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
     if module.sparse:
-        raise Unsupported(f"{name} has sparse=True: sparse gradients are not carried; set it False")
+        raise Unsupported(f"{name} has sparse=True: sparse gradients are not supported; set it to False")
     if module.max_norm is not None:
         raise Unsupported(
             f"{name} has max_norm: its forward changes weights, and each worker would change others; leave it None, "
@@ -198,11 +198,11 @@ def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
         raise Unsupported(f"{name} is on the meta device: materialize the model before attach()")
     if is_cut(tensor) or tensor.layout is not torch.strided:
         raise Unsupported(
-            f"{name} is a {type(tensor).__name__} ({tensor.layout}); only dense tensors are carried"
+            f"{name} is a {type(tensor).__name__} ({tensor.layout}); only dense tensors are supported"
         )
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise Unsupported(
-            f"{name} is expanded: several of its elements are one in memory; clone() it before attach()"
+            f"{name} is an expanded tensor, whose elements share memory; clone() it before attach()"
         )
     if trained and tensor.dtype not in TRAINED:
         raise Unsupported(
@@ -210,4 +210,6 @@ def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
             "in half precision with torch.autocast(..., dtype=torch.bfloat16)"
         )
     if dtype_name(tensor.dtype) not in ITEM_BYTES:
-        raise Unsupported(f"{name} has dtype {dtype_name(tensor.dtype)}; carried are {', '.join(ITEM_BYTES)}")
+        raise Unsupported(
+            f"{name} has dtype {dtype_name(tensor.dtype)}; supported are {', '.join(ITEM_BYTES)}"
+        )

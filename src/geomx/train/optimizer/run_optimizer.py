@@ -102,9 +102,9 @@ class RunOptimizer(torch.optim.Optimizer):
         """Divide gradients by the scale of the GradScaler that calls `step`. What overflowed is found as always."""
         if not self._skips_steps:
             raise Unsupported(
-                "torch.amp.GradScaler leaves out steps whose gradients overflow, and workers must step together: set "
-                'run.on_nonfinite = "skip" and worker.push_at = "step", so that such a step of one worker counts '
-                "nothing; or use torch.autocast(..., dtype=torch.bfloat16), which needs no scaler"
+                "torch.amp.GradScaler skips steps whose gradients overflow, but workers must step together. Set "
+                'run.on_nonfinite = "skip" and worker.push_at = "step": then only that worker is left out of the step. '
+                "Or use torch.autocast(..., dtype=torch.bfloat16), which needs no scaler"
             )
         scale = getattr(self, "grad_scale", None)
         if scale is None:  # scaler.unscale_() has done it
@@ -122,8 +122,8 @@ class RunOptimizer(torch.optim.Optimizer):
             Unsupported: Always. Add groups before `attach`.
         """
         raise Unsupported(
-            "add_param_group() after attach(): every node knows the model's layout by now; add the group before "
-            "attach() with lr=0, or freeze its parameters afterwards until they are wanted"
+            "add_param_group() after attach(), where the run's layout was fixed: add the group before attach(), with "
+            "lr=0 or parameters that you freeze after attach() until you need them"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,8 +179,8 @@ class RunOptimizer(torch.optim.Optimizer):
     def _check_whole(self, method: str) -> None:
         if self._on_server and self._model_slices.is_cut:
             raise Unsupported(
-                f"optimizer.{method} of a model of fully_shard would be of whole parameters; use run.save() and "
-                "run.load()"
+                f"optimizer.{method} has whole parameters, and those of this model are sharded by fully_shard; use "
+                "run.save() and run.load()"
             )
 
     def take_state(self) -> dict[int, Any]:

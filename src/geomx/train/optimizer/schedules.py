@@ -36,15 +36,14 @@ class Schedules:
         """Bring them to `place`. Raises `Unsupported`."""
         if every not in ("step", "epoch"):
             raise Unsupported(
-                f'run.resume(..., every={every!r}): "step" or "epoch", as the script calls scheduler.step()'
+                f'run.resume(..., every={every!r}): use "step" or "epoch", as the script calls scheduler.step()'
             )
         checked = tuple(_checked(schedule, optimizer) for schedule in named)
         if not checked:
             raise Unsupported("run.resume() takes the script's schedules: run.resume(scheduler)")
         if self._named and {id(each) for each in self._named} != {id(each) for each in checked}:
             raise Unsupported(
-                "a second run.resume() with other schedules: each begins from the first learning rate, so give all in "
-                "one call, run.resume(first, second)"
+                "a second run.resume() with other schedules; pass all in one call, run.resume(first, second)"
             )
         self._named, self._every = checked, every
         if any(_count(schedule) != self._steps_at(place) for schedule in checked):
@@ -78,10 +77,10 @@ class Schedules:
                 warnings.simplefilter("ignore", UserWarning)  # of steps that no optimizer takes
                 before, now = self._replay(optimizer, steps)
         except ValueError as error:  # OneCycleLR has an end
-            raise Unsupported(f"{self._told(steps)} cannot be: {error}") from error
+            raise Unsupported(f"{self._told(steps)} is not possible: {error}") from error
         if loaded is not None and loaded not in (before, now):
             _logger.warning(
-                "%s has the learning rate %s, the checkpoint had %s: it is another schedule, or not one of every %s",
+                "%s has the learning rate %s, the checkpoint had %s: it is another schedule, or not stepped every %s",
                 self._told(steps),
                 now,
                 loaded,
@@ -104,16 +103,16 @@ class Schedules:
 
     def _told(self, steps: int) -> str:
         names = ", ".join(type(schedule).__name__ for schedule in self._named)
-        return f'{names} behind {steps} steps (run.resume(..., every="{self._every}"))'
+        return f'{names} after {steps} steps (run.resume(..., every="{self._every}"))'
 
 
 def _checked(schedule: object, optimizer: RunOptimizer) -> LRScheduler:
     """A schedule that is a function of its steps, and of this optimizer. Raises `Unsupported`."""
     if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
         raise Unsupported(
-            "run.resume(ReduceLROnPlateau): it decides by metrics, and those that it has seen are gone. A worker that "
-            "is to be restarted needs a schedule that depends on steps alone; to go on from a checkpoint, keep its "
-            "state_dict() beside the file and load that"
+            "run.resume() cannot resume a ReduceLROnPlateau: it depends on metrics that are gone. To continue from a "
+            "checkpoint, save and load its state_dict() yourself; a worker that is restarted during the run "
+            "(lan.rejoin_s) needs a schedule that depends on steps alone"
         )
     if not isinstance(schedule, LRScheduler):
         raise Unsupported(
@@ -123,8 +122,8 @@ def _checked(schedule: object, optimizer: RunOptimizer) -> LRScheduler:
     of = getattr(schedule, "optimizer", None)
     if not isinstance(of, torch.optim.Optimizer) or of.param_groups is not optimizer.param_groups:
         raise Unsupported(
-            f"run.resume({type(schedule).__name__}): it is of another optimizer; make it with the one that attach() "
-            "returned, or that attach() was given"
+            f"run.resume({type(schedule).__name__}): it belongs to another optimizer; make it with the one that "
+            "attach() returned or was given"
         )
     for inner in getattr(schedule, "_schedulers", ()):
         _checked(inner, optimizer)

@@ -51,7 +51,7 @@ class Leaving:
         others = " and ".join(name for rank, name in enumerate(self.names) if rank != self.rank)
         self.port.wait(
             lambda: ready() or time.monotonic() >= ends,
-            lambda: f"{others} to leave the training loop behind the same step",
+            lambda: f"{others} to leave the training loop after the same step",
             on_run=False,
         )
 
@@ -61,13 +61,12 @@ class Leaving:
 
     def _verdict(self) -> str:
         if absent := self._without(_leaves):
-            have = "has" if len(absent) == 1 else "have"
-            return f"{' and '.join(absent)} {have} not left the loop within {self.within_s:g} s"
+            return f"{' and '.join(absent)} did not leave the loop within {self.within_s:g} s"
         steps = [self.store.get(_leaves(rank)).decode() for rank in range(len(self.names))]
         if len(set(steps)) == 1:
             return TOGETHER
-        left = (f"{name} behind step {step}" for name, step in zip(self.names, steps, strict=True))
-        return f"the loop was left by {', '.join(left)}"
+        left = (f"{name} after step {step}" for name, step in zip(self.names, steps, strict=True))
+        return f"the workers left the loop at different steps ({', '.join(left)})"
 
 
 def _leaves(rank: int) -> str:

@@ -60,8 +60,8 @@ class PartyGroup:
             dist.init_process_group(backend, timeout=patience)
         except (RuntimeError, ValueError) as error:  # ValueError: without torchrun's variables
             raise WaitTimeout(
-                f"{self._name} cannot meet the others of its party ({error}); start the party as one job, by torchrun "
-                "or `geomx run`; limits.start_s bounds the wait"
+                f"{self._name} cannot connect to the other workers of its party ({error}); start the party as one job, "
+                "with torchrun or `geomx run`, or raise limits.start_s"
             ) from error
 
     def gather(self, tensor: torch.Tensor, to: int) -> Callable[[], list[torch.Tensor]]:

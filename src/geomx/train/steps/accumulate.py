@@ -67,7 +67,9 @@ class AccumulateSteps(Steps):
             self._planned += 1
             if not isinstance(plan, AccumulateStep):
                 name = type(self._settings.policy).__name__
-                raise Unsupported(f"the sync policy {name} accrues gradients, and plans {plan}")
+                raise Unsupported(
+                    f"the sync policy {name} has plans = AccumulateStep, but its step() returned {plan}"
+                )
             self.steps += 1
             self._follow(plan, before)
             self._finite.end()

@@ -147,7 +147,7 @@ class Steps(ABC):
 
     def _check_accumulation(self) -> None:
         if self._accumulating:
-            raise Unsupported("step() within run.accumulate(): call it behind the block")
+            raise Unsupported("step() within run.accumulate(): call it after the block")
 
 
 def clip_own(parameters: Iterable[torch.nn.Parameter], clip_norm: float | None) -> None:

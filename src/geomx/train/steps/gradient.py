@@ -106,8 +106,8 @@ class GradientSteps(Steps):
         for index in self._model_slices.slices_of[number]:
             if self._opened is not None and index in self._opened.pushed:
                 raise Unsupported(
-                    f"a second backward() added to the gradient of {self._model_slices.name(number)}, which had been "
-                    "pushed; to accumulate, run every backward() but the last within `with run.accumulate():`, "
+                    f"a second backward() added to the gradient of {self._model_slices.name(number)}, which had "
+                    "left already; to accumulate, run every backward() but the last within `with run.accumulate():`, "
                     'or use push_at="step"'
                 )
             self._missing[index].discard(number)
@@ -120,8 +120,8 @@ class GradientSteps(Steps):
     def accumulate(self) -> Iterator[None]:
         if self._opened is not None:
             raise Unsupported(
-                "run.accumulate() came after a backward() that had pushed; only the last backward() before step() "
-                "may stand outside it"
+                "run.accumulate() after a backward() outside of it, whose gradients have left: only the last "
+                "backward() before step() may be outside"
             )
         with super().accumulate():
             yield
@@ -147,8 +147,8 @@ class GradientSteps(Steps):
     def require_quiescent(self, operation: str) -> None:
         if self._opened is not None:
             raise Unsupported(
-                f"{operation} after a backward() that has pushed, and before step(): call step() first, or run that "
-                'backward() within run.accumulate(), or use push_at="step"'
+                f"{operation} after a backward() whose gradients have left, and before step(): call step() first, run "
+                'that backward() within run.accumulate(), or use push_at="step"'
             )
         super().require_quiescent(operation)
 
@@ -169,7 +169,9 @@ class GradientSteps(Steps):
             plan = self._settings.policy.step(self._planned)
             if not isinstance(plan, GradientStep):
                 name = type(self._settings.policy).__name__
-                raise Unsupported(f"the sync policy {name} has no local steps, and plans {plan}")
+                raise Unsupported(
+                    f"the sync policy {name} has plans = GradientStep, but its step() returned {plan}"
+                )
             self._finite.begin(self._planned, self.turn)
             seen, before = self._samples.seen, self._progress.place
             weight = self._samples.take()
@@ -215,7 +217,7 @@ class GradientSteps(Steps):
         for number, (gradient, version) in turn.gradients.items():
             if self._model_slices.trained[number].grad is not gradient or gradient._version != version:
                 raise GradientEdited(
-                    f"the gradient of {self._model_slices.name(number)} was changed after it had been pushed; to clip, "
+                    f"the gradient of {self._model_slices.name(number)} was changed after it had left; to clip, "
                     'use attach(..., clip_norm=c); for any other edit, attach(..., push_at="step")'
                 )
 

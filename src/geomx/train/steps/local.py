@@ -194,7 +194,7 @@ class LocalSteps(Steps):
         self._planned += 1
         if not isinstance(plan, LocalStep):
             name = type(self._settings.policy).__name__
-            raise Unsupported(f"the sync policy {name} has local steps, and plans {plan}")
+            raise Unsupported(f"the sync policy {name} has plans = LocalStep, but its step() returned {plan}")
         return plan
 
     def _count(self, counts: bool) -> None:
