@@ -251,3 +251,12 @@ def test_who_reads_may_have_enough(tmp_path: Path) -> None:
         process.stdout.close()
         told = process.stderr.read()
     assert (process.returncode, told) == (0, b"")
+
+
+def test_check_refuses_what_attach_would_refuse_whatever_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "optimizer.place = 'workers'\nworker.overlap = 'forward'\n[[party]]\nname = 'p'\nworkers = 1\n"
+    (tmp_path / "run.toml").write_text(text)
+    assert cli.main(["check", str(tmp_path / "run.toml")]) == 1
+    assert 'overlap = "forward" needs an optimizer on the global servers' in capsys.readouterr().err

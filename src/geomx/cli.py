@@ -14,7 +14,7 @@ from geomx.config import EVERY_FILE, Needed, Run, describe, load_whole, notices
 from geomx.config.choices import Choices
 from geomx.config.decision import decide
 from geomx.config.script import Script
-from geomx.errors import ConfigError, Fault, GeomxError
+from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
 from geomx.launch.environment import apply_switches
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -254,30 +254,30 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-# -- the commands --------------------------------------------------------------------------------------------------
-
-
 def _check(arguments: argparse.Namespace) -> None:
-    needed = () if arguments.elsewhere else EVERY_FILE
-    run = _load(arguments, *needed)
-    costs = (f"known to cost accuracy: {cost.text}" for cost in decide(Choices.of(run), Script()).costs)
+    run = _load(arguments, *(() if arguments.elsewhere else EVERY_FILE))
+    decision = decide(Choices.of(run), Script())
+    if decision.refusals:
+        raise Unsupported("; ".join(decision.refusals))
+    costs = (f"known to cost accuracy: {cost.text}" for cost in decision.costs)
     print("\n".join([describe(run), *(f"\nnote: {notice}" for notice in (*notices(run), *costs))]))
 
 
 def _load(arguments: argparse.Namespace, *needed: Needed) -> Run:
     """The description, with everything beside it that it names; those of its files must be here that are needed."""
-    from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that read one)
-
-    import_beside(Path(arguments.run))
-    return load_whole(arguments.run, arguments.overrides, needed)
+    return load_whole(_found(arguments), arguments.overrides, needed)
 
 
 def _read(arguments: argparse.Namespace) -> Run:
     """The description alone; what it names is not looked for yet, which may take PyTorch."""
+    return Run.load(_found(arguments), arguments.overrides)
+
+
+def _found(arguments: argparse.Namespace) -> Path:
     from geomx.launch.environment import import_beside  # noqa: PLC0415 (only needed by commands that read one)
 
     import_beside(Path(arguments.run))
-    return Run.load(arguments.run, arguments.overrides)
+    return Path(arguments.run)
 
 
 def _run(arguments: argparse.Namespace) -> None:

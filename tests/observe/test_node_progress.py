@@ -59,3 +59,11 @@ def test_a_recorder_logs_such_lines(tmp_path: Path, caplog: pytest.LogCaptureFix
     recorder.record("log", loss=1.0)
     recorder.close()
     assert [record.message for record in caplog.records] == ["at step"]
+
+
+@pytest.mark.parametrize("loss", ["diverged", None, True])
+def test_what_is_no_number_is_no_loss(loss: object) -> None:
+    told = [(float(t), "step", {"samples": 8.0}) for t in range(11)]
+    assert lines((0.0, "log", {"loss": loss}), *told) == ["step 11, 8 samples/s"]
+    (line,) = lines((0.0, "log", {"loss": 0.5}), (0.1, "log", {"loss": loss}), *told)
+    assert line == "step 11, loss 0.5000, 8 samples/s"

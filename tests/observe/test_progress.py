@@ -146,3 +146,9 @@ def test_only_a_few_names_are_listed() -> None:
     assert [few(["A/0"]), few(["A/0", "A/1"]), few(["A/0", "A/1", "A/2", "A/3"])] == [
         "A/0", "A/0, A/1", "A/0, A/1 and 2 more",
     ]  # fmt: skip
+
+
+def test_text_is_no_loss(run: Run) -> None:
+    progress = Progress(run)
+    told(progress, ("A/0", "log", {"loss": "diverged"}))
+    assert progress.parties["A"].loss is None

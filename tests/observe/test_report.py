@@ -368,3 +368,8 @@ def test_changes_of_links_are_told_by_their_party_and_leave_no_floor(run: Run) -
 
 def test_sizes() -> None:
     assert [size(n) for n in (0, 999, 2_873_800, 5.5e9)] == ["0 B", "999 B", "2.87 MB", "5.5 GB"]
+
+
+def test_text_is_no_final_loss(run: Run) -> None:
+    records = [record("A/0", "log", loss="diverged"), record("B/0", "log", loss=1.0)]
+    assert make_report(run, records, 1.0)["final_loss"] is None

@@ -169,6 +169,10 @@ def test_a_loader_that_gives_samples_as_they_are_is_compared_by_whole_samples(ma
     assert not advice(simulator)
 
 
+def test_places_in_a_data_set_that_is_not_seen_tell_nothing() -> None:
+    assert not advice(train([1, 1], reads(lambda _: range(8)), strict=True)[1])
+
+
 def test_samples_that_are_single_numbers_are_compared() -> None:
     numbers = reads(lambda _: DataLoader(Items([torch.tensor(0.5), torch.tensor(0.25)]), batch_size=None))
     assert advice(train([1, 1], numbers)[1])

@@ -76,6 +76,11 @@ class Row:
     described: bool
     costs: str = ""
 
+    @property
+    def is_preset(self) -> bool:
+        """Whether it is what geomx itself advises for slow links."""
+        return (self.algorithm, *self.codecs) == PRESET
+
 
 def plan(run: Run, options: PlanOptions) -> None:
     """Predict and print. Raises `ConfigError` where something is not known that a prediction needs."""
@@ -263,10 +268,10 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
     trades = Table(box=None, pad_edge=False, show_header=False)
     trades.add_column(style="dim", no_wrap=True)
     trades.add_column()
-    listed = {row.algorithm: row.trades[0] for row in rows} | {
-        _named(row.codecs): row.trades[1] for row in rows if row.codecs != PRESET[1:]
+    listed = {row.algorithm: row.trades[0] for row in rows if not row.is_preset} | {
+        _named(row.codecs): row.trades[1] for row in rows if not row.is_preset
     }
-    if any(row.codecs == PRESET[1:] for row in rows):
+    if any(row.is_preset for row in rows):
         listed[f'run.preset = "{PRESET_NAME}"'] = (
             f"{PRESET[0]}, up {PRESET[1]}, down {PRESET[2]}: see docs/settings.md"
         )
@@ -296,9 +301,11 @@ def ranking(rows: Sequence[Row]) -> Table:
     best = rows[0].prediction.step_s if rows else 1.0
     for row in rows:
         its = row.prediction
-        codecs = f"those of {PRESET_NAME}" if row.codecs == PRESET[1:] else _named(row.codecs)
+        algorithm, codecs = row.algorithm, _named(row.codecs)
+        if row.is_preset:
+            algorithm, codecs = PRESET_NAME, "the preset's"
         table.add_row(
-            f"{row.algorithm} {OWN}" if row.described else row.algorithm,
+            f"{algorithm} {OWN}" if row.described else algorithm,
             f"{codecs} !" if row.costs else codecs,
             f"{its.step_s:.3g}",
             f"{its.step_s / best:.2f}",

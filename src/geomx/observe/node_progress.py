@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from geomx.observe.progress import Rate, wan_bytes
-from geomx.observe.records import Record
+from geomx.observe.records import Record, number
 
 EVERY_S = 20.0
 
@@ -40,7 +40,8 @@ class NodeProgress:
             self._up.reach(record.t, up)
             self._down.reach(record.t, down)
         elif record.name == "log":
-            self._loss = fields.get("loss", self._loss)
+            loss = number(fields.get("loss"))
+            self._loss = self._loss if loss is None else loss
         elif record.name == "step":
             self._steps += 1
             self._samples += fields["samples"]

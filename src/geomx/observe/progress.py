@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from geomx.config import Run
-from geomx.observe.records import Record
+from geomx.observe.records import Record, number
 
 WINDOW_S = 5.0
 FEW = 2
@@ -241,7 +241,7 @@ def _step(party: PartyProgress, record: Record) -> None:
 
 
 def _log(party: PartyProgress, record: Record) -> None:
-    loss = record.fields.get("loss")
+    loss = number(record.fields.get("loss"))
     if loss is not None:
         party.losses[record.node] = loss
 

@@ -53,6 +53,11 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
+def number(value: Any) -> float | None:
+    """A value of a record, where it is a number: scripts may log text as well."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 _decode = msgspec.json.Decoder(Record).decode
 

@@ -239,7 +239,7 @@ def _cost(report: Report) -> str:
     if not round_s or not floor_s:
         return ""
     party = report["round_floor_party"]
-    return f"{round_s / floor_s:.2f} × the {floor_s:.3g} s that {party}'s link needs for its bytes"
+    return f"{round_s / floor_s:.2f} × the {floor_s:.3g} s that {party}'s link needs"
 
 
 def _slowest(report: Report) -> str:

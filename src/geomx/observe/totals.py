@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from geomx.config import Run
-from geomx.observe.records import Record
+from geomx.observe.records import Record, number
 from geomx.observe.traffic import Crossed, Traffic
 
 Fields = dict[str, Any]
@@ -211,7 +211,7 @@ class Totals:
     def _log(self, record: Record) -> None:
         for value, last in self.logged.items():
             if value in record.fields:
-                last[record.node] = record.fields[value]
+                last[record.node] = number(record.fields[value])
 
     def _attached(self, record: Record) -> None:
         self.parameters = max(self.parameters, record.fields["parameters"])

@@ -169,7 +169,7 @@ def cohort_of(worker: str, sync_group: SyncGroup) -> str:
     return {"run": "", "party": worker.rpartition("/")[0], "worker": worker}[sync_group]
 
 
-MOST_STEPS = 1 << 16  # that a policy is asked for
+MOST_STEPS = 1 << 20  # that a policy is asked for
 
 
 def next_run_mean(policy: Policy, start: int = 0) -> tuple[int, LocalStep] | None:
@@ -182,6 +182,9 @@ def next_run_mean(policy: Policy, start: int = 0) -> tuple[int, LocalStep] | Non
 
 
 def mean_period(policy: Policy) -> int | None:
-    """The steps from one mean over the run to the next; None where a policy at the root decides that, or never."""
+    """The steps from one mean over the run to the next of the same weights.
+
+    None where a policy at the root decides that, or it never averages. Fragments of the model take turns.
+    """
     step, plan = next_run_mean(policy) or (0, None)
-    return None if plan is None or plan.average == "told" else step + 1
+    return None if plan is None or plan.average == "told" else (step + 1) * plan.fragment[1]

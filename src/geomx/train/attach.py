@@ -204,7 +204,7 @@ def _decided(
     check_model(model, optimizer, len(context.party_members) if settings.collective is not None else 0)
     decision = decide(settings, script_of(optimizer, clip_norm))
     if decision.refusals:
-        raise Unsupported(decision.refusals[0])
+        raise Unsupported("; ".join(decision.refusals))
     check_optimizer(optimizer, decision.on_server)
     return decision
 

@@ -37,6 +37,8 @@ class FirstSamples:
         samples = _samples(batch, self._of_batch)
         try:
             for sample in itertools.islice(samples, MOST_SAMPLES - len(self.digests)):
+                if all(isinstance(part, int) for part in sample):
+                    raise TypeError("bare integers are places in a data set that we do not see")
                 self.digests[self._place + len(self.digests) * self._places] = _digest(sample)
         except Exception:  # of types that we do not know: a hint that cannot be given must not end a training
             self.digests = {}

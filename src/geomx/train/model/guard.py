@@ -43,8 +43,8 @@ class Guard:
         """Raise `Unsupported` for what has changed; every weight is current."""
         if self._grouped() != self._at_attach:
             raise Unsupported(
-                "the optimizer's parameter groups have changed since attach(), where the run's layout was fixed. Attach "
-                "with every parameter that you will train, and freeze those that come later"
+                "the optimizer's parameter groups have changed since attach(), where the run's layout was fixed. "
+                "Attach with every parameter that you will train, and freeze those that come later"
             )
         for number in self._frozen:
             if self._model_slices.parameters[number].requires_grad:
