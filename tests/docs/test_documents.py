@@ -80,7 +80,8 @@ def test_files_that_the_architecture_names_exist() -> None:
 
 def links_of(page: Path) -> list[str]:
     """To what lies beside it."""
-    found = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src(?:set)?="([^"]+)"', text)
     return [target for target in found if not target.startswith("https://")]
 
 

@@ -6,13 +6,11 @@ two folders of this one: their names become `localhost`, their ports free ones, 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from following import begun, printed_by
 
 from geomx.launch.ports import Ports
 
@@ -24,12 +22,6 @@ BLOCK = re.compile(r"([^\n]*)\n+^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE
 FILE = re.compile(r"# (at the end of )?([\w.-]+)\n")
 NUMBER = re.compile(r"\d[\d.,]*")
 NODES = ("geomx serve ", "geomx worker ")
-WITHIN_S = 300
-ENVIRONMENT = os.environ | {
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    "PYTHONUTF8": "1",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 class Reader:
@@ -95,17 +87,6 @@ class Reader:
 
 def plain(line: str) -> str:
     return " ".join(NUMBER.sub("N", line).split())
-
-
-def begun(command: str, where: Path) -> subprocess.Popen[str]:
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
-    return subprocess.Popen(["bash", "-c", command], cwd=where, env=ENVIRONMENT, **output)
-
-
-def printed_by(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=WITHIN_S)
-    assert process.returncode == 0, output
-    return output
 
 
 def test_one_machine(tmp_path: Path) -> None:
