@@ -99,7 +99,10 @@ def test_workers_in_different_calls_are_told_so(spec: str, cohort: str, tmp_path
         lockstep(run, model, optimizer, 2 if run.is_first else 3)
         run.save(tmp_path / "c.safetensors")
 
-    said = rf"A/0 in save\(\) wait for the whole run, A/1 in step\(\) for all of {cohort}"
+    said = (
+        r"A/0 called save\(\), which waits for the whole run, and A/1 called step\(\), "
+        rf"which waits for all of {cohort}"
+    )
     with pytest.raises((Disagreement, RunFailed), match=said):
         train([2, 1], main, settings(policies.make(spec)), policy=spec)
 
