@@ -247,3 +247,11 @@ def test_a_script_that_fails_is_not_measured(capsys: pytest.CaptureFixture[str])
     Path("run.toml").write_text(TOML.partition('[[party]]\nname = "B"')[0])
     assert main(["plan", "run.toml", *PATIENT, "--measure", "party.A.workers=1"]) == FAILED
     assert "ValueError: no data" in capsys.readouterr().err
+
+
+def test_the_fastest_that_costs_no_accuracy_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    fast, exact = ("--codec", "bisparse ratio=0.01"), ("--codec", "int8")
+    predictions(*GIVEN, "--algorithm", "fsa", *fast, *exact)
+    assert "Fastest without !: fsa with int8, " in capsys.readouterr().out
+    predictions(*GIVEN, "--algorithm", "fsa", *exact)
+    assert "Fastest without" not in capsys.readouterr().out

@@ -81,6 +81,11 @@ class Row:
         """Whether it is what geomx itself advises for slow links."""
         return (self.algorithm, *self.codecs) == PRESET
 
+    @property
+    def named(self) -> str:
+        """In a sentence."""
+        return PRESET_NAME if self.is_preset else f"{self.algorithm} with {_named(self.codecs)}"
+
 
 def plan(run: Run, options: PlanOptions) -> None:
     """Predict and print. Raises `ConfigError` where something is not known that a prediction needs."""
@@ -263,6 +268,10 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
     console.print(ranking(rows))
     if any(row.described for row in rows):
         console.print(f"{OWN} as the description has it.")
+    if rows and rows[0].costs and (free := [row for row in rows if not row.costs]):
+        console.print(
+            f"Fastest without !: {free[0].named}, {free[0].prediction.step_s:.3g} s/step.", soft_wrap=True
+        )
     for text in dict.fromkeys(row.costs for row in rows if row.costs):
         console.print(f"! Known to cost accuracy: {text}.", soft_wrap=True)
     trades = Table(box=None, pad_edge=False, show_header=False)
