@@ -49,7 +49,6 @@ EXAMPLES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit status: 0, 1 (a node failed), 2 (wrong usage or description), 130 (Ctrl-C).
-
     Raises SystemExit where something is told already: wrong usage, and of servers a failure of another node."""
     try:
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
@@ -58,8 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         action(arguments)
     except ConfigError as error:
         return _say(error, BAD_USAGE)
-    except BrokenPipeError:  # whoever reads, as `head` does, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError as error:
+        if arguments.action in (_run, _serve, _worker):  # of which nobody has had enough
+            return _say(error, FAILED)
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # whoever reads, as `head` does, has enough
     except (GeomxError, OSError) as error:
         return _say(error, FAILED)
     except KeyboardInterrupt:
@@ -70,9 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(error: Exception, status: int) -> int:
     print(f"geomx: {error}", file=sys.stderr, flush=True)
     return status
-
-
-# -- the command line ----------------------------------------------------------------------------------------
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

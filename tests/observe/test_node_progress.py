@@ -61,7 +61,7 @@ def test_a_recorder_logs_such_lines(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert [record.message for record in caplog.records] == ["at step"]
 
 
-@pytest.mark.parametrize("loss", ["diverged", None, True])
+@pytest.mark.parametrize("loss", ["diverged", None, True, 10**400])
 def test_what_is_no_number_is_no_loss(loss: object) -> None:
     told = [(float(t), "step", {"samples": 8.0}) for t in range(11)]
     assert lines((0.0, "log", {"loss": loss}), *told) == ["step 11, 8 samples/s"]

@@ -152,3 +152,15 @@ def test_text_is_no_loss(run: Run) -> None:
     progress = Progress(run)
     told(progress, ("A/0", "log", {"loss": "diverged"}))
     assert progress.parties["A"].loss is None
+
+
+def test_a_global_server_is_no_worker_of_a_party(run: Run) -> None:
+    progress = Progress(run)
+    a = progress.parties["A"]
+    told(progress, ("A", "joined", {"peer": "global/0"}))
+    assert a.state == "starting, 0 of 2 workers"
+    told(
+        progress, *[("A", "joined", {"peer": f"A/{rank}"}) for rank in range(2)], ("A", "round", {"turn": 1})
+    )
+    told(progress, *[("A", "left", {"peer": f"A/{rank}", "turn": 2}) for rank in range(2)])
+    assert a.state == "finished"

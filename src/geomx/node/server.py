@@ -286,7 +286,7 @@ class Server(BaseNode):
         self._gathering.check(push)
         if push.turn <= self._gathering.closed(slice_.index, push.cohort):
             return
-        self._turns.opened(push, self._now)
+        self._turns.opened(push, leaves[0], self._now)
         self._step_control.contributed(push, self._now)
         self._gathering.add(slice_, push, payload, self._now)
 

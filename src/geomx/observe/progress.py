@@ -189,7 +189,7 @@ def _is_server(party: PartyProgress, record: Record) -> bool:
 
 
 def _joined(party: PartyProgress, record: Record) -> None:
-    if _is_server(party, record):
+    if _is_server(party, record) and record.fields["peer"].startswith(f"{party.name}/"):  # no global server
         party.absent.discard(record.fields["peer"])
         party.working.add(record.fields["peer"])
     _back(party, record)

@@ -55,7 +55,12 @@ def _plain(value: Any) -> Any:
 
 def number(value: Any) -> float | None:
     """A value of a record, where it is a number: scripts may log text as well."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode

@@ -27,7 +27,7 @@ class _TurnRecord:
     weight: float = 0.0
     staleness: int = 0
     reported: float = 0.0
-    arrived: dict[str, float] = field(default_factory=dict)  # by whom a push is for: when the last one came
+    arrived: dict[str, float] = field(default_factory=dict)  # by child: when its last push came
 
 
 class Waiting(NamedTuple):
@@ -70,7 +70,7 @@ class TurnLog:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def opened(self, push: Push, now: float) -> None:
+    def opened(self, push: Push, child: str, now: float) -> None:
         """Every worker makes the same calls in the same order; say so instead of waiting for ever.
 
         Raises `Disagreement`.
@@ -90,7 +90,7 @@ class TurnLog:
                 f"{turn.by} called {turn.operation} where {by} called {push.operation} "
                 f"(turn {push.turn}): every worker must make the same calls in the same order{hint}"
             )
-        turn.arrived[by] = now
+        turn.arrived[child] = now
 
     def answered(self, role: Role, update: Update, staleness: int, trained: int, now: float) -> None:
         """A slice has been answered. `trained`: how many take part in a step."""
