@@ -69,8 +69,17 @@ def test_a_secret_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
     fault = fault_of(run)
     assert fault.where == "run.secret_file (line 2)"
     assert f"geomx secret {tmp_path}/paris.secret" in fault.hint
-    (tmp_path / "paris.secret").touch()
-    assert load_whole(run, needed=EVERY_FILE).run.secret_file == tmp_path / "paris.secret"
+    secret = tmp_path / "paris.secret"
+    secret.mkdir()
+    assert "no file" in fault_of(run).found
+    secret.rmdir()
+    secret.touch(0o600)
+    assert "of 0 bytes" in fault_of(run).found
+    secret.write_text("x" * 64)
+    secret.chmod(0o644)
+    assert "chmod 600" in fault_of(run).hint
+    secret.chmod(0o600)
+    assert load_whole(run, needed=EVERY_FILE).run.secret_file == secret
 
 
 def test_check_and_run_say_the_same_before_anything_starts(

@@ -21,6 +21,7 @@ from geomx.config.tables import Description
 from geomx.errors import ConfigError
 
 Needed = Literal["script", "secret", "tls"]
+LEAST_CHARACTERS = 16
 EVERY_FILE: tuple[Needed, ...] = ("script", "secret", "tls")
 
 
@@ -29,9 +30,8 @@ def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FIL
     if "script" in needed and described.run.script is not None:
         yield from _script_problems(described.run.script)
     secret = described.run.secret_file
-    if "secret" in needed and secret is not None and not secret.exists():
-        hint = f"make it with `geomx secret {secret}`, and copy it to every machine"
-        yield Problem(("run", "secret_file"), f"{secret}, which is not there", "the run's secret", hint)
+    if "secret" in needed and secret is not None:
+        yield from _secret_problems(secret)
     tls = described.tls
     if "tls" in needed and tls.certificate is not None and tls.key is not None and tls.authority is not None:
         try:
@@ -41,6 +41,21 @@ def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FIL
                 near = nearest_file(Path(fault.found)) if not Path(fault.found).exists() else ""
                 hint = "; ".join(filter(None, (fault.hint, near)))
                 yield Problem(tuple(fault.where.split(".")), fault.found, fault.allowed, hint)
+
+
+def _secret_problems(secret: Path) -> Iterator[Problem]:
+    """As a node will look at it."""
+    path, make = ("run", "secret_file"), f"make it with `geomx secret {secret}`, and copy it to every machine"
+    if not secret.is_file():
+        found = "no file" if secret.exists() else "which is not there"
+        yield Problem(path, f"{secret}, {found}", "the run's secret", make)
+        return
+    state = secret.stat()
+    if state.st_mode & 0o077:
+        found = f"{secret}, a file of mode {stat.S_IMODE(state.st_mode):04o}"
+        yield Problem(path, found, "mode 0600", f"others can read it: chmod 600 {secret}")
+    if state.st_size < LEAST_CHARACTERS:
+        yield Problem(path, f"{secret}, of {state.st_size} bytes", f"{LEAST_CHARACTERS} or more", make)
 
 
 def _script_problems(script: Path) -> Iterator[Problem]:

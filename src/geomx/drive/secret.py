@@ -8,10 +8,10 @@ import stat
 from pathlib import Path
 
 from geomx.config import Run
+from geomx.config.files import LEAST_CHARACTERS
 from geomx.errors import ConfigError, Fault
 
 SECRET_BYTES = 32
-LEAST_CHARACTERS = 16
 
 
 def make_secret(path: Path) -> None:
@@ -36,6 +36,8 @@ def secret_of(run: Run) -> bytes:
     if path is None:
         return b""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise _fault(run, path, "no file", "the file that `geomx secret` made")
         with path.open("rb") as file:
             mode, secret = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(4096).strip()
     except OSError as error:
