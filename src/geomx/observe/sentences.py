@@ -8,7 +8,7 @@ from typing import Any
 _SENTENCES = {
     "advice": "{text}",
     "advised": "{text}",
-    "apart": "its last steps were not averaged, so it ends with other weights than the rest of its party: {why}. Let "
+    "apart": "its last steps were not averaged over the run, so it may end with other weights than others: {why}. Let "
     "all workers of the party leave the loop after the same step, and call run.close() right after it",
     "attached": "attached: {parameters:,} parameters in {slices} slices",
     "away": "{peer} is disconnected: {reason}",
