@@ -91,14 +91,15 @@ class Driven:
         self.now = 0.0
         self.effects: list[Effect] = []
         self._numbers: dict[int, int] = {}
-        self._is_timed = False
+        self._timers: dict[str, float] = {}
         self(Started())
 
     def __call__(self, event: Event) -> list[Effect]:
         before = len(self.effects)
         for effect in self.node.handle(event, self.now):
             self.effects.append(effect)
-            self._is_timed |= isinstance(effect, Timer) and effect.key == "tick"
+            if isinstance(effect, Timer):
+                self._timers[effect.key] = self.now + effect.delay_s
             if isinstance(effect, Job):
                 try:
                     done = JobDone(effect, effect.function())
@@ -108,12 +109,12 @@ class Driven:
         return self.effects[before:]
 
     def tick(self, seconds: float, step_s: float = 1.0) -> None:
-        """Let time pass; the node notices at the end of each `step_s`, if it has asked to."""
+        """Let time pass; at the end of each `step_s` the node is woken, if it has asked to be by then."""
         for _ in range(round(seconds / step_s)):
             self.now += step_s
-            if self._is_timed:
-                self._is_timed = False
-                self(Fired("tick"))
+            for key in [key for key, due_at in self._timers.items() if due_at <= self.now]:
+                del self._timers[key]
+                self(Fired(key))
 
     def say(
         self, conn: int, message: Message, payload: Any = None, number: int | None = None

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from geomx.layout import Layout, Slice, Tensor
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import Members
 from geomx.rounds.round import Round
 from geomx.sync import policies
+from geomx.sync.contract import Apply, RoundView, Wait
+from geomx.sync.fsa import FSA
 from geomx.wire.messages import Push
 
 LAYOUT = Layout((Tensor("w", (4,), "float32"),))
+
+
+def never(key: str, at: float, then: Callable[[float], None]) -> None:
+    raise AssertionError("this policy knows no time")
 
 
 def push(turn: int, cohort: str, *origins: str) -> Push:
@@ -24,7 +32,7 @@ def test_a_bound_on_staleness_waits_no_longer_for_a_cohort_of_which_all_have_com
     def close(_: Slice, round_: Round) -> None:
         closed.append((round_.cohort, round_.turn))
 
-    gathering = Gathering(policies.make("mixed staleness=0"), Members(["A/0", "A/1", "B/0"]), close)
+    gathering = Gathering(policies.make("mixed staleness=0"), Members(["A/0", "A/1", "B/0"]), close, never)
     (slice_,) = LAYOUT.slices
     gathering.begin([slice_])
     for turn in range(2):
@@ -35,3 +43,76 @@ def test_a_bound_on_staleness_waits_no_longer_for_a_cohort_of_which_all_have_com
     assert closed == before  # A/1 may still step
     gathering.at_barrier({"A/0", "A/1"}, 9, 2.0)
     assert len(closed) > len(before)
+
+
+class Patient(FSA):
+    """Waits for everybody, but no longer than `grace_s`, and no less than half of it."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+
+    def gathered(self, view: RoundView, now: float) -> Apply | Wait:
+        missing = tuple(sorted(view.members - view.origins))
+        until = view.opened + (self._grace_s if missing else self._grace_s / 2)
+        return Apply() if now >= until else Wait(missing, until)
+
+
+class Clock:
+    """Wakes whoever has asked, in the order of time."""
+
+    def __init__(self) -> None:
+        self.due: dict[str, tuple[float, Callable[[float], None]]] = {}
+
+    def wake(self, key: str, at: float, then: Callable[[float], None]) -> None:
+        self.due[key] = at, then
+
+    def run(self, until: float) -> None:
+        while self.due and min(self.due.values(), key=lambda due: due[0])[0] <= until:
+            key = min(self.due, key=lambda key: self.due[key][0])
+            at, then = self.due.pop(key)
+            then(at)
+
+
+def test_a_policy_that_waits_until_a_time_is_asked_again_then() -> None:
+    closed: list[tuple[int, tuple[str, ...]]] = []
+    clock = Clock()
+    gathering = Gathering(
+        Patient(2.0),
+        Members(["A/0", "B/0"]),
+        lambda _, round_: closed.append((round_.turn, tuple(round_.origins))),
+        clock.wake,
+    )
+    (slice_,) = LAYOUT.slices
+    gathering.begin([slice_])
+    gathering.add(slice_, push(0, "", "A/0"), None, 10.0)
+    clock.run(11.9)
+    assert not closed
+    assert gathering.missing("", 0) == ["B/0"]
+    clock.run(12.0)
+    assert closed == [(0, ("A/0",))]
+    gathering.add(slice_, push(1, "", "A/0"), None, 20.0)
+    gathering.add(slice_, push(1, "", "B/0"), None, 20.5)
+    assert gathering.missing("", 1) == []
+    clock.run(20.9)
+    assert len(closed) == 1
+    clock.run(30.0)
+    assert closed[1:] == [(1, ("A/0", "B/0"))]
+    assert not clock.due
+
+
+def test_of_several_open_rounds_each_is_decided_at_its_own_time() -> None:
+    closed: list[int] = []
+    clock = Clock()
+    policy = Patient(2.0)
+    policy.lockstep = False
+    gathering = Gathering(
+        policy, Members(["A/0", "B/0"]), lambda _, round_: closed.append(round_.turn), clock.wake
+    )
+    (slice_,) = LAYOUT.slices
+    gathering.begin([slice_])
+    gathering.add(slice_, push(0, "", "A/0"), None, 0.0)
+    gathering.add(slice_, push(1, "", "A/0"), None, 1.0)
+    clock.run(2.5)
+    assert closed == [0]
+    clock.run(3.5)
+    assert closed == [0, 1]

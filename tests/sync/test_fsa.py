@@ -15,7 +15,7 @@ def test_every_step_pushes_every_slice(turn):
 
 @given(origins=names, members=names, now=st.floats(0, 1e9))
 def test_a_round_waits_for_exactly_the_members_that_are_missing(origins, members, now):
-    plan = FSA().gathered(RoundView(3, 0, "gradient", "", origins, members, {}), now)
+    plan = FSA().gathered(RoundView(3, 0, "gradient", "", origins, members, 0.0, {}), now)
     if members <= origins:
         assert plan == Apply()
     else:

@@ -99,7 +99,7 @@ class Server(BaseNode):
         self._step_control = StepControl(step_controller, self.tell)
         self._same_data = same_data
         self._members = Members(leaf for leaves in edges.children.values() for leaf in leaves)
-        self._gathering = Gathering(policy, self._members, self._closed)
+        self._gathering = Gathering(policy, self._members, self._closed, self._wake)
         self.sink = make_sink(self)
         self._has_workers = all(leaves == (name,) for name, leaves in edges.children.items())
         self._layout: Layout | None = None
@@ -289,6 +289,9 @@ class Server(BaseNode):
         self._turns.opened(push, leaves[0], self._now)
         self._step_control.contributed(push, self._now)
         self._gathering.add(slice_, push, payload, self._now)
+
+    def _wake(self, key: str, at: float, then: Callable[[float], None]) -> None:
+        self.after(at - self._now, key, lambda: then(self._now))
 
     def _closed(self, slice_: Slice, round_: Round) -> None:
         self._join_state.closed(round_)

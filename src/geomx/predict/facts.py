@@ -94,7 +94,7 @@ class Rhythm:
         Raises `ConfigError` where there is no such policy.
         """
         policy: Policy = policies.make(spec)
-        far_ahead = RoundView(MOST_STEPS, 0, "gradient", "one", {"one/0"}, {"one/0"}, {"other": 0})
+        far_ahead = RoundView(MOST_STEPS, 0, "gradient", "one", {"one/0"}, {"one/0"}, 0.0, {"other": 0})
         bounded = policy.sync_group != "run" and isinstance(policy.gathered(far_ahead, 0.0), Wait)
         plans = _period(policy.step)
         paced = (

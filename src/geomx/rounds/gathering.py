@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,15 +15,23 @@ from geomx.sync.contract import Policy, RoundView, Wait, cohort_of
 from geomx.wire.messages import Push
 
 MOST_TURNS = 1 << 62
+Wake = Callable[[str, float, Callable[[float], None]], None]
 
 
 class Gathering:
-    """Of all slices and cohorts of one server. `close`: takes each round that the policy has closed."""
+    """Of all slices and cohorts of one server.
 
-    def __init__(self, policy: Policy, members: Members, close: Callable[[Slice, Round], None]) -> None:
+    `close`: takes each round that the policy has closed. `wake(key, at, then)`: calls `then(now)` at a time; a key that
+    is set again moves.
+    """
+
+    def __init__(
+        self, policy: Policy, members: Members, close: Callable[[Slice, Round], None], wake: Wake
+    ) -> None:
         self._policy = policy
         self._members = members
         self._close = close
+        self._wake = wake
         self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.sync_group) for leaf in members.order))
         self._slices: dict[int, Slice] = {}
         self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
@@ -139,14 +148,29 @@ class Gathering:
     def _decide(self, slice_: Slice, round_: Round, now: float) -> None:
         members = self._members.expected(round_.turn, round_.cohort)
         progress = {} if self._policy.lockstep else self._progress(slice_.index, round_.cohort)
+        origins = round_.origins.keys()
         view = RoundView(
-            round_.turn, slice_.index, round_.kind, round_.cohort, round_.origins.keys(), members, progress
+            round_.turn, slice_.index, round_.kind, round_.cohort, origins, members, round_.opened, progress
         )
         plan = self._policy.gathered(view, now)
         if isinstance(plan, Wait):
-            round_.waits_for = plan.whom
+            round_.waits_for, round_.waits_until = plan.whom, plan.until
+            self._look_at(slice_, round_.cohort, now)
             return
         self._close(slice_, self._rounds[slice_.index, round_.cohort].close(round_.turn))
+
+    def _look_at(self, slice_: Slice, cohort: str, now: float) -> None:
+        """Ask the policy again when the first time comes until which it waits."""
+        times = [round_.waits_until for round_ in self._rounds[slice_.index, cohort].open.values()]
+        due_at = min((at for at in times if at is not None and at > now), default=None)
+        if due_at is not None:
+            self._wake(f"round {slice_.index} {cohort}", due_at, partial(self._is_due, slice_, cohort))
+
+    def _is_due(self, slice_: Slice, cohort: str, now: float) -> None:
+        for round_ in list(self._rounds[slice_.index, cohort].open.values()):
+            if round_.waits_until is not None and round_.waits_until <= now:
+                self._decide(slice_, round_, now)
+        self._look_at(slice_, cohort, now)
 
     def _progress(self, index: int, cohort: str) -> dict[str, int]:
         """The last closed turn of every other cohort that has not left, and waits in no call for others."""

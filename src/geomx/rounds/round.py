@@ -23,7 +23,7 @@ OPEN_ROUNDS = 4
 class Round:
     """One open round of one slice."""
 
-    __slots__ = ("cohort", "contributions", "kind", "opened", "origins", "turn", "waits_for")
+    __slots__ = ("cohort", "contributions", "kind", "opened", "origins", "turn", "waits_for", "waits_until")
 
     def __init__(self, turn: int, cohort: str, kind: Kind, now: float) -> None:
         self.turn = turn
@@ -31,6 +31,7 @@ class Round:
         self.kind = kind
         self.opened = now
         self.waits_for: tuple[str, ...] = ()  # what the policy has said last
+        self.waits_until: float | None = None
         self.origins: dict[str, int] = {}
         self.contributions: list[tuple[int, Push, Any]] = []  # (place of the lowest origin, push, payload)
 

@@ -72,9 +72,16 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A server's plan: keep the round open, and wait for `whom`: workers, or cohorts that are behind."""
+    """A server's plan: keep the round open.
+
+    Attributes:
+        whom: For whom it waits: workers, or cohorts that are behind. It is told when it takes long.
+        until: The policy is asked again at this time, on the clock of `gathered`'s `now`, if nothing has closed the
+            round before; None: only when something happens.
+    """
 
     whom: tuple[str, ...]
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class RoundView:
         cohort: The name of the cohort, see `Policy.sync_group`; "" is the whole run.
         origins: The workers whose contributions are in.
         members: The workers that are expected in this turn.
+        opened: When the first contribution came, on the clock of `gathered`'s `now`, in seconds.
         closed: For each other cohort on this server that still trains, its last closed turn; -1: none yet. Empty for
             a policy with `lockstep`.
     """
@@ -98,6 +106,7 @@ class RoundView:
     cohort: str
     origins: Set[str]
     members: Set[str]
+    opened: float
     closed: Mapping[str, int]
 
 
@@ -132,14 +141,15 @@ class Policy(Protocol):
     def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         """Decide whether a slice's round closes. Asked on every server.
 
-        It is asked when a contribution arrives, a worker leaves, or a round that may matter closes; no timer asks it.
+        It is asked when a contribution arrives, a worker leaves, a round that may matter closes, or the time has come
+        until which it wanted to wait.
 
         Args:
             view: The round as it stands.
             now: The server's clock, in seconds.
 
         Returns:
-            `Apply()` to close the round, or `Wait(whom)`, in a fixed order.
+            `Apply()` to close the round, or `Wait(whom, until)`, with `whom` in a fixed order.
         """
 
 

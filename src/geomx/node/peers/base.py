@@ -11,9 +11,9 @@ Subclasses say who handles whose messages, answer `on_open` and `on_tick`, and l
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from geomx.errors import GeomxError, ProtocolError, RunFailed
@@ -48,6 +48,7 @@ from geomx.node.peers.peer import (
     Peer,
     as_failure,
     broken_by,
+    check_beat,
     printable,
 )
 from geomx.node.peers.stillness import Stillness
@@ -87,6 +88,7 @@ class BaseNode(ABC):
         self._violation: ProtocolError | None = None  # by a peer that had been let in
         every = [*dials.values(), *expects.values()]
         self._tick_s = min((p.resend_s or p.heartbeat_s / 2 for p in every), default=1.0)
+        self._timers: dict[str, Callable[[], None]] = {}
         self._stillness = Stillness()
         self._watch = Watch(self, self._peers, self._handshake.former, self._stillness, self._tick_s)
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -181,6 +183,11 @@ class BaseNode(ABC):
         self._stillness.jobs += 1
         self._effects.append(Job(then, function, cost_bytes))
 
+    def after(self, delay_s: float, key: str, then: Callable[[], None]) -> None:
+        """Call `then` in so many seconds; a key that is set again moves, and takes the new `then`."""
+        self._timers[key] = then
+        self._effects.append(Timer(key, delay_s))
+
     def emit(self, effect: Effect) -> None:
         self._effects.append(effect)
 
@@ -234,7 +241,7 @@ class BaseNode(ABC):
         for name, patience in self._dials.items():
             peer = self._peers[name] = Peer(name, Session(name, 0, patience, self._now), dialled=True)
             self._effects.append(Dial(peer.name))
-        self._effects.append(Timer("tick", self._tick_s))
+        self.after(self._tick_s, "tick", self._tick)
 
     def _on_opened(self, event: Opened) -> None:
         if event.peer:
@@ -263,7 +270,7 @@ class BaseNode(ABC):
 
     def redial(self, peer: Peer) -> None:
         """Dial a peer again, after a pause that grows."""
-        self._effects.append(Timer(f"dial {peer.name}", peer.redial_s))
+        self.after(peer.redial_s, f"dial {peer.name}", partial(self._dial, peer))
         peer.redial_s = min(2 * peer.redial_s, LAST_REDIAL_S)
 
     def tell_trouble(self, peer: Peer, reason: str) -> None:
@@ -325,7 +332,7 @@ class BaseNode(ABC):
         if isinstance(message, Ack | Beat):
             peer.session.acknowledged(message.received)
             if isinstance(message, Beat):
-                _check_beat(message)
+                check_beat(message)
                 peer.sent, peer.still_s = message.sent, message.still_s
             self.on_acknowledged(peer)
         elif isinstance(message, Gone):
@@ -366,17 +373,16 @@ class BaseNode(ABC):
     # -- time -------------------------------------------------------------------------------------------------
 
     def _on_fired(self, event: Fired) -> None:
-        if event.key == "tick":
-            self._tick()
-        elif event.key.startswith("dial "):
-            peer = self._peers[event.key.removeprefix("dial ")]
-            if not peer.session.conn:
-                self._effects.append(Dial(peer.name))
+        then = self._timers.pop(event.key, None)
+        if then is not None:
+            then()
+
+    def _dial(self, peer: Peer) -> None:
+        if not peer.session.conn:
+            self._effects.append(Dial(peer.name))
 
     def _tick(self) -> None:
-        self._effects.append(
-            Timer("tick", self._tick_s)
-        )  # before what may fail: time passes for a farewell, too
+        self.after(self._tick_s, "tick", self._tick)  # before what may fail: a farewell needs time as well
         self._watch.tick()
         self._handshake.tick()
         self.on_tick()
@@ -393,8 +399,3 @@ class BaseNode(ABC):
     def _has_joined(self, name: str) -> bool:
         peer = self._peers.get(name)
         return peer is not None and peer.joined
-
-
-def _check_beat(beat: Beat) -> None:
-    if beat.sent < 0 or not 0.0 <= beat.still_s < math.inf:
-        raise ProtocolError(f"a heartbeat that says {beat.sent} and {beat.still_s} s")

@@ -72,7 +72,7 @@ class Farewell:
             case Fired(key="tick"):
                 self._handshake.tick()
                 self._host.emit(Timer("tick", self._tick_s))
-            case Fired():
+            case Fired() if event.key.startswith("dial "):
                 self._host.emit(Dial(event.key.removeprefix("dial ")))
             case Called(method="fail"):
                 self._late.clear()

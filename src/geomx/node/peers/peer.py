@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError, RunFailed
-from geomx.wire.messages import Failure, Message, Value
+from geomx.wire.messages import Beat, Failure, Message, Value
 from geomx.wire.session import Session
 
 FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 1.0
@@ -77,6 +78,12 @@ def broken_by(peer: Peer, error: ProtocolError) -> ProtocolError:
     return ProtocolError(
         f"{peer.name} broke the protocol: {error}; see that {peer.name} is healthy and runs the same geomx"
     )
+
+
+def check_beat(beat: Beat) -> None:
+    """Raise `ProtocolError` for a heartbeat that no node sends."""
+    if beat.sent < 0 or not 0.0 <= beat.still_s < math.inf:
+        raise ProtocolError(f"a heartbeat that says {beat.sent} and {beat.still_s} s")
 
 
 def printable(text: str) -> str:
