@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import product
 from typing import Any
 
 import pytest
@@ -14,12 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.codecs import codecs
-from geomx.codecs.contract import BLOCK, Codec
 from geomx.codecs.pack.noise import RngKey
-from geomx.codecs.sparse import Sparse
 from geomx.codecs.spec import make_codec
 from geomx.errors import ConfigError, NotFinite, ProtocolError
-from geomx.layout import Slice
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("inner_loops")
@@ -165,78 +161,6 @@ def test_a_checkpoint_goes_on_to_the_same_bits(spec: str) -> None:
         values = drawn(3000, seed=turn)
         assert torch.equal(one.encode(slice_, turn, values), other.encode(slice_, turn, values))
     assert all(torch.equal(tensor, other.state(slice_)[name]) for name, tensor in one.state(slice_).items())
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_what_was_not_applied_goes_with_the_next(spec: str) -> None:
-    codec, slice_, values = made(spec), slice_of(3000, "float64"), drawn(3000, "float64")
-    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), BLOCK))
-    torch.testing.assert_close(residual(codec, slice_), values, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("spec", ["dense", *SPECS])
-def test_blocks_decode_on_their_own(spec: str) -> None:
-    for elements, numbers in product((1, 1024, 1025, 70_000), (BLOCK, 4 * BLOCK)):
-        check_blocks(spec, elements, numbers)
-
-
-def check_blocks(spec: str, elements: int, numbers: int) -> None:
-    codec, slice_ = make_codec(spec, RngKey()), slice_of(elements)
-    for turn in range(2):
-        payload = codec.encode(slice_, turn, drawn(elements, seed=turn))
-        blocks = codec.cut(slice_, payload, numbers)
-        assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
-        assert blocks[-1].stop == elements
-        parts = []
-        for start, stop, part in blocks:
-            within = slice_.within(start, stop)
-            assert codec.accepts(within, part.numel())
-            parts.append(codec.decode(within, part.clone()))
-        assert torch.equal(
-            torch.cat(parts).view(torch.int32), codec.decode(slice_, payload).view(torch.int32)
-        )
-        assert len(blocks) == (-(-sent(spec, codec, slice_, payload) // numbers) or 1)
-
-
-def sent(spec: str, codec: Codec, slice_: Slice, payload: torch.Tensor) -> int:
-    """How many numbers a payload holds."""
-    large = of_large(codec)
-    return large.read(slice_.elements, payload)[0].numel() if isinstance(large, Sparse) else slice_.elements
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_lost_blocks_go_with_the_next(spec: str) -> None:
-    codec, slice_ = made(spec), slice_of(70_000, "float64")
-    pushed, applied = torch.zeros(70_000, dtype=torch.float64), torch.zeros(70_000, dtype=torch.float64)
-    for turn in range(6):
-        values = drawn(70_000, "float64", turn)
-        blocks = codec.cut(slice_, codec.encode(slice_, turn, values), BLOCK)
-        codec.settle(slice_, [block for place, block in enumerate(blocks) if (place + turn) % 3 == 0])
-        for place, (start, stop, payload) in enumerate(blocks):
-            if (place + turn) % 3:
-                applied[start:stop] += codec.decode(slice_.within(start, stop), payload)
-        pushed += values
-    torch.testing.assert_close(applied + residual(codec, slice_), pushed, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("spec", ["dense", "int4", "bisparse", "mpq"])
-def test_slices_of_tiny_tensors_have_blocks_too(spec: str) -> None:
-    codec, slice_ = make_codec(spec, RngKey()), slice_of(5000, of_tensor=999)
-    payload = codec.encode(slice_, 0, drawn(5000))
-    parts = [
-        codec.decode(slice_.within(start, stop), part)
-        for start, stop, part in codec.cut(slice_, payload, BLOCK)
-    ]
-    assert len(parts) == 5
-    assert torch.equal(torch.cat(parts), codec.decode(slice_, payload))
-
-
-@pytest.mark.parametrize("spec", ["dense", "int4", "topk"])
-@pytest.mark.parametrize("numbers", [0, 1000, -1024])
-def test_blocks_are_of_whole_scales(spec: str, numbers: int) -> None:
-    codec, slice_ = make_codec(spec, RngKey()), slice_of(5000)
-    with pytest.raises(ValueError, match="possible are multiples of 1024"):
-        codec.cut(slice_, codec.encode(slice_, 0, drawn(5000)), numbers)
 
 
 @pytest.mark.parametrize("spec", ["int8", "int4", "sign", "two_bit", "topk", "bisparse"])

@@ -6,7 +6,7 @@ its size keeps no residual.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -58,14 +58,17 @@ class BySize(Codec):
     def room(self, slice_: Slice) -> Room:
         return self._of(slice_).room(slice_)
 
-    def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        return self._of(slice_).cut(slice_, payload, numbers)
+    def cut(self, slice_: Slice, payload: torch.Tensor, most_bytes: int) -> list[Block]:
+        return self._of(slice_).cut(slice_, payload, most_bytes)
+
+    def decode_blocks(self, slice_: Slice, blocks: Sequence[Block]) -> torch.Tensor:
+        return self._of(slice_).decode_blocks(slice_, blocks)
 
     def cost_bytes(self, slice_: Slice) -> int:
         codec = self._of(slice_)
         return slice_.size_bytes if codec.lossless else codec.cost_bytes(slice_)  # see `encode`
 
-    def settle(self, slice_: Slice, lost: Iterable[Block]) -> None:
+    def settle(self, slice_: Slice, lost: Sequence[Block]) -> None:
         self._of(slice_).settle(slice_, lost)
 
     def state(self, slice_: Slice) -> dict[str, torch.Tensor]:

@@ -4,27 +4,33 @@ A codec turns a flat float tensor into a flat uint8 tensor and back. Encoding an
 node. A codec object belongs to one node and one direction of one tier's edges. To write a lossy codec, inherit
 `geomx.codecs.error_feedback.Lossy`.
 
-**Blocks.** A payload can be cut into blocks that decode on their own, for channels that lose some of them: a block is a
-payload of a part of the slice. What lost blocks carried goes back into the residual (`settle`).
+**Blocks.** For channels that lose data, `cut` makes blocks of a payload. A block is a payload of a part of the slice,
+so it decodes on its own. The receiver decodes the blocks that came (`decode_blocks`). The sender's codec takes back
+what the others carried (`settle`), and it goes with the next encoding.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 
-from geomx.errors import NotFinite
+from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Slice
-
-BLOCK = 1024  # numbers; at its multiples every form has whole scales and whole bytes
 
 
 class Block(NamedTuple):
-    """A part of a payload: the payload of elements [start, stop), that is of `slice_.within(start, stop)`."""
+    """A part of a payload: the payload of elements [start, stop), that is of `slice_.within(start, stop)`.
+
+    Attributes:
+        start: The first element.
+        stop: The element behind the last one.
+        payload: A flat uint8 tensor.
+    """
 
     start: int
     stop: int
@@ -114,26 +120,51 @@ class Codec(ABC):
         """The range of numbers that an encoding of this slice can carry; by default all that are finite."""
         return room_of(slice_)
 
-    def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
+    def cut(self, slice_: Slice, payload: torch.Tensor, most_bytes: int) -> list[Block]:
         """Cut a payload into blocks that can be decoded one by one.
 
         Args:
             slice_: The slice.
             payload: An encoding of it.
-            numbers: The most numbers that a block carries, a multiple of `BLOCK`.
+            most_bytes: The size that a block's payload should have at most, such as what fits into a datagram. Blocks
+                are as large as that allows. A codec whose smallest block is larger makes larger ones.
 
         Returns:
             Blocks without gaps between them, from the slice's first element to its last. Decoded, they give the bits
-            that `decode` gives for the whole. By default one block.
+            that `decode` gives for the whole. If every element is sent, their ranges depend on the slice and
+            `most_bytes` alone. By default one block. Payloads may share memory with each other and with `payload`.
         """
         return [Block(0, slice_.elements, payload)]
+
+    def decode_blocks(self, slice_: Slice, blocks: Sequence[Block]) -> torch.Tensor:
+        """Decode some of the blocks that `cut` made of one payload, in any order.
+
+        Override it together with `cut` if it can be faster than block by block.
+
+        Returns:
+            Values of shape (elements,) and the slice's dtype, zero where no block came. From all blocks, the bits that
+            `decode` gives for the whole.
+
+        Raises:
+            ProtocolError: Blocks overlap, lie outside the slice, or hold what `encode` cannot have written.
+        """
+        values = torch.zeros(slice_.elements, dtype=getattr(torch, slice_.dtype))
+        for start, stop, payload in in_order(slice_, blocks):
+            within = slice_.within(start, stop)
+            if not self.accepts(within, payload.numel()):
+                raise wrong_size(slice_, start, stop, payload)
+            values[start:stop] = self.decode(within, payload)
+        return values
 
     @abstractmethod
     def cost_bytes(self, slice_: Slice) -> int:
         """Bytes of memory that one encode or decode touches: large jobs run in a thread. 0: it copies nothing."""
 
-    def settle(self, slice_: Slice, lost: Iterable[Block]) -> None:
-        """Add what lost blocks carried to the next encoding. Without `feedback`, it is lost."""
+    def settle(self, slice_: Slice, lost: Sequence[Block]) -> None:
+        """Add what lost blocks of one payload carried to the next encoding.
+
+        Without `feedback`, it is lost for good: `geomx.codecs.returning.for_lossy_channel` makes a codec that keeps it.
+        """
         return
 
     def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
@@ -151,13 +182,28 @@ def room_of(slice_: Slice) -> Room:
     return Room(torch.finfo(dtype).max if dtype.is_floating_point else math.inf, slice_.dtype)
 
 
-def whole_blocks(numbers: int) -> int:
-    """Return `numbers` if it is a valid size of blocks, else raise `ValueError`."""
-    if numbers < BLOCK or numbers % BLOCK:
-        raise ValueError(f"blocks of {numbers} numbers; possible are multiples of {BLOCK}")
-    return numbers
+def in_order(slice_: Slice, blocks: Sequence[Block], grain: int = 1) -> list[Block]:
+    """Blocks of a slice in the order of their elements.
+
+    Raises:
+        ProtocolError: A block lies outside the slice, overlaps another, or does not begin and end at multiples of
+            `grain` (the slice's end counts as one).
+    """
+    elements, end = slice_.elements, 0
+    found = sorted(blocks, key=itemgetter(0))
+    for start, stop, _ in found:
+        if not 0 <= start < stop <= elements:
+            raise ProtocolError(f"slice {slice_.index}: a block [{start}, {stop}) of {elements} elements")
+        if start < end:
+            raise ProtocolError(f"slice {slice_.index}: block [{start}, {stop}) overlaps one up to {end}")
+        if start % grain or (stop % grain and stop != elements):
+            raise ProtocolError(f"slice {slice_.index}: block [{start}, {stop}), of no multiples of {grain}")
+        end = stop
+    return found
 
 
-def tiles(count: int, size: int) -> list[tuple[int, int]]:
-    """Cut [0, count) into ranges of `size`, and a shorter last one."""
-    return [(start, min(start + size, count)) for start in range(0, count, size)]
+def wrong_size(slice_: Slice, start: int, stop: int, payload: torch.Tensor) -> ProtocolError:
+    """The error of a block with an impossible size."""
+    return ProtocolError(
+        f"slice {slice_.index}: a block of {payload.numel()} bytes for elements [{start}, {stop})"
+    )

@@ -11,11 +11,11 @@ direction). Sources: Seide et al., Interspeech 2014; Karimireddy et al., ICML 20
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from geomx.codecs.contract import Block, Codec, whole_blocks
+from geomx.codecs.contract import Block, Codec, in_order, wrong_size
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.values import peak
 from geomx.layout import Slice
@@ -89,9 +89,17 @@ class Lossy(Codec):
     def possible(self, elements: int, size: int) -> bool:
         """Whether a payload of so many `elements` can have `size` bytes. Asked before memory is allocated for it."""
 
-    def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        """Cut a payload, as `cut` describes; by default into one block."""
-        return [Block(0, slice_.elements, payload)]
+    def expand_blocks(self, slice_: Slice, blocks: Sequence[Block]) -> torch.Tensor:
+        """Decode some blocks of one payload, as `decode_blocks` describes, into what `expand` gives.
+
+        By default block by block. Override it together with `cut` if it can be faster.
+        """
+        left = torch.zeros(slice_.elements, dtype=working(getattr(torch, slice_.dtype)))
+        for start, stop, payload in in_order(slice_, blocks):
+            if not self.possible(stop - start, payload.numel()):
+                raise wrong_size(slice_, start, stop, payload)
+            left[start:stop] = self.expand(slice_.within(start, stop), payload)
+        return left
 
     def prepared(self, slice_: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:
         """Change values before they are added to the residual, such as by clipping or momentum."""
@@ -115,8 +123,8 @@ class Lossy(Codec):
     def accepts(self, slice_: Slice, size: int) -> bool:
         return self.possible(slice_.elements, size)
 
-    def cut(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        return self.blocks(slice_, payload, whole_blocks(numbers))
+    def decode_blocks(self, slice_: Slice, blocks: Sequence[Block]) -> torch.Tensor:
+        return self.expand_blocks(slice_, blocks).to(getattr(torch, slice_.dtype))
 
     def cost_bytes(self, slice_: Slice) -> int:
         return 8 * slice_.size_bytes
@@ -131,11 +139,10 @@ class Lossy(Codec):
             self._residuals[slice_.index] = held
         return held
 
-    def settle(self, slice_: Slice, lost: Iterable[Block]) -> None:
-        if self.feedback:
-            for start, stop, payload in lost:
-                carried = self.expand(slice_.within(start, stop), payload)
-                self.residual(slice_, carried)[start:stop].add_(carried)
+    def settle(self, slice_: Slice, lost: Sequence[Block]) -> None:
+        if self.feedback and lost:
+            carried = self.expand_blocks(slice_, lost)
+            self.residual(slice_, carried).add_(carried)
 
     def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
         return {name: held[slice_.index] for name, held in self.memory.items() if slice_.index in held}

@@ -11,19 +11,22 @@ indices, values
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import torch
 
-from geomx.codecs.contract import Block, Codec, Room, tiles
+from geomx.codecs.contract import Block, Codec, Room, in_order
 from geomx.codecs.error_feedback import Lossy, working
 from geomx.codecs.pack import native
 from geomx.codecs.pack.indices import choose, pack_indices, size_bytes, unpack_indices
 from geomx.codecs.pack.noise import RngKey
+from geomx.codecs.pack.runs import runs_of
 from geomx.codecs.pack.values import FORMS, Form
 from geomx.errors import ConfigError, Fault, ProtocolError
 from geomx.layout import Slice
 
 HEAD = struct.Struct("<IIBB")
+RICE_AT = 8
 NAMES = tuple(FORMS)
 
 
@@ -73,10 +76,12 @@ class Sparse(Lossy):
             chosen = gathered(left, indices)
             values = self._form.take(chosen)
             scatter(left, indices, chosen)
-        return self._put_together(indices, left.numel(), values)
+        rice, unary = choose(indices, left.numel())
+        return self._put_together(indices, left.numel(), values, rice, unary)
 
-    def _put_together(self, indices: torch.Tensor, elements: int, values: torch.Tensor) -> torch.Tensor:
-        rice, unary = choose(indices, elements)
+    def _put_together(
+        self, indices: torch.Tensor, elements: int, values: torch.Tensor, rice: int, unary: int
+    ) -> torch.Tensor:
         head = HEAD.pack(indices.numel(), unary, rice, self._place)
         first = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(indices.device)
         return torch.cat((first, pack_indices(indices, elements, rice, unary), values))
@@ -94,26 +99,45 @@ class Sparse(Lossy):
         return unpack_indices(payload[HEAD.size : start], count, elements, rice, unary), payload[start:]
 
     def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
-        indices, packed = self.read(slice_.elements, payload)
+        return self._spread(slice_, *self.read(slice_.elements, payload))
+
+    def _spread(self, slice_: Slice, indices: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
         dtype = working(getattr(torch, slice_.dtype))
         if not indices.numel():
-            return torch.zeros(slice_.elements, dtype=dtype, device=payload.device)
+            return torch.zeros(slice_.elements, dtype=dtype, device=indices.device)
         return spread(indices, self._form.unpack(packed, indices.numel(), dtype), slice_.elements)
 
-    def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        """So many entries each. A block ends where the next one's first entry lies."""
+    def cut(self, slice_: Slice, payload: torch.Tensor, most_bytes: int) -> list[Block]:
+        """Runs of entries. A block ends where the next one's first entry lies."""
         indices, packed = self.read(slice_.elements, payload)
-        runs = tiles(indices.numel(), numbers)
+        columns, rice = self._form.columns, payload[RICE_AT].item()
+        runs = runs_of(indices, slice_.elements, int(rice), columns, most_bytes - HEAD.size)
         if len(runs) < 2:
             return [Block(0, slice_.elements, payload)]
-        bounds = [0, *(int(indices[first]) for first, _ in runs[1:]), slice_.elements]
         found = []
-        for (first, last), start, stop in zip(runs, bounds, bounds[1:], strict=False):
-            values = self._form.part(packed, indices.numel(), first, last)
+        for run in runs:
+            values = columns.part(packed, indices.numel(), run.first, run.last)
+            some, elements = indices[run.first : run.last] - run.start, run.stop - run.start
             found.append(
-                Block(start, stop, self._put_together(indices[first:last] - start, stop - start, values))
+                Block(run.start, run.stop, self._put_together(some, elements, values, run.rice, run.unary))
             )
         return found
+
+    def expand_blocks(self, slice_: Slice, blocks: Sequence[Block]) -> torch.Tensor:
+        indices, values, grain = [], [], self._form.columns.grain
+        for start, stop, payload in in_order(slice_, blocks):
+            some, packed = self.read(stop - start, payload)
+            if stop != slice_.elements and some.numel() % grain:
+                raise ProtocolError(
+                    f"slice {slice_.index}: a block of {some.numel()} entries, no multiple of {grain}"
+                )
+            if some.numel():
+                indices.append(some.add_(start))
+                values.append(packed)
+        if not indices:
+            return super().expand_blocks(slice_, ())
+        counts = [some.numel() for some in indices]
+        return self._spread(slice_, torch.cat(indices), self._form.columns.joined(values, counts))
 
     def room(self, slice_: Slice) -> Room:
         return Room(self._form.most(working(getattr(torch, slice_.dtype))), NAMES[self._place])

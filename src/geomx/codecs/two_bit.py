@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import torch
 
-from geomx.codecs.contract import Block, tiles
 from geomx.codecs.dense import Dense
-from geomx.codecs.error_feedback import SIZE_LOWER_BOUND, Lossy, working
+from geomx.codecs.error_feedback import SIZE_LOWER_BOUND, working
 from geomx.codecs.pack import native
-from geomx.codecs.pack.bits import pack, packed_bytes, unpack
+from geomx.codecs.pack.bits import BYTE, pack, unpack
+from geomx.codecs.pack.columns import Columns
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.values import aligned
+from geomx.codecs.whole import Every
 from geomx.errors import ConfigError, Fault, ProtocolError
 from geomx.layout import Slice
 
@@ -24,7 +25,7 @@ STEP_BYTES, WIDTH = 4, 2
 ZERO, UP, DOWN = 0, 1, 2
 
 
-class TwoBit(Lossy):
+class TwoBit(Every):
     """Sends plus, minus or nothing of a threshold for each element (Strom, Interspeech 2015).
 
     Args:
@@ -35,6 +36,9 @@ class TwoBit(Lossy):
     Raises:
         ConfigError: `threshold` is out of range.
     """
+
+    form = "2-bit values"
+    columns = Columns(head=STEP_BYTES, grain=BYTE // WIDTH, width=WIDTH)
 
     def __init__(
         self, stream: RngKey, *, threshold: float = 0.5, size_lower_bound: int = SIZE_LOWER_BOUND
@@ -68,30 +72,17 @@ class TwoBit(Lossy):
         left.sub_(up.to(left.dtype).sub_(down.to(left.dtype)), alpha=size)
         return pack(up.to(torch.uint8) | (down.to(torch.uint8) << 1), WIDTH)
 
-    def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
-        if not self.possible(slice_.elements, payload.numel()):
-            raise ProtocolError(f"slice {slice_.index}: {payload.numel()} bytes are no 2-bit values")
-        step = float(aligned(payload[:STEP_BYTES], torch.float32))
+    def numbers(self, slice_: Slice, packed: torch.Tensor, count: int) -> torch.Tensor:
+        step = float(aligned(packed[:STEP_BYTES], torch.float32))
         if not 0.0 < step < float("inf"):
             raise ProtocolError(f"slice {slice_.index}: a threshold of {step}")
         dtype = working(getattr(torch, slice_.dtype))
         if dtype == torch.float32:
-            given = native.give_two_bits(payload[STEP_BYTES:], slice_.elements, step)
+            given = native.give_two_bits(packed[STEP_BYTES:], count, step)
             if given is not None:
                 return given
-        codes = unpack(payload[STEP_BYTES:], slice_.elements, WIDTH)
+        codes = unpack(packed[STEP_BYTES:], count, WIDTH)
         if int(codes.max()) > DOWN:
             raise ProtocolError(f"slice {slice_.index}: a code that no encoder writes")
         steps = torch.tensor([0.0, step, -step], dtype=dtype, device=codes.device)
         return steps[codes.to(torch.int64)]
-
-    def possible(self, elements: int, size: int) -> bool:
-        return size == STEP_BYTES + packed_bytes(elements, WIDTH)
-
-    def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        step, codes = payload[:STEP_BYTES], payload[STEP_BYTES:]
-
-        def part(start: int, stop: int) -> torch.Tensor:
-            return torch.cat((step, codes[packed_bytes(start, WIDTH) : packed_bytes(stop, WIDTH)]))
-
-        return [Block(start, stop, part(start, stop)) for start, stop in tiles(slice_.elements, numbers)]

@@ -1,4 +1,4 @@
-"""Codecs that keep every element, in fewer bits: one number form for all of a slice.
+"""Codecs that keep every element, in fewer bits: one list of numbers for all of a slice.
 
     fp16    scaled by a power of two for each slice: no Inf, whatever the values; tiny slices as well
     bf16    float32's range, 8 bits of precision; tiny slices as well
@@ -12,27 +12,72 @@ its values overflow. `stochastic = true` of int8 and int4 rounds up with the pro
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+
 import torch
 
-from geomx.codecs.contract import Block, Codec, Room, tiles
+from geomx.codecs.blocks import cut_alike, joined, laid_out
+from geomx.codecs.contract import Block, Codec, Room
 from geomx.codecs.dense import Dense
 from geomx.codecs.error_feedback import SIZE_LOWER_BOUND, Lossy, working
+from geomx.codecs.pack.columns import Columns
 from geomx.codecs.pack.noise import RngKey, uniform
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 
 
-class Whole(Lossy):
-    """Sends every element in one number form, which subclasses name."""
+class Every(Lossy):
+    """Sends every element, in a list of numbers.
+
+    Attributes:
+        form: What the numbers are, for messages.
+        columns: How they lie in bytes.
+    """
 
     form: str
+    columns: Columns
+
+    @abstractmethod
+    def numbers(self, slice_: Slice, packed: torch.Tensor, count: int) -> torch.Tensor:
+        """Decode a list of `count` numbers of a slice, which has `columns.size_bytes(count)` bytes.
+
+        Returns:
+            Values of shape (count,), in the dtype of the slice's residual.
+
+        Raises:
+            ProtocolError: `compress` cannot have written these bytes.
+        """
+
+    def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        if not self.possible(slice_.elements, payload.numel()):
+            raise ProtocolError(f"slice {slice_.index}: {payload.numel()} bytes are no {self.form}")
+        return self.numbers(slice_, payload, slice_.elements)
+
+    def possible(self, elements: int, size: int) -> bool:
+        return size == self.columns.size_bytes(elements)
+
+    def cut(self, slice_: Slice, payload: torch.Tensor, most_bytes: int) -> list[Block]:
+        return cut_alike(slice_, payload, self.columns, most_bytes)
+
+    def expand_blocks(self, slice_: Slice, blocks: Sequence[Block]) -> torch.Tensor:
+        if not blocks:
+            return super().expand_blocks(slice_, blocks)
+        found, payload = joined(slice_, blocks, self.columns)
+        values = self.numbers(slice_, payload, sum(stop - start for start, stop, _ in found))
+        return laid_out(values, found, slice_.elements)
+
+
+class Whole(Every):
+    """Sends every element in one number form, which subclasses name."""
 
     def __init__(
         self, stream: RngKey, tiny: Codec | None = None, size_lower_bound: int = SIZE_LOWER_BOUND
     ) -> None:
         super().__init__(stream, tiny, size_lower_bound)
         self._form = FORMS[self.form]()
+        self.columns = self._form.columns
 
     def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
         return self._form.take(left, self.noise(slice_, turn, left))
@@ -50,22 +95,11 @@ class Whole(Lossy):
         self.room(slice_).check(slice_, taken.largest)
         return taken.payload
 
-    def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
-        if not self.possible(slice_.elements, payload.numel()):
-            raise ProtocolError(f"slice {slice_.index}: {payload.numel()} bytes are no {self.form}")
-        return self._form.unpack(payload, slice_.elements, working(getattr(torch, slice_.dtype)))
+    def numbers(self, slice_: Slice, packed: torch.Tensor, count: int) -> torch.Tensor:
+        return self._form.unpack(packed, count, working(getattr(torch, slice_.dtype)))
 
     def room(self, slice_: Slice) -> Room:
         return Room(self._form.most(working(getattr(torch, slice_.dtype))), self.form)
-
-    def possible(self, elements: int, size: int) -> bool:
-        return size == self._form.size_bytes(elements)
-
-    def blocks(self, slice_: Slice, payload: torch.Tensor, numbers: int) -> list[Block]:
-        count, part = slice_.elements, self._form.part
-        return [
-            Block(start, stop, part(payload, count, start, stop)) for start, stop in tiles(count, numbers)
-        ]
 
 
 class FP16(Whole):

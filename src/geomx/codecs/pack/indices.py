@@ -30,7 +30,7 @@ def choose(indices: torch.Tensor, elements: int) -> tuple[int, int]:
     best, best_unary, best_bytes = BITMAP, 0, bitmap
     if not count:
         return 0, 0
-    likely = max(0, (elements // count).bit_length() - 1)
+    likely = likely_rice(count, elements)
     rices = range(max(0, likely - 1), min(MOST_RICE, likely + 1) + 1)
     unaries = native.unary_bits(indices, rices.start, len(rices))
     if unaries is None:
@@ -41,6 +41,11 @@ def choose(indices: torch.Tensor, elements: int) -> tuple[int, int]:
         if size < best_bytes:
             best, best_unary, best_bytes = rice, unary, size
     return best, best_unary
+
+
+def likely_rice(count: int, elements: int) -> int:
+    """The Rice parameter that is about the best for `count` indices, one or more, at random places."""
+    return max(0, (elements // count).bit_length() - 1)
 
 
 def gaps_of(indices: torch.Tensor) -> torch.Tensor:

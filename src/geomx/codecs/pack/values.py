@@ -25,7 +25,8 @@ from collections.abc import Callable
 import torch
 
 from geomx.codecs.pack import native
-from geomx.codecs.pack.bits import pack, packed_bytes, unpack
+from geomx.codecs.pack.bits import pack, unpack
+from geomx.codecs.pack.columns import Columns
 from geomx.codecs.pack.native import Taken
 from geomx.errors import NotFinite, ProtocolError
 
@@ -34,11 +35,17 @@ MOST_EXPONENT = {torch.float32: 126, torch.float64: 1000}  # whose powers of two
 
 
 class Form(ABC):
-    """One way of writing numbers. `x` is flat, float32 or float64, and finite."""
+    """One way of writing numbers. `x` is flat, float32 or float64, and finite.
 
-    @abstractmethod
+    Attributes:
+        columns: How they lie in bytes.
+    """
+
+    columns: Columns
+
     def size_bytes(self, count: int) -> int:
         """What `count` numbers take."""
+        return self.columns.size_bytes(count)
 
     @abstractmethod
     def most(self, dtype: torch.dtype) -> float:
@@ -51,10 +58,6 @@ class Form(ABC):
     @abstractmethod
     def unpack(self, packed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Back, in `dtype`. Raises ProtocolError where no encoder wrote this."""
-
-    @abstractmethod
-    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
-        """The bytes of numbers [start, stop) of `count`. `start` is a multiple of 1024; `stop`, too, or `count`."""
 
     def take(self, left: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """As `pack`; leaves in `left`, in place, what the bytes do not carry."""
@@ -77,9 +80,7 @@ class Cast(Form):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-
-    def size_bytes(self, count: int) -> int:
-        return count * self._dtype.itemsize
+        self.columns = Columns(width=8 * dtype.itemsize)
 
     def most(self, dtype: torch.dtype) -> float:
         return min(torch.finfo(dtype).max, torch.finfo(self._dtype).max)
@@ -101,9 +102,6 @@ class Cast(Form):
             raise ProtocolError("a number is not finite")
         return values
 
-    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
-        return packed[self.size_bytes(start) : self.size_bytes(stop)]
-
     def taken(
         self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
     ) -> Taken | None:
@@ -114,9 +112,7 @@ class Half(Form):
     """fp16 behind one power of two, an int16: the list's largest number lies in [2^14, 2^15) before rounding."""
 
     TOP, LARGEST = 15, 32752.0  # fp16's largest number below 2^15: what is larger may be rounded up to that
-
-    def size_bytes(self, count: int) -> int:
-        return SCALE_BYTES + 2 * count
+    columns = Columns(head=SCALE_BYTES, width=16)
 
     def most(self, dtype: torch.dtype) -> float:
         end = math.frexp(torch.finfo(dtype).max)[1]  # powers of two from here on are Inf
@@ -141,9 +137,6 @@ class Half(Form):
         if not math.isfinite(peak(values)):
             raise ProtocolError("a number is not finite")
         return values
-
-    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
-        return torch.cat((packed[:SCALE_BYTES], packed[self.size_bytes(start) : self.size_bytes(stop)]))
 
     def _exponent(self, largest: float, dtype: torch.dtype) -> int:
         if not largest <= self.most(dtype):
@@ -173,10 +166,8 @@ class Blocks(Form):
 
     def __init__(self, width: int, block: int) -> None:
         self._width, self._block = width, block
+        self.columns = Columns(grain=block, scale=SCALE_BYTES, width=width)
         self._most = (1 << (width - 1)) - 1  # codes lie in ±_most, and are written with _most added
-
-    def size_bytes(self, count: int) -> int:
-        return SCALE_BYTES * -(-count // self._block) + packed_bytes(count, self._width)
 
     def most(self, dtype: torch.dtype) -> float:
         return self._most * _value_of(_largest_scale(self._most))
@@ -200,9 +191,6 @@ class Blocks(Form):
         values = codes.to(dtype).sub_(self._most)
         return scaled(values, scales, self._block)
 
-    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
-        return part_of_scaled(packed, count, start, stop, self._block, self._width)
-
     def _steps(self, x: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
         return scaled(x.clone(), inverses(scales, 1.0, x.dtype), self._block)
 
@@ -216,9 +204,7 @@ class Thirds(Form):
     """Two bits: ±1 and ±1/3 of the block's largest. For numbers that are not near zero, as sparse ones are not."""
 
     WIDTH, BLOCK = 2, 64
-
-    def size_bytes(self, count: int) -> int:
-        return SCALE_BYTES * -(-count // self.BLOCK) + packed_bytes(count, self.WIDTH)
+    columns = Columns(grain=BLOCK, scale=SCALE_BYTES, width=WIDTH)
 
     def most(self, dtype: torch.dtype) -> float:
         return _value_of(_largest_scale(1))
@@ -238,9 +224,6 @@ class Thirds(Form):
         thirds = unpack(codes, count, self.WIDTH).to(dtype).sub_(1.5).div_(1.5)
         return scaled(thirds, scales, self.BLOCK)
 
-    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
-        return part_of_scaled(packed, count, start, stop, self.BLOCK, self.WIDTH)
-
     def taken(
         self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
     ) -> Taken | None:
@@ -251,9 +234,7 @@ class Sign(Form):
     """One bit: the sign, times the mean of its block's |x| (1-bit Adam, arXiv 2102.02888)."""
 
     BLOCK = native.SIGN_BLOCK
-
-    def size_bytes(self, count: int) -> int:
-        return SCALE_BYTES * -(-count // self.BLOCK) + packed_bytes(count, 1)
+    columns = Columns(grain=BLOCK, scale=SCALE_BYTES, width=1)
 
     def most(self, dtype: torch.dtype) -> float:
         return _value_of(_largest_scale(1))
@@ -269,9 +250,6 @@ class Sign(Form):
             if given is not None:
                 return given
         return scaled(unpack(codes, count, 1).to(dtype).mul_(2).sub_(1), scales, self.BLOCK)
-
-    def part(self, packed: torch.Tensor, count: int, start: int, stop: int) -> torch.Tensor:
-        return part_of_scaled(packed, count, start, stop, self.BLOCK, 1)
 
     def taken(
         self, left: torch.Tensor, noise: torch.Tensor | None, values: torch.Tensor | None = None
@@ -346,15 +324,6 @@ def split_scales(
     if count and not 0 <= int(bits.min()) <= int(bits.max()) <= _largest_scale(most):
         raise ProtocolError("a scale is negative, or too large")
     return scales, packed[head:]
-
-
-def part_of_scaled(
-    packed: torch.Tensor, count: int, start: int, stop: int, block: int, width: int
-) -> torch.Tensor:
-    """`Form.part` of a blockwise form."""
-    scales, codes = packed.tensor_split([SCALE_BYTES * -(-count // block)])
-    some = scales[SCALE_BYTES * (start // block) : SCALE_BYTES * -(-stop // block)]
-    return torch.cat((some, codes[packed_bytes(start, width) : packed_bytes(stop, width)]))
 
 
 def tree_sum(blocks: torch.Tensor) -> torch.Tensor:

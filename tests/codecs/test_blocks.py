@@ -1,0 +1,402 @@
+"""Payloads cut into blocks, for channels that lose some of them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from codec_cases import DTYPES, SIZES, SPECS, drawn, made, of_large, residual, slice_of
+from exploring import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geomx.codecs.contract import Block, Codec
+from geomx.codecs.error_feedback import Lossy
+from geomx.codecs.pack.noise import RngKey
+from geomx.codecs.sparse import Sparse
+from geomx.codecs.spec import make_codec
+from geomx.codecs.topk import TopK
+from geomx.codecs.whole import Every
+from geomx.errors import ProtocolError
+from geomx.layout import ITEM_BYTES, Slice
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("inner_loops")
+
+DATAGRAM = 1400
+ALL = ["dense", *SPECS]
+SPARSE = [spec for spec in SPECS if isinstance(of_large(made(spec)), Sparse)]
+EVERY = [spec for spec in ALL if spec not in SPARSE]
+MOMENTUM = "bisparse ratio=0.1 momentum=0.9"
+
+
+def bits(values: torch.Tensor) -> list[int]:
+    return values.view(torch.uint8).tolist()
+
+
+def shuffled(blocks: list[Block], seed: int = 0) -> list[Block]:
+    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
+    return [blocks[place] for place in order.tolist()]
+
+
+def apart(blocks: list[Block]) -> list[Block]:
+    """As they come from a network: each payload at an odd place of memory of its own."""
+    found = []
+    for start, stop, payload in blocks:
+        memory = torch.empty(payload.numel() + 1, dtype=torch.uint8)
+        memory[1:] = payload
+        found.append(Block(start, stop, memory[1:]))
+    return found
+
+
+def encoded(spec: str, elements: int, dtype: str = "float32") -> tuple[Codec, Slice, torch.Tensor]:
+    codec, slice_ = make_codec(spec, RngKey(7, "A")), slice_of(elements, dtype)
+    codec.encode(slice_, 0, drawn(elements, dtype))
+    return codec, slice_, codec.encode(slice_, 1, drawn(elements, dtype, 1))
+
+
+# -- cut ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", ALL)
+def test_blocks_decode_on_their_own(spec: str, dtype: str) -> None:
+    for elements, most_bytes in product(SIZES, (DATAGRAM, 300)):
+        codec, slice_, payload = encoded(spec, elements, dtype)
+        blocks = codec.cut(slice_, payload, most_bytes)
+        assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
+        assert blocks[-1].stop == elements
+        parts = []
+        for start, stop, part in blocks:
+            within = slice_.within(start, stop)
+            assert codec.accepts(within, part.numel())
+            parts.append(codec.decode(within, part.clone()))
+        whole = codec.decode(slice_, payload)
+        assert torch.equal(torch.cat(parts).view(torch.uint8), whole.view(torch.uint8))
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_where_every_element_is_sent_all_blocks_but_the_last_are_as_large_as_can_be(spec: str) -> None:
+    codec, slice_, payload = encoded(spec, 70_001)
+    large = of_large(codec)
+    grain = large.columns.grain if isinstance(large, Every) else 1
+    for most_bytes in (1399, DATAGRAM, 1401, 4000):
+        blocks = codec.cut(slice_, payload, most_bytes)
+        (numbers,) = {stop - start for start, stop, _ in blocks[:-1]}
+        assert max(block.payload.numel() for block in blocks) <= most_bytes
+        assert numbers % grain == 0
+        assert not any(codec.accepts(slice_of(numbers + grain), size) for size in range(most_bytes + 1))
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_where_every_element_is_sent_ranges_are_the_same_each_round(spec: str) -> None:
+    codec, slice_ = make_codec(spec, RngKey()), slice_of(20_003)
+    ranges = set()
+    for turn in range(3):
+        payload = codec.encode(slice_, turn, drawn(20_003, seed=turn, scale=10.0**-turn))
+        ranges.add(tuple(block[:2] for block in codec.cut(slice_, payload, DATAGRAM)))
+    assert len(ranges) == 1
+
+
+@pytest.mark.parametrize("most_bytes", [-5, 0, 1])
+@pytest.mark.parametrize(
+    ("spec", "elements"),
+    [("dense", 1), ("fp16", 1), ("bf16", 1), ("int8", 128), ("int4", 64), ("sign", 1024), ("two_bit", 4)],
+)
+def test_where_not_even_the_smallest_block_fits_it_is_made_all_the_same(
+    spec: str, elements: int, most_bytes: int
+) -> None:
+    codec, slice_, payload = encoded(spec, 3000)
+    blocks = codec.cut(slice_, payload, most_bytes)
+    assert {stop - start for start, stop, _ in blocks[:-1]} == {elements}
+    assert bits(codec.decode_blocks(slice_, blocks)) == bits(codec.decode(slice_, payload))
+
+
+def full(spec: str, numbers: torch.Tensor) -> None:
+    """Sparse blocks fit, and but for the last are nearly full: only so many more entries as the grain would fit."""
+    codec, slice_ = made(spec), slice_of(numbers.numel())
+    large = of_large(codec)
+    assert isinstance(large, Sparse)
+    payload = codec.encode(slice_, 1, numbers)
+    grain = large._form.columns.grain
+    blocks = codec.cut(slice_, payload, DATAGRAM)
+    counts = [large.read(stop - start, part)[0].numel() for start, stop, part in blocks]
+    sizes = [part.numel() for _, _, part in blocks]
+    assert all(count % grain == 0 for count in counts[:-1])
+    for count, size in zip(counts[:-1], sizes[:-1], strict=True):
+        assert size <= DATAGRAM or count == grain
+        assert size + grain * size / count + 3 >= DATAGRAM - 20
+
+
+@pytest.mark.parametrize("spec", SPARSE)
+def test_sparse_blocks_are_nearly_full(spec: str) -> None:
+    for seed in range(3):
+        full(spec, drawn(131_072, seed=seed))
+
+
+@pytest.mark.parametrize("spec", ["topk ratio=0.3", "topk ratio=0.02", "topk ratio=0.05 values=int4"])
+def test_sparse_blocks_fit_where_the_large_entries_lie_together(spec: str) -> None:
+    codec, slice_, values = made(spec), slice_of(131_072), drawn(131_072)
+    values[50_000:52_000] *= 1e3
+    blocks = codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM)
+    assert len(blocks) > 5
+    assert max(block.payload.numel() for block in blocks) <= DATAGRAM
+
+
+def test_a_payload_without_entries_is_one_block() -> None:
+    codec, slice_ = made("topk"), slice_of(100_000)
+    payload = codec.encode(slice_, 0, torch.zeros(100_000))
+    (block,) = codec.cut(slice_, payload, DATAGRAM)
+    assert block.payload is payload
+    assert not codec.decode_blocks(slice_, [block]).any()
+
+
+@examples(200)
+@given(st.data())
+def test_any_entries_are_cut(data: st.DataObject) -> None:
+    elements = data.draw(st.integers(1, 4000))
+    form = data.draw(st.sampled_from(["float32", "bf16", "fp16", "int8", "int4", "int2", "sign"]))
+    density = data.draw(st.sampled_from([0.002, 0.05, 0.3, 1.0]))
+    most_bytes = data.draw(st.integers(20, 1500))
+    codec, slice_ = TopK(RngKey(), values=form, ratio=density), slice_of(elements)
+    values = drawn(elements, seed=data.draw(st.integers(0, 1000)))
+    start = data.draw(st.integers(0, elements))
+    values[start : start + data.draw(st.integers(0, 1000))] *= 100
+    payload = codec.encode(slice_, 0, values)
+    blocks = codec.cut(slice_, payload, most_bytes)
+    grain = codec._form.columns.grain
+    for begin, stop, part in blocks:
+        assert part.numel() <= most_bytes or codec.read(stop - begin, part)[0].numel() <= grain
+    assert bits(codec.decode_blocks(slice_, shuffled(blocks))) == bits(codec.decode(slice_, payload))
+
+
+# -- decode ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", ALL)
+def test_all_blocks_in_any_order_give_the_whole(spec: str, dtype: str) -> None:
+    for elements, most_bytes in product(SIZES, (DATAGRAM, 300)):
+        codec, slice_, payload = encoded(spec, elements, dtype)
+        blocks = apart(shuffled(codec.cut(slice_, payload, most_bytes)))
+        decoded, whole = codec.decode_blocks(slice_, blocks), codec.decode(slice_, payload)
+        assert decoded.dtype == whole.dtype
+        assert decoded.shape == whole.shape
+        assert torch.equal(decoded.view(torch.uint8), whole.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16", "float16"])
+@pytest.mark.parametrize("spec", ALL)
+def test_some_blocks_give_zeros_elsewhere(spec: str, dtype: str) -> None:
+    for elements, seed in product((1025, 20_001), range(3)):
+        codec, slice_, payload = encoded(spec, elements, dtype)
+        blocks = shuffled(codec.cut(slice_, payload, 300), seed)
+        came = blocks[: seed * len(blocks) // 3]
+        expected = torch.zeros(elements, dtype=getattr(torch, dtype))
+        for start, stop, part in came:
+            expected[start:stop] = codec.decode(slice_.within(start, stop), part)
+        decoded = codec.decode_blocks(slice_, came)
+        assert decoded.dtype == expected.dtype
+        assert torch.equal(decoded.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_blocks_of_several_sizes_can_be_joined(spec: str) -> None:
+    """Nothing says that all blocks of a payload were cut with the same size in mind."""
+    codec, slice_, payload = encoded(spec, 20_001)
+    coarse, fine = (codec.cut(slice_, payload, size) for size in (1300, 130))
+    bounds = {block.stop for block in coarse} & {block.stop for block in fine} | {0}
+    common = sorted(bounds)[len(bounds) // 2]
+    blocks = [*(b for b in coarse if b.stop <= common), *(b for b in fine if b.start >= common)]
+    assert bits(codec.decode_blocks(slice_, blocks)) == bits(codec.decode(slice_, payload))
+
+
+@pytest.mark.parametrize("spec", ["dense", "int4", "bisparse", "mpq", "tiny_fp16"])
+def test_slices_of_tiny_tensors_have_blocks_too(spec: str) -> None:
+    codec, slice_ = make_codec(spec, RngKey()), slice_of(5000, of_tensor=999)
+    payload = codec.encode(slice_, 0, drawn(5000))
+    blocks = codec.cut(slice_, payload, DATAGRAM)
+    assert len(blocks) > 5
+    assert bits(codec.decode_blocks(slice_, shuffled(blocks))) == bits(codec.decode(slice_, payload))
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in ITEM_BYTES if dtype != "bool"])
+def test_dense_blocks_of_any_dtype(dtype: str) -> None:
+    codec, slice_ = make_codec("dense", RngKey()), slice_of(3001, dtype)
+    values = torch.arange(3001).to(getattr(torch, dtype))
+    blocks = codec.cut(slice_, codec.encode(slice_, 0, values), 100)
+    assert torch.equal(codec.decode_blocks(slice_, apart(shuffled(blocks))), values)
+    del blocks[1::2]
+    assert int((codec.decode_blocks(slice_, blocks) != values).sum()) >= 1400 - 12
+
+
+def test_one_dense_block_is_not_copied() -> None:
+    codec, slice_, values = make_codec("dense", RngKey()), slice_of(300), drawn(300)
+    blocks = codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM)
+    assert codec.decode_blocks(slice_, blocks).data_ptr() == values.data_ptr()
+
+
+class Plain(Lossy):
+    """Somebody's own, which says nothing of blocks."""
+
+    def compress(self, slice_: Slice, turn: int, left: torch.Tensor, weight: float) -> torch.Tensor:
+        sent = left.to(torch.bfloat16)
+        left -= sent
+        return sent.view(torch.uint8)
+
+    def expand(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        return payload.view(torch.bfloat16).to(torch.float32)
+
+    def possible(self, elements: int, size: int) -> bool:
+        return size == 2 * elements
+
+
+def test_a_codec_that_says_nothing_of_blocks_has_one() -> None:
+    codec, slice_ = Plain(RngKey(), None), slice_of(5000)
+    payload = codec.encode(slice_, 0, drawn(5000))
+    (block,) = codec.cut(slice_, payload, DATAGRAM)
+    assert torch.equal(codec.decode_blocks(slice_, [block]), codec.decode(slice_, payload))
+    halves = [Block(2000, 5000, payload[4000:]), Block(0, 2000, payload[:4000])]
+    assert torch.equal(codec.decode_blocks(slice_, halves), codec.decode(slice_, payload))
+    with pytest.raises(ProtocolError, match="a block of 9998 bytes"):
+        codec.decode_blocks(slice_, [Block(0, 5000, payload[2:])])
+
+
+# -- what comes from outside ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_blocks_that_do_not_go_together_are_refused(spec: str) -> None:
+    elements = 200_001 if spec == "bisparse values=sign" else 20_001  # a block has 1024 entries, of 1 %
+    codec, slice_, payload = encoded(spec, elements)
+    blocks = codec.cut(slice_, payload, 130)
+    one, last = blocks[1], blocks[-1]
+    for wrong, words in (
+        ([*blocks, one], "overlaps"),
+        ([Block(0, elements, payload), one], "overlaps"),
+        ([Block(-1024, one.stop - one.start - 1024, one.payload)], f"of {elements} elements"),
+        ([Block(one.start, one.start, one.payload)], f"of {elements} elements"),
+        ([Block(one.stop, one.start, one.payload)], f"of {elements} elements"),
+        ([Block(last.start + 1024, last.stop + 1024, last.payload)], f"of {elements} elements"),
+        ([Block(one.start, one.stop, one.payload[:3])], "bytes"),
+        ([Block(one.start, one.stop, one.payload[:0])], "bytes"),
+        ([Block(one.start, one.stop, torch.cat((payload, payload)))], "bytes|bits"),
+    ):
+        with pytest.raises(ProtocolError, match=words):
+            codec.decode_blocks(slice_, wrong)
+
+
+@pytest.mark.parametrize(("spec", "off"), [("int8", 64), ("int4", 32), ("sign", 512), ("two_bit", 2)])
+def test_blocks_that_are_not_of_whole_grains_are_refused(spec: str, off: int) -> None:
+    codec, slice_, payload = encoded(spec, 20_001)
+    one = codec.cut(slice_, payload, 1)[1]
+    for block in (
+        Block(one.start + off, one.stop + off, one.payload),
+        Block(one.start, one.stop - off, made(spec).encode(slice_of(off), 0, drawn(off))),
+    ):
+        with pytest.raises(ProtocolError, match="no multiples of"):
+            codec.decode_blocks(slice_, [block])
+
+
+@pytest.mark.parametrize("spec", ["topk values=int8", "bisparse values=sign"])
+def test_sparse_blocks_that_are_not_of_whole_grains_are_refused(spec: str) -> None:
+    codec, slice_ = made(spec), slice_of(20_001)
+    block = Block(0, 1000, of_large(codec).encode(slice_of(1000), 0, drawn(1000)))
+    with pytest.raises(ProtocolError, match="entries, no multiple of"):
+        codec.decode_blocks(slice_, [block])
+
+
+@pytest.mark.parametrize("spec", ["fp16", "two_bit threshold=0.01", "topk ratio=0.5 values=fp16"])
+def test_blocks_of_two_payloads_are_refused_where_they_tell(spec: str) -> None:
+    codec, slice_, payload = encoded(spec, 20_000)
+    blocks = codec.cut(slice_, payload, 300)
+    other = make_codec(spec, RngKey())
+    start, stop, _ = blocks[3]
+    foreign = other.encode(slice_of(stop - start), 0, 64 * drawn(stop - start), weight=8.0)
+    with pytest.raises(ProtocolError, match="heads differ"):
+        codec.decode_blocks(slice_, [*blocks[:3], Block(start, stop, foreign), *blocks[4:]])
+
+
+@examples(60)
+@given(st.data())
+@pytest.mark.parametrize("spec", SPECS)
+def test_damaged_blocks_are_refused_or_give_finite_numbers(spec: str, data: st.DataObject) -> None:
+    elements = data.draw(st.sampled_from([1, 64, 3000]))
+    codec, slice_ = made(spec), slice_of(elements)
+    blocks = codec.cut(slice_, codec.encode(slice_, 0, drawn(elements)), data.draw(st.integers(1, 300)))
+    start, _, payload = blocks[data.draw(st.integers(0, len(blocks) - 1))]
+    payload = payload.clone()
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, payload.numel() - 1))] = data.draw(st.integers(0, 255))
+    damaged = [
+        block._replace(payload=payload) if block.start == start else block
+        for block in blocks
+        if block.start == start or data.draw(st.booleans())
+    ][:20]
+    try:
+        decoded = codec.decode_blocks(slice_, damaged)
+    except ProtocolError:
+        return
+    assert decoded.numel() == elements
+    assert torch.isfinite(decoded).all()
+
+
+# -- settle ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_was_not_applied_goes_with_the_next(spec: str) -> None:
+    codec, slice_, values = made(spec), slice_of(3000, "float64"), drawn(3000, "float64")
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM))
+    torch.testing.assert_close(residual(codec, slice_), values, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_lost_blocks_go_with_the_next(spec: str) -> None:
+    codec, slice_ = made(spec), slice_of(20_000, "float64")
+    pushed, applied = torch.zeros(20_000, dtype=torch.float64), torch.zeros(20_000, dtype=torch.float64)
+    for turn in range(12):
+        values = drawn(20_000, "float64", turn)
+        blocks = shuffled(codec.cut(slice_, codec.encode(slice_, turn, values), 300), turn)
+        lost = turn % 4 * len(blocks) // 4
+        codec.settle(slice_, blocks[:lost])
+        applied += codec.decode_blocks(slice_, blocks[lost:])
+        pushed += values
+    torch.testing.assert_close(applied + residual(codec, slice_), pushed, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", [MOMENTUM, f"{MOMENTUM} values=float32"])
+def test_with_momentum_the_residual_takes_back_what_was_lost_and_velocity_stays_masked(spec: str) -> None:
+    codec, slice_ = made(spec), slice_of(20_000, "float64")
+    velocity = torch.zeros(20_000, dtype=torch.float64)
+    moved, applied = torch.zeros_like(velocity), torch.zeros_like(velocity)
+    for turn in range(12):
+        values = drawn(20_000, "float64", turn)
+        moved += 0.9 * velocity + values
+        payload = codec.encode(slice_, turn, values)
+        sent = codec.decode(slice_, payload) != 0
+        blocks = shuffled(codec.cut(slice_, payload, 300), turn)
+        lost = turn % 4 * len(blocks) // 4
+        codec.settle(slice_, blocks[:lost])
+        applied += codec.decode_blocks(slice_, blocks[lost:])
+        velocity = codec.state(slice_)["velocity"].clone()
+        assert not velocity[sent].any()
+        assert velocity[~sent].any()
+        returned = codec.decode_blocks(slice_, blocks[:lost])
+        kept = codec.state(slice_)["residual"]
+        torch.testing.assert_close(kept[returned != 0], returned[returned != 0], rtol=2e-2, atol=1e-4)
+    torch.testing.assert_close(applied + residual(codec, slice_), moved, rtol=1e-12, atol=1e-12)
+
+
+def test_a_codec_without_feedback_takes_nothing_back() -> None:
+    codec, slice_ = made("int8"), slice_of(3000)
+    codec.feedback = False
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, drawn(3000)), DATAGRAM))
+    assert codec.state(slice_) == {}
+
+
+def test_models_in_half_precision_take_back_what_was_sent_and_not_its_rounding() -> None:
+    codec, slice_, values = made("int8"), slice_of(3000, "bfloat16"), drawn(3000, "bfloat16")
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM))
+    torch.testing.assert_close(residual(codec, slice_), values.float(), rtol=1e-6, atol=1e-9)
