@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from geomx.codecs.by_size import LARGEST_BOUND, BySize
-from geomx.codecs.contract import Codec
+from geomx.codecs.contract import Block, Codec
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
 from geomx.layout import Part, Slice
@@ -42,3 +42,9 @@ def drawn(elements: int, dtype: str = "float32", seed: int = 0, scale: float = 1
 
 def residual(codec: Codec, slice_: Slice) -> torch.Tensor:
     return codec.state(slice_)["residual"]
+
+
+def shuffled(blocks: list[Block], seed: int = 0) -> list[Block]:
+    """Blocks in another order."""
+    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
+    return [blocks[place] for place in order.tolist()]

@@ -1,4 +1,4 @@
-"""Payloads cut into blocks, for channels that lose some of them."""
+"""Payloads cut into blocks that decode on their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from codec_cases import DTYPES, SIZES, SPECS, drawn, made, of_large, residual, slice_of
+from codec_cases import DTYPES, SIZES, SPECS, drawn, made, of_large, shuffled, slice_of
 from exploring import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,16 +28,10 @@ DATAGRAM = 1400
 ALL = ["dense", *SPECS]
 SPARSE = [spec for spec in SPECS if isinstance(of_large(made(spec)), Sparse)]
 EVERY = [spec for spec in ALL if spec not in SPARSE]
-MOMENTUM = "bisparse ratio=0.1 momentum=0.9"
 
 
 def bits(values: torch.Tensor) -> list[int]:
     return values.view(torch.uint8).tolist()
-
-
-def shuffled(blocks: list[Block], seed: int = 0) -> list[Block]:
-    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
-    return [blocks[place] for place in order.tolist()]
 
 
 def apart(blocks: list[Block]) -> list[Block]:
@@ -257,10 +251,44 @@ def test_a_codec_that_says_nothing_of_blocks_has_one() -> None:
     payload = codec.encode(slice_, 0, drawn(5000))
     (block,) = codec.cut(slice_, payload, DATAGRAM)
     assert torch.equal(codec.decode_blocks(slice_, [block]), codec.decode(slice_, payload))
-    halves = [Block(2000, 5000, payload[4000:]), Block(0, 2000, payload[:4000])]
+    halves = apart([Block(2000, 5000, payload[4000:]), Block(0, 2000, payload[:4000])])
     assert torch.equal(codec.decode_blocks(slice_, halves), codec.decode(slice_, payload))
     with pytest.raises(ProtocolError, match="a block of 9998 bytes"):
         codec.decode_blocks(slice_, [Block(0, 5000, payload[2:])])
+
+
+class OfCodec(Codec):
+    """Somebody's own of the contract alone."""
+
+    lossless, feedback = True, False
+
+    def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+        return values.to(torch.float64).view(torch.uint8)
+
+    def decode(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
+        return payload.view(torch.float64).to(torch.float32)
+
+    def accepts(self, slice_: Slice, size: int) -> bool:
+        return size == 8 * slice_.elements
+
+    def cost_bytes(self, slice_: Slice) -> int:
+        return slice_.size_bytes
+
+
+def test_a_codec_of_the_contract_alone_has_blocks_too() -> None:
+    codec, slice_, values = OfCodec(), slice_of(1000), drawn(1000)
+    (block,) = codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM)
+    assert torch.equal(codec.decode_blocks(slice_, [block]), values)
+    halves = [Block(600, 1000, block.payload[4800:]), Block(0, 400, block.payload[:3200])]
+    expected = values.clone()
+    expected[400:600] = 0
+    assert torch.equal(codec.decode_blocks(slice_, apart(halves)), expected)
+    for wrong, words in (
+        ([block, halves[0]], "overlaps"),
+        ([Block(0, 999, block.payload)], "a block of 8000 bytes"),
+    ):
+        with pytest.raises(ProtocolError, match=words):
+            codec.decode_blocks(slice_, wrong)
 
 
 # -- what comes from outside ----------------------------------------------------------------------------------
@@ -340,63 +368,3 @@ def test_damaged_blocks_are_refused_or_give_finite_numbers(spec: str, data: st.D
         return
     assert decoded.numel() == elements
     assert torch.isfinite(decoded).all()
-
-
-# -- settle ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_what_was_not_applied_goes_with_the_next(spec: str) -> None:
-    codec, slice_, values = made(spec), slice_of(3000, "float64"), drawn(3000, "float64")
-    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM))
-    torch.testing.assert_close(residual(codec, slice_), values, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_lost_blocks_go_with_the_next(spec: str) -> None:
-    codec, slice_ = made(spec), slice_of(20_000, "float64")
-    pushed, applied = torch.zeros(20_000, dtype=torch.float64), torch.zeros(20_000, dtype=torch.float64)
-    for turn in range(12):
-        values = drawn(20_000, "float64", turn)
-        blocks = shuffled(codec.cut(slice_, codec.encode(slice_, turn, values), 300), turn)
-        lost = turn % 4 * len(blocks) // 4
-        codec.settle(slice_, blocks[:lost])
-        applied += codec.decode_blocks(slice_, blocks[lost:])
-        pushed += values
-    torch.testing.assert_close(applied + residual(codec, slice_), pushed, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("spec", [MOMENTUM, f"{MOMENTUM} values=float32"])
-def test_with_momentum_the_residual_takes_back_what_was_lost_and_velocity_stays_masked(spec: str) -> None:
-    codec, slice_ = made(spec), slice_of(20_000, "float64")
-    velocity = torch.zeros(20_000, dtype=torch.float64)
-    moved, applied = torch.zeros_like(velocity), torch.zeros_like(velocity)
-    for turn in range(12):
-        values = drawn(20_000, "float64", turn)
-        moved += 0.9 * velocity + values
-        payload = codec.encode(slice_, turn, values)
-        sent = codec.decode(slice_, payload) != 0
-        blocks = shuffled(codec.cut(slice_, payload, 300), turn)
-        lost = turn % 4 * len(blocks) // 4
-        codec.settle(slice_, blocks[:lost])
-        applied += codec.decode_blocks(slice_, blocks[lost:])
-        velocity = codec.state(slice_)["velocity"].clone()
-        assert not velocity[sent].any()
-        assert velocity[~sent].any()
-        returned = codec.decode_blocks(slice_, blocks[:lost])
-        kept = codec.state(slice_)["residual"]
-        torch.testing.assert_close(kept[returned != 0], returned[returned != 0], rtol=2e-2, atol=1e-4)
-    torch.testing.assert_close(applied + residual(codec, slice_), moved, rtol=1e-12, atol=1e-12)
-
-
-def test_a_codec_without_feedback_takes_nothing_back() -> None:
-    codec, slice_ = made("int8"), slice_of(3000)
-    codec.feedback = False
-    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, drawn(3000)), DATAGRAM))
-    assert codec.state(slice_) == {}
-
-
-def test_models_in_half_precision_take_back_what_was_sent_and_not_its_rounding() -> None:
-    codec, slice_, values = made("int8"), slice_of(3000, "bfloat16"), drawn(3000, "bfloat16")
-    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM))
-    torch.testing.assert_close(residual(codec, slice_), values.float(), rtol=1e-6, atol=1e-9)

@@ -18,10 +18,7 @@ def cut_alike(slice_: Slice, payload: torch.Tensor, columns: Columns, most_bytes
     """Cut a payload that holds every element, as `Codec.cut` describes: all blocks but the last have one size."""
     count, numbers = slice_.elements, columns.fitting(most_bytes)
     starts = range(0, count, numbers)
-    parts = columns.parts(payload, count, numbers)
-    return [
-        Block(start, min(start + numbers, count), part) for start, part in zip(starts, parts, strict=True)
-    ]
+    return list(map(Block, starts, [*starts[1:], count], columns.parts(payload, count, numbers)))
 
 
 def joined(slice_: Slice, blocks: Sequence[Block], columns: Columns) -> tuple[list[Block], torch.Tensor]:
@@ -34,14 +31,16 @@ def joined(slice_: Slice, blocks: Sequence[Block], columns: Columns) -> tuple[li
         ProtocolError: See `Codec.decode_blocks`.
     """
     found = in_order(slice_, blocks, columns.grain)
-    counts, sizes = [stop - start for start, stop, _ in found], dict[int, int]()
-    for (start, stop, payload), count in zip(found, counts, strict=True):
-        expected = sizes.get(count)
-        if expected is None:
-            expected = sizes[count] = columns.size_bytes(count)
-        if payload.numel() != expected:
-            raise wrong_size(slice_, start, stop, payload)
-    return found, columns.joined([payload for _, _, payload in found], counts)
+    counts = [stop - start for start, stop, _ in found]
+    parts = [payload for _, _, payload in found]
+    sizes = {count: columns.size_bytes(count) for count in set(counts)}
+    if [part.numel() for part in parts] != [sizes[count] for count in counts]:
+        raise next(
+            wrong_size(slice_, *block)
+            for block, count in zip(found, counts, strict=True)
+            if block.payload.numel() != sizes[count]
+        )
+    return found, columns.joined(parts, counts)
 
 
 def laid_out(values: torch.Tensor, blocks: Sequence[Block], elements: int) -> torch.Tensor:

@@ -22,6 +22,8 @@ import torch
 from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Slice
 
+WIDEST = 8  # bytes of the widest dtype
+
 
 class Block(NamedTuple):
     """A part of a payload: the payload of elements [start, stop), that is of `slice_.within(start, stop)`.
@@ -153,7 +155,7 @@ class Codec(ABC):
             within = slice_.within(start, stop)
             if not self.accepts(within, payload.numel()):
                 raise wrong_size(slice_, start, stop, payload)
-            values[start:stop] = self.decode(within, payload)
+            values[start:stop] = self.decode(within, viewable(payload))
         return values
 
     @abstractmethod
@@ -200,6 +202,12 @@ def in_order(slice_: Slice, blocks: Sequence[Block], grain: int = 1) -> list[Blo
             raise ProtocolError(f"slice {slice_.index}: block [{start}, {stop}), of no multiples of {grain}")
         end = stop
     return found
+
+
+def viewable(payload: torch.Tensor) -> torch.Tensor:
+    """A payload that can be viewed as numbers of any dtype: copied if it begins at an odd place of its memory."""
+    whole = not (payload.storage_offset() % WIDEST or payload.data_ptr() % WIDEST)
+    return payload if whole else payload.clone()
 
 
 def wrong_size(slice_: Slice, start: int, stop: int, payload: torch.Tensor) -> ProtocolError:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from geomx.codecs.contract import Block, Codec, in_order, wrong_size
+from geomx.codecs.contract import Block, Codec, in_order, viewable, wrong_size
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.values import peak
 from geomx.layout import Slice
@@ -98,7 +98,7 @@ class Lossy(Codec):
         for start, stop, payload in in_order(slice_, blocks):
             if not self.possible(stop - start, payload.numel()):
                 raise wrong_size(slice_, start, stop, payload)
-            left[start:stop] = self.expand(slice_.within(start, stop), payload)
+            left[start:stop] = self.expand(slice_.within(start, stop), viewable(payload))
         return left
 
     def prepared(self, slice_: Slice, values: torch.Tensor, weight: float) -> torch.Tensor:

@@ -90,7 +90,7 @@ class Sparse(Lossy):
         """Indices (rising, int64) and the bytes of their values. Raises ProtocolError."""
         if not self.possible(elements, payload.numel()):
             raise ProtocolError(f"a sparse payload of {payload.numel()} bytes for {elements} elements")
-        count, unary, rice, place = HEAD.unpack(payload[: HEAD.size].cpu().numpy().tobytes())
+        count, unary, rice, place = HEAD.unpack_from(payload.cpu().numpy().data)
         if count > elements or place != self._place:
             raise ProtocolError(f"{count} of {elements} elements, in form {place}")
         start = HEAD.size + size_bytes(count, elements, rice, unary)
