@@ -1,4 +1,4 @@
-"""The lab's commands: `python -m lab up FILE`, `down`, `status`, `set`, `begin`, `shell`, `exec`, `check`."""
+"""The lab's commands: `python -m lab up FILE`, `down`, `status`, `set`, `begin`, `rebind`, `shell`, `exec`, `check`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 from geomx.config.overrides import literal
 from geomx.errors import ConfigError
-from lab import namespaces, system
+from lab import namespaces, nat, system
 from lab.check import check
 from lab.control import Control
 from lab.describe import CONGESTION, Network, describe, load
 from lab.errors import LabError, RouterError, Unavailable
 from lab.lab import Lab
-from lab.link import Conditions
+from lab.link import Conditions, Counters
 
 SKIPPED = 77  # exit status where this machine or user cannot have a lab, as test runners know it
 _DOWN_AFTER_S = 20.0
@@ -61,6 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("target", metavar="TO", help="a site, or '*'")
     added.add_argument("changes", metavar="KEY=VALUE", nargs="+")
     added.add_argument("--both", action="store_true", help="the way back too")
+    added = command(
+        "rebind", _rebind, "let a site's NAT forget its UDP flows; their next datagrams have new ports"
+    )
+    added.add_argument("site", help="a site with nat = true")
     command("shell", _shell, "a shell in a site").add_argument("site", help="SITE or SITE.HOST")
     added = command("exec", _exec, "a command in a site: exec A -- COMMAND ...")
     added.add_argument("site", help="SITE or SITE.HOST")
@@ -174,14 +178,17 @@ def _show(owner: str, status: dict[str, Any]) -> None:
     print(f"lab {owner}: {status['source']}, {script}")
     _show_sites(describe(status["table"], status["source"]))
     print(f"  {'link':<18}{'Mbit/s':>8}{'ms':>7}{'loss':>8}{'sent MB':>10}{'came MB':>10}", end="")
-    print(f"{'lost':>9}{'overflow':>10}{'cut':>8}   segments")
+    print(f"{'lost':>9}{'overflow':>10}{'cut':>8}{'blocked':>9}{'too large':>11}   segments")
     for link in status["links"]:
-        conditions, counters = Conditions(**link["conditions"]), link["counters"]
+        conditions, counters = Conditions(**link["conditions"]), Counters(**link["counters"])
         rate = "cut" if conditions.cut else f"{conditions.rate_mbps:g}"
         print(f"  {link['from'] + ' > ' + link['to']:<18}{rate:>8}{conditions.delay_ms:>7g}", end="")
-        print(f"{conditions.mean_loss:>8.2%}{counters['offered_bytes'] / 1e6:>10.2f}", end="")
-        print(f"{counters['delivered_bytes'] / 1e6:>10.2f}{counters['lost_segments']:>9}", end="")
-        print(f"{counters['overflowed_segments']:>10}{counters['cut_segments']:>8}")
+        print(f"{conditions.mean_loss:>8.2%}{counters.offered_bytes / 1e6:>10.2f}", end="")
+        print(f"{counters.delivered_bytes / 1e6:>10.2f}{counters.lost_segments:>9}", end="")
+        print(f"{counters.overflowed_segments:>10}{counters.cut_segments:>8}", end="")
+        print(f"{counters.blocked_segments:>9}{counters.oversized_segments:>11}")
+    for site, seen in status.get("nats", {}).items():  # a lab of an older version tells of none
+        print(f"  NAT of {site}: {seen['mappings']} flows, {seen['refused']} packets refused")
     router = status["router"]
     late = router["late"] / max(1, router["handed"])
     print(f"  router: {router['cpu_s']:.1f} s of CPU, {late:.2%} handed over more than 1 ms late", end="")
@@ -192,11 +199,16 @@ def _show_sites(network: Network) -> None:
     for number, site in enumerate(network.sites, start=1):
         hosts = f" to .{site.hosts}" if site.hosts > 1 else ""
         lan = "" if site.lan_mbps is None else f", each at {site.lan_mbps:g} Mbit/s"
-        print(f"  {site.name:<16}{namespaces.address(number, 1)}{hosts}{lan}")
+        outside = f", others see {namespaces.address(number, nat.HOST)}" if site.nat else ""
+        print(f"  {site.name:<16}{namespaces.address(number, 1)}{hosts}{lan}{outside}")
 
 
 def _begin(chosen: argparse.Namespace) -> None:
     _ask(_choose(chosen.lab), "begin")
+
+
+def _rebind(chosen: argparse.Namespace) -> None:
+    _ask(_choose(chosen.lab), "rebind", site=chosen.site)
 
 
 def _set(chosen: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from pydantic import Field
 from geomx.config.checking import Rule, Values, change_something, checked, unique_names
 from geomx.config.document import Document, read_text, read_toml
 from geomx.config.fields import keys, words
-from geomx.config.forms import TextForm
+from geomx.config.forms import Form, TextForm, unfit
 from geomx.config.problems import KeyPath, Problem, shown
 from geomx.config.tables import Table
 from geomx.errors import nearest
@@ -32,9 +32,21 @@ CONGESTION: tuple[str, ...] = get_args(Congestion)
 EVERY_SITE = "*"
 MAX_SITES = 32  # what is told of all their links, two for each pair, is one message
 MAX_HOSTS = 200
+_LEAST_MTU, _MOST_MTU = 576, 65_535  # every host takes packets of 576 bytes (RFC 791)
 SiteName = Annotated[
     str, TextForm("a letter, then up to 14 letters, digits, `-` and `_`", r"[A-Za-z][A-Za-z0-9_-]{0,14}")
 ]
+
+
+class _MtuForm(Form):
+    """The largest packet of a link, or 0."""
+
+    words = f"integer ≥ {_LEAST_MTU}, ≤ {_MOST_MTU}, or 0 for no limit"
+
+    def check(self, value: int) -> int:
+        if value and not _LEAST_MTU <= value <= _MOST_MTU:
+            raise unfit()
+        return value
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -46,6 +58,7 @@ class Site(Table):
     name: SiteName
     hosts: int = Field(1, ge=1, le=MAX_HOSTS)
     lan_mbps: float | None = Field(None, ge=0.01, le=100_000)
+    nat: bool = False
 
 
 class ConditionsTable(Table):
@@ -60,6 +73,12 @@ class ConditionsTable(Table):
     burst_loss: float | None = Field(None, ge=0, le=1)
     cut: bool | None = None
     queue_ms: float | None = Field(None, ge=0, le=60_000)
+    reorder: float | None = Field(None, ge=0, le=1)
+    reorder_ms: float | None = Field(None, gt=0, le=60_000)
+    duplicate: float | None = Field(None, ge=0, le=1)
+    mtu: Annotated[int, _MtuForm()] | None = None
+    mtu_icmp: bool | None = None
+    udp_blocked: bool | None = None
 
     @property
     def changes(self) -> dict[str, float | bool]:
@@ -89,6 +108,13 @@ class EventTable(PairTable):
     for_s: float | None = Field(None, gt=0)
 
 
+class RebindTable(Table):
+    """At `at_s` the NAT of a site forgets its mappings of UDP."""
+
+    at_s: float = Field(ge=0)
+    site: str
+
+
 class NetworkTable(Table):
     """The whole description."""
 
@@ -96,6 +122,7 @@ class NetworkTable(Table):
     default: ConditionsTable = Field(default_factory=ConditionsTable)
     links: tuple[PairTable, ...] = Field((), alias="link", strict=False)
     events: tuple[EventTable, ...] = Field((), alias="event", strict=False)
+    rebinds: tuple[RebindTable, ...] = Field((), alias="rebind", strict=False)
     congestion: Congestion = "bbr"
     seed: int = 0
 
@@ -111,6 +138,7 @@ class Network:
     sites: tuple[Site, ...]
     links: Mapping[Pair, Conditions]
     events: tuple[EventTable, ...]
+    rebinds: tuple[RebindTable, ...]
     congestion: str
     seed: int
     table: Mapping[str, Any] = field(repr=False, compare=False)
@@ -146,8 +174,8 @@ def _network(document: Document, source: str) -> Network:
         for pair in link.pairs(names):
             settings[pair].update(link.changes)
     links = {pair: Conditions().changed(setting) for pair, setting in settings.items()}
-    rest = described.events, described.congestion, described.seed, document.data
-    return Network(source, described.sites, links, *rest)
+    rest = described.congestion, described.seed, document.data
+    return Network(source, described.sites, links, described.events, described.rebinds, *rest)
 
 
 def changed_by_hand(links: Mapping[Pair, Conditions], request: Mapping[str, Any]) -> dict[Pair, Conditions]:
@@ -224,6 +252,14 @@ def _faults_of_ends(path: KeyPath, row: Mapping[str, Any], names: Sequence[str])
         yield Problem((*path, "to"), shown(row["to"]), "another site than `from`")
 
 
+def _who_rebinds_has_a_nat(values: Values) -> Iterator[Problem]:
+    behind = [site["name"] for site in values["site"] if site.get("nat") and site.get("name") is not None]
+    for path, row in _rows(values, "rebind") if _names(values) else []:
+        if row.get("site") is not None and row["site"] not in behind:
+            known = ", ".join(f"`{name}`" for name in behind) or "a site with `nat = true`; none has it"
+            yield Problem((*path, "site"), shown(row["site"]), known, nearest(row["site"], behind))
+
+
 def _every_pair_has_a_rate_and_a_delay(values: Values) -> Iterator[Problem]:
     layers = _layers(values, _names(values))
     for key in ("rate_mbps", "delay_ms"):
@@ -266,6 +302,7 @@ def _jitter_above_delay(layers: Layers, pair: Pair) -> Problem | None:
 RULES: tuple[Rule, ...] = (
     partial(unique_names, key="site"),
     _ends_are_sites,
+    _who_rebinds_has_a_nat,
     partial(change_something, key="link", changing=KEYS),
     partial(change_something, key="event", changing=KEYS),
     _every_pair_has_a_rate_and_a_delay,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lab import namespaces, router, system
+from lab import namespaces, nat, router, system
 from lab.control import Control
 from lab.describe import Network, Pair, load
 from lab.errors import LabError, RouterError
@@ -45,6 +45,14 @@ class RouterState:
     refused: int  # packets that a site's kernel did not take
     strays: int  # packets to nowhere
     realtime: bool  # SCHED_RR was granted
+
+
+@dataclass(frozen=True, slots=True)
+class NatState:
+    """What a site's NAT does. `refused`: packets, of either direction, that belonged to no flow."""
+
+    mappings: int
+    refused: int
 
 
 class Lab:
@@ -146,10 +154,18 @@ class Lab:
     # -- in the sites -----------------------------------------------------------------------------
 
     def address(self, site: str, host: int = 1) -> str:
-        """The IPv4 address of a host, counted from 1, of a site."""
+        """The IPv4 address of a host, counted from 1, of a site. Behind a NAT only the site itself knows it."""
         self._check_host(site, host)
-        names = [each.name for each in self.network.sites]
-        return namespaces.address(names.index(site) + 1, host)
+        return namespaces.address(self._number(site), host)
+
+    def outside(self, site: str) -> str:
+        """The IPv4 address that other sites see of one behind a NAT."""
+        if not self.network.site(site).nat:
+            raise LabError(f"site {site} is not behind a NAT: set `nat = true` in {self.network.source}")
+        return namespaces.address(self._number(site), nat.HOST)
+
+    def _number(self, site: str) -> int:
+        return [each.name for each in self.network.sites].index(site) + 1
 
     def namespace(self, site: str, host: int = 1) -> str:
         """The name of the namespace in which a host's processes run."""
@@ -195,6 +211,10 @@ class Lab:
         """The script of events begins, at its second 0; one that had begun begins again."""
         self._ask("begin")
 
+    def rebind(self, site: str) -> None:
+        """The NAT of a site forgets its UDP flows: their next datagrams come from other ports. TCP goes on."""
+        self._ask("rebind", site=site)
+
     # -- what was counted -------------------------------------------------------------------------
 
     def counters(self, site: str) -> tuple[int, int]:
@@ -220,6 +240,10 @@ class Lab:
             )
             for entry in self._ask("status")["links"]
         }
+
+    def nats(self) -> dict[str, NatState]:
+        """The NAT of each site that has one."""
+        return {site: NatState(**entry) for site, entry in self._ask("status")["nats"].items()}
 
     def router(self) -> RouterState:
         """The router's CPU time and punctuality."""

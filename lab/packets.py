@@ -68,6 +68,11 @@ class Packet:
         return self.data[VNET_BYTES + 18]
 
     @property
+    def protocol(self) -> int:
+        """What IPv4 carries, such as TCP; each fragment of a datagram says so."""
+        return self.data[VNET_BYTES + 9]
+
+    @property
     def segment_bytes(self) -> int:
         """What a full segment is on the wire, headers and all."""
         return self.gso_size + self._headers if self.gso_size else self.wire_bytes
@@ -98,7 +103,7 @@ class Packet:
             at = 6
         protocol = TCP if headers[1] == GSO_TCPV4 else UDP
         pseudo = ones_sum(bytes(ip[12:20])) + protocol + len(transport) + len(payload)
-        transport[at : at + 2] = _folded(pseudo).to_bytes(2, "big")
+        transport[at : at + 2] = folded(pseudo).to_bytes(2, "big")
         if end - first == 1:
             flags, _, header_bytes, _, csum_start, csum_offset = _VNET.unpack_from(headers)
             _VNET.pack_into(headers, 0, flags, GSO_NONE, header_bytes, 0, csum_start, csum_offset)
@@ -124,7 +129,8 @@ def _fit_tcp(tcp: memoryview, offset_bytes: int, is_first: bool, is_last: bool) 
         tcp[13] &= ~_FIN_PSH & 0xFF
 
 
-def _folded(total: int) -> int:
+def folded(total: int) -> int:
+    """A sum of 16-bit words with its carries added in, as ones' complement has it."""
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return total
@@ -134,4 +140,4 @@ def ones_sum(data: bytes) -> int:
     """The ones' complement sum of 16-bit words (RFC 1071), folded to 16 bits, not inverted."""
     if len(data) % 2:
         data += b"\0"
-    return _folded(sum(struct.unpack(f">{len(data) // 2}H", data)))
+    return folded(sum(struct.unpack(f">{len(data) // 2}H", data)))

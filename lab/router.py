@@ -134,9 +134,11 @@ class Router:
             return self._switch.change(request["link"], now)
         if what == "begin":
             return self._switch.begin(now)
+        if what == "rebind":
+            return self._switch.rebind(request["site"])
         if what == "status":
             return {**self._switch.state(now), **self._facts, "router": self._own_state()}
-        raise LabError(f"unknown request {what!r}; there are set, begin, status")
+        raise LabError(f"unknown request {what!r}; there are set, begin, rebind, status")
 
     def _own_state(self) -> dict[str, Any]:
         return {

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from math import inf
 from random import Random
 from typing import Any
 
 from lab.describe import Network, Pair, changed_by_hand
-from lab.link import Link
+from lab.errors import LabError
+from lab.headers import fragmentation_needed, may_be_answered, with_mss_within
+from lab.link import Conditions, Counters, Link
+from lab.nat import Nat
 from lab.packets import Packet
-from lab.script import Script
+from lab.script import Script, Subject
 
 
 class Switch:
@@ -21,7 +24,7 @@ class Switch:
     def __init__(self, network: Network) -> None:
         self._names = [site.name for site in network.sites]
         self._base = dict(network.links)  # what holds where no event does
-        self._script = Script(network.events, self._names)
+        self._script = Script(network.events, self._names, network.rebinds)
         self._links = {
             pair: Link(conditions, Random(f"{network.seed} {pair[0]} {pair[1]}"))
             for pair, conditions in network.links.items()
@@ -30,6 +33,14 @@ class Switch:
         self._agenda: list[tuple[float, int, Link, int]] = []  # at most one entry a link, except after a cut
         self._planned: dict[int, float] = {}
         self._targets = {id(link): self._names.index(pair[1]) for pair, link in self._links.items()}
+        self._nats = [Nat(number) if site.nat else None for number, site in enumerate(network.sites, start=1)]
+        self._coming_mtus: dict[Pair, int] = {}  # the least of those that events bring
+        for event in network.events:
+            if mtu := event.mtu:
+                for pair in event.pairs(self._names):
+                    self._coming_mtus[pair] = min(self._coming_mtus.get(pair, mtu), mtu)
+        self._clamps: dict[int, int] = {}  # the MTU to which SYNs are held, by the link that they are on
+        self._clamp(self._links)
         self.strays = 0  # packets to nowhere: not IPv4, or to an address that no other site has
 
     def arrive(self, source: int, data: bytes, now: float) -> None:
@@ -44,8 +55,27 @@ class Switch:
         if link is None:
             self.strays += 1
             return
-        link.arrive(packet, now)
+        if self._rewriting:
+            rewritten = self._rewritten(source, link, packet.data)
+            if rewritten is None:
+                return
+            packet.data = rewritten
+        if link.arrive(packet, now):
+            self._tell_too_large(packet, self._ways[target][source], link.conditions.mtu, now)
         self._plan(link)
+
+    def _rewritten(self, source: int, link: Link, data: bytes) -> bytes | None:
+        """What a site's edge makes of a packet that leaves; None where it does not let it."""
+        if clamp := self._clamps.get(id(link)):
+            data = with_mss_within(data, clamp)
+        nat = self._nats[source]
+        return data if nat is None else nat.outward(data)
+
+    def _tell_too_large(self, packet: Packet, back: Link | None, mtu: int, now: float) -> None:
+        """The sender of a packet hears, as soon as the way back allows, what would have passed."""
+        if back is not None and may_be_answered(packet.data):
+            back.arrive(Packet(fragmentation_needed(packet.data, mtu)), now)
+            self._plan(back)
 
     def _plan(self, link: Link) -> None:
         at = link.next_at()
@@ -67,6 +97,8 @@ class Switch:
                 del self._planned[key]
             packets = link.due(now)
             self._plan(link)
+            if nat := self._nats[target]:
+                packets = [each for each in map(nat.inward, packets) if each is not None]
             if packets:
                 yield target, at, packets
 
@@ -80,16 +112,63 @@ class Switch:
         self._base.update(new)
         self._apply(set(new), now)
 
-    def _apply(self, pairs: set[Pair], now: float) -> None:
+    def rebind(self, site: str) -> None:
+        """The NAT of a site forgets its mappings of UDP. LabError where it has none."""
+        nat = self._nats[self._names.index(site)] if site in self._names else None
+        if nat is None:
+            behind = [name for name, each in zip(self._names, self._nats, strict=True) if each]
+            known = f"those are {', '.join(behind)}" if behind else "none is: set `nat = true` for it"
+            raise LabError(f"no site {site!r} is behind a NAT; {known}")
+        nat.rebind()
+
+    def _apply(self, subjects: Iterable[Subject], now: float) -> None:
+        pairs = [subject for subject in subjects if not isinstance(subject, str)]
         for pair in pairs:
             link = self._links[pair]
             link.change(self._script.conditions(pair, self._base[pair]), now)
             self._plan(link)
+        self._clamp(pairs)
+        for subject in subjects:
+            if isinstance(subject, str):
+                self.rebind(subject)
+
+    def _clamp(self, pairs: Iterable[Pair]) -> None:
+        """A SYN says how large the segments of the other way may be, so it is held to the MTU of that.
+
+        To those that events will bring, too: connections that were opened before live on.
+        """
+        for a, b in pairs:
+            mtus = [
+                mtu for mtu in (self._links[a, b].conditions.mtu, self._coming_mtus.get((a, b), 0)) if mtu
+            ]
+            back = id(self._links[b, a])
+            if mtus:
+                self._clamps[back] = min(mtus)
+            else:
+                self._clamps.pop(back, None)
+        self._rewriting = bool(self._clamps) or any(self._nats)
 
     def state(self, now: float) -> dict[str, Any]:
-        """The links with their conditions and counters, and the script's clock, as JSON can carry them."""
+        """The links, the NATs and the script's clock, as JSON can carry them.
+
+        Of conditions and counters those that differ from an untouched link's, so that it is one message.
+        """
         links = [
-            {"from": a, "to": b, "conditions": asdict(link.conditions), "counters": asdict(link.counters)}
+            {
+                "from": a,
+                "to": b,
+                "conditions": _told(link.conditions, Conditions()),
+                "counters": _told(link.counters, Counters()),
+            }
             for (a, b), link in self._links.items()
         ]
-        return {"links": links, "strays": self.strays, "script_s": self._script.elapsed_s(now)}
+        nats = {
+            name: {"mappings": nat.mappings, "refused": nat.refused}
+            for name, nat in zip(self._names, self._nats, strict=True)
+            if nat
+        }
+        return {"links": links, "nats": nats, "strays": self.strays, "script_s": self._script.elapsed_s(now)}
+
+
+def _told(values: Conditions | Counters, usual: Conditions | Counters) -> dict[str, Any]:
+    return {key: value for key, value in asdict(values).items() if value != getattr(usual, key)}

@@ -30,6 +30,10 @@ def test_every_network_that_is_shipped_can_be_read(path):
         ("20mbit-100ms-0.1loss", 20, 100, 0.001),
         ("1gbit-10ms", 1000, 10, 0.0),
         ("10mbit-150ms-1loss", 10, 150, 0.01),
+        ("20mbit-100ms", 20, 100, 0.0),
+        ("20mbit-100ms-1loss", 20, 100, 0.01),
+        ("20mbit-100ms-3loss", 20, 100, 0.03),
+        ("20mbit-100ms-5loss", 20, 100, 0.05),
     ],
 )
 def test_a_name_says_the_rate_and_the_round_trip(stem, rate_mbps, round_trip_ms, loss):
@@ -38,6 +42,21 @@ def test_a_name_says_the_rate_and_the_round_trip(stem, rate_mbps, round_trip_ms,
         assert conditions.rate_mbps == rate_mbps
         assert 2 * conditions.delay_ms == round_trip_ms
         assert conditions.mean_loss == loss
+
+
+@pytest.mark.parametrize(("stem", "loss"), [("1burstloss", 0.01), ("3burstloss", 0.03), ("5burstloss", 0.05)])
+def test_bursts_of_eight_segments_lose_what_the_name_says(stem, loss):
+    (path,) = [path for path in NETWORKS if path.stem == f"20mbit-100ms-{stem}"]
+    for conditions in load(path).links.values():
+        assert (conditions.rate_mbps, 2 * conditions.delay_ms) == (20, 100)
+        assert conditions.mean_loss == pytest.approx(loss, rel=1e-4)
+        assert (1 / conditions.burst_leave, conditions.burst_loss, conditions.loss) == (8, 1, 0)
+
+
+def test_both_ways_together_the_jitter_is_what_the_name_says():
+    (path,) = [path for path in NETWORKS if path.stem == "100mbit-30ms-20jitter"]
+    for conditions in load(path).links.values():
+        assert (conditions.rate_mbps, 2 * conditions.delay_ms, 2 * conditions.jitter_ms) == (100, 30, 20)
 
 
 def test_unequal_sites_have_the_slower_ones_rate_between_them():
@@ -84,7 +103,12 @@ def test_the_document_shows_a_network_that_can_be_read_and_lists_every_condition
     (block,) = re.findall(r"^```toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     network = describe(tomllib.loads(block))
     assert network.links[("A", "hub")].loss == 0.001
-    assert [(event.at_s, event.for_s) for event in network.events] == [(30, 20), (60, 5)]
+    assert [(event.at_s, event.for_s) for event in network.events] == [(30, 20), (60, 5), (90, None)]
+    assert network.links[("A", "hub")].mtu == 1400
+    assert network.events[-1].changes == {"udp_blocked": True}
+    assert [(rebind.at_s, rebind.site, network.site("A").nat) for rebind in network.rebinds] == [
+        (80, "A", True)
+    ]
     listed = re.findall(
         r"^\| `(\w+)` \|", page.partition("| key | unit |")[2].partition("\n\n")[0], re.MULTILINE
     )
@@ -192,6 +216,34 @@ def test_a_congestion_control_in_place_of_the_files_is_named_as_such(tmp_path):
             "event[0].jitter_ms: found 1 from A to B; allowed: number ≤ 0",
         ),
         ({"seed": "x"}, 'seed: found "x"; allowed: integer'),
+        (
+            {"link": [{"from": "A", "to": "B", "mtu": 575}]},
+            "link[0].mtu: found 575; allowed: integer ≥ 576, ≤ 65535, or 0 for no limit",
+        ),
+        ({"default": {"rate_mbps": 1, "delay_ms": 1, "mtu": 65536}}, "default.mtu: found 65536"),
+        ({"default": {"rate_mbps": 1, "delay_ms": 1, "mtu": "1k"}}, 'default.mtu: found "1k"'),
+        ({"default": {"rate_mbps": 1, "delay_ms": 1, "reorder": 1.1}}, "default.reorder: found 1.1"),
+        ({"default": {"rate_mbps": 1, "delay_ms": 1, "reorder_ms": 0}}, "default.reorder_ms: found 0"),
+        ({"default": {"rate_mbps": 1, "delay_ms": 1, "duplicate": -1}}, "default.duplicate: found -1"),
+        (
+            {"event": [{"at_s": 1, "from": "A", "to": "B", "udp_blocked": "yes"}]},
+            'event[0].udp_blocked: found "yes"; allowed: true or false',
+        ),
+        (
+            {"rebind": [{"at_s": 1, "site": "A"}]},
+            'rebind[0].site: found "A"; allowed: a site with `nat = true`; none has it',
+        ),
+        (
+            {
+                "site": [{"name": "A"}, {"name": "hub", "nat": True}],
+                "rebind": [{"at_s": 1, "site": "hup"}],
+            },
+            'rebind[0].site: found "hup"; allowed: `hub`',
+        ),
+        (
+            {"site": [{"name": "A", "nat": True}, {"name": "B"}], "rebind": [{"site": "A"}]},
+            "rebind[0].at_s: found nothing; allowed: number ≥ 0",
+        ),
     ],
 )
 def test_a_fault_is_named_and_makes_no_others(changes, named):

@@ -4,7 +4,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from segments import on_the_wire, tcp
+from segments import on_the_wire, tcp, udp
 
 from lab.link import Conditions, Link
 from lab.packets import Packet
@@ -153,3 +153,108 @@ def test_lost_segments_take_their_time_on_the_wire():
     seen = arrivals(way)
     assert way.counters.lost_segments == 100 - len(seen) > 20
     assert all(when == pytest.approx(0.011 + 0.001 * (number // MSS)) for when, number in seen)
+
+
+def test_where_udp_is_blocked_everything_else_passes():
+    way = link(PLAIN.changed({"udp_blocked": True}))
+    assert way.arrive(Packet(udp(bytes(3000), 1000)), 0.0) is False
+    assert way.next_at() == inf
+    way.arrive(packet(segments=2), 0.0)
+    assert len(arrivals(way)) == 2
+    assert (way.counters.blocked_segments, way.counters.under_way) == (3, 0)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize(
+    ("size_bytes", "mss", "passing"),
+    [(1272, 1272, 1), (1273, 1273, 0), (3 * 1273, 1273, 0), (2 * 1400 + 1272, 1400, 1), (9 * 1272, 1272, 9)],
+    ids=["fits", "does not", "no segment", "the last one", "every segment"],
+)
+def test_segments_larger_than_the_mtu_are_dropped(size_bytes, mss, passing, answers):
+    way = link(PLAIN.changed({"mtu": 1300, "mtu_icmp": answers}))
+    whole = Packet(udp(bytes(size_bytes), mss))
+    too_large = whole.segments - passing
+    assert way.arrive(whole, 0.0) is (answers and too_large > 0)
+    assert len(arrivals(way)) == passing
+    assert (way.counters.oversized_segments, way.counters.under_way) == (too_large, 0)
+
+
+def test_a_link_that_is_cut_answers_nobody():
+    way = link(PLAIN.changed({"mtu": 1300, "mtu_icmp": True, "cut": True}))
+    assert way.arrive(packet(), 0.0) is False
+    assert way.counters.cut_segments == 1
+
+
+def test_a_share_of_the_segments_is_held_up_and_others_overtake_them():
+    way = link(PLAIN.changed({"reorder": 0.1, "reorder_ms": 20.0}))
+    for number in range(100):
+        way.arrive(packet(segments=10, sequence=number * 10 * MSS), 0.01 * number)
+    seen = arrivals(way)
+    numbers = [number // MSS for _, number in seen]
+    assert sorted(numbers) == list(range(1000))
+    assert [when for when, _ in seen] == sorted(when for when, _ in seen)
+    delays = [
+        when - (0.011 + 0.001 * number) for when, number in zip([w for w, _ in seen], numbers, strict=True)
+    ]
+    assert min(delays) > -1e-9
+    assert 0.015 < max(delays) < 0.022  # a slice lasts 2 ms
+    overtaken = sum(
+        any(later < number for later in numbers[at + 1 : at + 30]) for at, number in enumerate(numbers)
+    )
+    assert overtaken > 0
+    assert 60 < way.counters.held_segments < 140
+    assert way.counters.under_way == 0
+
+
+def test_a_share_of_the_segments_comes_twice():
+    way = link(PLAIN.changed({"duplicate": 0.2}))
+    for number in range(50):
+        way.arrive(packet(segments=10, sequence=number * 10 * MSS), 0.01 * number)
+    numbers = [number // MSS for _, number in arrivals(way)]
+    again = way.counters.duplicated_segments
+    assert len(numbers) == 500 + again == way.counters.delivered_segments
+    assert set(numbers) == set(range(500))
+    assert max(numbers.count(number) for number in range(500)) == 2
+    assert 60 < again < 140
+    assert way.counters.under_way == 0
+
+
+def test_where_all_come_twice_and_late_each_copy_is_late_by_itself():
+    way = link(PLAIN.changed({"duplicate": 1.0, "reorder": 1.0, "reorder_ms": 5.0}))
+    way.arrive(packet(segments=4), 0.0)
+    times = [when for when, _ in arrivals(way)]
+    assert len(set(times)) == 8
+    assert way.counters.held_segments == 8
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 0.02), st.integers(1, 30)), min_size=1, max_size=20),
+    st.sampled_from(["plain", "cut", "orderly"]),
+    st.integers(0, 99),
+)
+def test_in_disorder_too_every_segment_is_accounted_for(packets, then, seed):
+    conditions = Conditions(
+        rate_mbps=20.0, delay_ms=9.0, loss=0.05, queue_ms=20.0, reorder=0.2, reorder_ms=30.0, duplicate=0.2
+    )
+    way = Link(conditions, Random(seed))
+    now, came, sequence = 0.0, 0, 0
+    for at, (gap, segments) in enumerate(packets):
+        now += gap
+        came += len(arrivals(way, now))
+        if at == len(packets) // 2 and then != "plain":
+            way.change(conditions.changed({"cut": True} if then == "cut" else {"reorder": 0.0}), now)
+        way.arrive(packet(segments, sequence), now)
+        sequence += segments * MSS
+    came += len(arrivals(way))
+    assert way.counters.delivered_segments == came
+    assert way.counters.offered_segments == sequence // MSS
+    assert way.counters.under_way == 0
+
+
+def test_what_is_held_up_at_a_cut_is_lost():
+    way = link(PLAIN.changed({"reorder": 1.0, "reorder_ms": 20.0}))
+    way.arrive(packet(segments=5), 0.0)
+    assert way.due(0.0101) == []
+    way.change(PLAIN.changed({"cut": True}), 0.0101)
+    assert way.next_at() == inf
+    assert way.counters.cut_segments == 5

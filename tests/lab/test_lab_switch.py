@@ -1,14 +1,35 @@
 import json
+from dataclasses import asdict, fields
 from math import inf
 
 import pytest
-from segments import on_the_wire, tcp
+from segments import SYN, ends, icmp, on_the_wire, tcp, udp
 
 from geomx.errors import ConfigError
 from lab.control import MAX_MESSAGE_BYTES
 from lab.describe import MAX_SITES, describe
+from lab.errors import LabError
+from lab.link import Conditions, Counters
+from lab.packets import TCP, VNET_BYTES
 from lab.switch import Switch
 
+EVERYTHING_SET = {
+    "rate_mbps": 12.345,
+    "delay_ms": 10.5,
+    "jitter_ms": 1.25,
+    "loss": 0.012345,
+    "burst_enter": 0.012345,
+    "burst_leave": 0.12345,
+    "burst_loss": 0.12345,
+    "cut": True,
+    "queue_ms": 123.45,
+    "reorder": 0.012345,
+    "reorder_ms": 12.345,
+    "duplicate": 0.012345,
+    "mtu": 65535,
+    "mtu_icmp": True,
+    "udp_blocked": True,
+}
 SITES = [{"name": "A"}, {"name": "B"}, {"name": "C"}]
 
 
@@ -18,9 +39,17 @@ def switch(**table):
 
 def test_what_is_told_of_the_most_sites_is_one_message():
     sites = [{"name": f"long-name-{number:05}"} for number in range(MAX_SITES)]
-    state = switch(site=sites).state(0.0)
+    net = switch(site=sites, default={**EVERYTHING_SET})
+    for link in net._links.values():
+        link.counters = Counters(**{field.name: 10**12 for field in fields(Counters)})
+    state = net.state(0.0)
     assert len(state["links"]) == MAX_SITES * (MAX_SITES - 1)
-    assert len(json.dumps(state)) < MAX_MESSAGE_BYTES / 2
+    assert len(json.dumps(state)) < MAX_MESSAGE_BYTES
+
+
+def test_what_is_told_of_links_on_which_little_happened_is_short():
+    sites = [{"name": f"long-name-{number:05}"} for number in range(MAX_SITES)]
+    assert len(json.dumps(switch(site=sites).state(0.0))) < MAX_MESSAGE_BYTES / 4
 
 
 def to_site(number, sequence=0):
@@ -38,7 +67,7 @@ def handed(switch, until=inf):
 
 def conditions(switch, a, b):
     (found,) = [link for link in switch.state(0.0)["links"] if (link["from"], link["to"]) == (a, b)]
-    return found["conditions"]
+    return asdict(Conditions(**found["conditions"]))
 
 
 def test_packets_take_the_link_of_their_pair_and_links_do_not_wait_for_each_other():
@@ -135,3 +164,124 @@ def test_a_change_that_is_not_allowed_changes_nothing(a, b, changes, named):
         net.change({"from": a, "to": b, **changes}, 0.0)
     assert named in str(refused.value)
     assert net.state(0.0) == before
+
+
+def address(site, host=1):
+    return bytes([10, 77, site, host])
+
+
+def announced(data):
+    """The MSS of a SYN whose first option it is."""
+    assert data[VNET_BYTES + 9] == TCP
+    return int.from_bytes(data[VNET_BYTES + 42 : VNET_BYTES + 44], "big")
+
+
+def syn(target, mss=1460):
+    return tcp(b"", 1448, flags=SYN, options=b"\2\4" + mss.to_bytes(2, "big"), target=address(target))
+
+
+def come(switch, until=inf):
+    """All that is handed over, as (site, packet)."""
+    seen = []
+    while (now := switch.next_at()) <= until and now < inf:
+        seen += [(site, data) for site, _, packets in switch.due(now) for data in packets]
+    return seen
+
+
+def test_a_syn_is_held_to_the_mtu_of_the_way_that_its_answer_takes():
+    net = switch(link=[{"from": "B", "to": "A", "mtu": 1300}])
+    net.arrive(0, syn(2), 0.0)
+    net.arrive(1, syn(1), 0.0)
+    net.arrive(0, syn(3), 0.0)
+    assert {(site, announced(data)) for site, data in come(net)} == {(1, 1260), (0, 1460), (2, 1460)}
+    net.change({"from": "B", "to": "A", "mtu": 0}, 1.0)
+    net.arrive(0, syn(2), 1.0)
+    assert [announced(data) for _, data in come(net)] == [1460]
+
+
+def test_a_syn_is_held_to_an_mtu_that_an_event_will_bring():
+    event = {"from": "A", "to": "B", "both": True}
+    net = switch(event=[{**event, "at_s": 9, "mtu": 1000}, {**event, "at_s": 5, "mtu": 1300}])
+    net.arrive(0, syn(2), 0.0)
+    net.begin(1.0)
+    net.arrive(1, syn(1), 1.0)
+    assert [announced(data) for _, data in come(net, until=2.0)] == [960, 960]
+
+
+def test_who_sends_what_is_too_large_is_told_so_over_the_way_back():
+    net = switch(default={"rate_mbps": 12, "delay_ms": 10, "mtu": 1300, "mtu_icmp": True})
+    net.arrive(0, udp(bytes(1400), 1400), 0.0)
+    ((site, data),) = come(net)
+    packet = data[VNET_BYTES:]
+    assert site == 0
+    assert (packet[12:16], packet[16:20]) == (address(0), address(1))
+    assert packet[20:22] == bytes([3, 4])
+    assert int.from_bytes(packet[26:28], "big") == 1300
+    error = icmp(3, 4, bytes(4) + udp(bytes(1400), 1400)[VNET_BYTES:])
+    net.arrive(0, error, 1.0)  # no error about an error
+    assert come(net) == []
+    assert net._links["A", "B"].counters.oversized_segments == 2
+
+
+def test_without_the_answer_what_is_too_large_vanishes():
+    net = switch(default={"rate_mbps": 12, "delay_ms": 10, "mtu": 1300})
+    net.arrive(0, udp(bytes(1400), 1400), 0.0)
+    assert come(net) == []
+
+
+NATTED = [{"name": "A", "nat": True}, {"name": "B"}, {"name": "C"}]
+OUTSIDE = address(1, 253)
+
+
+def test_a_site_behind_a_nat_has_another_address_outside_and_answers_come_back():
+    net = switch(site=NATTED)
+    net.arrive(0, udp(b"ask", 1000), 0.0)
+    ((site, data),) = come(net)
+    seen, target = ends(data)
+    assert (site, seen[0], target) == (1, OUTSIDE, (address(2), 6000))
+    net.arrive(1, udp(b"answer", 1000, source=address(2), target=seen[0], ports=(6000, seen[1])), 1.0)
+    ((site, data),) = come(net)
+    assert (site, ends(data)) == (0, ((address(2), 6000), (address(1), 5000)))
+    assert net.state(1.0)["nats"] == {"A": {"mappings": 1, "refused": 0}}
+
+
+@pytest.mark.parametrize("target", [address(1), OUTSIDE])
+def test_nobody_outside_opens_a_flow_to_a_site_behind_a_nat(target):
+    net = switch(site=NATTED)
+    net.arrive(1, udp(b"knock", 1000, source=address(2), target=target), 0.0)
+    assert come(net) == []
+    assert net.state(1.0)["nats"] == {"A": {"mappings": 0, "refused": 1}}
+
+
+def test_what_travels_when_a_nat_rebinds_is_refused_and_what_follows_has_a_new_port():
+    net = switch(site=NATTED, rebind=[{"at_s": 2, "site": "A"}])
+    net.begin(0.0)
+    net.arrive(0, udp(b"1", 1000), 0.0)
+    ((_, data),) = come(net, until=1.0)
+    first = ends(data)[0]
+    net.arrive(1, udp(b"answer", 1000, source=address(2), target=first[0], ports=(6000, first[1])), 1.995)
+    assert come(net) == []
+    net.arrive(0, udp(b"2", 1000), 3.0)
+    ((_, data),) = come(net)
+    assert ends(data)[0][0] == OUTSIDE
+    assert ends(data)[0] != first
+    net.begin(10.0)
+    come(net)
+    assert net.state(20.0)["nats"]["A"] == {"mappings": 0, "refused": 1}
+
+
+def test_an_answer_to_what_is_too_large_finds_the_sender_behind_a_nat():
+    net = switch(site=NATTED, default={"rate_mbps": 12, "delay_ms": 10, "mtu": 1300, "mtu_icmp": True})
+    net.arrive(0, udp(bytes(1400), 1400), 0.0)
+    ((site, data),) = come(net)
+    packet = data[VNET_BYTES:]
+    assert (site, packet[16:20], packet[20:22]) == (0, address(1), bytes([3, 4]))
+    assert (packet[40:44], int.from_bytes(packet[48:50], "big")) == (address(1), 5000)
+
+
+@pytest.mark.parametrize(("sites", "named"), [(NATTED, "those are A"), (SITES, "none is: set `nat = true`")])
+def test_only_a_site_behind_a_nat_can_rebind(sites, named):
+    net = switch(site=sites)
+    for site in ("B", "Z"):
+        with pytest.raises(LabError, match=named):
+            net.rebind(site)

@@ -187,7 +187,9 @@ def test_a_lab_that_its_own_router_is_taking_down_meanwhile_is_no_error(tmp_path
 
 def test_the_commands_put_a_lab_up_and_take_it_down(tmp_path, capfd):
     path = tmp_path / "net.toml"
-    path.write_text('site = [{name = "A"}, {name = "B"}]\n[default]\nrate_mbps = 10\ndelay_ms = 1\n')
+    path.write_text(
+        'site = [{name = "A", nat = true}, {name = "B"}]\n[default]\nrate_mbps = 10\ndelay_ms = 1\n'
+    )
     assert main(["up", str(path)]) == 0
     owner = capfd.readouterr().out.split()[1]
     try:
@@ -195,6 +197,10 @@ def test_the_commands_put_a_lab_up_and_take_it_down(tmp_path, capfd):
         assert main(["status", "--lab", owner]) == 0
         (line,) = [line for line in capfd.readouterr().out.splitlines() if "A > B" in line]
         assert line.split()[3] == "7"
+        assert main(["rebind", "--lab", owner, "A"]) == 0
+        assert main(["rebind", "--lab", owner, "B"]) == 2
+        assert "no site 'B' is behind a NAT; those are A" in capfd.readouterr().err
+        assert main(["set", "--lab", owner, "A", "B", "udp_blocked=true", "mtu=1280", "reorder=0.01"]) == 0
         assert main(["set", "--lab", owner, "A", "B", "rate_mbps=fast"]) == 2
         assert 'rate_mbps: found "fast"' in capfd.readouterr().err
         command = [sys.executable, "-m", "lab", "exec", "--lab", owner, "B", "--", "ip", "-br", "address"]

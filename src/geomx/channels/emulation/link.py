@@ -19,8 +19,8 @@ Three drivers put lines on clocks of their own. What each adds is what it does d
   it, also what was under way.
 - `simulate.network`, on a virtual clock: messages. What is lost does not come, and others come twice or late; a cut
   holds up what has not left.
-- `lab.link`, between TUN devices: segments of packets, out of a queue that overflows. What is lost does not come; a
-  cut loses all.
+- `lab.link`, between TUN devices: segments of packets, out of a queue that overflows. What is lost does not come, and
+  others come twice or late; a cut loses all.
 """
 
 from __future__ import annotations
