@@ -62,6 +62,7 @@ class Witness:
         self.refusals: list[str] = []
         self.failures: list[GeomxError] = []
         self.accepted: list[Any] = []
+        self.flows: list[bool] = []
         self._changed = asyncio.Event()
 
     def admit(self, connection: Any, message: Message) -> None:
@@ -82,6 +83,10 @@ class Witness:
 
     def refused(self, reason: str) -> None:
         self.refusals.append(reason)
+        self._changed.set()
+
+    def flow(self, connection: Any, passes: bool, why: str) -> None:
+        self.flows.append(passes)
         self._changed.set()
 
     def accept(self, connection: Any) -> None:

@@ -196,6 +196,10 @@ class DataMissing(GeomxError):
     """An example's data set is not on this machine; the message says how to get it."""
 
 
+class LossUnknown(GeomxError):
+    """The channel adapts to the loss, and the script has not told it with `run.loss`."""
+
+
 class NotFinite(GeomxError):
     """A gradient or a sum of gradients holds NaN, Inf, or a number too large for its codec. It was not sent.
 
@@ -215,6 +219,7 @@ REFUSALS = (
     Unsupported,
     GradientEdited,
     WeightUnknown,
+    LossUnknown,
     CheckpointError,
     SameData,
     DataMissing,

@@ -14,4 +14,11 @@ from geomx.registry import Registry
 if TYPE_CHECKING:
     from geomx.channels.contract import ChannelFactory
 
-channels: Registry[ChannelFactory] = Registry("channel", {"tcp": "geomx.channels.tcp:of_edge"})
+channels: Registry[ChannelFactory] = Registry(
+    "channel",
+    {
+        "tcp": "geomx.channels.tcp:of_edge",
+        "datagram": "geomx.channels.datagram:datagram",
+        "dgt": "geomx.channels.datagram:dgt",
+    },
+)

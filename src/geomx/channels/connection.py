@@ -123,6 +123,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._state is not _ConnectionState.OPEN:
             return
         self._state = _ConnectionState.CLOSING
+        self.ended()
         self._lanes.clear(keep=0)
         delay_s = self._pacer.spec.delay_ms / 1e3 if self._pacer else 0.0
         self._deadline = self._loop.call_later(CLOSE_LIMIT_S + delay_s, self._transport.abort)
@@ -144,6 +145,11 @@ class TcpConnection(asyncio.BufferedProtocol):
         assert self._pacer is None, "what the old pacer still holds would be overtaken"
         self._pacer = pacer
         self._wake()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has ended it."""
+        return self._state is _ConnectionState.OPEN
 
     @property
     def socket(self) -> Any:
@@ -250,7 +256,7 @@ class TcpConnection(asyncio.BufferedProtocol):
             if is_first:
                 _check_plain(self._parser.buffer()[:nbytes])
             for number, message, payload in self._parser.advance(nbytes):
-                self._receiver.received(self, number, message, payload)
+                self.arrived_whole(number, message, payload)
                 if self._state is not _ConnectionState.OPEN:
                     return
         except ProtocolError as error:
@@ -259,6 +265,10 @@ class TcpConnection(asyncio.BufferedProtocol):
             self._receiver.failed(error)
             if self._state is _ConnectionState.OPEN:
                 self.close(str(error))
+
+    def arrived_whole(self, number: int, message: Message, payload: Any) -> None:
+        """A message has come. Raises `ProtocolError`."""
+        self._receiver.received(self, number, message, payload)
 
     def eof_received(self) -> bool:
         """The peer has shut its half; by our contract it has closed."""
@@ -273,11 +283,15 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._fail(_reason(exc))
         self._gone.set()
 
+    def ended(self) -> None:
+        """Nothing leaves any more, and nothing that comes is told."""
+
     def _fail(self, reason: str) -> None:
         """The end that we did not choose."""
         state, self._state = self._state, _ConnectionState.CLOSED
         if state is _ConnectionState.CLOSED:
             return
+        self.ended()
         self._lanes.clear()
         if self._pacer is not None:
             self._pacer.forget(self)

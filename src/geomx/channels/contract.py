@@ -7,16 +7,20 @@ never retries, never acknowledges, and never looks into a message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from geomx.channels.emulation.link import LinkSpec
 from geomx.errors import GeomxError
+from geomx.layout import Slice
+from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Message
 
 if TYPE_CHECKING:
+    import torch
+
     from geomx.channels.emulation.pacing import LinkPacer
     from geomx.channels.tls import Contexts
 
@@ -43,6 +47,9 @@ class ConnectionHandler(Protocol):
         Raises:
             ProtocolError: The message is refused: close the connection.
         """
+
+    def flow(self, connection: Connection, passes: bool, why: str) -> None:
+        """Whether datagrams pass beside the connection has become known, or is otherwise now. `why`: what was seen."""
 
     def closed(self, connection: Connection, reason: str) -> None:
         """The connection has ended. Call it once, unless `close` or `abort` was called."""
@@ -91,6 +98,32 @@ class Connection(Protocol):
         """Return when nothing more will leave: after `close`, within 2 s and one delay of the link."""
 
 
+@runtime_checkable
+class FlowConnection(Connection, Protocol):
+    """A connection beside which payloads can travel in datagrams, see `geomx.wire.flow`."""
+
+    def open_flow(self, secret: bytes, terms: FlowTerms) -> None:
+        """The other end has proved who it is: datagrams may be sent.
+
+        Args:
+            secret: What both ends know of this connection, and nobody else; empty where the run has no secret.
+            terms: Of what this end sends.
+        """
+
+    def write_blocks(
+        self, number: int, message: Message, payload: Any, priority: int, blocks: Sequence[tuple[Any, int]]
+    ) -> None:
+        """Queue a message whose payload may go in blocks; else as `write`.
+
+        Args:
+            number: The session's number of this message.
+            message: The header.
+            payload: As in `write`.
+            priority: As in `write`.
+            blocks: Blocks with their elements (`start`, `stop`) and bytes (`payload`), and the class of each.
+        """
+
+
 class Listener(Protocol):
     """Accepts connections at `address`, which has the real port."""
 
@@ -119,6 +152,54 @@ class EdgeSettings:
     pace_mbps: float = 0.0
     tls: Contexts | None = None
     seed: int = 0
+
+
+class BlockClasses(Protocol):
+    """How blocks of a payload are sent by a channel that may lose some. One object serves one node.
+
+    Attributes:
+        tries: How often a block of class 1, 2, ... is sent at most. Blocks of class 0 are sent until they have come.
+        grace: How long the receiver waits, behind a payload's end, for what is not reliable: in round trips.
+        needs_loss: The script has to tell its loss (`run.loss`).
+    """
+
+    tries: tuple[int, ...]
+    grace: float
+    needs_loss: bool
+
+    def levels(
+        self,
+        slice_: Slice,
+        turn: int,
+        blocks: Sequence[Ranged],
+        values: Callable[[], torch.Tensor],
+        loss: float | None,
+    ) -> list[int]:
+        """Give each block of a payload its class.
+
+        Args:
+            slice_: The slice.
+            turn: The number of the round.
+            blocks: The blocks, in order; `start` and `stop` are the elements of the slice that one covers.
+            values: What the payload carries, of shape (elements,).
+            loss: The loss that the scripts have told for this step; None: none.
+
+        Returns:
+            A class for each: 0 is reliable, `NOT_SENT` stays here.
+        """
+
+
+NOT_SENT = -1
+
+
+class Ranged(Protocol):
+    """A block: elements [start, stop) of its slice."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
 
 
 Carried = Literal["tls", "congestion"]

@@ -144,7 +144,17 @@ class Tcp:
             self._set_options(sock)
             stands(connection)
 
-        return TcpConnection(receiver, self._chunk_bytes, pacer, connected)
+        return self.new_connection(receiver, self._chunk_bytes, pacer, connected)
+
+    def new_connection(
+        self,
+        receiver: ConnectionHandler,
+        chunk_bytes: int,
+        pacer: LinkPacer | None,
+        connected: Callable[[TcpConnection, Any], None],
+    ) -> TcpConnection:
+        """Of the class that this channel's connections have."""
+        return TcpConnection(receiver, chunk_bytes, pacer, connected)
 
     def _set_options(self, sock: Any) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -31,7 +31,8 @@ class BySize(Codec):
         self.size_lower_bound = size_lower_bound
         self.ratio, self.momentum, self.decay = large.ratio, large.momentum, large.decay
 
-    def _of(self, slice_: Slice) -> Codec:
+    def of(self, slice_: Slice) -> Codec:
+        """The codec that a slice goes through."""
         return self.large if slice_.smallest_tensor >= self.size_lower_bound else self.tiny
 
     @property
@@ -44,35 +45,35 @@ class BySize(Codec):
             codec.feedback = given and not codec.lossless
 
     def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
-        codec = self._of(slice_)
+        codec = self.of(slice_)
         if codec.lossless:  # NaN is refused wherever it is
             codec.room(slice_).check(slice_, peak(values))
         return codec.encode(slice_, turn, values, weight)
 
     def decode(self, slice_: Slice, payload: torch.Tensor) -> torch.Tensor:
-        return self._of(slice_).decode(slice_, payload)
+        return self.of(slice_).decode(slice_, payload)
 
     def accepts(self, slice_: Slice, size: int) -> bool:
-        return self._of(slice_).accepts(slice_, size)
+        return self.of(slice_).accepts(slice_, size)
 
     def room(self, slice_: Slice) -> Room:
-        return self._of(slice_).room(slice_)
+        return self.of(slice_).room(slice_)
 
     def cut(self, slice_: Slice, payload: torch.Tensor, most_bytes: int) -> list[Block]:
-        return self._of(slice_).cut(slice_, payload, most_bytes)
+        return self.of(slice_).cut(slice_, payload, most_bytes)
 
     def decode_blocks(self, slice_: Slice, blocks: Sequence[Block]) -> torch.Tensor:
-        return self._of(slice_).decode_blocks(slice_, blocks)
+        return self.of(slice_).decode_blocks(slice_, blocks)
 
     def cost_bytes(self, slice_: Slice) -> int:
-        codec = self._of(slice_)
+        codec = self.of(slice_)
         return slice_.size_bytes if codec.lossless else codec.cost_bytes(slice_)  # see `encode`
 
     def settle(self, slice_: Slice, lost: Sequence[Block]) -> None:
-        self._of(slice_).settle(slice_, lost)
+        self.of(slice_).settle(slice_, lost)
 
     def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
-        return self._of(slice_).state(slice_)
+        return self.of(slice_).state(slice_)
 
     def restore(self, slice_: Slice, state: Mapping[str, torch.Tensor]) -> None:
-        self._of(slice_).restore(slice_, state)
+        self.of(slice_).restore(slice_, state)

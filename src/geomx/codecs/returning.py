@@ -132,12 +132,16 @@ def for_lossy_channel(codec: Codec) -> Codec:
         The codec itself if it takes back what is lost (`settle`), and so does a `BySize` whose large part does: slices
         of tiny tensors must not travel in such a channel. Otherwise `Returning`.
     """
-    return codec if _takes_back(codec) else Returning(codec)
+    large = codec.large if isinstance(codec, BySize) else codec
+    return codec if _settles(large) else Returning(codec)
 
 
-def _takes_back(codec: Codec) -> bool:
-    if isinstance(codec, BySize):
-        return _takes_back(codec.large)
+def takes_back(codec: Codec, slice_: Slice) -> bool:
+    """Whether what is lost of a slice goes with its next encoding."""
+    return _settles(codec.of(slice_) if isinstance(codec, BySize) else codec)
+
+
+def _settles(codec: Codec) -> bool:
     return codec.feedback and type(codec).settle is not Codec.settle
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from geomx.channels.contract import Channel, Connection, Listener
+from geomx.channels.contract import Channel, Connection, FlowConnection, Listener
 from geomx.config import LinkChange
 from geomx.errors import ConfigError, Fault, GeomxError, RunFailed
 from geomx.node.contract import (
@@ -39,6 +39,7 @@ from geomx.node.contract import (
     Note,
     Notify,
     Opened,
+    OpenFlow,
     Received,
     Started,
     Stop,
@@ -157,6 +158,10 @@ class Driver:
     def received(self, connection: Connection, number: int, message: Message, payload: Any) -> None:
         self.deliver(Received(connection.ident, number, message, payload))
 
+    def flow(self, connection: Connection, passes: bool, why: str) -> None:
+        peer = self._peer_of.get(connection.ident, connection.peer_address)
+        self._recorder.record("datagrams", "info" if passes else "warning", peer=peer, passes=passes, why=why)
+
     def closed(self, connection: Connection, reason: str) -> None:
         peer = self._peer_of.get(connection.ident, "")
         self._forget(connection.ident)
@@ -176,8 +181,8 @@ class Driver:
 
     def _effect(self, effect: Effect) -> None:
         match effect:
-            case Write():
-                self._write(effect)
+            case Write() | OpenFlow():
+                self._on_connection(effect)
             case Job():
                 self._start(effect)
             case Notify():
@@ -201,10 +206,19 @@ class Driver:
             case Stop():
                 self._end(effect.error)
 
-    def _write(self, write: Write) -> None:
-        connection = self._connections.get(write.conn)
-        if connection is not None:
-            connection.write(write.number, write.message, write.payload, write.priority)
+    def _on_connection(self, effect: Write | OpenFlow) -> None:
+        connection = self._connections.get(effect.conn)
+        if connection is None:
+            return
+        if isinstance(effect, OpenFlow):
+            if isinstance(connection, FlowConnection):
+                connection.open_flow(effect.secret, effect.terms)
+        elif effect.blocks and isinstance(connection, FlowConnection):
+            connection.write_blocks(
+                effect.number, effect.message, effect.payload, effect.priority, effect.blocks
+            )
+        else:
+            connection.write(effect.number, effect.message, effect.payload, effect.priority)
 
     def _begin(self) -> None:
         """Second 0 of what happens to links."""

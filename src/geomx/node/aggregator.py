@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
+from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
@@ -44,7 +45,7 @@ from geomx.wire.messages import (
 class Aggregator:
     """See the module's text. `parents`: the shards of the global server, by name. `above`: the way to them.
 
-    `skips`: see `geomx.node.slices.finite`.
+    `skips`: see `geomx.node.slices.finite`. `classes`: see `Uplink`.
     """
 
     is_top = False
@@ -56,10 +57,11 @@ class Aggregator:
         up: Codec,
         down: UpdateDecoder,
         skips: bool = False,
+        classes: BlockClasses | None = None,
     ) -> None:
         self._server = server
         self._skips = skips
-        self.above = Uplink(server, self, parents, up, down, skips)
+        self.above = Uplink(server, self, parents, up, down, skips, classes)
         self._layout: Layout | None = None
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}
@@ -220,4 +222,5 @@ def merge(round_: Round) -> Push:
         ended=round_.ended,
         step=round_.step,
         cohort=round_.cohort,
+        loss=round_.loss,
     )

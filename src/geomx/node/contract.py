@@ -9,11 +9,12 @@ only goes forward. A *job* is a pure function over tensors: the driver runs it w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from geomx.errors import GeomxError
+from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Message
 
 # A payload is a flat uint8 tensor (or, in a simulation of shapes, one on the meta device). `rounds` and `sync`
@@ -111,13 +112,31 @@ class Dial:
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Send a message. Lower priorities overtake higher ones, between chunks."""
+    """Send a message. Lower priorities overtake higher ones, between chunks.
+
+    `blocks`: the payload once more, in blocks, each with its class: where a flow is open beside the connection they may
+    be sent there, and some may be lost. See `geomx.wire.flow`.
+    """
 
     conn: int
     number: int
     message: Message
     payload: Payload = None
     priority: int = 0
+    blocks: Sequence[tuple[Any, int]] = ()
+
+
+@dataclass(slots=True, eq=False)
+class OpenFlow:
+    """Open a flow beside this connection, whose other end is known now.
+
+    `secret`: what both ends know of it and nobody else; empty where the run has no secret. `terms`: of what this node
+    sends.
+    """
+
+    conn: int
+    secret: bytes
+    terms: FlowTerms
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +205,9 @@ class Stop:
     error: GeomxError | None = None
 
 
-Effect = Dial | Write | Hangup | Identified | Timer | Job | Notify | Note | Began | FirstStep | Stop
+Effect = (
+    Dial | Write | OpenFlow | Hangup | Identified | Timer | Job | Notify | Note | Began | FirstStep | Stop
+)
 
 
 class Node(Protocol):

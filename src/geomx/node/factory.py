@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
 from geomx.codecs.pack.noise import RngKey
+from geomx.codecs.returning import for_lossy_channel
 from geomx.codecs.spec import make_codec
 from geomx.errors import UnknownName
 from geomx.node.aggregator import Aggregator
+from geomx.node.edges import ChildEdges
 from geomx.node.peers.peer import Identity
 from geomx.node.root import Root
 from geomx.node.same_data import SameDataWatch
-from geomx.node.server import ChildEdges, Server
+from geomx.node.server import Server
+from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.clipping import Clipping
 from geomx.node.slices.update_stream import UpdateDecoder, UpdateEncoder
 from geomx.node.topology import Edge, Topology
@@ -36,20 +40,23 @@ def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | W
 def make_worker(topology: Topology, name: str, incarnation: int = 1) -> Worker:
     parents = dict.fromkeys(topology.parents(name), topology.lan.patience)
     party = next(party for party, workers in topology.parties.items() if name in workers)
-    up, down = _ends(topology, topology.lan_of(party), name)
-    return Worker(_identity(topology, name, incarnation), topology.limits, parents, up, down)
+    lan = topology.lan_of(party)
+    up, down, classes = _ends(topology, lan, name)
+    return Worker(_identity(topology, name, incarnation), topology.limits, parents, up, down, classes)
 
 
 def make_local_server(topology: Topology, name: str, incarnation: int = 1) -> Server:
-    up, down = _ends(topology, topology.wan, name)
+    up, down, classes = _ends(topology, topology.wan, name)
+    lan = topology.lan_of(name)
     children: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in topology.parties[name]}
     return Server(
         _identity(topology, name, incarnation),
         topology.limits,
-        _child_edges(children, topology, topology.lan_of(name), topology.passes(name)),
+        _child_edges(children, topology, lan, topology.passes(name)),
         policies.make(topology.policy),
-        lambda server: Aggregator(server, topology.shards, up, down, topology.skips),
+        lambda server: Aggregator(server, topology.shards, up, down, topology.skips, classes),
         dials=dict.fromkeys(topology.shards, topology.wan.patience),
+        flows=flows_to(topology.shards, classes),
     )
 
 
@@ -111,10 +118,13 @@ def _child_edges(
     """The upper ends of a server's downward edges. All children get the same bytes, whoever sends them."""
     stream = RngKey(topology.seed)
     sender = UpdateEncoder(make_codec(edge.codec_down, stream), passes)
-    return ChildEdges(children, edge.patience, make_codec(edge.codec_up, stream), sender)
+    loses = edge.classes() is not None
+    return ChildEdges(children, edge.patience, make_codec(edge.codec_up, stream), sender, loses)
 
 
-def _ends(topology: Topology, edge: Edge, name: str) -> tuple[Codec, UpdateDecoder]:
-    """The lower ends of a node's upward edges."""
-    up = make_codec(edge.codec_up, RngKey(topology.seed, name))
-    return up, UpdateDecoder(make_codec(edge.codec_down, RngKey(topology.seed)))
+def _ends(topology: Topology, edge: Edge, name: str) -> tuple[Codec, UpdateDecoder, BlockClasses | None]:
+    """The lower ends of a node's upward edges, and how blocks go up there."""
+    up, classes = make_codec(edge.codec_up, RngKey(topology.seed, name)), edge.classes()
+    if classes is not None:
+        up = for_lossy_channel(up)
+    return up, UpdateDecoder(make_codec(edge.codec_down, RngKey(topology.seed))), classes

@@ -11,24 +11,24 @@ wait -> the sink's jobs -> `answer`, an `Update` to every child.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 
-from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError, Refused, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Began, Write
+from geomx.node.edges import ChildEdges
 from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
 from geomx.node.same_data import SameDataWatch
+from geomx.node.slices.blocks import Receipts, receipted
 from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState, check_reached
 from geomx.node.slices.payloads import check_size, pack_turns, unpack_layout
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
@@ -39,6 +39,7 @@ from geomx.rounds.round import Round
 from geomx.rounds.step_control import StepControl
 from geomx.rounds.turn_log import TurnLog, check_stillness
 from geomx.sync.contract import GradientStep, Policy, StepController, cohort_of
+from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import (
     Advice,
     Allowance,
@@ -63,16 +64,6 @@ from geomx.wire.session import Patience
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 
 
-@dataclass(frozen=True, slots=True)
-class ChildEdges:
-    """The downward edges of a server. `children`: each child's leaves, in the order of the run."""
-
-    children: dict[str, tuple[str, ...]]
-    patience: Patience
-    up: Codec
-    down: UpdateEncoder
-
-
 class Server(BaseNode):
     """See the module's text. `make_sink(server)` gives it its aggregator or root; `others`: shards that dial us.
 
@@ -91,9 +82,11 @@ class Server(BaseNode):
         others: dict[str, Patience] | None = None,
         step_controller: StepController | None = None,
         same_data: SameDataWatch | None = None,
+        flows: Mapping[str, FlowTerms] | None = None,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
-        super().__init__(identity, limits, dials or {}, expects)
+        flows = {**(flows or {}), **dict.fromkeys(edges.children if edges.loses else (), FlowTerms())}
+        super().__init__(identity, limits, dials or {}, expects, flows)
         self._edges = edges
         self._policy = policy
         self._step_control = StepControl(step_controller, self.tell)
@@ -101,6 +94,7 @@ class Server(BaseNode):
         self._members = Members(leaf for leaves in edges.children.values() for leaf in leaves)
         self._gathering = Gathering(policy, self._members, self._closed, self._wake)
         self.sink = make_sink(self)
+        self._receipts = Receipts(edges.loses)
         self._has_workers = all(leaves == (name,) for name, leaves in edges.children.items())
         self._layout: Layout | None = None
         self._settings: dict[str, Value] = {}
@@ -133,11 +127,11 @@ class Server(BaseNode):
         is_first = self._join_state.answered(update)
         if slice_.role == "weight" and update.kind == "gradient":
             self._join_state.stepped(update)
-        priority = priority_of(slice_)
+        priority, receipts = priority_of(slice_), self._receipts.answered(update)
         for name in self._children(update.cohort):
             child, leaves = self.peer(name), self._edges.children[name]
             if child is not None and name in self._welcomed and not self._members.has_left(leaves):
-                self.send(child, update, payload, priority)
+                self.send(child, receipted(update, receipts, name), payload, priority)
         self._turns.answered(slice_.role, update, staleness, self._trained, self._now)
         self._step_control.closed(update, self._now)
         if is_first and self._join_state.slices == len(self._mine):
@@ -171,7 +165,7 @@ class Server(BaseNode):
         """A child has sent something."""
         leaves = self._edges.children[peer.name]
         if isinstance(message, Push):
-            self._on_push(leaves, message, payload)
+            self._on_push(peer.name, leaves, message, payload)
         elif isinstance(message, Hyper):
             self.sink.above.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
@@ -195,6 +189,7 @@ class Server(BaseNode):
         if isinstance(message, Push):
             slice_ = self._slice(message.slice)
             check_size(message, slice_, codec_for(slice_, message.kind, self._edges.up))
+            self._receipts.check(message, slice_)
         elif payload_size(message) and not isinstance(message, Attach):
             raise ProtocolError(f"{type(message).__name__} announces a payload")
         elif payload_size(message) > LAYOUT_LIMIT_BYTES:
@@ -275,7 +270,7 @@ class Server(BaseNode):
         """Whether all of a child's workers belong to a cohort."""
         return self._members.of(cohort).issuperset(self._edges.children[peer.name])
 
-    def _on_push(self, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
+    def _on_push(self, child: str, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
             raise ProtocolError(
                 f"a push for {', '.join(push.origins) or 'nobody'}; its members: {', '.join(leaves)}"
@@ -288,6 +283,7 @@ class Server(BaseNode):
             return
         self._turns.opened(push, leaves[0], self._now)
         self._step_control.contributed(push, self._now)
+        self._receipts.counted(child, push, payload)
         self._gathering.add(slice_, push, payload, self._now)
 
     def _wake(self, key: str, at: float, then: Callable[[float], None]) -> None:

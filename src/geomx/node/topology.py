@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from geomx.channels import channels
+from geomx.channels.contract import BlockClasses, EdgeSettings
 from geomx.config import Run
 from geomx.node.peers.peer import Limits
 from geomx.wire.messages import Value
@@ -19,11 +21,18 @@ AS_WAN = "wan"  # instead of the LAN's codec down: what came over the WAN goes o
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One tier's edges: codecs by name, and how liveness is judged."""
+    """One tier's edges: codecs and channel by name, and how liveness is judged."""
 
     codec_up: str = "dense"
     codec_down: str = "dense"
     patience: Patience = field(default_factory=Patience)
+    channel: str = "tcp"
+
+    def classes(self) -> BlockClasses | None:
+        """How blocks are sent that the channel may lose; None: it loses nothing. Each node has its own."""
+        channel = channels.make(self.channel, EdgeSettings())
+        found: BlockClasses | None = getattr(channel, "classes", None)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +122,4 @@ class Topology:
 
 def _edge(tier: Any, rejoin_s: float = 0.0) -> Edge:
     patience = Patience(tier.heartbeat_s, tier.timeout_s, rejoin_s=rejoin_s)
-    return Edge(tier.codec_up, tier.codec_down, patience)
+    return Edge(tier.codec_up, tier.codec_down, patience, tier.channel)

@@ -12,13 +12,15 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
+from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec, Room
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.contract import FirstStep
-from geomx.node.peers.base import BaseNode
+from geomx.node.peers.base import BaseNode, Blocked
 from geomx.node.peers.peer import Peer
 from geomx.node.same_data import check_sampled
+from geomx.node.slices.blocks import BlockSender, Encoded
 from geomx.node.slices.finite import annotated, skipped, tried, when, without
 from geomx.node.slices.first_weights import FirstWeights
 from geomx.node.slices.join_state import check_reached
@@ -70,7 +72,7 @@ class UplinkOwner(Protocol):
 class Uplink:
     """See the module's text. `up`: what pushes are encoded with; `down`: the receiving end of the updates.
 
-    `skips`: see `geomx.node.slices.finite`.
+    `skips`: see `geomx.node.slices.finite`. `classes`: of blocks, where the channel to the parents may lose some.
     """
 
     def __init__(
@@ -81,12 +83,14 @@ class Uplink:
         up: Codec,
         down: UpdateDecoder,
         skips: bool = False,
+        classes: BlockClasses | None = None,
     ) -> None:
         self._node = node
         self._owner = owner
         self.parents = parents
         self._up, self.down = up, down
         self._skips = skips
+        self._blocks = BlockSender(up, classes)
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
         self._first_weights: FirstWeights | None = None
@@ -127,24 +131,28 @@ class Uplink:
         slice_ = self._slice(push.slice)
         codec = codec_for(slice_, push.kind, self._up)
 
-        def work() -> tuple[torch.Tensor | None, str]:
+        def work() -> Encoded | str:
             values, fault = tried(lambda: make(codec.room(slice_)), self._skips)
             if values is None:
-                return None, fault
+                return fault
             whose, at = f"{self._node.name} cannot push", when(push.step, push.turn)
             with annotated(self.layout, slice_, values, whose, at):
-                return codec.encode(slice_, push.turn, values, push.weight), ""
+                payload = codec.encode(slice_, push.turn, values, push.weight)
+            return self._blocks.cut(slice_, push, codec, payload)
 
-        def done(result: tuple[torch.Tensor | None, str]) -> None:
-            payload, fault = result
-            if fault:
-                self._node.note("skipped", "warning", **skipped(push.step, push.turn, "1 slice", fault))
-            self.push_raw(without(push, slice_) if fault else push, payload)
+        def done(result: Encoded | str) -> None:
+            if isinstance(result, Encoded):
+                self._blocks.sent(push, result.blocks)
+                self.push_raw(push, *result)
+                return
+            if result:
+                self._node.note("skipped", "warning", **skipped(push.step, push.turn, "1 slice", result))
+            self.push_raw(without(push, slice_) if result else push, None)
 
         self.slice_jobs.run(slice_.index, work, done, cost_bytes + codec.cost_bytes(slice_))
 
-    def push_raw(self, push: Push, payload: Any) -> None:
-        """Push bytes that are encoded already."""
+    def push_raw(self, push: Push, payload: Any, blocks: Blocked = ()) -> None:
+        """Push bytes that are encoded already. `blocks`: see `Write`."""
         if push.step >= 0 and not self._has_stepped:
             self._has_stepped = True
             self._node.emit(FirstStep())
@@ -152,7 +160,7 @@ class Uplink:
         sized = msgspec.structs.replace(push, size=size) if push.size != size else push
         self._pushed[push.slice, push.cohort] = push.turn, self._node.now
         shard = self._parent(self.parents[self._shard_of[push.slice]])
-        self._node.send(shard, sized, payload, priority_of(self._slice(push.slice)))
+        self._node.send(shard, sized, payload, priority_of(self._slice(push.slice)), blocks)
 
     def reached(self, message: Reached) -> None:
         self._tell_all(message)
@@ -190,11 +198,7 @@ class Uplink:
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """A parent has sent something."""
         if isinstance(message, Update):
-            self._slice(message.slice)
-            self._trace(message)
-            if self._first_weights is not None:
-                self._first_weights.arrived(message.slice, self._node.now)
-            self._owner.answered(message, payload)
+            self._answered(message, payload)
         elif isinstance(message, Attached):
             if self.layout is None:
                 raise ProtocolError("Attached came before there was a model")
@@ -210,6 +214,19 @@ class Uplink:
             self._owner.fetched(message, payload)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent down to {self._node.name}")
+
+    def _answered(self, update: Update, payload: Any) -> None:
+        slice_ = self._slice(update.slice)
+        self._trace(update)
+        if self._first_weights is not None:
+            self._first_weights.arrived(update.slice, self._node.now)
+        lost = self._blocks.lost(slice_, update)
+        if lost:  # before the slice's next encoding
+            cost_bytes = self._up.cost_bytes(slice_)
+            self.slice_jobs.run(
+                slice_.index, lambda: self._up.settle(slice_, lost), lambda _: None, cost_bytes
+            )
+        self._owner.answered(msgspec.structs.replace(update, receipt=None), payload)
 
     def check_payload(self, peer: Peer, message: Message) -> None:
         """Whether a payload of that size is possible; see `Node.admit`."""

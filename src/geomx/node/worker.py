@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
@@ -19,6 +20,7 @@ from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
 from geomx.node.same_data import keyed
+from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink
@@ -41,13 +43,19 @@ from geomx.wire.session import Patience
 
 
 class Worker(BaseNode):
-    """See the module's text. `parents`: its local server, or in a run of one the root."""
+    """See the module's text. `parents`: its local server, or in a run of one the root. `classes`: see `Uplink`."""
 
     def __init__(
-        self, identity: Identity, limits: Limits, parents: dict[str, Patience], up: Codec, down: UpdateDecoder
+        self,
+        identity: Identity,
+        limits: Limits,
+        parents: dict[str, Patience],
+        up: Codec,
+        down: UpdateDecoder,
+        classes: BlockClasses | None = None,
     ) -> None:
-        super().__init__(identity, limits, parents, {})
-        self._uplink = Uplink(self, self, tuple(parents), up, down)
+        super().__init__(identity, limits, parents, {}, flows_to(parents, classes))
+        self._uplink = Uplink(self, self, tuple(parents), up, down, classes=classes)
         self._ready = False
         self._leaving = False
         self._loop_waits = False  # the training loop waits in a call of geomx

@@ -57,6 +57,13 @@ class Round:
         return next((push.hyper for _, push, _ in self.contributions if push.hyper), b"")
 
     @property
+    def loss(self) -> float | None:
+        """The weighted mean of the losses that were told with the contributions; None: with none."""
+        told = [(push.weight, push.loss) for push, _ in self.in_order() if push.loss is not None]
+        weight = sum(weight for weight, _ in told)
+        return sum(weight * loss for weight, loss in told) / weight if weight else None
+
+    @property
     def present(self) -> bytes | None:
         """Which parts have a value in at least one contribution."""
         first, *others = (push.present for _, push, _ in self.contributions)

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from geomx.channels.emulation.link import Line, LinkSpec
+
+if TYPE_CHECKING:
+    from geomx.simulate.flows import SimulatedFlow
 
 LATE_S = 0.05  # at most, of a message that others overtake
 Waiting = tuple[
@@ -27,6 +30,7 @@ class Network(LinkSpec):
 
     duplicate: float = 0.0  # share of messages that come twice
     reorder: float = 0.0  # share of messages that are held up, so that later ones overtake them
+    keeps_streams: bool = False  # all that happens to datagrams alone: what travels on connections comes once
 
 
 class MessageLine(Line[Network]):
@@ -121,3 +125,14 @@ class SimulatedConnection:
 
     ends: dict[str, tuple[str, int]]  # node -> (other node, the other's number)
     alive: bool = True
+    flow: SimulatedFlow | None = None
+
+    def end(self) -> None:
+        """Nothing of it arrives any more."""
+        self.alive = False
+        self.end_flow()
+
+    def end_flow(self) -> None:
+        """No more datagrams."""
+        if self.flow is not None:
+            self.flow.is_alive = False

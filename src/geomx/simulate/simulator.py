@@ -19,7 +19,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geomx.errors import GeomxError
@@ -38,15 +38,19 @@ from geomx.node.contract import (
     Note,
     Notify,
     Opened,
+    OpenFlow,
     Received,
     Started,
     Stop,
     Timer,
     Write,
 )
+from geomx.simulate.flows import SimulatedFlow
 from geomx.simulate.network import Network, SimulatedConnection, SimulatedLink
 from geomx.simulate.programs import Program
-from geomx.wire.messages import Message
+from geomx.wire.flow.ends import Whole
+from geomx.wire.flow.receiver import Delivery
+from geomx.wire.messages import FlowBroken, Message, Push
 from geomx.wire.proof import NONCE_BYTES
 
 HEADER_BYTES = 96  # what a message's frame and head take, about
@@ -167,7 +171,7 @@ class Simulator:
             host.program.abandon()
         for connection in list(host.connections.values()):
             if silent:
-                connection.alive = False
+                connection.end()
             else:
                 self._break(connection, "connection reset")
 
@@ -226,8 +230,8 @@ class Simulator:
     def _carry_out(self, host: _SimulatedNode, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Write():
-                    self._write(host, effect)
+                case Write() | OpenFlow() | Hangup():
+                    self._on_connection(host, effect)
                 case Job():
                     self._start(host, effect)
                 case Notify():
@@ -239,14 +243,20 @@ class Simulator:
                     self.notes.append((self.now, host.node.name, effect))
                 case Dial():
                     self._dial(host, effect.peer)
-                case Hangup():
-                    self._hang_up(host, effect.conn)
                 case Began():
                     self._begin(host.node.name)
                 case Stop():
                     host.stopped, host.error = True, effect.error
                     if host.program is not None:
                         host.program.stopped(effect.error)
+
+    def _on_connection(self, host: _SimulatedNode, effect: Write | OpenFlow | Hangup) -> None:
+        if isinstance(effect, Write):
+            self._write(host, effect)
+        elif isinstance(effect, OpenFlow):
+            self._open_flow(host, effect)
+        else:
+            self._hang_up(host, effect.conn)
 
     def _start(self, host: _SimulatedNode, job: Job) -> None:
         if not job.cost_bytes:
@@ -322,13 +332,13 @@ class Simulator:
         if connection is None or not connection.alive:
             return
         target, number = connection.ends[host.node.name]
+        if write.blocks and connection.flow is not None:
+            header = connection.flow.write(write)
+            write = write if header is None else replace(write, message=header, payload=None)
         size = HEADER_BYTES + (0 if write.payload is None else write.payload.nbytes)
-        self._link(host.node.name, target).put(
-            size,
-            write.priority,
-            lambda: self._arrive(connection, target, number, write),
-            surely=write.message is _GOODBYE,
-        )
+        link = self._link(host.node.name, target)
+        surely = write.message is _GOODBYE or link.network.keeps_streams
+        link.put(size, write.priority, lambda: self._arrive(connection, target, number, write), surely)
 
     def _arrive(self, connection: SimulatedConnection, target: str, number: int, write: Write) -> None:
         host = self._hosts[target]
@@ -337,6 +347,10 @@ class Simulator:
         if write.message is _GOODBYE:
             self._part(host, number, connection)
             return
+        if isinstance(write.message, FlowBroken):
+            if connection.flow is not None:
+                connection.flow.broken(write.message.below)
+            return
         try:
             host.node.admit(number, write.message)
         except GeomxError as error:
@@ -344,7 +358,35 @@ class Simulator:
             if not lossy:  # a stream in order never brings a message too early
                 self._break(connection, str(error))
             return
+        if isinstance(write.message, Push) and write.message.beside is not None:
+            assert connection.flow is not None
+            connection.flow.announced(write.number, write.message)
+            return
         self._deliver(host, Received(number, write.number, write.message, _own(write.payload)))
+
+    def _open_flow(self, host: _SimulatedNode, effect: OpenFlow) -> None:
+        """Whoever dials has heard last that the other end is known."""
+        connection = host.connections.get(effect.conn)
+        if connection is None or not connection.alive or connection.flow is not None:
+            return
+        target, number = connection.ends[host.node.name]
+        if not self._dialled(host, connection):
+            return
+        listener = self._hosts[target]
+
+        def deliver(delivery: Delivery) -> None:
+            if connection.alive and listener.connections.get(number) is connection:
+                self._deliver(listener, Received(number, *delivery))
+
+        def send(whole: Whole) -> None:
+            self._write(host, Write(effect.conn, *whole))
+
+        def broken(below: int) -> None:
+            self._write(host, Write(effect.conn, 0, FlowBroken(below)))
+
+        up, down = self._link(host.node.name, target), self._link(target, host.node.name)
+        refuse = functools.partial(self._break, connection)
+        connection.flow = SimulatedFlow(self, up, down, effect.terms, deliver, send, broken, refuse)
 
     def _hang_up(self, host: _SimulatedNode, number: int) -> None:
         """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""
@@ -353,11 +395,12 @@ class Simulator:
 
     def _part(self, host: _SimulatedNode, number: int, connection: SimulatedConnection) -> None:
         del host.connections[number]
+        connection.end_flow()
         self._deliver(host, Closed(number, self._dialled(host, connection), "closed by the other side"))
 
     def _break(self, connection: SimulatedConnection, reason: str) -> None:
         """Close both ends at once; what was under way is lost."""
-        connection.alive = False
+        connection.end()
         for name in connection.ends:
             host = self._hosts[name]
             for number in [n for n, other in host.connections.items() if other is connection]:

@@ -158,6 +158,19 @@ class Hyper(Message, frozen=True, array_like=True, tag=True):
     values: Hyperparameters
 
 
+class Beside(msgspec.Struct, frozen=True, array_like=True):
+    """The payload of this message does not follow it: it comes in datagrams, see `geomx.wire.flow`.
+
+    `load`: its number there. `blocks`: how many. `reliable`: a bitmap of those that are sent until they have come, as
+    in `geomx.wire.presence`. `size`: their bytes together.
+    """
+
+    load: int
+    blocks: int
+    reliable: bytes | None
+    size: int
+
+
 class Push(Message, frozen=True, array_like=True, tag=True):
     """A contribution to one slice in one turn, on its way up."""
 
@@ -177,12 +190,15 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     ] = ()  # `assign` alone: what lies behind the weights; see node/slices/slice_state.py
     scalars: tuple[tuple[str, tuple[float, ...]], ...] = ()  # `assign` alone: see optim/contract.py
     size: int = 0
+    beside: Beside | None = None  # given by the connection that sends it so
+    loss: float | None = None  # the weighted mean of what the scripts have told with `run.loss`
 
 
 class Update(Message, frozen=True, array_like=True, tag=True):
     """The answer to a slice's pushes, on its way down to their cohort. `weight`: their sum, 0: nobody contributed.
 
-    Without payload nothing changed.
+    Without payload nothing changed. `receipt`: which blocks of the receiver's own push were added, a bitmap as in
+    `geomx.wire.presence`; None: all that it has sent.
     """
 
     turn: int
@@ -193,6 +209,7 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     ended: bool
     cohort: str = ""
     size: int = 0
+    receipt: bytes | None = None
 
 
 class Stepped(Message, frozen=True, array_like=True, tag=True):
@@ -230,6 +247,22 @@ class Advice(Message, frozen=True, array_like=True, tag=True):
 
     worker: str
     text: str
+
+
+class FlowOpen(Message, frozen=True, array_like=True, tag=True):
+    """From whoever listens: datagrams may be sent beside this connection, see `geomx.channels.datagram`.
+
+    `flow`: what each of them begins with. `salt`: from which, and the run's secret, both ends derive their keys.
+    """
+
+    flow: int
+    salt: bytes
+
+
+class FlowBroken(Message, frozen=True, array_like=True, tag=True):
+    """From whoever dials: datagrams do not pass. Loads below this number that are open come on the connection."""
+
+    below: int
 
 
 class Norms(Message, frozen=True, array_like=True, tag=True):
@@ -312,7 +345,8 @@ class Gone(Message, frozen=True, array_like=True, tag=True):
 
 AnyMessage = (
     Challenge | Hello | Welcome | Refuse | Attach | Reached | Attached | Hyper | Push | Update | Stepped
-    | Sampled | Calling | Allowance | Advice | Norms | Scale | Fetch | State | Ack | Beat | Leave | Gone | Failure
+    | FlowOpen | FlowBroken | Sampled | Calling | Allowance | Advice | Norms | Scale | Fetch | State | Ack | Beat
+    | Leave | Gone | Failure
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535
@@ -327,4 +361,4 @@ decode_head = _decoder.decode
 def payload_size(message: Message) -> int:
     """How many raw bytes follow the header."""
     size = getattr(message, "size", 0)
-    return int(size)
+    return 0 if getattr(message, "beside", None) is not None else int(size)

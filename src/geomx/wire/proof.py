@@ -40,6 +40,11 @@ def proof(
     return hmac.digest(secret, said, "sha256")
 
 
+def flow_secret(secret: bytes, nonces: tuple[bytes, bytes]) -> bytes:
+    """What both ends of one connection know, and nobody else. `nonces` as in `proof`; empty without a secret."""
+    return hmac.digest(secret, b"flow" + b"".join(nonces), "sha256") if secret else b""
+
+
 def is_proved(shown: bytes, expected: bytes) -> bool:
     """Whether the two are the same, in a time that does not tell where they differ."""
     return hmac.compare_digest(shown, expected)

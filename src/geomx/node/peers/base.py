@@ -12,15 +12,13 @@ Subclasses say who handles whose messages, answer `on_open` and `on_tick`, and l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from geomx.errors import GeomxError, ProtocolError, RunFailed
 from geomx.node.contract import (
     Called,
     Closed,
-    Dial,
     Effect,
     Event,
     Failed,
@@ -30,18 +28,18 @@ from geomx.node.contract import (
     JobDone,
     Note,
     Opened,
+    OpenFlow,
     Received,
     Started,
     Stop,
     Timer,
     Write,
 )
+from geomx.node.peers.dialling import Dialling
 from geomx.node.peers.farewell import Farewell
 from geomx.node.peers.handshake import HUNG_UP, Handshake, refused
 from geomx.node.peers.peer import (
     FIRST_REDIAL_S,
-    LAST_REDIAL_S,
-    LATE_S,
     Handler,
     Identity,
     Limits,
@@ -53,6 +51,7 @@ from geomx.node.peers.peer import (
 )
 from geomx.node.peers.stillness import Stillness
 from geomx.node.peers.watch import Watch
+from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import (
     Ack,
     Beat,
@@ -67,23 +66,32 @@ from geomx.wire.messages import (
 )
 from geomx.wire.session import Patience, Session
 
+Blocked = Sequence[tuple[Any, int]]
+
 
 class BaseNode(ABC):
     """See the module's text. `handle` and `admit` are the contract of `geomx.node.contract.Node`."""
 
     def __init__(
-        self, identity: Identity, limits: Limits, dials: dict[str, Patience], expects: dict[str, Patience]
+        self,
+        identity: Identity,
+        limits: Limits,
+        dials: dict[str, Patience],
+        expects: dict[str, Patience],
+        flows: Mapping[str, FlowTerms] | None = None,
     ) -> None:
         self.identity = identity
         self.name = identity.name
         self.limits = limits
         self._dials = dials
         self._expects = expects  # who may dial us
+        self._flows = flows or {}  # peers beside whose connections datagrams may travel
         self._peers: dict[str, Peer] = {}
         self._by_conn: dict[int, Peer] = {}
         self._handshake = Handshake(self, expects, self._peers)
         self._effects: list[Effect] = []
-        self._now = self._started = 0.0
+        self._now = 0.0
+        self.dialling = Dialling(self)
         self.stopped = False
         self._violation: ProtocolError | None = None  # by a peer that had been let in
         every = [*dials.values(), *expects.values()]
@@ -169,14 +177,16 @@ class BaseNode(ABC):
 
     # -- for subclasses to use -------------------------------------------------------------------------------
 
-    def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None:
-        """Send once the session is open, and again until it has arrived."""
+    def send(
+        self, peer: Peer, message: Message, payload: Any = None, priority: int = 0, blocks: Blocked = ()
+    ) -> None:
+        """Send once the session is open, and again until it has arrived. `blocks`: see `Write`."""
         session = peer.session
         number = session.enqueue(message, payload, priority, self._now)
         self._stillness.moved(self._now)
         if session.conn:
             session.spoke = self._now
-            self._effects.append(Write(session.conn, number, message, payload, priority))
+            self._effects.append(Write(session.conn, number, message, payload, priority, blocks))
 
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None:
         """Have arithmetic done outside the node; `then(result)` continues here."""
@@ -236,11 +246,11 @@ class BaseNode(ABC):
     # -- connections ------------------------------------------------------------------------------------------
 
     def _on_started(self, event: Started) -> None:
-        self._started = self._now
+        self.dialling = Dialling(self)
         self._watch.begin()
         for name, patience in self._dials.items():
             peer = self._peers[name] = Peer(name, Session(name, 0, patience, self._now), dialled=True)
-            self._effects.append(Dial(peer.name))
+            self.dialling.dial(peer)
         self.after(self._tick_s, "tick", self._tick)
 
     def _on_opened(self, event: Opened) -> None:
@@ -262,23 +272,11 @@ class BaseNode(ABC):
             self.note("away", level, peer=peer.name, reason=event.reason)
             self.on_away(peer)
         if peer.dialled and not self.stopped:  # which the end of its last connection may have brought about
-            self.tell_trouble(peer, f"{event.reason}{HUNG_UP if unanswered else ''}")
-            self.redial(peer)
+            self.dialling.trouble(peer, f"{event.reason}{HUNG_UP if unanswered else ''}")
+            self.dialling.again(peer)
 
     def on_away(self, peer: Peer) -> None:
         """A session has lost its connection."""
-
-    def redial(self, peer: Peer) -> None:
-        """Dial a peer again, after a pause that grows."""
-        self.after(peer.redial_s, f"dial {peer.name}", partial(self._dial, peer))
-        peer.redial_s = min(2 * peer.redial_s, LAST_REDIAL_S)
-
-    def tell_trouble(self, peer: Peer, reason: str) -> None:
-        """Say once why a peer cannot be reached; but that it is a moment late to start says nothing."""
-        peer.trouble = reason
-        if self._now - self._started >= LATE_S and peer.trouble_told != reason:
-            peer.trouble_told = reason
-            self.note("unreachable", "warning", peer=peer.name, reason=reason)
 
     def drop(self, conn: int, reason: str) -> None:
         """Close a connection that carries no session, or no longer."""
@@ -293,6 +291,9 @@ class BaseNode(ABC):
             return
         self._by_conn[conn] = peer
         peer.trouble = peer.trouble_told = ""
+        if peer.name in self._flows:
+            secret = self._handshake.flow_secret(conn, peer.dialled)
+            self._effects.append(OpenFlow(conn, secret, self._flows[peer.name]))
         for number, sent in peer.session.opened(conn, received, self._now):
             self._effects.append(Write(conn, number, sent.message, sent.payload, sent.priority))
         if not peer.session.fruitless:
@@ -376,10 +377,6 @@ class BaseNode(ABC):
         then = self._timers.pop(event.key, None)
         if then is not None:
             then()
-
-    def _dial(self, peer: Peer) -> None:
-        if not peer.session.conn:
-            self._effects.append(Dial(peer.name))
 
     def _tick(self) -> None:
         self.after(self._tick_s, "tick", self._tick)  # before what may fail: a farewell needs time as well

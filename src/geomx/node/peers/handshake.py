@@ -15,6 +15,7 @@ from typing import Protocol
 
 from geomx.errors import Fenced, GeomxError, NodeLost, ProtocolError, Refused
 from geomx.node.contract import Effect, Identified, Opened, Write
+from geomx.node.peers.dialling import Dialling
 from geomx.node.peers.peer import Identity, Peer, as_failure, broken_by
 from geomx.wire.messages import (
     PROTOCOL_VERSION,
@@ -26,7 +27,7 @@ from geomx.wire.messages import (
     Value,
     Welcome,
 )
-from geomx.wire.proof import Side, is_certified, is_proved, proof
+from geomx.wire.proof import Side, flow_secret, is_certified, is_proved, proof
 from geomx.wire.session import Patience, Session
 
 STRANGER_S = 10.0  # how long whoever has not said Hello may stay
@@ -58,8 +59,8 @@ class HandshakeHost(Protocol):
     def emit(self, effect: Effect) -> None: ...
     def note(self, name: str, level: str = "debug", **fields: object) -> None: ...
     def drop(self, conn: int, reason: str) -> None: ...
-    def tell_trouble(self, peer: Peer, reason: str) -> None: ...
-    def redial(self, peer: Peer) -> None: ...
+    @property
+    def dialling(self) -> Dialling: ...
     def open(self, conn: int, peer: Peer, received: int) -> None: ...
     def may_go(self, peer: Peer) -> bool: ...
     def may_return(self, peer: Peer) -> bool: ...
@@ -206,8 +207,8 @@ class Handshake:
     def _dial_anew(self, conn: int, peer: Peer, reason: str) -> None:
         """Close a connection to whoever is not the peer, or not ready for us, and dial anew."""
         self._host.drop(conn, reason)
-        self._host.tell_trouble(peer, reason)
-        self._host.redial(peer)
+        self._host.dialling.trouble(peer, reason)
+        self._host.dialling.again(peer)
 
     # -- the side that listens ------------------------------------------------------------------------------
 
@@ -318,11 +319,17 @@ class Handshake:
     # -- both -----------------------------------------------------------------------------------------------
 
     def _proof(self, conn: int, side: Side, run: str, node: str, incarnation: int) -> bytes:
+        nonces = self._nonces(conn, conn in self._dialled)
+        return proof(self._host.identity.secret, side, run, node, incarnation, nonces)
+
+    def _nonces(self, conn: int, dials: bool) -> tuple[bytes, bytes]:
+        """Of the side that listens, then of the one that dials."""
         greeting = self._greetings[conn]
-        listens, dials = greeting.ours, greeting.theirs
-        if conn in self._dialled:
-            listens, dials = dials, listens
-        return proof(self._host.identity.secret, side, run, node, incarnation, (listens, dials))
+        return (greeting.theirs, greeting.ours) if dials else (greeting.ours, greeting.theirs)
+
+    def flow_secret(self, conn: int, dialled: bool) -> bytes:
+        """What both ends of a connection that stands know, and nobody else; empty where the run has no secret."""
+        return flow_secret(self._host.identity.secret, self._nonces(conn, dialled))
 
     def _is_certified(self, uris: tuple[str, ...] | None, node: str) -> bool:
         return uris is None or is_certified(uris, self._host.identity.run, node)

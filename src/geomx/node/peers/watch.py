@@ -7,6 +7,7 @@ from typing import Protocol
 
 from geomx.errors import NodeLost, WaitTimeout
 from geomx.node.contract import Effect, Write
+from geomx.node.peers.dialling import Dialling
 from geomx.node.peers.handshake import RESTARTED
 from geomx.node.peers.peer import LATE_S, Identity, Limits, Peer
 from geomx.node.peers.stillness import Stillness, least_s
@@ -24,7 +25,8 @@ class WatchedHost(Protocol):
     def emit(self, effect: Effect) -> None: ...
     def note(self, name: str, level: str = "debug", **fields: object) -> None: ...
     def drop(self, conn: int, reason: str) -> None: ...
-    def redial(self, peer: Peer) -> None: ...
+    @property
+    def dialling(self) -> Dialling: ...
     def may_go(self, peer: Peer) -> bool: ...
     def on_lost(self, peer: Peer) -> None: ...
     def is_idle(self) -> bool: ...
@@ -100,7 +102,7 @@ class Watch:
         if peer.dialled and session.conn and session.silent_s(now) > session.patience.timeout_s / 2:
             self._host.drop(session.conn, "silent; dialling anew")
             session.away()
-            self._host.redial(peer)
+            self._host.dialling.again(peer)
             return
         for number, sent in session.overdue(now):
             self._host.emit(Write(session.conn, number, sent.message, sent.payload, sent.priority))

@@ -18,6 +18,7 @@ anchors, so replicas stay bit-identical. There is one stream for each cohort. An
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from geomx.codecs.contract import Codec
 from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
+from geomx.node.slices.blocks import decode_payload
 from geomx.rounds.membership import EVERYONE
 from geomx.wire.messages import Kind
 
@@ -36,10 +38,10 @@ def codec_for(slice_: Slice, kind: Kind, codec: Codec) -> Codec:
     return codec if kind == "gradient" and slice_.role == "weight" else DENSE
 
 
-def decoded(codec: Codec, slice_: Slice, origins: Iterable[str], payload: torch.Tensor) -> torch.Tensor:
-    """The values of a contribution. Raises `ProtocolError` that names whose it is."""
+def decoded(codec: Codec, slice_: Slice, origins: Iterable[str], payload: Any) -> torch.Tensor:
+    """The values of a contribution, whole or in blocks. Raises `ProtocolError` that names whose it is."""
     try:
-        return codec.decode(slice_, payload)
+        return decode_payload(codec, slice_, payload)
     except ProtocolError as error:
         raise ProtocolError(f"what {', '.join(origins)} sent for slice {slice_.index}: {error}") from error
 

@@ -1,0 +1,403 @@
+"""The channels `datagram` and `dgt`: TCP, and beside it payloads in datagrams on their way up.
+
+Who listens has one UDP socket, at the number of its TCP port. Who dials sends from a port of its own: nothing has to
+reach it that it has not asked for, and answers go to wherever its newest datagram came from, so a NAT may give it
+another address at any time. Datagrams of a flow begin only when both ends have proved who they are; where they do not
+pass, TCP carries everything (`geomx.wire.flow.path`). `block_classes.py` says which blocks may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from geomx.channels.block_classes import Alike, Dgt
+from geomx.channels.connection import TcpConnection, view_of
+from geomx.channels.contract import BlockClasses, Connection, ConnectionHandler, EdgeSettings
+from geomx.channels.emulation.pacing import LinkPacer
+from geomx.channels.sealing import ENVELOPE_BYTES, SALT_BYTES, Seal, flow_of, seals
+from geomx.channels.tcp import Tcp, TcpListener, split_address
+from geomx.errors import ProtocolError
+from geomx.wire.flow.congestion import Congestion
+from geomx.wire.flow.ends import ReceivingEnd, SendingEnd, Whole
+from geomx.wire.flow.path import SIZES, State
+from geomx.wire.flow.sender import BlockOut, FlowTerms
+from geomx.wire.messages import FlowBroken, FlowOpen, Message, Push
+
+BATCH = 32  # datagrams in a row before others have their turn
+READS = 64
+LEAST_WAIT_S = 0.0005
+BUFFER_BYTES = 4 << 20
+_IP_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 3  # Linux: never in fragments, whatever a router says
+
+
+class DatagramPort:
+    """The UDP socket of whoever listens: hands each datagram to the connection whose flow it belongs to."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises OSError."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = _socket(family)
+        try:
+            self._socket.bind((host, port))
+        except OSError:
+            self._socket.close()
+            raise
+        self._flows: dict[int, DatagramConnection] = {}
+        self._buffer = memoryview(bytearray(1 << 16))
+        asyncio.get_running_loop().add_reader(self._socket, self._readable)
+
+    def register(self, connection: DatagramConnection) -> int:
+        """The number of a new flow."""
+        flow = 0
+        while not flow or flow in self._flows:
+            flow = secrets.randbits(32)
+        self._flows[flow] = connection
+        return flow
+
+    def forget(self, flow: int) -> None:
+        """A flow has ended."""
+        self._flows.pop(flow, None)
+
+    def send(self, datagram: bytes, address: Any) -> None:
+        """What cannot be sent now is lost."""
+        with contextlib.suppress(OSError):
+            self._socket.sendto(datagram, address)
+
+    def close(self) -> None:
+        """No more datagrams."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+
+    def _readable(self) -> None:
+        touched: dict[int, DatagramConnection] = {}
+        for _ in range(READS):
+            try:
+                size, address = self._socket.recvfrom_into(self._buffer)
+            except OSError:
+                break
+            flow = flow_of(self._buffer[:size])
+            connection = self._flows.get(flow)
+            if connection is not None and connection.arrived(self._buffer[:size], address):
+                touched[flow] = connection
+        for connection in touched.values():
+            connection.run_flow()
+
+
+class DatagramListener(TcpListener):
+    """An open door for TCP and UDP."""
+
+    def __init__(self, listener: TcpListener, port: DatagramPort | None) -> None:
+        self.address = listener.address
+        self._listener = listener
+        self._port = port
+
+    async def close(self) -> None:
+        """Take no more connections. The datagrams of those that stand still come: the loop's end closes the socket."""
+        await self._listener.close()
+        if self._port is not None:
+            self._port.close()
+
+
+class DatagramConnection(TcpConnection):
+    """A TCP connection with a flow beside it, once it is open; see `geomx.channels.contract.FlowConnection`."""
+
+    def __init__(
+        self,
+        receiver: ConnectionHandler,
+        chunk_bytes: int,
+        pacer: LinkPacer | None,
+        connected: Callable[[TcpConnection, Any], None],
+        channel: Datagram,
+    ) -> None:
+        super().__init__(receiver, chunk_bytes, pacer, connected)
+        self._channel = channel
+        self._secret: bytes | None = None  # None: the peer has not proved who it is
+        self._terms = FlowTerms()
+        self._flow = 0
+        self._up: Seal
+        self._down: Seal
+        self._sending: SendingEnd | None = None
+        self._receiving: ReceivingEnd | None = None
+        self._udp: socket.socket | None = None  # of whoever dials
+        self._address: Any = None  # of whoever has dialled
+        self._newest = -1
+        self._answers = 0
+        self._timer: asyncio.Handle | None = None
+        self._due_at = inf
+
+    # -- for the session above ----------------------------------------------------------------------------------
+
+    def open_flow(self, secret: bytes, terms: FlowTerms) -> None:
+        """See `FlowConnection.open_flow`. Whoever listens says how the flow's datagrams are to be sealed."""
+        self._secret, self._terms = secret, terms
+        port = self._channel.port_of(self)
+        if port is None or not (secret or self._channel.is_secured):
+            return
+        salt = secrets.token_bytes(SALT_BYTES)
+        self._flow = port.register(self)
+        self._up, self._down = seals(self._flow, salt, secret)
+        self._receiving = ReceivingEnd()
+        self.write(0, FlowOpen(self._flow, salt), None, 0)
+
+    def write_blocks(
+        self, number: int, message: Message, payload: Any, priority: int, blocks: Sequence[tuple[Any, int]]
+    ) -> None:
+        """See `FlowConnection.write_blocks`."""
+        if self._sending is not None and isinstance(message, Push):
+            outs = [BlockOut(b.start, b.stop, view_of(b.payload), level) for b, level in blocks]
+            header = self._sending.write(Whole(number, message, payload, priority), outs, self._loop.time())
+            if header is not None:
+                self.write(number, header, None, priority)
+                self.run_flow()
+                return
+        self.write(number, message, payload, priority)
+
+    @property
+    def flow_state(self) -> State | None:
+        """Whether payloads can travel in datagrams; None: nothing is known yet, or it is for the other end to say."""
+        return None if self._sending is None else self._sending.path.state
+
+    # -- what comes on the connection ------------------------------------------------------------------------------
+
+    def arrived_whole(self, number: int, message: Message, payload: Any) -> None:
+        """A message has come on the connection. Raises `ProtocolError`."""
+        now = self._loop.time()
+        if isinstance(message, FlowOpen):
+            self._begin_sending(message, now)
+        elif isinstance(message, FlowBroken):
+            if self._receiving is not None:
+                self._receiving.receiver.forget(message.below)
+        elif isinstance(message, Push) and message.beside is not None:
+            if self._receiving is None:
+                raise ProtocolError("a payload was announced beside the connection, where no flow is open")
+            self._receiving.announced(number, message, now)
+            self.run_flow()
+        else:
+            super().arrived_whole(number, message, payload)
+
+    def _begin_sending(self, message: FlowOpen, now: float) -> None:
+        if self._secret is None or self._udp is not None or len(message.salt) != SALT_BYTES:
+            raise ProtocolError("FlowOpen came where no flow can be opened")
+        if not (self._secret or self._channel.is_secured):
+            return
+        peer = self._transport.get_extra_info("peername")
+        self._udp = _socket(self._transport.get_extra_info("socket").family)
+        self._udp.connect(peer)
+        self._flow = message.flow
+        self._up, self._down = seals(message.flow, message.salt, self._secret)
+        congestion = Congestion(SIZES[0] + ENVELOPE_BYTES, self._channel.pace_mbps)
+        self._sending = SendingEnd(congestion, self._terms, now)
+        self._loop.add_reader(self._udp, self._readable)
+        self.run_flow()
+
+    # -- datagrams ----------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        """For whoever dials."""
+        assert self._udp is not None
+        assert self._sending is not None
+        for _ in range(READS):
+            try:
+                datagram = self._udp.recv(1 << 16)
+            except OSError:
+                break
+            self.bytes_received += len(datagram)
+            opened = self._down.open(datagram)
+            if opened is not None and opened[0] > self._newest - 1024:
+                self._newest = max(self._newest, opened[0])
+                try:
+                    self._sending.received(opened[1], self._loop.time())
+                except ProtocolError as error:
+                    self._fail(str(error))
+                    return
+        self.run_flow()
+
+    def arrived(self, datagram: memoryview, address: Any) -> bool:
+        """For whoever listens: a datagram has come for this flow. Returns whether it is the peer's."""
+        opened = self._up.open(datagram)
+        if opened is None or self._receiving is None:
+            return False
+        number, body = opened
+        self.bytes_received += len(datagram)
+        if number > self._newest:
+            self._newest, self._address = number, address
+        try:
+            self._receiving.received(number, body, self._loop.time())
+        except ProtocolError as error:
+            self._fail(str(error))
+            return False
+        return True
+
+    def run_flow(self) -> None:
+        """Send what may leave now, hand on what has closed, and see to it that this is called again in time."""
+        if not self.is_open:
+            return
+        now = self._loop.time()
+        if self._sending is not None:
+            self._send(self._sending, now)
+        elif self._receiving is not None:
+            self._answer(self._receiving, now)
+        self._plan(now)
+
+    def _send(self, sending: SendingEnd, now: float) -> None:
+        assert self._udp is not None
+        for number, body in sending.datagrams(now, ENVELOPE_BYTES, BATCH):
+            datagram = self._up.close(number, body)
+            self.bytes_sent += len(datagram)
+            with contextlib.suppress(OSError):  # it is lost
+                self._udp.send(datagram)
+        wholes = sending.fallen_back(now)
+        if wholes:
+            self.write(0, FlowBroken(sending.sender.next_load), None, 0)
+        for whole in wholes:
+            self.write(*whole)
+        news = sending.news()
+        if news is not None:
+            why = "answers come again" if news == "open" else "nothing of what was sent by UDP is answered"
+            self._receiver.flow(self, news == "open", why)
+
+    def _answer(self, receiving: ReceivingEnd, now: float) -> None:
+        try:
+            closed = list(receiving.closed(now))
+            for number, message, payload in closed:
+                self._receiver.received(self, number, message, payload)
+                if not self.is_open:
+                    return
+        except ProtocolError as error:
+            self._fail(str(error))
+            return
+        port = self._channel.port_of(self)
+        for body in receiving.bodies(now):
+            datagram = self._down.close(self._answers, body)
+            self._answers += 1
+            self.bytes_sent += len(datagram)
+            if port is not None and self._address is not None:
+                port.send(datagram, self._address)
+
+    def _plan(self, now: float) -> None:
+        end = self._sending or self._receiving
+        due_at = inf if end is None else end.next_at()
+        if self._timer is not None:
+            if self._due_at == due_at:
+                return
+            self._timer.cancel()
+        self._due_at = due_at
+        if due_at == inf:
+            self._timer = None
+        elif due_at <= now:
+            self._timer = self._loop.call_soon(self._due)
+        else:
+            self._timer = self._loop.call_later(max(due_at - now, LEAST_WAIT_S), self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self.run_flow()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def ended(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._udp is not None:
+            self._loop.remove_reader(self._udp)
+            self._udp.close()
+            self._udp = None
+        port = self._channel.port_of(self)
+        if port is not None and self._flow:
+            port.forget(self._flow)
+        self._sending = self._receiving = None
+
+
+class Datagram(Tcp):
+    """TCP, with payloads in datagrams beside it. `classes`: which blocks may be lost. Raises `ConfigError`."""
+
+    def __init__(self, edge: EdgeSettings, classes: BlockClasses) -> None:
+        super().__init__(
+            edge.link,
+            chunk_bytes=edge.chunk_bytes,
+            congestion=edge.congestion,
+            pace_mbps=edge.pace_mbps,
+            tls=edge.tls,
+            seed=edge.seed,
+        )
+        self.classes = classes
+        self.pace_mbps = edge.pace_mbps
+        self.is_secured = edge.tls is not None
+        self._port: DatagramPort | None = None
+
+    def port_of(self, connection: Connection) -> DatagramPort | None:
+        """The UDP socket of an accepted connection."""
+        return self._port
+
+    async def listen(
+        self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
+    ) -> DatagramListener:
+        """See `Channel.listen`."""
+        listener = await super().listen(address, receiver, accepted)
+        try:
+            self._port = DatagramPort(*split_address(listener.address))
+        except OSError as error:
+            why = f"no datagrams can be received at {listener.address} ({error.strerror}): TCP carries everything"
+            receiver.refused(why)
+        return DatagramListener(listener, self._port)
+
+    def new_connection(
+        self,
+        receiver: ConnectionHandler,
+        chunk_bytes: int,
+        pacer: LinkPacer | None,
+        connected: Callable[[TcpConnection, Any], None],
+    ) -> DatagramConnection:
+        return DatagramConnection(receiver, chunk_bytes, pacer, connected, self)
+
+
+def datagram(edge: EdgeSettings, *, deadline: float = 0.0) -> Datagram:
+    """The channel `datagram` of a description.
+
+    Args:
+        edge: What the description says of the edges.
+        deadline: How long lost blocks are sent again, in round trips behind a payload's end; 0: until they have come.
+
+    Raises:
+        ConfigError: A parameter is out of range.
+    """
+    return Datagram(edge, Alike(deadline))
+
+
+def dgt(
+    edge: EdgeSettings,
+    *,
+    k: float = 0.8,
+    k_least: float = 0.2,
+    channels: int = 3,
+    alpha: float = 0.3,
+    adaptive: bool = True,
+    rank: str = "contribution",
+    drop: bool = False,
+) -> Datagram:
+    """The channel `dgt` of a description; see `geomx.channels.block_classes.Dgt` for its parameters.
+
+    Raises:
+        ConfigError: A parameter is out of range.
+    """
+    return Datagram(edge, Dgt(k, k_least, channels, alpha, adaptive, rank, drop, edge.seed))
+
+
+def _socket(family: int) -> socket.socket:
+    """A UDP socket that waits for nothing, sends no fragments, and holds bursts."""
+    made = socket.socket(family, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    with contextlib.suppress(OSError):
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    if family == socket.AF_INET:
+        with contextlib.suppress(OSError):
+            made.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
+    return made

@@ -1,0 +1,141 @@
+"""What the two ends of a connection do beside it: the flow, the path, and the way back onto the connection.
+
+A `SendingEnd` belongs to whoever dials, a `ReceivingEnd` to whoever listens: payloads may only be lost on their way up,
+since all receivers of an update must have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from geomx.errors import ProtocolError
+from geomx.wire.flow.congestion import Congestion
+from geomx.wire.flow.packets import MOST_BLOCKS, PIECE_HEAD_BYTES, Ack, Piece, Probe, Probed, Tail, unpack
+from geomx.wire.flow.path import Path, State
+from geomx.wire.flow.receiver import Delivery, FlowReceiver
+from geomx.wire.flow.sender import RELIABLE, BlockOut, FlowSender, FlowTerms
+from geomx.wire.messages import Beside, Push
+from geomx.wire.presence import pack as pack_bitmap
+
+SILENT_S = 2.0  # without a word of what was sent, the connection carries everything
+STUCK_S = 10.0  # without anything new of what was announced
+
+
+class Whole(NamedTuple):
+    """A message as it goes over the connection: number, header, payload and priority, as in `Write`."""
+
+    number: int
+    message: Push
+    payload: Any
+    priority: int
+
+
+class SendingEnd:
+    """Of whoever dials."""
+
+    def __init__(self, congestion: Congestion, terms: FlowTerms, now: float) -> None:
+        self.sender = FlowSender(congestion, terms)
+        self.path = Path(now)
+        self._told: State = "trying"
+        self._wholes: dict[int, Whole] = {}  # by load
+
+    def write(self, whole: Whole, blocks: Sequence[BlockOut], now: float) -> Push | None:
+        """Take a payload in; returns the header for the connection. None: the connection has to carry all of it."""
+        if not self.path.is_open or not 0 < len(blocks) <= MOST_BLOCKS:
+            return None
+        piece_bytes = self.path.datagram_bytes - PIECE_HEAD_BYTES
+        load = self.sender.add(blocks, whole.priority, piece_bytes, now)
+        self._wholes[load] = whole
+        reliable = pack_bitmap([block.level == RELIABLE for block in blocks])
+        beside = Beside(load, len(blocks), reliable, sum(len(block.data) for block in blocks))
+        return msgspec.structs.replace(whole.message, beside=beside)
+
+    def datagrams(self, now: float, envelope_bytes: int, most: int) -> Iterator[tuple[int, bytes]]:
+        """What leaves now, at most so many: numbers and bodies."""
+        self.sender.time_out(now)
+        for probe in self.path.probes(now):
+            yield self.sender.number(), probe.pack()
+        if self.path.is_open:
+            for _ in range(most):
+                datagram = self.sender.next(now, envelope_bytes)
+                if datagram is None:
+                    return
+                yield datagram
+
+    def next_at(self) -> float:
+        """When to call `datagrams` and `fallen_back`, if nothing is heard before; inf: not at all."""
+        at = self.path.next_at()
+        return min(at, self.sender.next_at()) if self.path.is_open else at
+
+    def received(self, body: bytes | memoryview, now: float) -> None:
+        """A datagram has come. Raises `ProtocolError`."""
+        packet = unpack(body)
+        if isinstance(packet, Ack):
+            self.sender.acknowledged(packet, now)
+            for load in self._wholes.keys() - self.sender.open_loads:
+                del self._wholes[load]
+        elif isinstance(packet, Probed):
+            self.path.probed(packet.size, now)
+            self.sender.first_round_trip_s = self.path.round_trip_s
+        else:
+            raise ProtocolError(f"a {type(packet).__name__} was sent down")
+
+    def fallen_back(self, now: float) -> list[Whole]:
+        """What has to go over the connection now, since datagrams no longer pass."""
+        if not (self.path.is_open and (self.sender.silent_s(now) > SILENT_S or self.sender.is_stuck)):
+            return []
+        self.path.lost(now)
+        return [self._wholes.pop(load) for load in self.sender.drop() if load in self._wholes]
+
+    def news(self) -> State | None:
+        """What has become of the path, if that is to be told: once, when it is known."""
+        state = self.path.state
+        if state in (self._told, "trying"):
+            return None
+        before, self._told = self._told, state
+        return None if state == "open" and before == "trying" else state
+
+
+class ReceivingEnd:
+    """Of whoever listens."""
+
+    def __init__(self) -> None:
+        self.receiver = FlowReceiver()
+        self._answers: list[Probed] = []
+
+    def announced(self, number: int, message: Push, now: float) -> None:
+        """A header has come on the connection whose payload is beside it. Raises `ProtocolError`."""
+        assert message.beside is not None  # as whoever calls has seen
+        self.receiver.announced(number, message, message.beside, now)
+
+    def received(self, number: int, body: bytes | memoryview, now: float) -> None:
+        """A datagram has come. Raises `ProtocolError`."""
+        packet = unpack(body)
+        if isinstance(packet, Piece | Tail):
+            self.receiver.received(number, packet, now)
+        elif isinstance(packet, Probe):
+            self._answers.append(Probed(packet.size))
+        else:
+            raise ProtocolError(f"a {type(packet).__name__} was sent up")
+
+    def closed(self, now: float) -> Iterable[Delivery]:
+        """The loads that close now. Raises `ProtocolError` where nothing comes any more of what was announced."""
+        if self.receiver.stuck_s(now) > STUCK_S:
+            raise ProtocolError(f"it has announced blocks, and sent none of them for {STUCK_S:.0f} s")
+        return self.receiver.closed(now)
+
+    def bodies(self, now: float) -> Iterator[bytes]:
+        """What is to be sent back now."""
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            yield answer.pack()
+        ack = self.receiver.ack(now)
+        if ack is not None:
+            yield ack.pack()
+
+    def next_at(self) -> float:
+        """When to call `closed` and `bodies`, if nothing comes before; inf: not at all."""
+        return self.receiver.next_at()

@@ -1,0 +1,149 @@
+"""What a datagram of a flow says, before it is sealed. All numbers are little-endian.
+
+    1 PIECE    load u32, block u16, piece u8, pieces u8, class u8, start u32, stop u32, and the bytes
+               A part of a block: elements [start, stop) of the load's slice. A block is the bytes of all its pieces.
+    2 TAIL     load u32, round_trip_us u32, grace_us u32
+               Every block of the load has been sent at least once. The sender's round trip, and how long it wants what
+               is still on its way, or sent again, to be awaited beyond reordering.
+    3 ACK      held_us u32, closed_below u32, closed u64, and runs: (last u48, first u48), the newest first
+               Which datagrams have come, by number, and since when the newest of them is here. Loads below
+               `closed_below` are closed, and the i-th behind it if bit i of `closed` is set: nothing of them is needed.
+    4 PROBE    size u16, and zeros up to that size
+    5 PROBED   size u16: a probe of that size has come
+
+Datagrams of each direction have numbers of their own, which never repeat: what is sent again has a new number.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from geomx.errors import ProtocolError
+
+_PIECE = struct.Struct("<BIHBBBII")
+_TAIL = struct.Struct("<BIII")
+_ACK = struct.Struct("<BIIQ")
+_PROBE = struct.Struct("<BH")
+_RUN = struct.Struct("<IHIH")
+
+PIECE_HEAD_BYTES = _PIECE.size
+MOST_BLOCKS, MOST_PIECES, MOST_LOADS = 1 << 16, 255, 1 << 32
+MOST_RUNS = 64
+CLOSED_SHOWN = 64
+_MOST_US = (1 << 32) - 1
+
+
+class Piece(NamedTuple):
+    """A part of a block. `level`: the block's class, 0 is reliable."""
+
+    load: int
+    block: int
+    piece: int
+    pieces: int
+    level: int
+    start: int
+    stop: int
+    data: bytes | memoryview
+
+    def pack(self) -> bytes:
+        return b"".join((_PIECE.pack(1, *self[:-1]), self.data))
+
+
+class Tail(NamedTuple):
+    """Every block of a load has been sent at least once."""
+
+    load: int
+    round_trip_s: float
+    grace_s: float
+
+    def pack(self) -> bytes:
+        return _TAIL.pack(2, self.load, _us(self.round_trip_s), _us(self.grace_s))
+
+
+class Ack(NamedTuple):
+    """Which datagrams have come: runs of numbers, both ends inside, the newest first."""
+
+    held_s: float
+    closed_below: int
+    closed: int
+    runs: tuple[tuple[int, int], ...]
+
+    def pack(self) -> bytes:
+        head = _ACK.pack(3, _us(self.held_s), self.closed_below, self.closed)
+        runs = (
+            _RUN.pack(last & 0xFFFFFFFF, last >> 32, first & 0xFFFFFFFF, first >> 32)
+            for first, last in self.runs[:MOST_RUNS]
+        )
+        return head + b"".join(runs)
+
+    def has_closed(self, load: int) -> bool:
+        """Whether nothing of a load is needed any more."""
+        place = load - self.closed_below
+        return place < 0 or (place < CLOSED_SHOWN and bool(self.closed >> place & 1))
+
+
+class Probe(NamedTuple):
+    """Tries whether a datagram passes whose body has so many bytes."""
+
+    size: int
+
+    def pack(self) -> bytes:
+        return _PROBE.pack(4, self.size) + bytes(self.size - _PROBE.size)
+
+
+class Probed(NamedTuple):
+    """It has."""
+
+    size: int
+
+    def pack(self) -> bytes:
+        return _PROBE.pack(5, self.size)
+
+
+Packet = Piece | Tail | Ack | Probe | Probed
+
+
+def unpack(body: bytes | memoryview) -> Packet:
+    """The packet in the body of a datagram; a piece's data are a view of it. Raises `ProtocolError`."""
+    kind = body[0] if body else 0
+    try:
+        if kind == 1:
+            _, load, block, piece, pieces, level, start, stop = _PIECE.unpack_from(body)
+            if piece >= pieces or start >= stop:
+                raise ProtocolError(f"piece {piece} of {pieces} of elements {start} to {stop}")
+            return Piece(load, block, piece, pieces, level, start, stop, memoryview(body)[PIECE_HEAD_BYTES:])
+        if kind == 2:
+            _, load, round_trip, grace = _TAIL.unpack(body)
+            return Tail(load, round_trip / 1e6, grace / 1e6)
+        if kind == 3:
+            return _unpack_ack(body)
+        if kind == 4 and len(body) == (size := _PROBE.unpack_from(body)[1]):
+            return Probe(size)
+        if kind == 5:
+            return Probed(_PROBE.unpack(body)[1])
+    except struct.error as error:
+        raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes") from error
+    raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes")
+
+
+def _unpack_ack(body: bytes | memoryview) -> Ack:
+    _, held, closed_below, closed = _ACK.unpack_from(body)
+    if (len(body) - _ACK.size) // _RUN.size > MOST_RUNS:
+        raise ProtocolError(f"an acknowledgement of {len(body)} bytes")
+    runs = []
+    above = MOST_NUMBER
+    for last_low, last_high, first_low, first_high in _RUN.iter_unpack(memoryview(body)[_ACK.size :]):
+        first, last = first_low | first_high << 32, last_low | last_high << 32
+        if not first <= last < above:
+            raise ProtocolError(f"an acknowledgement of datagrams {first} to {last}, behind {above}")
+        runs.append((first, last))
+        above = first
+    return Ack(held / 1e6, closed_below, closed, tuple(runs))
+
+
+MOST_NUMBER = 1 << 48
+
+
+def _us(seconds: float) -> int:
+    return min(max(int(seconds * 1e6), 0), _MOST_US)

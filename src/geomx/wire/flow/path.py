@@ -1,0 +1,81 @@
+"""Whether datagrams pass between two nodes, and how large they may be.
+
+States, and what moves a path between them:
+
+    TRYING   probes of every size leave every `EVERY_S`
+             --the largest has come, or `SETTLE_S` after the first that has-->   OPEN
+             --`LIMIT_S` without any-->   BLOCKED
+    OPEN     datagrams of `datagram_bytes` pass
+             --nothing is heard of what was sent (`lost`)-->   TRYING
+    BLOCKED  probes leave every `RETRY_S`
+             --one has come-->   TRYING
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+from geomx.wire.flow.packets import Probe
+
+# Bodies of datagrams behind envelopes of 26 bytes: over IPv4 and IPv6 with 1,500 bytes, through most tunnels, and over
+# what every path of IPv6 has to carry.
+SIZES = (1446, 1426, 1350, 1206)
+EVERY_S, SETTLE_S, LIMIT_S, RETRY_S = 0.1, 0.25, 2.0, 10.0
+
+State = Literal["trying", "open", "blocked"]
+
+
+class Path:
+    """See the module's text. It reads no clock; times are seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._try(now)
+        self.round_trip_s = 0.5  # before one was measured
+
+    def _try(self, now: float) -> None:
+        self.state: State = "trying"
+        self.datagram_bytes = 0
+        self._since = self._next_at = now
+        self._opens_at = inf
+
+    @property
+    def is_open(self) -> bool:
+        return self.state == "open"
+
+    def next_at(self) -> float:
+        """When to call `probes`; inf: not before something happens."""
+        return min(self._next_at, self._opens_at)
+
+    def probes(self, now: float) -> list[Probe]:
+        """The probes that leave now; what has taken too long is noticed here."""
+        if now >= self._opens_at:
+            self._open()
+        if now < self._next_at:
+            return []
+        if self.state == "trying" and not self.datagram_bytes and now - self._since >= LIMIT_S:
+            self.state = "blocked"
+        self._next_at = now + (EVERY_S if self.state == "trying" else RETRY_S)
+        return [Probe(size) for size in SIZES if size > self.datagram_bytes]
+
+    def probed(self, size: int, now: float) -> None:
+        """A probe of this size has come."""
+        if size not in SIZES or self.state == "open":
+            return
+        if self.state == "blocked":
+            self._try(now)
+        else:
+            self.round_trip_s = max(now - self._since, 1e-3) if not self.datagram_bytes else self.round_trip_s
+        self.datagram_bytes = max(self.datagram_bytes, size)
+        self._opens_at = now if size == SIZES[0] else min(self._opens_at, now + SETTLE_S)
+        if self._opens_at <= now:
+            self._open()
+
+    def _open(self) -> None:
+        self.state = "open"
+        self._next_at = self._opens_at = inf
+
+    def lost(self, now: float) -> None:
+        """Nothing is heard any more of what is sent."""
+        if self.state == "open":
+            self._try(now)

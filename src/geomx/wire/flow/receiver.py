@@ -1,0 +1,291 @@
+"""The receiving end of a flow: puts loads together, says what has come, and closes each load in time.
+
+Rules
+1. A load is known by its header, which comes on the connection (`announced`). Pieces that come before are kept, up to
+   `EARLY_BYTES` of them; others are dropped, and not acknowledged.
+2. A load closes when all its blocks are in; or when its reliable blocks are in, its tail is, and behind that a window
+   has passed: for datagrams that were overtaken (as long as that was seen to take, at most a quarter of the sender's
+   round trip), and for as long as the sender asks.
+3. What comes for a load that has closed is dropped, and counted.
+4. Whatever the sender could not have meant raises `ProtocolError`: it is a member of the run, so it is told who it was.
+
+The numbers of what has come are kept as runs. A number that is known, or lies below the oldest run, is dropped: so
+nothing counts twice, and a datagram that somebody sends again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import NamedTuple
+
+from geomx.errors import ProtocolError
+from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_RUNS, Ack, Piece, Tail
+from geomx.wire.messages import Beside, Message
+from geomx.wire.presence import unpack as unpack_bitmap
+
+EARLY_BYTES = 8 << 20
+MOST_OPEN = 4096
+ACK_EVERY = 8
+ACK_DELAY_S = 0.005
+LEAST_WINDOW_S = 0.001
+
+
+class BlockIn(NamedTuple):
+    """A block that has come: elements [start, stop) of a slice."""
+
+    start: int
+    stop: int
+    data: bytes | memoryview
+
+
+class Blocks(NamedTuple):
+    """What has come of a load: the payload of a message that has closed.
+
+    `came`: one truth value for each block that was sent, `blocks`: those that have come, in order.
+    """
+
+    came: tuple[bool, ...]
+    blocks: tuple[BlockIn, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that have come."""
+        return sum(len(block.data) for block in self.blocks)
+
+
+class Delivery(NamedTuple):
+    """A load has closed: the message that it belongs to, and its payload."""
+
+    number: int
+    message: Message
+    payload: Blocks
+
+
+class _Inbox:
+    """A load that is open."""
+
+    __slots__ = ("blocks", "bytes_left", "closes_at", "message", "missing", "number", "parts", "reliable")
+
+    def __init__(self, number: int, message: Message, beside: Beside) -> None:
+        self.number = number
+        self.message = message
+        self.reliable = unpack_bitmap(beside.reliable, beside.blocks)
+        self.blocks: list[BlockIn | None] = [None] * beside.blocks
+        self.parts: dict[int, list[Piece | None]] = {}  # of blocks in several pieces
+        self.missing = [beside.blocks, sum(self.reliable)]  # of all, and of those that are reliable
+        self.bytes_left = beside.size
+        self.closes_at = inf  # behind its tail
+
+    def put(self, piece: Piece) -> bool:
+        """Take a piece in; False: it is here already. Raises `ProtocolError`."""
+        if piece.block >= len(self.blocks):
+            raise ProtocolError(f"block {piece.block} of a load of {len(self.blocks)}")
+        if self.reliable[piece.block] != (piece.level == 0):
+            announced = "reliable" if self.reliable[piece.block] else "one that may be lost"
+            raise ProtocolError(
+                f"block {piece.block} was announced as {announced}, and came in class {piece.level}"
+            )
+        if self.blocks[piece.block] is not None:
+            return False
+        block = self._joined(piece)
+        if isinstance(block, bool):
+            return block
+        self.bytes_left -= len(block.data)
+        if self.bytes_left < 0:
+            raise ProtocolError("a load has more bytes than were announced")
+        self.blocks[piece.block] = block
+        self.missing[0] -= 1
+        self.missing[1] -= self.reliable[piece.block]
+        return True
+
+    def _joined(self, piece: Piece) -> BlockIn | bool:
+        """The block that is complete with this piece; else whether the piece is new."""
+        if piece.pieces == 1:
+            return BlockIn(piece.start, piece.stop, piece.data)
+        parts = self.parts.setdefault(piece.block, [None] * piece.pieces)
+        known = next((part for part in parts if part is not None), piece)
+        if (known.pieces, known.start, known.stop) != (piece.pieces, piece.start, piece.stop):
+            raise ProtocolError(f"the pieces of block {piece.block} belong to two blocks")
+        if parts[piece.piece] is not None:
+            return False
+        parts[piece.piece] = piece
+        if any(part is None for part in parts):
+            return True
+        del self.parts[piece.block]
+        return BlockIn(piece.start, piece.stop, b"".join(part.data for part in parts if part is not None))
+
+    def is_over(self, now: float) -> bool:
+        every, reliable = self.missing
+        return not every or (not reliable and now >= self.closes_at)
+
+    def delivery(self) -> Delivery:
+        came = tuple(block is not None for block in self.blocks)
+        return Delivery(
+            self.number,
+            self.message,
+            Blocks(came, tuple(block for block in self.blocks if block is not None)),
+        )
+
+
+class FlowReceiver:
+    """See the module's rules. Times are seconds on any one clock."""
+
+    def __init__(self) -> None:
+        self._runs: list[list[int]] = []  # [first, last] of the numbers that have come, the newest first
+        self._newest_at = -inf
+        self._overtaken_s = 0.0  # how long a datagram came behind one that was sent later
+        self._inboxes: dict[int, _Inbox] = {}
+        self._early: dict[int, list[Piece | Tail]] = {}
+        self._early_bytes = 0
+        self._closed_below = 0
+        self._closed: set[int] = set()  # at or above it
+        self._announced_below = 0
+        self._unacknowledged = 0
+        self._ack_at = inf
+        self._moved_at = -inf
+        self.came: dict[int, int] = {}  # pieces by class
+        self.late: dict[int, int] = {}  # of loads that had closed
+        self.dropped = 0  # too early, and no room
+
+    # -- what comes -------------------------------------------------------------------------------------------
+
+    def announced(self, number: int, message: Message, beside: Beside, now: float) -> None:
+        """The header of a load has come on the connection. Raises `ProtocolError`."""
+        load = beside.load
+        if load < self._closed_below or load in self._closed or load in self._inboxes:
+            raise ProtocolError(f"load {load} was announced twice")
+        if len(self._inboxes) >= MOST_OPEN:
+            raise ProtocolError(f"{MOST_OPEN} loads are open, and another was announced")
+        self._inboxes[load] = inbox = _Inbox(number, message, beside)
+        self._announced_below = max(self._announced_below, load + 1)
+        self._moved_at = now
+        for packet in self._early.pop(load, ()):
+            if isinstance(packet, Piece):
+                self._early_bytes -= len(packet.data)
+                inbox.put(packet)
+            else:
+                self._ends(inbox, packet, now)
+
+    def received(self, number: int, packet: Piece | Tail, now: float) -> None:
+        """A datagram has come, and is who it says it is. Raises `ProtocolError`."""
+        if self._is_known(number) or not self._take(packet, now):
+            return
+        self._note(number, now)
+        self._unacknowledged += 1
+        if isinstance(packet, Tail) or self._unacknowledged >= ACK_EVERY:
+            self._ack_at = now
+        else:
+            self._ack_at = min(self._ack_at, now + ACK_DELAY_S)
+
+    def _take(self, packet: Piece | Tail, now: float) -> bool:
+        """Whether a packet could be kept, or is not needed."""
+        load = packet.load
+        inbox = self._inboxes.get(load)
+        level = packet.level if isinstance(packet, Piece) else None
+        if inbox is not None:
+            if isinstance(packet, Tail):
+                self._ends(inbox, packet, now)
+            elif inbox.put(packet):
+                self._moved_at = now
+                self._count(self.came, level)
+        elif load < self._closed_below or load in self._closed:
+            self._count(self.late, level)
+        elif not self._keep_early(packet):
+            self.dropped += 1
+            return False
+        else:
+            self._count(self.came, level)
+        return True
+
+    @staticmethod
+    def _count(counts: dict[int, int], level: int | None) -> None:
+        if level is not None:
+            counts[level] = counts.get(level, 0) + 1
+
+    def _keep_early(self, packet: Piece | Tail) -> bool:
+        """Keep what has overtaken its header, if there is room for it."""
+        size = len(packet.data) if isinstance(packet, Piece) else 0
+        if self._early_bytes + size > EARLY_BYTES or packet.load >= self._announced_below + MOST_OPEN:
+            return False
+        self._early_bytes += size
+        self._early.setdefault(packet.load, []).append(packet)
+        return True
+
+    def _ends(self, inbox: _Inbox, tail: Tail, now: float) -> None:
+        most_s = tail.round_trip_s / 4
+        window_s = min(max(2 * self._overtaken_s, LEAST_WINDOW_S), most_s)
+        inbox.closes_at = min(inbox.closes_at, now + window_s + tail.grace_s)
+
+    # -- numbers ----------------------------------------------------------------------------------------------
+
+    def _is_known(self, number: int) -> bool:
+        for first, last in self._runs:
+            if number > last:
+                return False
+            if number >= first:
+                return True
+        return len(self._runs) == MOST_RUNS
+
+    def _note(self, number: int, now: float) -> None:
+        """Add a number to the runs."""
+        runs = self._runs
+        if not runs or number > runs[0][1]:
+            self._newest_at = now
+        else:
+            self._overtaken_s = max(now - self._newest_at, self._overtaken_s * 15 / 16)
+        place = next((place for place, run in enumerate(runs) if number > run[1]), len(runs))
+        above = runs[place - 1] if place and runs[place - 1][0] == number + 1 else None
+        below = runs[place] if place < len(runs) and runs[place][1] == number - 1 else None
+        if above is not None and below is not None:
+            above[0] = below[0]
+            del runs[place]
+        elif above is not None:
+            above[0] = number
+        elif below is not None:
+            below[1] = number
+        else:
+            runs.insert(place, [number, number])
+            del runs[MOST_RUNS:]
+
+    # -- what is told -----------------------------------------------------------------------------------------
+
+    def closed(self, now: float) -> Iterable[Delivery]:
+        """The loads that close now."""
+        over = [(load, inbox) for load, inbox in self._inboxes.items() if inbox.is_over(now)]
+        for load, inbox in over:
+            self._close(load)
+            yield inbox.delivery()
+
+    def forget(self, below: int) -> None:
+        """Loads below this number come on the connection, whole."""
+        for load in [load for load in self._inboxes if load < below]:
+            self._close(load)
+
+    def _close(self, load: int) -> None:
+        del self._inboxes[load]
+        self._ack_at = -inf  # so that nothing of it is sent again
+        self._closed.add(load)
+        while self._closed_below in self._closed:
+            self._closed.remove(self._closed_below)
+            self._closed_below += 1
+
+    def next_at(self) -> float:
+        """When to call `closed` and `ack`, if nothing comes before; inf: not at all."""
+        closing = min(
+            (inbox.closes_at for inbox in self._inboxes.values() if not inbox.missing[1]), default=inf
+        )
+        return min(closing, self._ack_at)
+
+    def ack(self, now: float) -> Ack | None:
+        """What is to be told now; None: nothing yet."""
+        if self._ack_at > now:
+            return None
+        self._ack_at, self._unacknowledged = inf, 0
+        shown = sum(1 << place for place in range(CLOSED_SHOWN) if self._closed_below + place in self._closed)
+        runs = tuple((first, last) for first, last in self._runs)
+        return Ack(max(now - self._newest_at, 0.0), self._closed_below, shown, runs)
+
+    def stuck_s(self, now: float) -> float:
+        """For how long nothing new has come of the loads that are open."""
+        return now - self._moved_at if self._inboxes else 0.0

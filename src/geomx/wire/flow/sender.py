@@ -1,0 +1,313 @@
+"""The sending end of a flow: which piece leaves next, what was lost, and when it is sent again.
+
+Rules
+1. The most urgent load first (P3), within a load the lowest class; what is sent again goes before what was never sent.
+2. Behind the first sending of a load's last piece goes its tail, which is reliable.
+3. A datagram is lost if one that was sent later has come, and `LATER` numbers or the reordering that was seen lie
+   between; or if nothing has been heard for a time-out (both after RFC 8985 and RFC 9002). Every sending has a number
+   of its own, so an acknowledgement says which of them has come.
+4. Reliable pieces are sent until they have come. Those of class c have a number of tries; behind the last one they are
+   given up. What the receiver has closed is sent no more.
+
+Loss never slows a flow down: when something may leave is the business of `congestion.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, KeysView
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from geomx.wire.flow.congestion import Congestion, Mark
+from geomx.wire.flow.packets import MOST_PIECES, Ack, Piece, Tail
+
+LATER = 3  # numbers: so many datagrams seldom overtake one
+LEAST_TIMEOUT_S = 0.02
+ACK_DELAY_S = 0.005
+MOST_BACKOFFS = 6
+MOST_SENDINGS = 8  # at a loss of 10 %, one of 10^8 needs more
+LOST_KEPT = 1024
+RELIABLE = 0
+_TAIL_LEVEL = 256
+
+
+class BlockOut(NamedTuple):
+    """A block to be sent: elements [start, stop) of a slice. `level`: its class, 0 is reliable."""
+
+    start: int
+    stop: int
+    data: memoryview
+    level: int
+
+
+class FlowTerms(NamedTuple):
+    """What a sender and a receiver have agreed on.
+
+    `tries`: how often a piece of class 1, 2, ... is sent at most. `grace`: how long the receiver waits behind a tail
+    for what is not reliable, in round trips.
+    """
+
+    tries: tuple[int, ...] = (1,)
+    grace: float = 0.0
+
+
+class _Load:
+    """What is left to do of one load."""
+
+    __slots__ = ("is_over", "number", "open", "unsent")
+
+    def __init__(self, number: int, pieces: int) -> None:
+        self.number = number
+        self.unsent = pieces  # pieces that have never been sent
+        self.open = pieces + 1  # pieces, and the tail, that may have to be sent, or sent again
+        self.is_over = False
+
+
+class _Item:
+    """A piece, or a tail, and how often it may be sent yet."""
+
+    __slots__ = ("key", "load", "piece", "sendings", "tries")
+
+    def __init__(self, load: _Load, piece: Piece | None, key: tuple[int, int], tries: float) -> None:
+        self.load = load
+        self.piece = piece  # None: the tail
+        self.key = key  # the load's priority, and the class
+        self.tries = tries
+        self.sendings = 0
+
+
+class _Sent(NamedTuple):
+    """A datagram of which nothing has been heard. `item` None: one that carries nothing to be sent again."""
+
+    item: _Item | None
+    at: float
+    mark: Mark
+
+
+class FlowSender:
+    """See the module's rules. Times are seconds on any one clock."""
+
+    def __init__(self, congestion: Congestion, terms: FlowTerms) -> None:
+        self._congestion = congestion
+        self._tries = (inf, *terms.tries)
+        self._grace = terms.grace
+        self._loads: dict[int, _Load] = {}
+        self.next_load = self._next_number = 0
+        self._lanes: dict[tuple[int, int], deque[_Item]] = {}
+        self._order: list[tuple[int, int]] = []  # a heap of the keys of _lanes
+        self._under_way: dict[int, _Sent] = {}  # by number, the oldest first
+        self._lost: dict[int, _Item] = {}  # held for lost, the oldest first
+        self._reorder_s = 0.0
+        self._heard_at = -inf
+        self._began_at = -inf  # since when something was always to be sent, or to be heard of
+        self._backoff = 0
+        self.first_round_trip_s = 0.5  # before one was measured
+        self.is_stuck = False  # something is sent again and again, and never comes: it may be too large
+        self.sent: dict[int, int] = {}  # pieces by class: for the first time
+        self.again: dict[int, int] = {}  # and once more
+
+    # -- what is to be sent -----------------------------------------------------------------------------------
+
+    def add(self, blocks: Iterable[BlockOut], priority: int, piece_bytes: int, now: float) -> int:
+        """Take a load in; returns its number. `piece_bytes`: the most bytes of a block in one datagram."""
+        if not self._loads:
+            self._began_at = now
+        pieces = [piece for block, out in enumerate(blocks) for piece in self._cut(block, out, piece_bytes)]
+        load = self._loads[self.next_load] = _Load(self.next_load, len(pieces))
+        self.next_load += 1
+        for piece in pieces:
+            tries = self._tries[min(piece.level, len(self._tries) - 1)]
+            self._put(_Item(load, piece, (priority, piece.level), tries))
+        return load.number
+
+    def _cut(self, block: int, out: BlockOut, piece_bytes: int) -> Iterable[Piece]:
+        start, stop, data, level = out
+        step = max(piece_bytes, -(-len(data) // MOST_PIECES))
+        count = max(1, -(-len(data) // step))
+        for number in range(count):
+            part = data[number * step : (number + 1) * step]
+            yield Piece(self.next_load, block, number, count, level, start, stop, part)
+
+    def _put(self, item: _Item, first: bool = False) -> None:
+        lane = self._lanes.get(item.key)
+        if lane is None:
+            lane = self._lanes[item.key] = deque()
+            heappush(self._order, item.key)
+        if first:
+            lane.appendleft(item)
+        else:
+            lane.append(item)
+
+    def drop(self) -> list[int]:
+        """Forget everything that is not over; returns the loads that are to be sent in another way."""
+        loads = [load.number for load in self._loads.values()]
+        for load in list(self._loads.values()):
+            self._over(load)
+        self._lanes.clear()
+        self._order.clear()
+        for _, _, mark in self._under_way.values():
+            self._congestion.lost(mark)
+        self._under_way.clear()
+        self._backoff, self.is_stuck = 0, False
+        return loads
+
+    @property
+    def open_loads(self) -> KeysView[int]:
+        """The loads of which something may have to be sent, or sent again."""
+        return self._loads.keys()
+
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    def next(self, now: float, envelope_bytes: int = 0) -> tuple[int, bytes] | None:
+        """Take the next datagram: its number and its body; None: nothing may leave now, see `next_at`.
+
+        `envelope_bytes`: what its seal and headers add.
+        """
+        if self._congestion.next_at() > now:
+            return None
+        item = self._pop()
+        if item is None:
+            self._congestion.limited()
+            return None
+        body = self._body(item)
+        number = self.number()
+        mark = self._congestion.sent(len(body) + envelope_bytes, now, not self._under_way)
+        self._under_way[number] = _Sent(item, now, mark)
+        self._count(item)
+        return number, body
+
+    def number(self) -> int:
+        """The number of the next datagram; also of those that `next` does not know of."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    def _pop(self) -> _Item | None:
+        while self._order:
+            lane = self._lanes[self._order[0]]
+            item = lane.popleft()
+            if not lane:
+                del self._lanes[heappop(self._order)]
+            if not item.load.is_over and item.tries > 0:
+                return item
+        return None
+
+    def _body(self, item: _Item) -> bytes:
+        if item.piece is not None:
+            return item.piece.pack()
+        round_trip_s = self._congestion.round_trip_s or self.first_round_trip_s
+        return Tail(item.load.number, round_trip_s, self._grace * round_trip_s).pack()
+
+    def _count(self, item: _Item) -> None:
+        item.tries -= 1
+        item.sendings += 1
+        self.is_stuck |= item.sendings > MOST_SENDINGS
+        if item.piece is None:
+            return
+        counts = self.again if item.sendings > 1 else self.sent
+        counts[item.piece.level] = counts.get(item.piece.level, 0) + 1
+        if item.sendings == 1:
+            item.load.unsent -= 1
+            if not item.load.unsent:
+                self._put(_Item(item.load, None, (item.key[0], _TAIL_LEVEL), inf))
+
+    def next_at(self) -> float:
+        """When to call `next`, or `time_out`, if nothing is heard before; inf: not at all."""
+        sending = self._congestion.next_at() if self._order else inf
+        return min(sending, self._times_out_at())
+
+    # -- what is heard ----------------------------------------------------------------------------------------
+
+    def acknowledged(self, ack: Ack, now: float) -> None:
+        """The receiver has told what has come."""
+        self._heard_at, self._backoff = now, 0
+        oldest = next(iter(self._under_way), self._next_number)
+        newest: _Sent | None = None
+        for first, last in ack.runs:
+            if last < oldest and last not in self._lost:
+                break
+            for number in range(last, first - 1, -1):
+                sent = self._under_way.pop(number, None)
+                if sent is not None:
+                    newest = newest or sent
+                    self._congestion.acked(sent.mark, now, ack.held_s)
+                    self._done(sent.item)
+                elif number in self._lost:
+                    self._came_late(number, now)
+                elif number < oldest:
+                    break
+        if newest is not None:
+            self._look_for_losses(ack.runs[0][1], newest.at)
+        for load in [load for load in self._loads.values() if ack.has_closed(load.number)]:
+            self._over(load)
+
+    def _done(self, item: _Item | None) -> None:
+        """An item has come."""
+        if item is not None and item.tries >= 0:
+            item.tries = -1
+            self._settled(item.load)
+
+    def _settled(self, load: _Load) -> None:
+        load.open -= 1
+        if not load.open:
+            self._over(load)
+
+    def _over(self, load: _Load) -> None:
+        load.is_over = True
+        self._loads.pop(load.number, None)
+
+    def _came_late(self, number: int, now: float) -> None:
+        """What was held for lost was only overtaken: wait longer next time."""
+        self._done(self._lost.pop(number))
+        most_s = self._congestion.round_trip_s / 4
+        self._reorder_s = min(max(2 * self._reorder_s, self._congestion.wander_s, 1e-3), most_s)
+
+    def _look_for_losses(self, newest: int, newest_at: float) -> None:
+        lost = []
+        for number, sent in self._under_way.items():
+            if newest - number < LATER:
+                break
+            if newest_at - sent.at >= self._reorder_s:
+                lost.append(number)
+        for number in lost:
+            self._lose(number)
+
+    def _lose(self, number: int) -> None:
+        item, _, mark = self._under_way.pop(number)
+        self._congestion.lost(mark)
+        if item is None or item.load.is_over or item.tries < 0:
+            return
+        if item.tries:
+            self._lost[number] = item
+            if len(self._lost) > LOST_KEPT:
+                del self._lost[next(iter(self._lost))]
+            self._put(item, first=True)
+        else:
+            self._done(item)  # given up
+
+    # -- silence ----------------------------------------------------------------------------------------------
+
+    def _times_out_at(self) -> float:
+        if not self._under_way:
+            return inf
+        oldest = next(iter(self._under_way.values()))
+        return oldest.at + self._timeout_s() * (1 << self._backoff)
+
+    def _timeout_s(self) -> float:
+        round_trip_s = self._congestion.round_trip_s or self.first_round_trip_s
+        wander_s = max(4 * self._congestion.wander_s, LEAST_TIMEOUT_S)
+        return round_trip_s + wander_s + ACK_DELAY_S
+
+    def time_out(self, now: float) -> None:
+        """Hold for lost what should have been heard of by now."""
+        if self._times_out_at() > now:
+            return
+        since = now - self._timeout_s() * (1 << self._backoff)
+        self._backoff = min(self._backoff + 1, MOST_BACKOFFS)
+        for number in [number for number, sent in self._under_way.items() if sent.at <= since]:
+            self._lose(number)
+
+    def silent_s(self, now: float) -> float:
+        """For how long nothing has been heard although something was to be sent, or to be heard of."""
+        return now - max(self._heard_at, self._began_at) if self._loads else 0.0

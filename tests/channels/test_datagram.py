@@ -1,0 +1,200 @@
+"""Payloads in datagrams beside a connection, over real sockets and a relay that treats datagrams as networks do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from relays import Relay, losing, relay
+from wires import ANY_PORT, LOOPS, Witness, run_on, tensor
+
+from geomx.channels.block_classes import Alike
+from geomx.channels.contract import EdgeSettings
+from geomx.channels.datagram import Datagram
+from geomx.codecs.contract import Block
+from geomx.wire.flow import path as path_module
+from geomx.wire.flow.receiver import Blocks
+from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.messages import Push
+
+pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
+SECRET = b"s" * 32
+BLOCK_BYTES = 1400
+
+
+class Ends(NamedTuple):
+    """Both ends of a connection through a relay."""
+
+    sender: Any
+    receiver: Any
+    mine: Witness
+    theirs: Witness
+    relay: Relay
+
+
+@contextlib.asynccontextmanager
+async def joined(
+    terms: FlowTerms | None = None, secrets: tuple[bytes, bytes] = (SECRET, SECRET)
+) -> AsyncIterator[Ends]:
+    """Flows are open on both sides, as nodes open them; `secrets`: what the dialling and the listening side know."""
+    mine, theirs = Witness(), Witness()
+    door = await Datagram(EdgeSettings(), Alike()).listen(ANY_PORT, theirs, theirs.accept)
+    async with relay(door.address) as between:
+        sender = await Datagram(EdgeSettings(), Alike()).dial(between.address, mine)
+        await theirs.until(lambda: bool(theirs.accepted))
+        (receiver,) = theirs.accepted
+        sender.open_flow(secrets[0], terms or FlowTerms())
+        receiver.open_flow(secrets[1], FlowTerms())
+        yield Ends(sender, receiver, mine, theirs, between)
+        sender.close("the test is over")
+        await door.close()
+
+
+async def until_open(ends: Ends) -> None:
+    while ends.sender.flow_state != "open":
+        await asyncio.sleep(0.01)
+
+
+def push(size: int) -> Push:
+    return Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False, size=size)
+
+
+def write(ends: Ends, number: int, payload: torch.Tensor, level: int = 0) -> None:
+    ranges = [
+        (start, min(start + BLOCK_BYTES, payload.numel())) for start in range(0, payload.numel(), BLOCK_BYTES)
+    ]
+    blocks = [(Block(start, stop, payload[start:stop]), level) for start, stop in ranges]
+    ends.sender.write_blocks(number, push(payload.numel()), payload, 1, blocks)
+
+
+def joined_again(payload: Any, size: int) -> tuple[torch.Tensor, int]:
+    """What has come, zero elsewhere, and how many blocks are missing."""
+    if not isinstance(payload, Blocks):
+        return payload, 0
+    whole = torch.zeros(size, dtype=torch.uint8)
+    for start, stop, data in payload.blocks:
+        whole[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return whole, sum(not came for came in payload.came)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_reliable_blocks_arrive_whatever_is_lost(loop_name: str, share: float) -> None:
+    async def main() -> None:
+        async with joined() as ends:
+            await until_open(ends)
+            ends.relay.passes = losing(share)
+            sizes = [1, 1400, 1401, 50_000, 300_000]
+            for number, size in enumerate(sizes, 1):
+                write(ends, number, tensor(size, number))
+            await ends.theirs.until(lambda: len(ends.theirs.messages) == len(sizes))
+            assert ends.relay.datagrams[0] > sum(sizes) / BLOCK_BYTES
+            for number, message, payload in ends.theirs.messages:
+                assert isinstance(payload, Blocks)
+                assert isinstance(message, Push)
+                assert torch.equal(joined_again(payload, message.size)[0], tensor(message.size, number))
+
+    run_on(loop_name, main)
+
+
+def test_what_may_be_lost_is_awaited_no_longer_than_its_tail(loop_name: str) -> None:
+    async def main() -> None:
+        async with joined(FlowTerms((1,))) as ends:
+            await until_open(ends)
+            ends.relay.passes = losing(0.2)
+            write(ends, 1, tensor(300_000, 1), level=1)
+            await ends.theirs.until(lambda: bool(ends.theirs.messages))
+            ((_, _, payload),) = ends.theirs.messages
+            found, missing = joined_again(payload, 300_000)
+            assert 0 < missing < len(payload.came) / 2
+            there = [slice(block.start, block.stop) for block in payload.blocks]
+            assert all(torch.equal(found[part], tensor(300_000, 1)[part]) for part in there)
+
+    run_on(loop_name, main)
+
+
+def test_where_datagrams_do_not_pass_the_connection_carries_all(
+    loop_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_module, "LIMIT_S", 0.3)
+
+    async def main() -> None:
+        async with joined() as ends:
+            ends.relay.passes = lambda datagram: 0
+            await ends.mine.until(lambda: bool(ends.mine.flows))
+            assert ends.mine.flows == [False]
+            write(ends, 1, tensor(50_000, 1))
+            await ends.theirs.until(lambda: bool(ends.theirs.messages))
+            assert torch.equal(ends.theirs.messages[0][2], tensor(50_000, 1))
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("most_bytes", [0, 1300])
+def test_where_datagrams_pass_no_more_the_connection_takes_over(
+    loop_name: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, or those above a size."""
+    monkeypatch.setattr(path_module, "LIMIT_S", 0.3)
+    monkeypatch.setattr("geomx.wire.flow.ends.SILENT_S", 0.3)
+
+    async def main() -> None:
+        async with joined() as ends:
+            await until_open(ends)
+            ends.relay.passes = lambda datagram: len(datagram) <= most_bytes
+            for number in (1, 2, 3):
+                write(ends, number, tensor(100_000, number))
+            await ends.theirs.until(lambda: len(ends.theirs.messages) == 3)
+            for number, _, payload in ends.theirs.messages:
+                assert torch.equal(joined_again(payload, 100_000)[0], tensor(100_000, number))
+            if most_bytes:
+                await until_open(ends)
+                write(ends, 4, tensor(100_000, 4))
+                await ends.theirs.until(lambda: len(ends.theirs.messages) == 4)
+                assert isinstance(ends.theirs.messages[3][2], Blocks)
+                assert not ends.mine.flows
+            else:
+                await ends.mine.until(lambda: bool(ends.mine.flows))
+                ends.relay.passes = losing(0.0)
+
+    run_on(loop_name, main)
+
+
+def test_answers_find_a_sender_whose_address_has_changed(loop_name: str) -> None:
+    async def main() -> None:
+        async with joined() as ends:
+            await until_open(ends)
+            for number in range(1, 4):
+                write(ends, number, tensor(200_000, number))
+                await ends.theirs.until(lambda n=number: len(ends.theirs.messages) == n)
+                ends.relay.rebind()
+            assert all(isinstance(payload, Blocks) for _, _, payload in ends.theirs.messages)
+
+    run_on(loop_name, main)
+
+
+def test_without_a_secret_or_tls_nothing_leaves_as_a_datagram(loop_name: str) -> None:
+    async def main() -> None:
+        async with joined(secrets=(b"", b"")) as ends:
+            write(ends, 1, tensor(50_000, 1))
+            await ends.theirs.until(lambda: bool(ends.theirs.messages))
+            assert torch.equal(ends.theirs.messages[0][2], tensor(50_000, 1))
+            assert ends.relay.datagrams == [0, 0]
+
+    run_on(loop_name, main)
+
+
+def test_whoever_knows_another_secret_is_not_heard(loop_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path_module, "LIMIT_S", 0.3)
+
+    async def main() -> None:
+        async with joined(secrets=(SECRET, b"t" * 32)) as ends:
+            await ends.mine.until(lambda: bool(ends.mine.flows))
+            assert ends.mine.flows == [False]
+            assert ends.relay.datagrams[0]
+            assert not ends.relay.datagrams[1]
+
+    run_on(loop_name, main)
