@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
+# Tuned with one TCP flow beside it, cubic or BBR, on 20 Mbit/s, 100 ms and 100 Mbit/s, 30 ms, and a queue of one
+# bandwidth-delay product. IN_FLIGHT_GAIN of 1.55: cubic gets 28 % of the faster one; 1.45: we, 27 % beside BBR.
 PROBE_GAIN = 1.25
-IN_FLIGHT_GAIN = 1.65
+IN_FLIGHT_GAIN = 1.5
 CYCLE_ROUNDS = 8
 LEAST_AGE_S = 10.0
 _SLACK_S = 0.002  # timers may be late by this, or by an eighth of a round trip, and no rate is lost
@@ -154,7 +156,7 @@ class Congestion:
         self._pausing, self._look, self._look_from, self._round_end = False, inf, now, self._delivered + 1
 
     def _end_round(self, now: float) -> None:
-        rate, least_s = self._round_rate, self._round_least
+        rate, least_s, was_limited = self._round_rate, self._round_least, self._is_limited
         self._round_rate, self._round_least, self._is_ending, self._round_end = (
             0.0,
             inf,
@@ -164,10 +166,14 @@ class Congestion:
         if self._look < inf:
             self.least_round_trip_s, self._least_at = self._look, now
             self._look, self._look_from, self._since_look = inf, inf, 0
-        elif self._look_from == inf and not self._pausing and not self._is_limited:
+        elif self._look_from == inf and not self._pausing:
             self._arrived, self._lost = self._arrived * 7.0 / 8.0, self._lost * 7.0 / 8.0
-            self._rates.append(rate)
-            self.rate = max(self._rates)
+            if not was_limited or rate >= self.rate:
+                self._rates.append(rate)
+                self.rate = max(self._rates)
+            is_queue = self.round_trip_s > PROBE_GAIN * self.least_round_trip_s + 2.0 * self.wander_s
+            if was_limited and self._phase is _Phase.START and not is_queue:
+                return
             self._age, self._since_look = self._age + 1, self._since_look + 1
             self._step()
             if self._phase is not _Phase.START:

@@ -2,9 +2,9 @@
 
     1 PIECE    load u32, block u16, piece u8, pieces u8, class u8, start u32, stop u32, and the bytes
                A part of a block: elements [start, stop) of the load's slice. A block is the bytes of all its pieces.
-    2 TAIL     load u32, round_trip_us u32, grace_us u32
-               Every block of the load has been sent at least once. The sender's round trip, and how long it wants what
-               is still on its way, or sent again, to be awaited beyond reordering.
+    2 TAIL     round_trip_us u32, grace_us u32, and loads: u32 each
+               Every block of these loads has been sent at least once. The sender's round trip, and how long it wants
+               what is still on its way, or sent again, to be awaited beyond reordering.
     3 ACK      held_us u32, closed_below u32, closed u64, and runs: (last u48, first u48), the newest first
                Which datagrams have come, by number, and since when the newest of them is here. Loads below
                `closed_below` are closed, and the i-th behind it if bit i of `closed` is set: nothing of them is needed.
@@ -22,14 +22,15 @@ from typing import NamedTuple
 from geomx.errors import ProtocolError
 
 _PIECE = struct.Struct("<BIHBBBII")
-_TAIL = struct.Struct("<BIII")
+_TAIL = struct.Struct("<BII")
+_LOAD = struct.Struct("<I")
 _ACK = struct.Struct("<BIIQ")
 _PROBE = struct.Struct("<BH")
 _RUN = struct.Struct("<IHIH")
 
 PIECE_HEAD_BYTES = _PIECE.size
 MOST_BLOCKS, MOST_PIECES, MOST_LOADS = 1 << 16, 255, 1 << 32
-MOST_RUNS = 64
+MOST_RUNS = MOST_TAILS = 64
 CLOSED_SHOWN = 64
 _MOST_US = (1 << 32) - 1
 
@@ -51,14 +52,16 @@ class Piece(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """Every block of a load has been sent at least once."""
+    """Every block of these loads has been sent at least once."""
 
-    load: int
+    loads: tuple[int, ...]
     round_trip_s: float
     grace_s: float
 
     def pack(self) -> bytes:
-        return _TAIL.pack(2, self.load, _us(self.round_trip_s), _us(self.grace_s))
+        return _TAIL.pack(2, _us(self.round_trip_s), _us(self.grace_s)) + b"".join(
+            map(_LOAD.pack, self.loads)
+        )
 
 
 class Ack(NamedTuple):
@@ -76,6 +79,15 @@ class Ack(NamedTuple):
             for first, last in self.runs[:MOST_RUNS]
         )
         return head + b"".join(runs)
+
+    def has(self, number: int) -> bool:
+        """Whether the datagram of this number has come."""
+        for first, last in self.runs:
+            if number > last:
+                return False
+            if number >= first:
+                return True
+        return False
 
     def has_closed(self, load: int) -> bool:
         """Whether nothing of a load is needed any more."""
@@ -114,8 +126,11 @@ def unpack(body: bytes | memoryview) -> Packet:
                 raise ProtocolError(f"piece {piece} of {pieces} of elements {start} to {stop}")
             return Piece(load, block, piece, pieces, level, start, stop, memoryview(body)[PIECE_HEAD_BYTES:])
         if kind == 2:
-            _, load, round_trip, grace = _TAIL.unpack(body)
-            return Tail(load, round_trip / 1e6, grace / 1e6)
+            _, round_trip, grace = _TAIL.unpack_from(body)
+            loads = tuple(load for (load,) in _LOAD.iter_unpack(memoryview(body)[_TAIL.size :]))
+            if not 0 < len(loads) <= MOST_TAILS:
+                raise ProtocolError(f"a tail of {len(loads)} loads")
+            return Tail(loads, round_trip / 1e6, grace / 1e6)
         if kind == 3:
             return _unpack_ack(body)
         if kind == 4 and len(body) == (size := _PROBE.unpack_from(body)[1]):

@@ -136,7 +136,10 @@ class FlowReceiver:
         self._newest_at = -inf
         self._overtaken_s = 0.0  # how long a datagram came behind one that was sent later
         self._inboxes: dict[int, _Inbox] = {}
-        self._early: dict[int, list[Piece | Tail]] = {}
+        self._early: dict[int, list[Piece]] = {}
+        self._early_tails: dict[
+            int, float
+        ] = {}  # of loads that are not announced: how long to wait behind them
         self._early_bytes = 0
         self._closed_below = 0
         self._closed: set[int] = set()  # at or above it
@@ -153,23 +156,27 @@ class FlowReceiver:
     def announced(self, number: int, message: Message, beside: Beside, now: float) -> None:
         """The header of a load has come on the connection. Raises `ProtocolError`."""
         load = beside.load
-        if load < self._closed_below or load in self._closed or load in self._inboxes:
+        if self._is_closed(load) or load in self._inboxes:
             raise ProtocolError(f"load {load} was announced twice")
         if len(self._inboxes) >= MOST_OPEN:
             raise ProtocolError(f"{MOST_OPEN} loads are open, and another was announced")
         self._inboxes[load] = inbox = _Inbox(number, message, beside)
         self._announced_below = max(self._announced_below, load + 1)
         self._moved_at = now
-        for packet in self._early.pop(load, ()):
-            if isinstance(packet, Piece):
-                self._early_bytes -= len(packet.data)
-                inbox.put(packet)
-            else:
-                self._ends(inbox, packet, now)
+        for piece in self._early.pop(load, ()):
+            self._early_bytes -= len(piece.data)
+            inbox.put(piece)
+        wait_s = self._early_tails.pop(load, None)
+        if wait_s is not None:
+            inbox.closes_at = now + wait_s
 
     def received(self, number: int, packet: Piece | Tail, now: float) -> None:
         """A datagram has come, and is who it says it is. Raises `ProtocolError`."""
-        if self._is_known(number) or not self._take(packet, now):
+        if self._is_known(number):
+            return
+        if isinstance(packet, Tail):
+            self._ends(packet, now)
+        elif not self._take(packet, now):
             return
         self._note(number, now)
         self._unacknowledged += 1
@@ -178,44 +185,46 @@ class FlowReceiver:
         else:
             self._ack_at = min(self._ack_at, now + ACK_DELAY_S)
 
-    def _take(self, packet: Piece | Tail, now: float) -> bool:
-        """Whether a packet could be kept, or is not needed."""
-        load = packet.load
-        inbox = self._inboxes.get(load)
-        level = packet.level if isinstance(packet, Piece) else None
+    def _take(self, piece: Piece, now: float) -> bool:
+        """Whether a piece could be kept, or is not needed."""
+        inbox = self._inboxes.get(piece.load)
         if inbox is not None:
-            if isinstance(packet, Tail):
-                self._ends(inbox, packet, now)
-            elif inbox.put(packet):
+            if inbox.put(piece):
                 self._moved_at = now
-                self._count(self.came, level)
-        elif load < self._closed_below or load in self._closed:
-            self._count(self.late, level)
-        elif not self._keep_early(packet):
+                self._count(self.came, piece.level)
+        elif self._is_closed(piece.load):
+            self._count(self.late, piece.level)
+        elif not self._keep_early(piece):
             self.dropped += 1
             return False
         else:
-            self._count(self.came, level)
+            self._count(self.came, piece.level)
         return True
+
+    def _is_closed(self, load: int) -> bool:
+        return load < self._closed_below or load in self._closed
 
     @staticmethod
-    def _count(counts: dict[int, int], level: int | None) -> None:
-        if level is not None:
-            counts[level] = counts.get(level, 0) + 1
+    def _count(counts: dict[int, int], level: int) -> None:
+        counts[level] = counts.get(level, 0) + 1
 
-    def _keep_early(self, packet: Piece | Tail) -> bool:
+    def _keep_early(self, piece: Piece) -> bool:
         """Keep what has overtaken its header, if there is room for it."""
-        size = len(packet.data) if isinstance(packet, Piece) else 0
-        if self._early_bytes + size > EARLY_BYTES or packet.load >= self._announced_below + MOST_OPEN:
+        size = len(piece.data)
+        if self._early_bytes + size > EARLY_BYTES or piece.load >= self._announced_below + MOST_OPEN:
             return False
         self._early_bytes += size
-        self._early.setdefault(packet.load, []).append(packet)
+        self._early.setdefault(piece.load, []).append(piece)
         return True
 
-    def _ends(self, inbox: _Inbox, tail: Tail, now: float) -> None:
-        most_s = tail.round_trip_s / 4
-        window_s = min(max(2 * self._overtaken_s, LEAST_WINDOW_S), most_s)
-        inbox.closes_at = min(inbox.closes_at, now + window_s + tail.grace_s)
+    def _ends(self, tail: Tail, now: float) -> None:
+        window_s = min(max(2 * self._overtaken_s, LEAST_WINDOW_S), tail.round_trip_s / 4)
+        for load in tail.loads:
+            inbox = self._inboxes.get(load)
+            if inbox is not None:
+                inbox.closes_at = min(inbox.closes_at, now + window_s + tail.grace_s)
+            elif not self._is_closed(load) and load < self._announced_below + MOST_OPEN:
+                self._early_tails.setdefault(load, window_s + tail.grace_s)
 
     # -- numbers ----------------------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 Rules
 1. The most urgent load first (P3), within a load the lowest class; what is sent again goes before what was never sent.
-2. Behind the first sending of a load's last piece goes its tail, which is reliable.
-3. A datagram is lost if one that was sent later has come, and `LATER` numbers or the reordering that was seen lie
-   between; or if nothing has been heard for a time-out (both after RFC 8985 and RFC 9002). Every sending has a number
-   of its own, so an acknowledgement says which of them has come.
+2. Behind the first sending of a load's last piece goes its tail. While nothing else is to be sent, the tails of all
+   loads that the receiver has not closed are repeated: so what a round waits for last is missed soon.
+3. A datagram is lost if one that was sent later has come, and `LATER` numbers or an eighth of a round trip lie between,
+   and the reordering that was seen; or if nothing is heard of it for a time-out (both after RFC 8985 and RFC 9002).
+   Every sending has a number of its own, so an acknowledgement says which of them has come.
 4. Reliable pieces are sent until they have come. Those of class c have a number of tries; behind the last one they are
    given up. What the receiver has closed is sent no more.
 
@@ -21,16 +22,17 @@ from math import inf
 from typing import NamedTuple
 
 from geomx.wire.flow.congestion import Congestion, Mark
-from geomx.wire.flow.packets import MOST_PIECES, Ack, Piece, Tail
+from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, Ack, Piece, Tail
 
 LATER = 3  # numbers: so many datagrams seldom overtake one
 LEAST_TIMEOUT_S = 0.02
 ACK_DELAY_S = 0.005
 MOST_BACKOFFS = 6
 MOST_SENDINGS = 8  # at a loss of 10 %, one of 10^8 needs more
-LOST_KEPT = 1024
+LOST_KEPT = 64
 RELIABLE = 0
-_TAIL_LEVEL = 256
+LEAST_REPEAT_S = 0.005
+_NOT_DUE = inf
 
 
 class BlockOut(NamedTuple):
@@ -54,32 +56,34 @@ class FlowTerms(NamedTuple):
 
 
 class _Load:
-    """What is left to do of one load."""
+    """One load that the receiver has not closed."""
 
-    __slots__ = ("is_over", "number", "open", "unsent")
+    __slots__ = ("is_over", "number", "unsent")
 
     def __init__(self, number: int, pieces: int) -> None:
         self.number = number
         self.unsent = pieces  # pieces that have never been sent
-        self.open = pieces + 1  # pieces, and the tail, that may have to be sent, or sent again
         self.is_over = False
 
 
+Lane = tuple[int, int, int]  # priority, load and class
+
+
 class _Item:
-    """A piece, or a tail, and how often it may be sent yet."""
+    """A piece, and how often it may be sent yet."""
 
     __slots__ = ("key", "load", "piece", "sendings", "tries")
 
-    def __init__(self, load: _Load, piece: Piece | None, key: tuple[int, int], tries: float) -> None:
+    def __init__(self, load: _Load, piece: Piece, key: Lane, tries: float) -> None:
         self.load = load
-        self.piece = piece  # None: the tail
-        self.key = key  # the load's priority, and the class
+        self.piece = piece
+        self.key = key
         self.tries = tries
         self.sendings = 0
 
 
 class _Sent(NamedTuple):
-    """A datagram of which nothing has been heard. `item` None: one that carries nothing to be sent again."""
+    """A datagram of which nothing has been heard. `item` None: it has told tails."""
 
     item: _Item | None
     at: float
@@ -95,8 +99,11 @@ class FlowSender:
         self._grace = terms.grace
         self._loads: dict[int, _Load] = {}
         self.next_load = self._next_number = 0
-        self._lanes: dict[tuple[int, int], deque[_Item]] = {}
-        self._order: list[tuple[int, int]] = []  # a heap of the keys of _lanes
+        self._lanes: dict[Lane, deque[_Item]] = {}
+        self._order: list[Lane] = []  # a heap of the keys of _lanes
+        self._tails: dict[int, None] = {}  # loads of which everything was sent once, the oldest first
+        self._tails_at = _NOT_DUE  # when they are to be told
+        self._repeats = 0
         self._under_way: dict[int, _Sent] = {}  # by number, the oldest first
         self._lost: dict[int, _Item] = {}  # held for lost, the oldest first
         self._reorder_s = 0.0
@@ -119,7 +126,7 @@ class FlowSender:
         self.next_load += 1
         for piece in pieces:
             tries = self._tries[min(piece.level, len(self._tries) - 1)]
-            self._put(_Item(load, piece, (priority, piece.level), tries))
+            self._put(_Item(load, piece, (priority, load.number, piece.level), tries))
         return load.number
 
     def _cut(self, block: int, out: BlockOut, piece_bytes: int) -> Iterable[Piece]:
@@ -147,8 +154,8 @@ class FlowSender:
             self._over(load)
         self._lanes.clear()
         self._order.clear()
-        for _, _, mark in self._under_way.values():
-            self._congestion.lost(mark)
+        for sent in self._under_way.values():
+            self._congestion.lost(sent.mark)
         self._under_way.clear()
         self._backoff, self.is_stuck = 0, False
         return loads
@@ -167,15 +174,18 @@ class FlowSender:
         """
         if self._congestion.next_at() > now:
             return None
-        item = self._pop()
-        if item is None:
-            self._congestion.limited()
-            return None
-        body = self._body(item)
+        item, tails = None, self._due_tails(now)
+        if not tails:
+            item = self._pop()
+            if item is None:
+                self._congestion.limited()
+                return None
+        body = self._tail(tails) if item is None else item.piece.pack()
         number = self.number()
         mark = self._congestion.sent(len(body) + envelope_bytes, now, not self._under_way)
         self._under_way[number] = _Sent(item, now, mark)
-        self._count(item)
+        if item is not None:
+            self._count(item, now)
         return number, body
 
     def number(self) -> int:
@@ -189,102 +199,106 @@ class FlowSender:
             item = lane.popleft()
             if not lane:
                 del self._lanes[heappop(self._order)]
-            if not item.load.is_over and item.tries > 0:
+            if not item.load.is_over and item.tries:
                 return item
         return None
 
-    def _body(self, item: _Item) -> bytes:
-        if item.piece is not None:
-            return item.piece.pack()
-        round_trip_s = self._congestion.round_trip_s or self.first_round_trip_s
-        return Tail(item.load.number, round_trip_s, self._grace * round_trip_s).pack()
+    def _due_tails(self, now: float) -> tuple[int, ...]:
+        """The tails that leave now, the newest first."""
+        if now < self._tails_at or not self._tails:
+            return ()
+        self._repeats += 1
+        wait_s = (
+            self._round_trip_s
+            / (8 if self._repeats == 1 else 4)
+            * (1 << min(self._repeats // 8, MOST_BACKOFFS))
+        )
+        self._tails_at = now + max(wait_s, LEAST_REPEAT_S)
+        return tuple(reversed(self._tails))[:MOST_TAILS]
 
-    def _count(self, item: _Item) -> None:
+    def _tail(self, loads: tuple[int, ...]) -> bytes:
+        return Tail(loads, self._round_trip_s, self._grace * self._round_trip_s).pack()
+
+    @property
+    def _round_trip_s(self) -> float:
+        return self._congestion.round_trip_s or self.first_round_trip_s
+
+    def _count(self, item: _Item, now: float) -> None:
         item.tries -= 1
         item.sendings += 1
         self.is_stuck |= item.sendings > MOST_SENDINGS
-        if item.piece is None:
-            return
         counts = self.again if item.sendings > 1 else self.sent
         counts[item.piece.level] = counts.get(item.piece.level, 0) + 1
         if item.sendings == 1:
             item.load.unsent -= 1
             if not item.load.unsent:
-                self._put(_Item(item.load, None, (item.key[0], _TAIL_LEVEL), inf))
+                self._tails[item.load.number] = None
+                self._tails_at, self._repeats = now, 0
 
     def next_at(self) -> float:
         """When to call `next`, or `time_out`, if nothing is heard before; inf: not at all."""
-        sending = self._congestion.next_at() if self._order else inf
-        return min(sending, self._times_out_at())
+        wanted_at = -inf if self._order else self._tails_at if self._tails else inf
+        return min(max(wanted_at, self._congestion.next_at()), self._times_out_at())
 
     # -- what is heard ----------------------------------------------------------------------------------------
 
     def acknowledged(self, ack: Ack, now: float) -> None:
         """The receiver has told what has come."""
         self._heard_at, self._backoff = now, 0
-        oldest = next(iter(self._under_way), self._next_number)
-        newest: _Sent | None = None
-        for first, last in ack.runs:
-            if last < oldest and last not in self._lost:
-                break
-            for number in range(last, first - 1, -1):
-                sent = self._under_way.pop(number, None)
-                if sent is not None:
-                    newest = newest or sent
-                    self._congestion.acked(sent.mark, now, ack.held_s)
-                    self._done(sent.item)
-                elif number in self._lost:
-                    self._came_late(number, now)
-                elif number < oldest:
-                    break
-        if newest is not None:
-            self._look_for_losses(ack.runs[0][1], newest.at)
+        oldest, sent = next(iter(self._under_way), self._next_number), None
+        for first, last in reversed(ack.runs):  # in the order of sending
+            for number in range(max(first, oldest), last + 1):
+                if number in self._under_way:
+                    sent = self._come(number, now, ack.held_s)
+        for number in [number for number in self._lost if ack.has(number)]:
+            self._came_late(number)
+        if sent is not None:
+            self._look_for_losses(ack.runs[0][1], sent.at)
         for load in [load for load in self._loads.values() if ack.has_closed(load.number)]:
             self._over(load)
 
-    def _done(self, item: _Item | None) -> None:
-        """An item has come."""
-        if item is not None and item.tries >= 0:
-            item.tries = -1
-            self._settled(item.load)
-
-    def _settled(self, load: _Load) -> None:
-        load.open -= 1
-        if not load.open:
-            self._over(load)
+    def _come(self, number: int, now: float, held_s: float) -> _Sent:
+        """A datagram has come."""
+        sent = self._under_way.pop(number)
+        self._congestion.acked(sent.mark, now, held_s)
+        if sent.item is not None:
+            sent.item.tries = 0
+        return sent
 
     def _over(self, load: _Load) -> None:
         load.is_over = True
         self._loads.pop(load.number, None)
+        self._tails.pop(load.number, None)
 
-    def _came_late(self, number: int, now: float) -> None:
+    def _came_late(self, number: int) -> None:
         """What was held for lost was only overtaken: wait longer next time."""
-        self._done(self._lost.pop(number))
+        self._lost.pop(number).tries = 0
         most_s = self._congestion.round_trip_s / 4
         self._reorder_s = min(max(2 * self._reorder_s, self._congestion.wander_s, 1e-3), most_s)
 
     def _look_for_losses(self, newest: int, newest_at: float) -> None:
         lost = []
+        later_s = self._round_trip_s / 8
         for number, sent in self._under_way.items():
-            if newest - number < LATER:
+            if number > newest:
                 break
-            if newest_at - sent.at >= self._reorder_s:
+            if newest_at - sent.at >= self._reorder_s and (
+                newest - number >= LATER or newest_at - sent.at >= later_s
+            ):
                 lost.append(number)
         for number in lost:
             self._lose(number)
 
     def _lose(self, number: int) -> None:
-        item, _, mark = self._under_way.pop(number)
-        self._congestion.lost(mark)
-        if item is None or item.load.is_over or item.tries < 0:
+        sent = self._under_way.pop(number)
+        self._congestion.lost(sent.mark)
+        item = sent.item
+        if item is None or item.load.is_over or not item.tries:  # given up
             return
-        if item.tries:
-            self._lost[number] = item
-            if len(self._lost) > LOST_KEPT:
-                del self._lost[next(iter(self._lost))]
-            self._put(item, first=True)
-        else:
-            self._done(item)  # given up
+        self._lost[number] = item
+        if len(self._lost) > LOST_KEPT:
+            del self._lost[next(iter(self._lost))]
+        self._put(item, first=True)
 
     # -- silence ----------------------------------------------------------------------------------------------
 
@@ -295,9 +309,8 @@ class FlowSender:
         return oldest.at + self._timeout_s() * (1 << self._backoff)
 
     def _timeout_s(self) -> float:
-        round_trip_s = self._congestion.round_trip_s or self.first_round_trip_s
         wander_s = max(4 * self._congestion.wander_s, LEAST_TIMEOUT_S)
-        return round_trip_s + wander_s + ACK_DELAY_S
+        return self._round_trip_s + wander_s + ACK_DELAY_S
 
     def time_out(self, now: float) -> None:
         """Hold for lost what should have been heard of by now."""
