@@ -5,7 +5,7 @@ from benchmarks import training, workloads
 
 
 def main(job: training.Job) -> None:
-    task, watch = workloads.task(job), training.Watch(job)
+    task, watch = workloads.task(job, job.options.get("seed", 0)), training.Watch(job)
     run = geomx.join()
     model, optimizer = run.attach(task.model, workloads.optimizer(job, task.model))
     if job.options.get("sync.policy", "").startswith("esync"):
