@@ -8,7 +8,10 @@
 Needs root and /dev/net/tun, for the networks. Over each network all systems take turns. A turn ends after `--rounds`
 rounds or `--seconds`, whichever is first. Adds rows to out/bench/lossy.jsonl, a turn each, with the seconds of every
 round of every worker. Bytes and losses are the router's, in the time in which all workers were measured: `up_bytes` and
-`down_bytes` are `Lab.wire_bytes` of the parties (what was lost counts as sent), a round and party.
+`down_bytes` are `Lab.wire_bytes` of the parties (what was lost counts as sent), a round and party. `stalled` is the
+share of that time in which some process of the machine waited for a core, `late` that of packets which the router
+handed over more than 1 ms late. Do not believe turns in which they are large: `--quiet` waits for a machine that others
+leave alone, and `--table --most-stalled 0.4` leaves out turns in which they did not.
 
 With `--train`, a turn lasts until the first worker reaches `--target` on the test images of Fashion-MNIST.
 """
@@ -47,6 +50,7 @@ from lab.system import missing_here
 
 TABLE = sweep.table_of("lossy")
 LOOK_S = 0.25
+QUIET_S, QUIET_SHARE = 5.0, 0.2
 BEGIN_S = 30.0  # until all workers have begun, about, over a link that is slow for the first weights
 COUNTED = ("offered_segments", "offered_bytes", "delivered_bytes", "lost_segments", "overflowed_segments")
 WAYS = ("up", "down")
@@ -77,9 +81,12 @@ class WireMeter(threading.Thread):
                 return
 
     def _counts(self) -> dict[str, float]:
-        """Of all parties together."""
+        """Of all parties together; and of the machine."""
         counts = {f"{way}_{what}": 0.0 for way in WAYS for what in COUNTED}
-        for link in self._control.ask("status")["links"]:
+        status = self._control.ask("status")
+        counts |= {what: status["router"][what] for what in ("handed", "late")}
+        counts["stalled_s"] = _stalled_s()
+        for link in status["links"]:
             for way, end in zip(WAYS, ("from", "to"), strict=True):
                 if link[end] in self._cell.sites:
                     for what in COUNTED:
@@ -99,6 +106,22 @@ class WireMeter(threading.Thread):
         (before, a), (after, b) = self._samples[place - 1 : place + 1]
         share = (moment - before) / (after - before)
         return {key: a[key] + share * (b[key] - a[key]) for key in a}
+
+
+def _stalled_s(pressure: Path = Path("/proc/pressure/cpu")) -> float:
+    """For how long so far some process of the machine was ready and had no core; 0 where the kernel does not tell."""
+    first = pressure.read_text().partition("\n")[0] if pressure.exists() else ""
+    return int(first.rpartition("total=")[2] or 0) / 1e6
+
+
+def wait_until_quiet(limit_s: float) -> None:
+    """Until others want little of this machine, but no longer than that."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        before = _stalled_s()
+        time.sleep(QUIET_S)
+        if _stalled_s() - before < QUIET_SHARE * QUIET_S:
+            return
 
 
 def network_with(cell: Cell, seed: int) -> Network:
@@ -136,6 +159,7 @@ def _measured(turn: Turn, cell: Cell, meter: WireMeter) -> sweep.Row:
         offered = counts[f"{way}_offered_segments"]
         for what in ("lost", "overflowed"):
             row[f"{way}_{what}"] = counts[f"{way}_{what}_segments"] / offered if offered else 0.0
+    row |= {"late": counts["late"] / max(counts["handed"], 1), "stalled": counts["stalled_s"] / seconds}
     return row | {"busy_cores": {node: used / seconds for node, used in turn.cpu_s.items()}}
 
 
@@ -151,7 +175,11 @@ def _trained(turn: Turn, cell: Cell) -> sweep.Row:
 
 ROUNDS_HEAD = (
     *("network", "system", "codec", "rounds", "median s", "p95 s", "p99 s"),
-    *("MB up", "MB down", "lost up", "overflowed up", "overflowed down"),
+    *("MB up", "MB down", "lost up", "overflowed up", "overflowed down", "stalled", "late"),
+)
+
+TRAINED_HEAD = (
+    *("network", "system", "codec", "seeds", "reached", "median s", "least", "most", "accuracy", "MB"),
 )
 
 
@@ -165,19 +193,7 @@ def table(rows: Iterable[sweep.Row]) -> str:
     trained = [_trained_line(key, of_key) for key, of_key in groups.items() if key[0] == "train"]
     text = _markdown(ROUNDS_HEAD, sorted(measured)) if measured else []
     if trained:
-        head = (
-            "network",
-            "system",
-            "codec",
-            "seeds",
-            "reached",
-            "median s",
-            "least",
-            "most",
-            "accuracy",
-            "MB",
-        )
-        text += ["", *_markdown(head, sorted(trained))]
+        text += ["", *_markdown(TRAINED_HEAD, sorted(trained))]
     return "\n".join(text)
 
 
@@ -192,7 +208,8 @@ def _line(key: tuple[Any, ...], rows: list[sweep.Row]) -> tuple[str, ...]:
     ]
     megabytes = [f"{_mean(counted, each) / 1e6:.2f}" for each in ("up_bytes", "down_bytes")]
     lost = [f"{_mean(counted, each):.2%}" for each in ("up_lost", "up_overflowed", "down_overflowed")]
-    return (*key[3:], str(sum(row["rounds"] for row in rows)), *figures, *megabytes, *lost)
+    quiet = [f"{_mean(counted, each):.0%}" for each in ("stalled", "late")]
+    return (*key[3:], str(sum(row["rounds"] for row in rows)), *figures, *megabytes, *lost, *quiet)
 
 
 def _trained_line(key: tuple[Any, ...], rows: list[sweep.Row]) -> tuple[str, ...]:
@@ -245,6 +262,7 @@ def measure(network: str, options: Any, known: list[sweep.Row], machine: dict[st
                 row |= {"parameters": cell.parameters, "shape": options.shape, "seed": seed, "turn": turn}
                 if options.missing and any(row.items() <= old.items() for old in known):
                     continue
+                wait_until_quiet(options.quiet)
                 keys = {"wan.codec_up": options.codec, "wan.codec_down": options.codec, "seed": seed}
                 row |= {"options": keys | TABLE["systems"][cell.config]}
                 row |= machine | taken(lab, cell, row["options"], options.keep)
@@ -259,10 +277,8 @@ def told(row: sweep.Row) -> str:
         return f"{row['accuracy']:.1%} after {row['to_target_s']:.1f} s"
     if not row.get("seconds"):
         return f"no figures{stopped}"
-    figures = (
-        f"{statistics.median(row['seconds']):.3f} s a round, {row['rounds']} rounds (load {row['load']:.1f})"
-    )
-    return figures + stopped
+    figures = f"{statistics.median(row['seconds']):.3f} s a round, {row['rounds']} rounds"
+    return f"{figures}, {row.get('stalled', 0.0):.0%} stalled{stopped}"
 
 
 def main() -> int:
@@ -286,6 +302,14 @@ def main() -> int:
         "--seeds", type=int, nargs="+", default=[0], help="of the weights, of the data's order, and of losses"
     )
     add("--keep", action="store_true", help="keep the folders of turns, with what processes printed")
+    add(
+        "--quiet",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="wait so long for a quiet machine, before each turn",
+    )
+    add("--most-stalled", type=float, default=1.0, metavar="SHARE", help="of turns that the table shows")
     add("--let-cores-sleep", action="store_true", help="they are kept awake else: see lab/awake.py")
     options = parser.parse_args()
     options.workload = options.workload or ("cnn-179k" if options.train else "synthetic")
@@ -293,7 +317,7 @@ def main() -> int:
         parser.error("--train needs one of the CNNs as its --workload")
     known = sweep.rows_of(options.out)
     if options.table:
-        print(table(known))
+        print(table(row for row in known if row.get("stalled", 0.0) <= options.most_stalled))
         return 0
     if missing := missing_here():
         print("lossy: networks cannot be had here: " + "; ".join(missing), file=sys.stderr)
