@@ -247,7 +247,7 @@ def cell_of(network: str, system: str, options: Any) -> Cell:
         return replace(
             cell, rounds_a_turn=options.steps, warmup=0, target_accuracy=options.target, evaluate_every=20
         )
-    return replace(cell, rounds_a_turn=options.rounds)
+    return replace(cell, rounds_a_turn=options.rounds, warmup=options.warmup)
 
 
 def measure(network: str, options: Any, known: list[sweep.Row], machine: dict[str, Any]) -> None:
@@ -289,6 +289,7 @@ def main() -> int:
     add("--networks", nargs="+", default=TABLE["networks"], metavar="NAME")
     add("--systems", nargs="+", default=list(TABLE["systems"]), metavar="NAME", choices=TABLE["systems"])
     add("--rounds", type=int, default=60, help="measured in a turn")
+    add("--warmup", type=int, default=2, help="rounds before them, that are not measured")
     add("--seconds", type=float, default=120.0, help="after which a turn is stopped")
     add("--turns", type=int, default=1)
     add("--shape", default="2x1", metavar="PARTIESxWORKERS")

@@ -8,7 +8,7 @@ rate of R bit/s, a round trip of T seconds, a share p of segments lost, and h = 
 
     nothing lost             T + 8 h max(N, M) / R
     all must arrive          T + 8 h max(N, M) / (R (1 - p))       an erasure channel's capacity is R (1 - p)
-    cubic                    T + 8 max(N, M) / min(R / h, 1.22 MSS / (T sqrt(p)))      Mathis et al. 1997
+    cubic                    T + 8 max(N, M) / min(R / h, 1.22 MSS / (T sqrt(p)))      Mathis et al. 1997 (bursts: once)
 
 Those know nothing of the tail: whatever was lost last comes one round trip or one time-out later. It is played,
 segment by segment, on `geomx.channels.emulation.link.Line`, which is also what the lab's router does. Bursts of losses
@@ -47,6 +47,7 @@ RTO_LEAST_S, PROBE_MORE_S, ALONE_MORE_S = 0.2, 0.008, 0.2  # of Linux; the last 
 PAUSE_S, PAUSE_EVERY_S, MARGIN = 0.2, 10.0, 0.99  # of BBR in Linux
 ACK_S, CLOSE_S = 0.005, 0.005  # assumed of a datagram channel
 BURST = 8  # segments
+TYPES = {"fp16": 2.0, "int4": 0.531, "float32": 4.0}  # bytes of a parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,13 @@ def plain_s(path: Route, size_bytes: float, reliable: float = 0.0) -> float:
 
 
 def cubic_s(path: Route, size_bytes: float) -> float:
-    """The least with the congestion control that Linux has by default: losses at random limit its rate."""
-    lost = path.spec.mean_loss
-    most = path.rate * MSS / SEGMENT
+    """The least with the congestion control that Linux has by default: losses at random limit its rate.
+
+    It halves, about, once a round trip at most, so a burst counts once.
+    """
+    spec, most = path.spec, path.rate * MSS / SEGMENT
+    bad = spec.burst_enter / (spec.burst_enter + spec.burst_leave)
+    lost = spec.loss + spec.burst_enter * (1.0 - bad)
     rate = min(most, 1.22 * MSS / (path.round_trip_s * math.sqrt(lost))) if lost else most
     return path.round_trip_s + size_bytes / rate
 
@@ -264,14 +269,15 @@ COLUMNS: dict[str, tuple[Make, Make]] = {
     "TCP at best": (tcp, tcp),
     "BBR": (bbr, bbr),
     "up may lose": (lossy(0.0), tcp),
+    "k = 0.1": (lossy(0.1), tcp),
     "k = 0.8": (lossy(0.8), tcp),
     "heads on TCP": (lossy(0.0, headers=True), tcp),
     "both may lose": (lossy(0.0), lossy(0.0)),
 }
 
 
-def table(parameters: int, item_bytes: int, rounds: int) -> Iterator[str]:
-    """Lines of Markdown, one for each link; medians of the rounds that were played, and their 95th percentile."""
+def table(parameters: int, item_bytes: float, rounds: int) -> Iterator[str]:
+    """Lines of Markdown, one for each link; medians of the played rounds, of TCP with their 95th percentile."""
     cut = automatic_slice_elements((Tensor("model", (parameters,), "float32"),))
     size, slices = parameters * item_bytes, math.ceil(parameters / cut)
     heads = ["loss", "nothing lost", "all must arrive", "cubic, at least", *COLUMNS]
@@ -282,7 +288,8 @@ def table(parameters: int, item_bytes: int, rounds: int) -> Iterator[str]:
         ]
         for up, down in COLUMNS.values():
             played = rounds_s(path, up, down, size, slices, rounds)
-            figures.append(f"{statistics.median(played):.2f} ({percentile(played, 0.95):.2f})")
+            more = f" ({percentile(played, 0.95):.2f})" if up in (tcp, bbr) else ""
+            figures.append(f"{statistics.median(played):.2f}{more}")
         yield f"| {path.name} | " + " | ".join(figures) + " |"
 
 
@@ -291,9 +298,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parameters", type=int, default=1_068_490)
-    parser.add_argument("--rounds", type=int, default=200, help="played for each figure")
+    parser.add_argument("--rounds", type=int, default=100, help="played for each figure")
+    parser.add_argument(
+        "--types", nargs="+", choices=TYPES, default=list(TYPES), help="in which values travel"
+    )
     options = parser.parse_args()
-    for name, item_bytes in (("fp16", 2), ("float32", 4)):
+    for name in options.types:
+        item_bytes = TYPES[name]
         print(f"{name}, {item_bytes * options.parameters / 1e6:.2f} MB each way\n")
         for line in table(options.parameters, item_bytes, options.rounds):
             print(line, flush=True)
