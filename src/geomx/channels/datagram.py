@@ -142,7 +142,7 @@ class DatagramConnection(TcpConnection):
         salt = secrets.token_bytes(SALT_BYTES)
         self._flow = port.register(self)
         self._up, self._down = seals(self._flow, salt, secret)
-        self._receiving = ReceivingEnd()
+        self._receiving = ReceivingEnd(lambda message: self._receiver.admit(self, message))
         self.write(0, FlowOpen(self._flow, salt), None, 0)
 
     def write_blocks(

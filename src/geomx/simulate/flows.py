@@ -14,7 +14,7 @@ from geomx.wire.flow.ends import ReceivingEnd, SendingEnd, Whole
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import Delivery
 from geomx.wire.flow.sender import BlockOut, FlowTerms
-from geomx.wire.messages import Push
+from geomx.wire.messages import Message, Push
 
 ENVELOPE_BYTES = 54  # of a datagram: seal, UDP, IPv4
 MOST_AT_ONCE = 1 << 16
@@ -25,7 +25,7 @@ class SimulatedFlow:
     """Both ends of one connection's flow. `up`, `down`: the links; `passes()`: whether the connection stands.
 
     `deliver`: gives the listening node a message that has closed. `send`: writes one on the connection, whole;
-    `broken`: says there which loads come so. `refuse`: ends the connection.
+    `broken`: says there which loads come so. `refuse`: ends the connection. `admit`: that of the listening node.
     """
 
     def __init__(
@@ -38,12 +38,13 @@ class SimulatedFlow:
         send: Callable[[Whole], None],
         broken: Callable[[int], None],
         refuse: Callable[[str], None],
+        admit: Callable[[Message], None],
     ) -> None:
         self._clock = clock
         self._up, self._down = up, down
         self._deliver, self._send, self._tell_broken, self._refuse = deliver, send, broken, refuse
         self._sending = SendingEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms, clock.now)
-        self._receiving = ReceivingEnd()
+        self._receiving = ReceivingEnd(admit)
         self._due_at = inf
         self.is_alive = True
         self._run()

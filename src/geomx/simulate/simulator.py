@@ -386,7 +386,8 @@ class Simulator:
 
         up, down = self._link(host.node.name, target), self._link(target, host.node.name)
         refuse = functools.partial(self._break, connection)
-        connection.flow = SimulatedFlow(self, up, down, effect.terms, deliver, send, broken, refuse)
+        admit = functools.partial(listener.node.admit, number)
+        connection.flow = SimulatedFlow(self, up, down, effect.terms, deliver, send, broken, refuse, admit)
 
     def _hang_up(self, host: _SimulatedNode, number: int) -> None:
         """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""

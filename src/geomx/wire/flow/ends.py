@@ -6,18 +6,28 @@ since all receivers of an update must have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
-from geomx.wire.flow.packets import MOST_BLOCKS, PIECE_HEAD_BYTES, Ack, Piece, Probe, Probed, Tail, unpack
+from geomx.wire.flow.packets import (
+    MOST_BLOCKS,
+    PIECE_HEAD_BYTES,
+    Ack,
+    Head,
+    Piece,
+    Probe,
+    Probed,
+    Tail,
+    unpack,
+)
 from geomx.wire.flow.path import Path, State
 from geomx.wire.flow.receiver import Delivery, FlowReceiver
 from geomx.wire.flow.sender import RELIABLE, BlockOut, FlowSender, FlowTerms
-from geomx.wire.messages import Beside, Push
+from geomx.wire.messages import Beside, Message, Push, decode_head, encode_head
 from geomx.wire.presence import pack as pack_bitmap
 
 SILENT_S = 2.0  # without a word of what was sent, the connection carries everything
@@ -47,11 +57,13 @@ class SendingEnd:
         if not self.path.is_open or not 0 < len(blocks) <= MOST_BLOCKS:
             return None
         piece_bytes = self.path.datagram_bytes - PIECE_HEAD_BYTES
-        load = self.sender.add(blocks, whole.priority, piece_bytes, now)
-        self._wholes[load] = whole
+        self._wholes[self.sender.next_load] = whole
         reliable = pack_bitmap([block.level == RELIABLE for block in blocks])
-        beside = Beside(load, len(blocks), reliable, sum(len(block.data) for block in blocks))
-        return msgspec.structs.replace(whole.message, beside=beside)
+        size = sum(len(block.data) for block in blocks)
+        beside = Beside(self.sender.next_load, len(blocks), reliable, size)
+        header = msgspec.structs.replace(whole.message, beside=beside)
+        self.sender.add(whole.number, encode_head(header), blocks, whole.priority, piece_bytes, now)
+        return header
 
     def datagrams(self, now: float, envelope_bytes: int, most: int) -> Iterator[tuple[int, bytes]]:
         """What leaves now, at most so many: numbers and bodies."""
@@ -100,9 +112,10 @@ class SendingEnd:
 
 
 class ReceivingEnd:
-    """Of whoever listens."""
+    """Of whoever listens. `admit`: raises `ProtocolError` for a header that may not come, as `Node.admit` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, admit: Callable[[Message], None]) -> None:
+        self._admit = admit
         self.receiver = FlowReceiver()
         self._answers: list[Probed] = []
 
@@ -116,10 +129,23 @@ class ReceivingEnd:
         packet = unpack(body)
         if isinstance(packet, Piece | Tail):
             self.receiver.received(number, packet, now)
+        elif isinstance(packet, Head):
+            if self.receiver.received(number, packet, now):
+                self._announced(packet, now)
         elif isinstance(packet, Probe):
             self._answers.append(Probed(packet.size))
         else:
             raise ProtocolError(f"a {type(packet).__name__} was sent up")
+
+    def _announced(self, packet: Head, now: float) -> None:
+        try:
+            message = decode_head(packet.head)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"a datagram with a header that is none: {error}") from error
+        if not isinstance(message, Push) or message.beside is None or message.beside.load != packet.load:
+            raise ProtocolError(f"a {type(message).__name__} announces load {packet.load}")
+        self._admit(message)
+        self.announced(packet.number, message, now)
 
     def closed(self, now: float) -> Iterable[Delivery]:
         """The loads that close now. Raises `ProtocolError` where nothing comes any more of what was announced."""

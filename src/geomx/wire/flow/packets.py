@@ -10,6 +10,8 @@
                `closed_below` are closed, and the i-th behind it if bit i of `closed` is set: nothing of them is needed.
     4 PROBE    size u16, and zeros up to that size
     5 PROBED   size u16: a probe of that size has come
+    6 HEAD     load u32, number u64, and the header of the load's message, which travels on the connection as well: the
+               first of the two that comes announces the load
 
 Datagrams of each direction have numbers of their own, which never repeat: what is sent again has a new number.
 """
@@ -26,6 +28,7 @@ _TAIL = struct.Struct("<BII")
 _LOAD = struct.Struct("<I")
 _ACK = struct.Struct("<BIIQ")
 _PROBE = struct.Struct("<BH")
+_HEAD = struct.Struct("<BIQ")
 _RUN = struct.Struct("<IHIH")
 
 PIECE_HEAD_BYTES = _PIECE.size
@@ -113,7 +116,18 @@ class Probed(NamedTuple):
         return _PROBE.pack(5, self.size)
 
 
-Packet = Piece | Tail | Ack | Probe | Probed
+class Head(NamedTuple):
+    """The header of a load's message, and its number in the session."""
+
+    load: int
+    number: int
+    head: bytes
+
+    def pack(self) -> bytes:
+        return _HEAD.pack(6, self.load, self.number) + self.head
+
+
+Packet = Piece | Tail | Ack | Probe | Probed | Head
 
 
 def unpack(body: bytes | memoryview) -> Packet:
@@ -137,6 +151,9 @@ def unpack(body: bytes | memoryview) -> Packet:
             return Probe(size)
         if kind == 5:
             return Probed(_PROBE.unpack(body)[1])
+        if kind == 6:
+            _, load, number = _HEAD.unpack_from(body)
+            return Head(load, number, bytes(memoryview(body)[_HEAD.size :]))
     except struct.error as error:
         raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes") from error
     raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes")

@@ -1,8 +1,8 @@
 """The receiving end of a flow: puts loads together, says what has come, and closes each load in time.
 
 Rules
-1. A load is known by its header, which comes on the connection (`announced`). Pieces that come before are kept, up to
-   `EARLY_BYTES` of them; others are dropped, and not acknowledged.
+1. A load is known by its header, which comes in a datagram and on the connection (`announced`). Pieces that come before
+   are kept, up to `EARLY_BYTES` of them; others are dropped, and not acknowledged.
 2. A load closes when all its blocks are in; or when its reliable blocks are in, its tail is, and behind that a window
    has passed: for datagrams that were overtaken (as long as that was seen to take, at most a quarter of the sender's
    round trip), and for as long as the sender asks.
@@ -20,7 +20,7 @@ from math import inf
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
-from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_RUNS, Ack, Piece, Tail
+from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_RUNS, Ack, Head, Piece, Tail
 from geomx.wire.messages import Beside, Message
 from geomx.wire.presence import unpack as unpack_bitmap
 
@@ -154,10 +154,10 @@ class FlowReceiver:
     # -- what comes -------------------------------------------------------------------------------------------
 
     def announced(self, number: int, message: Message, beside: Beside, now: float) -> None:
-        """The header of a load has come on the connection. Raises `ProtocolError`."""
+        """The header of a load has come, for the first time or once more. Raises `ProtocolError`."""
         load = beside.load
         if self._is_closed(load) or load in self._inboxes:
-            raise ProtocolError(f"load {load} was announced twice")
+            return
         if len(self._inboxes) >= MOST_OPEN:
             raise ProtocolError(f"{MOST_OPEN} loads are open, and another was announced")
         self._inboxes[load] = inbox = _Inbox(number, message, beside)
@@ -170,20 +170,21 @@ class FlowReceiver:
         if wait_s is not None:
             inbox.closes_at = now + wait_s
 
-    def received(self, number: int, packet: Piece | Tail, now: float) -> None:
-        """A datagram has come, and is who it says it is. Raises `ProtocolError`."""
+    def received(self, number: int, packet: Piece | Tail | Head, now: float) -> bool:
+        """A datagram has come, and is from whom it says. Returns whether it is new. Raises `ProtocolError`."""
         if self._is_known(number):
-            return
+            return False
         if isinstance(packet, Tail):
             self._ends(packet, now)
-        elif not self._take(packet, now):
-            return
+        elif isinstance(packet, Piece) and not self._take(packet, now):
+            return False
         self._note(number, now)
         self._unacknowledged += 1
         if isinstance(packet, Tail) or self._unacknowledged >= ACK_EVERY:
             self._ack_at = now
         else:
             self._ack_at = min(self._ack_at, now + ACK_DELAY_S)
+        return True
 
     def _take(self, piece: Piece, now: float) -> bool:
         """Whether a piece could be kept, or is not needed."""

@@ -1,11 +1,12 @@
 """The sending end of a flow: which piece leaves next, what was lost, and when it is sent again.
 
 Rules
-1. The most urgent load first (P3), within a load the lowest class; what is sent again goes before what was never sent.
+1. The most urgent load first (P3), within a load its header, then the lowest class; what is sent again goes before what
+   was never sent. Where nothing else waits, it is sent twice: to lose it again would cost one more round trip.
 2. Behind the first sending of a load's last piece goes its tail. While nothing else is to be sent, the tails of all
    loads that the receiver has not closed are repeated: so what a round waits for last is missed soon.
 3. A datagram is lost if one that was sent later has come, and `LATER` numbers or an eighth of a round trip lie between,
-   and the reordering that was seen; or if nothing is heard of it for a time-out (both after RFC 8985 and RFC 9002).
+   and the reordering that was seen; or if nothing is heard at all for a time-out (both after RFC 8985 and RFC 9002).
    Every sending has a number of its own, so an acknowledgement says which of them has come.
 4. Reliable pieces are sent until they have come. Those of class c have a number of tries; behind the last one they are
    given up. What the receiver has closed is sent no more.
@@ -22,7 +23,7 @@ from math import inf
 from typing import NamedTuple
 
 from geomx.wire.flow.congestion import Congestion, Mark
-from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, Ack, Piece, Tail
+from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
 
 LATER = 3  # numbers: so many datagrams seldom overtake one
 LEAST_TIMEOUT_S = 0.02
@@ -70,16 +71,16 @@ Lane = tuple[int, int, int]  # priority, load and class
 
 
 class _Item:
-    """A piece, and how often it may be sent yet."""
+    """A piece, or a load's header, and how often it may be sent yet."""
 
-    __slots__ = ("key", "load", "piece", "sendings", "tries")
+    __slots__ = ("copies", "key", "load", "piece", "sendings", "tries")
 
-    def __init__(self, load: _Load, piece: Piece, key: Lane, tries: float) -> None:
+    def __init__(self, load: _Load, piece: Piece | Head, key: Lane, tries: float) -> None:
         self.load = load
         self.piece = piece
         self.key = key
         self.tries = tries
-        self.sendings = 0
+        self.sendings = self.copies = 0
 
 
 class _Sent(NamedTuple):
@@ -117,17 +118,29 @@ class FlowSender:
 
     # -- what is to be sent -----------------------------------------------------------------------------------
 
-    def add(self, blocks: Iterable[BlockOut], priority: int, piece_bytes: int, now: float) -> int:
-        """Take a load in; returns its number. `piece_bytes`: the most bytes of a block in one datagram."""
+    def add(
+        self,
+        number: int,
+        head: bytes,
+        blocks: Iterable[BlockOut],
+        priority: int,
+        piece_bytes: int,
+        now: float,
+    ) -> None:
+        """Take in the load `next_load`.
+
+        `number`, `head`: of its message. `piece_bytes`: the most bytes of a block in one datagram.
+        """
         if not self._loads:
             self._began_at = now
         pieces = [piece for block, out in enumerate(blocks) for piece in self._cut(block, out, piece_bytes)]
         load = self._loads[self.next_load] = _Load(self.next_load, len(pieces))
         self.next_load += 1
+        announces = _Item(load, Head(load.number, number, head), (priority, load.number, -1), inf)
+        self._put(announces)
         for piece in pieces:
             tries = self._tries[min(piece.level, len(self._tries) - 1)]
             self._put(_Item(load, piece, (priority, load.number, piece.level), tries))
-        return load.number
 
     def _cut(self, block: int, out: BlockOut, piece_bytes: int) -> Iterable[Piece]:
         start, stop, data, level = out
@@ -226,7 +239,13 @@ class FlowSender:
     def _count(self, item: _Item, now: float) -> None:
         item.tries -= 1
         item.sendings += 1
+        if item.copies:
+            item.copies -= 1
+            if not self._order:
+                self._put(item)
         self.is_stuck |= item.sendings > MOST_SENDINGS
+        if isinstance(item.piece, Head):
+            return
         counts = self.again if item.sendings > 1 else self.sent
         counts[item.piece.level] = counts.get(item.piece.level, 0) + 1
         if item.sendings == 1:
@@ -298,6 +317,7 @@ class FlowSender:
         self._lost[number] = item
         if len(self._lost) > LOST_KEPT:
             del self._lost[next(iter(self._lost))]
+        item.copies = int(item.tries == inf)
         self._put(item, first=True)
 
     # -- silence ----------------------------------------------------------------------------------------------
@@ -306,7 +326,7 @@ class FlowSender:
         if not self._under_way:
             return inf
         oldest = next(iter(self._under_way.values()))
-        return oldest.at + self._timeout_s() * (1 << self._backoff)
+        return max(oldest.at, self._heard_at) + self._timeout_s() * (1 << self._backoff)
 
     def _timeout_s(self) -> float:
         wander_s = max(4 * self._congestion.wander_s, LEAST_TIMEOUT_S)
