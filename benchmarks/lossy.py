@@ -11,7 +11,7 @@ round of every worker. Bytes and losses are the router's, in the time in which a
 `down_bytes` are `Lab.wire_bytes` of the parties (what was lost counts as sent), a round and party. `stalled` is the
 share of that time in which some process of the machine waited for a core, `late` that of packets which the router
 handed over more than 1 ms late. Do not believe turns in which they are large: `--quiet` waits for a machine that others
-leave alone, and `--table --most-stalled 0.4` leaves out turns in which they did not.
+leave alone, and `--table` leaves out turns in which they did not.
 
 With `--train`, a turn lasts until the first worker reaches `--target` on the test images of Fashion-MNIST.
 """
@@ -50,7 +50,7 @@ from lab.system import missing_here
 
 TABLE = sweep.table_of("lossy")
 LOOK_S = 0.25
-QUIET_S, QUIET_SHARE = 5.0, 0.2
+QUIET_S = 5.0
 BEGIN_S = 30.0  # until all workers have begun, about, over a link that is slow for the first weights
 COUNTED = ("offered_segments", "offered_bytes", "delivered_bytes", "lost_segments", "overflowed_segments")
 WAYS = ("up", "down")
@@ -114,13 +114,13 @@ def _stalled_s(pressure: Path = Path("/proc/pressure/cpu")) -> float:
     return int(first.rpartition("total=")[2] or 0) / 1e6
 
 
-def wait_until_quiet(limit_s: float) -> None:
+def wait_until_quiet(limit_s: float, most_stalled: float) -> None:
     """Until others want little of this machine, but no longer than that."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         before = _stalled_s()
         time.sleep(QUIET_S)
-        if _stalled_s() - before < QUIET_SHARE * QUIET_S:
+        if _stalled_s() - before < most_stalled * QUIET_S:
             return
 
 
@@ -194,7 +194,7 @@ def table(rows: Iterable[sweep.Row]) -> str:
     text = _markdown(ROUNDS_HEAD, sorted(measured)) if measured else []
     if trained:
         text += ["", *_markdown(TRAINED_HEAD, sorted(trained))]
-    return "\n".join(text)
+    return "\n".join(text).strip()
 
 
 def _line(key: tuple[Any, ...], rows: list[sweep.Row]) -> tuple[str, ...]:
@@ -262,7 +262,7 @@ def measure(network: str, options: Any, known: list[sweep.Row], machine: dict[st
                 row |= {"parameters": cell.parameters, "shape": options.shape, "seed": seed, "turn": turn}
                 if options.missing and any(row.items() <= old.items() for old in known):
                     continue
-                wait_until_quiet(options.quiet)
+                wait_until_quiet(options.quiet, options.most_stalled)
                 keys = {"wan.codec_up": options.codec, "wan.codec_down": options.codec, "seed": seed}
                 row |= {"options": keys | TABLE["systems"][cell.config]}
                 row |= machine | taken(lab, cell, row["options"], options.keep)
@@ -310,7 +310,7 @@ def main() -> int:
         metavar="S",
         help="wait so long for a quiet machine, before each turn",
     )
-    add("--most-stalled", type=float, default=1.0, metavar="SHARE", help="of turns that the table shows")
+    add("--most-stalled", type=float, default=0.5, metavar="SHARE", help="of a quiet machine")
     add("--let-cores-sleep", action="store_true", help="they are kept awake else: see lab/awake.py")
     options = parser.parse_args()
     options.workload = options.workload or ("cnn-179k" if options.train else "synthetic")

@@ -18,8 +18,8 @@ go on while nothing is sent, as if segments passed that nobody counts.
   when three later segments have been acknowledged, or one and a quarter of a round trip has passed (RACK, RFC 8985);
   where nothing later was delivered, after two round trips (its tail loss probe), and where the probe or a segment that
   was sent again is lost, after a time-out of T + 200 ms. It delivers in order.
-- As BBR it is slower: it sends at 99 % of the rate that it measures, which is R (1 - p), and stands still for 200 ms
-  every 10 s (probing for the round trip).
+- As BBR it also stands still for 200 ms every 10 s (probing for the round trip). Its estimate of the rate, a maximum
+  over ten round trips, is not lowered by losses: at 5 % we saw 18.6 to 19.7 of the 19.3 Mbit/s that the link carries.
 - `Datagrams` sends everything once, and closes a slice `CLOSE_S` after its last datagram. A share k of the datagrams is
   sent again until it arrives, `ACK_S` and a round trip after it was lost.
 
@@ -44,7 +44,7 @@ from geomx.layout import Tensor, automatic_slice_elements
 
 MSS, SEGMENT = 1448, 1500  # bytes of payload, and with headers
 RTO_LEAST_S, PROBE_MORE_S, ALONE_MORE_S = 0.2, 0.008, 0.2  # of Linux; the last where one segment is under way
-PAUSE_S, PAUSE_EVERY_S, MARGIN = 0.2, 10.0, 0.99  # of BBR in Linux
+PAUSE_S, PAUSE_EVERY_S = 0.2, 10.0  # of BBR in Linux
 ACK_S, CLOSE_S = 0.005, 0.005  # assumed of a datagram channel
 BURST = 8  # segments
 TYPES = {"fp16": 2.0, "int4": 0.531, "float32": 4.0}  # bytes of a parameter
@@ -115,12 +115,11 @@ class _Lost:
 
 
 class Stream(_Sending):
-    """One direction of a TCP connection whose estimate of the rate is perfect, or `share` of it."""
+    """One direction of a TCP connection whose estimate of the rate is perfect. `pauses`: those of BBR."""
 
-    def __init__(self, path: Route, seed: object, share: float = 1.0, pauses: bool = False) -> None:
+    def __init__(self, path: Route, seed: object, pauses: bool = False) -> None:
         chance = Random(str(seed))
         super().__init__(path, chance)
-        self._spacing = SEGMENT / path.rate / share
         self._free, self._last_left = 0.0, -math.inf
         self._pause_at = chance.uniform(0.0, PAUSE_EVERY_S) if pauses else math.inf
 
@@ -156,7 +155,7 @@ class Stream(_Sending):
     def _send(self, segment: int, at: float, again: bool, missing: list[_Lost], arrived: list[float]) -> None:
         left, arrival = self._put(at)
         alone, self._last_left = left - self._last_left > self._t, left
-        self._free = max(at + self._spacing, left)
+        self._free = left
         if arrival is not None:
             arrived[segment] = arrival
             acknowledged = arrival + self._t / 2
@@ -242,7 +241,7 @@ def tcp(path: Route, seed: object) -> Way:
 
 
 def bbr(path: Route, seed: object) -> Way:
-    return Stream(path, seed, MARGIN * (1.0 - path.spec.mean_loss), pauses=True)
+    return Stream(path, seed, pauses=True)
 
 
 def lossy(reliable: float, headers: bool = False) -> Make:
