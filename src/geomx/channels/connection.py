@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from itertools import count
 from typing import Any, cast
@@ -319,6 +319,19 @@ def allocate(size: int) -> tuple[torch.Tensor, memoryview]:
 def view_of(payload: torch.Tensor) -> memoryview:
     """The bytes of a flat uint8 tensor in the host's memory; they stay alive as long as the view does."""
     return memoryview(payload.numpy())  # type: ignore[arg-type]
+
+
+def views_of(payloads: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+    """The same of many that share few pieces of memory, for a small part of the time."""
+    wholes: dict[int, memoryview] = {}
+    for payload in payloads:
+        storage = payload.untyped_storage()
+        whole = wholes.get(storage.data_ptr())
+        if whole is None:
+            everything = torch.empty(0, dtype=torch.uint8).set_(storage)
+            whole = wholes[storage.data_ptr()] = view_of(everything)
+        start = payload.storage_offset()
+        yield whole[start : start + payload.numel()]
 
 
 def _check_plain(start: memoryview) -> None:

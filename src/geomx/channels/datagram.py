@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 from geomx.channels.block_classes import Alike, Dgt
-from geomx.channels.connection import TcpConnection, view_of
+from geomx.channels.connection import TcpConnection, views_of
 from geomx.channels.contract import BlockClasses, Connection, ConnectionHandler, EdgeSettings
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.sealing import ENVELOPE_BYTES, SALT_BYTES, Seal, flow_of, seals
@@ -150,7 +150,11 @@ class DatagramConnection(TcpConnection):
     ) -> None:
         """See `FlowConnection.write_blocks`."""
         if self._sending is not None and isinstance(message, Push):
-            outs = [BlockOut(b.start, b.stop, view_of(b.payload), level) for b, level in blocks]
+            views = views_of(block.payload for block, _ in blocks)
+            outs = [
+                BlockOut(block.start, block.stop, view, level)
+                for (block, level), view in zip(blocks, views, strict=True)
+            ]
             header = self._sending.write(Whole(number, message, payload, priority), outs, self._loop.time())
             if header is not None:
                 self.write(number, header, None, priority)
