@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
+import time
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -155,7 +156,7 @@ class DatagramConnection(TcpConnection):
                 BlockOut(block.start, block.stop, view, level)
                 for (block, level), view in zip(blocks, views, strict=True)
             ]
-            header = self._sending.write(Whole(number, message, payload, priority), outs, self._loop.time())
+            header = self._sending.write(Whole(number, message, payload, priority), outs, time.monotonic())
             if header is not None:
                 self.write(number, header, None, priority)
                 self.run_flow()
@@ -171,7 +172,7 @@ class DatagramConnection(TcpConnection):
 
     def arrived_whole(self, number: int, message: Message, payload: Any) -> None:
         """A message has come on the connection. Raises `ProtocolError`."""
-        now = self._loop.time()
+        now = time.monotonic()
         if isinstance(message, FlowOpen):
             self._begin_sending(message, now)
         elif isinstance(message, FlowBroken):
@@ -216,7 +217,7 @@ class DatagramConnection(TcpConnection):
             if opened is not None and opened[0] > self._newest - 1024:
                 self._newest = max(self._newest, opened[0])
                 try:
-                    self._sending.received(opened[1], self._loop.time())
+                    self._sending.received(opened[1], time.monotonic())
                 except ProtocolError as error:
                     self._fail(str(error))
                     return
@@ -232,7 +233,7 @@ class DatagramConnection(TcpConnection):
         if number > self._newest:
             self._newest, self._address = number, address
         try:
-            self._receiving.received(number, body, self._loop.time())
+            self._receiving.received(number, body, time.monotonic())
         except ProtocolError as error:
             self._fail(str(error))
             return False
@@ -242,7 +243,7 @@ class DatagramConnection(TcpConnection):
         """Send what may leave now, hand on what has closed, and see to it that this is called again in time."""
         if not self.is_open:
             return
-        now = self._loop.time()
+        now = time.monotonic()
         if self._sending is not None:
             self._send(self._sending, now)
         elif self._receiving is not None:

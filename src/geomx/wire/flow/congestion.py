@@ -131,7 +131,7 @@ class Congestion:
         if mark.delivered >= self._round_end and not self._is_ending:  # it ends with this acknowledgement
             self._is_ending, self._is_limited = True, mark.limited
         if self._is_ending or self._phase is _Phase.START:
-            elapsed_s = max(mark.sent_at - mark.earlier_at, now - mark.delivered_at, 1e-6)
+            elapsed_s = max(mark.sent_at - mark.earlier_at, now - mark.delivered_at, self.least_round_trip_s)
             rate = (self._delivered - mark.delivered) / elapsed_s
             if not mark.limited or rate > self.rate:
                 self._round_rate, self.rate = max(self._round_rate, rate), max(self.rate, rate)
