@@ -19,7 +19,7 @@ from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.receiver import Blocks
 from geomx.wire.flow.sender import FlowTerms
-from geomx.wire.messages import Push
+from geomx.wire.messages import Beat, Push
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 SECRET = b"s" * 32
@@ -49,9 +49,18 @@ async def joined(
         (receiver,) = theirs.accepted
         sender.open_flow(secrets[0], terms or FlowTerms())
         receiver.open_flow(secrets[1], FlowTerms())
+        beating = asyncio.create_task(beat(receiver))
         yield Ends(sender, receiver, mine, theirs, between)
+        beating.cancel()
         sender.close("the test is over")
         await door.close()
+
+
+async def beat(connection: Any) -> None:
+    """As a node does: so that the other end hears that the link is not cut."""
+    while True:
+        connection.write(0, Beat(0, 0, 0.0), None, 0)
+        await asyncio.sleep(0.05)
 
 
 async def until_open(ends: Ends) -> None:

@@ -13,7 +13,9 @@ to its `LinkPacer`. In: the parser says where the kernel shall put the next byte
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from itertools import count
@@ -72,6 +74,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self.certified: tuple[str, ...] | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.heard_at = -math.inf  # when something came last, on the clock of `time.monotonic`
         self._receiver = receiver
         self._connected = connected
         self._lanes = Lanes(chunk_bytes)
@@ -249,6 +252,7 @@ class TcpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
             return
         is_first = self.bytes_received == 0
+        self.heard_at = time.monotonic()
         self.bytes_received += nbytes
         if self._state is not _ConnectionState.OPEN:
             return

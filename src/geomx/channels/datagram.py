@@ -257,7 +257,7 @@ class DatagramConnection(TcpConnection):
             self.bytes_sent += len(datagram)
             with contextlib.suppress(OSError):  # it is lost
                 self._udp.send(datagram)
-        wholes = sending.fallen_back(now)
+        wholes = sending.fallen_back(now, self.heard_at)
         if wholes:
             self.write(0, FlowBroken(sending.sender.next_load), None, 0)
         for whole in wholes:

@@ -81,7 +81,7 @@ class SimulatedFlow:
         now = self._clock.now
         for number, body in self._sending.datagrams(now, ENVELOPE_BYTES, MOST_AT_ONCE):
             self._travel(self._up, body, partial(self._came_up, number))
-        wholes = self._sending.fallen_back(now)
+        wholes = self._sending.fallen_back(now, now)
         if wholes:
             self._tell_broken(self._sending.sender.next_load)
         for whole in wholes:

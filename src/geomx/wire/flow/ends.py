@@ -95,9 +95,14 @@ class SendingEnd:
         else:
             raise ProtocolError(f"a {type(packet).__name__} was sent down")
 
-    def fallen_back(self, now: float) -> list[Whole]:
-        """What has to go over the connection now, since datagrams no longer pass."""
-        if not (self.path.is_open and (self.sender.silent_s(now) > SILENT_S or self.sender.is_stuck)):
+    def fallen_back(self, now: float, heard_at: float) -> list[Whole]:
+        """What has to go over the connection now, since datagrams no longer pass.
+
+        `heard_at`: when something came on the connection last. Where nothing comes there either, the link is cut, and
+        nothing is to be gained.
+        """
+        is_silent = self.sender.silent_s(now) > SILENT_S > now - heard_at
+        if not (self.path.is_open and (is_silent or self.sender.is_stuck)):
             return []
         self.path.lost(now)
         return [self._wholes.pop(load) for load in self.sender.drop() if load in self._wholes]
