@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from geomx.channels.emulation.link import LinkSpec
 from geomx.errors import GeomxError
 from geomx.layout import Slice
+from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Message
 
@@ -100,7 +101,14 @@ class Connection(Protocol):
 
 @runtime_checkable
 class FlowConnection(Connection, Protocol):
-    """A connection beside which payloads can travel in datagrams, see `geomx.wire.flow`."""
+    """A connection beside which payloads can travel in datagrams, see `geomx.wire.flow`.
+
+    Attributes:
+        flow_counts: What has become of its datagrams at this end; also once it has ended.
+    """
+
+    @property
+    def flow_counts(self) -> FlowCounts: ...
 
     def open_flow(self, secret: bytes, terms: FlowTerms) -> None:
         """The other end has proved who it is: datagrams may be sent.

@@ -25,7 +25,8 @@ from geomx.channels.sealing import ENVELOPE_BYTES, SALT_BYTES, Seal, flow_of, se
 from geomx.channels.tcp import Tcp, TcpListener, split_address
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
-from geomx.wire.flow.ends import ReceivingEnd, SendingEnd, Whole
+from geomx.wire.flow.counts import FlowCounts
+from geomx.wire.flow.ends import WHY, ReceivingEnd, SendingEnd, Whole
 from geomx.wire.flow.path import SIZES, State
 from geomx.wire.flow.sender import BlockOut, FlowTerms
 from geomx.wire.messages import FlowBroken, FlowOpen, Message, Push
@@ -125,6 +126,7 @@ class DatagramConnection(TcpConnection):
         self._down: Seal
         self._sending: SendingEnd | None = None
         self._receiving: ReceivingEnd | None = None
+        self._counted = FlowCounts()  # of a flow that has ended
         self._udp: socket.socket | None = None  # of whoever dials
         self._address: Any = None  # of whoever has dialled
         self._newest = -1
@@ -167,6 +169,12 @@ class DatagramConnection(TcpConnection):
     def flow_state(self) -> State | None:
         """Whether payloads can travel in datagrams; None: nothing is known yet, or it is for the other end to say."""
         return None if self._sending is None else self._sending.path.state
+
+    @property
+    def flow_counts(self) -> FlowCounts:
+        """See `FlowConnection.flow_counts`."""
+        end = self._sending or self._receiving
+        return self._counted if end is None else end.counts
 
     # -- what comes on the connection ------------------------------------------------------------------------------
 
@@ -262,10 +270,9 @@ class DatagramConnection(TcpConnection):
             self.write(0, FlowBroken(sending.sender.next_load), None, 0)
         for whole in wholes:
             self.write(*whole)
-        news = sending.news()
-        if news is not None:
-            why = "answers come again" if news == "open" else "nothing of what was sent by UDP is answered"
-            self._receiver.flow(self, news == "open", why)
+        passes = sending.news()
+        if passes is not None:
+            self._receiver.flow(self, passes, WHY[passes])
 
     def _answer(self, receiving: ReceivingEnd, now: float) -> None:
         try:
@@ -317,6 +324,7 @@ class DatagramConnection(TcpConnection):
         port = self._channel.port_of(self)
         if port is not None and self._flow:
             port.forget(self._flow)
+        self._counted = self.flow_counts
         self._sending = self._receiving = None
 
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -46,6 +46,9 @@ from geomx.node.contract import (
     Timer,
     Write,
 )
+from geomx.node.counts import flows_and_blocks
+from geomx.node.path_news import PathNews
+from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.messages import Message
 from geomx.wire.proof import NONCE_BYTES
 
@@ -88,10 +91,18 @@ class Wiring:
 
 @dataclass(slots=True)
 class _Traffic:
-    """Bytes that crossed the socket to and from one peer, frames included."""
+    """Bytes that crossed the sockets to and from one peer, frames included, and what became of its datagrams."""
 
     sent: int = 0
     received: int = 0
+    flow: FlowCounts = field(default_factory=FlowCounts)
+
+    def count(self, connection: Connection) -> None:
+        """Add what has crossed a connection."""
+        self.sent += connection.bytes_sent
+        self.received += connection.bytes_received
+        if isinstance(connection, FlowConnection):
+            self.flow += connection.flow_counts
 
 
 class Driver:
@@ -114,7 +125,8 @@ class Driver:
         self._closing: WeakSet[Connection] = WeakSet()
         self._turned_away: deque[Connection] = deque()
         self._peer_of: dict[int, str] = {}
-        self._traffic: dict[str, _Traffic] = {}
+        self._traffic: dict[str, _Traffic] = {}  # of connections that have ended
+        self._paths = PathNews()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
@@ -160,7 +172,9 @@ class Driver:
 
     def flow(self, connection: Connection, passes: bool, why: str) -> None:
         peer = self._peer_of.get(connection.ident, connection.peer_address)
-        self._recorder.record("datagrams", "info" if passes else "warning", peer=peer, passes=passes, why=why)
+        note = self._paths.about(peer, passes, why)
+        if note is not None:
+            self._effect(note)
 
     def closed(self, connection: Connection, reason: str) -> None:
         peer = self._peer_of.get(connection.ident, "")
@@ -303,9 +317,7 @@ class Driver:
         connection = self._connections.pop(conn, None)
         peer = self._peer_of.pop(conn, "")
         if connection is not None and peer:
-            traffic = self._traffic.setdefault(peer, _Traffic())
-            traffic.sent += connection.bytes_sent
-            traffic.received += connection.bytes_received
+            self._traffic.setdefault(peer, _Traffic()).count(connection)
 
     def _hang_up(self, conn: int, reason: str) -> None:
         connection = self._connections.get(conn)
@@ -341,15 +353,19 @@ class Driver:
 
     def _record_usage(self, name: str = "usage") -> None:
         """What the process has used, and what has crossed its sockets, since its start."""
-        sent = {peer: traffic.sent for peer, traffic in self._traffic.items()}
-        received = {peer: traffic.received for peer, traffic in self._traffic.items()}
+        every = {peer: replace(traffic) for peer, traffic in self._traffic.items()}
         for conn, connection in self._connections.items():
             peer = self._peer_of.get(conn)
             if peer:
-                sent[peer] = sent.get(peer, 0) + connection.bytes_sent
-                received[peer] = received.get(peer, 0) + connection.bytes_received
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        self._recorder.record(name, cpu_s=time.process_time(), rss_mb=peak_mb, sent=sent, received=received)
+                every.setdefault(peer, _Traffic()).count(connection)
+        self._recorder.record(
+            name,
+            cpu_s=time.process_time(),
+            rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            sent={peer: traffic.sent for peer, traffic in every.items()},
+            received={peer: traffic.received for peer, traffic in every.items()},
+            **flows_and_blocks({peer: traffic.flow for peer, traffic in every.items()}, self.node.blocks),
+        )
 
 
 def _nonce() -> bytes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from geomx.errors import GeomxError
+from geomx.node.counts import BlockCounts
 from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Message
 
@@ -211,9 +212,15 @@ Effect = (
 
 
 class Node(Protocol):
-    """What a driver drives."""
+    """What a driver drives.
+
+    Attributes:
+        name: The node's name.
+        blocks: What became of the blocks that it sent: the driver records it.
+    """
 
     name: str
+    blocks: BlockCounts
 
     def handle(self, event: Event, now: float) -> Iterable[Effect]:
         """React to one event. The effects are to be carried out in order."""

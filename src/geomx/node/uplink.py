@@ -90,7 +90,7 @@ class Uplink:
         self.parents = parents
         self._up, self.down = up, down
         self._skips = skips
-        self._blocks = BlockSender(up, classes)
+        self._blocks = BlockSender(up, classes, node.blocks)
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
         self._first_weights: FirstWeights | None = None
@@ -217,10 +217,10 @@ class Uplink:
 
     def _answered(self, update: Update, payload: Any) -> None:
         slice_ = self._slice(update.slice)
-        self._trace(update)
+        blocks, lost = self._blocks.answered(update)
+        self._trace(update, {"blocks": blocks, "lost": len(lost)} if blocks else {})
         if self._first_weights is not None:
             self._first_weights.arrived(update.slice, self._node.now)
-        lost = self._blocks.lost(slice_, update)
         if lost:  # before the slice's next encoding
             cost_bytes = self._up.cost_bytes(slice_)
             self.slice_jobs.run(
@@ -243,12 +243,12 @@ class Uplink:
                 f"{type(message).__name__} announces {payload_size(message)} bytes, which cannot be"
             )
 
-    def _trace(self, update: Update) -> None:
+    def _trace(self, update: Update, details: dict[str, Any]) -> None:
         """A row of the trace for each slice: from its push to its update."""
         turn, since = self._pushed.get((update.slice, update.cohort), (-1, 0.0))
         if turn == update.turn:
             track, label = f"slice {update.slice}", f"{update.kind} {turn}"
-            self._node.note("span", track=track, label=label, start=since, stop=self._node.now)
+            self._node.note("span", track=track, label=label, start=since, stop=self._node.now, **details)
 
     def _turns(self) -> dict[int, tuple[int, int]]:
         """Each parent answers for the slices that it holds."""

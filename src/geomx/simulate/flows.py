@@ -10,6 +10,7 @@ from geomx.errors import ProtocolError
 from geomx.node.contract import Write
 from geomx.simulate.network import Clock, SimulatedLink
 from geomx.wire.flow.congestion import Congestion
+from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.ends import ReceivingEnd, SendingEnd, Whole
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import Delivery
@@ -26,6 +27,7 @@ class SimulatedFlow:
 
     `deliver`: gives the listening node a message that has closed. `send`: writes one on the connection, whole;
     `broken`: says there which loads come so. `refuse`: ends the connection. `admit`: that of the listening node.
+    `tell`: hears whether datagrams pass.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class SimulatedFlow:
         broken: Callable[[int], None],
         refuse: Callable[[str], None],
         admit: Callable[[Message], None],
+        tell: Callable[[bool], None],
     ) -> None:
         self._clock = clock
         self._up, self._down = up, down
         self._deliver, self._send, self._tell_broken, self._refuse = deliver, send, broken, refuse
+        self._tell = tell
         self._sending = SendingEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms, clock.now)
         self._receiving = ReceivingEnd(admit)
         self._due_at = inf
@@ -53,6 +57,11 @@ class SimulatedFlow:
     def sending(self) -> SendingEnd:
         """The end that dialled."""
         return self._sending
+
+    @property
+    def counts(self) -> tuple[FlowCounts, FlowCounts]:
+        """What the end that dialled, and the other one, have counted."""
+        return self._sending.counts, self._receiving.counts
 
     def write(self, write: Write) -> Push | None:
         """Take a payload; returns the header for the connection, or None: that has to carry all of it."""
@@ -86,6 +95,9 @@ class SimulatedFlow:
             self._tell_broken(self._sending.sender.next_load)
         for whole in wholes:
             self._send(whole)
+        passes = self._sending.news()
+        if passes is not None:
+            self._tell(passes)
         self._answer(now)
         due_at = min(self._sending.next_at(), self._receiving.next_at())
         if due_at < self._due_at:

@@ -45,10 +45,13 @@ from geomx.node.contract import (
     Timer,
     Write,
 )
+from geomx.node.counts import flows_and_blocks
+from geomx.node.path_news import PathNews
 from geomx.simulate.flows import SimulatedFlow
 from geomx.simulate.network import Network, SimulatedConnection, SimulatedLink
 from geomx.simulate.programs import Program
-from geomx.wire.flow.ends import Whole
+from geomx.wire.flow.counts import FlowCounts
+from geomx.wire.flow.ends import WHY, Whole
 from geomx.wire.flow.receiver import Delivery
 from geomx.wire.messages import FlowBroken, Message, Push
 from geomx.wire.proof import NONCE_BYTES
@@ -68,6 +71,7 @@ class _SimulatedNode:
     listener: Callable[[Any], None] | None = None
     program: Program | None = None
     starts_at: float = 0.0
+    paths: PathNews = field(default_factory=PathNews)
     paused_until: float = 0.0
     busy_until: float = 0.0  # its processor works on jobs, one after the other
     stopped: bool = False
@@ -97,6 +101,7 @@ class Simulator:
         self._hosts: dict[str, _SimulatedNode] = {}
         self._links: dict[tuple[str, str], SimulatedLink] = {}
         self._networks: dict[tuple[str, str], Network] = {}
+        self._flows: list[tuple[str, str, SimulatedFlow]] = []  # all that there were: who dialled whom
         self._changes: dict[tuple[str, str], list[tuple[float, Network, Mapping[str, Any]]]] = defaultdict(
             list
         )
@@ -210,6 +215,21 @@ class Simulator:
     def sent_bytes(self, one: str, other: str) -> int:
         """What has left `one` for `other`, heads included."""
         return self._link(one, other).sent_bytes
+
+    def usage(self, name: str) -> dict[str, Any]:
+        """What the real driver would record of a node by now, but for what its process uses.
+
+        Nothing counts what has come: `received` is what has left for the node.
+        """
+        flows: dict[str, FlowCounts] = defaultdict(FlowCounts)
+        for sender, receiver, flow in self._flows:
+            for end, peer, counts in zip((sender, receiver), (receiver, sender), flow.counts, strict=True):
+                if end == name:
+                    flows[peer] += counts
+        sent = {target: link.sent_bytes for (source, target), link in self._links.items() if source == name}
+        received = {peer: self.sent_bytes(peer, name) for peer in sent}
+        blocks = self._hosts[name].node.blocks
+        return {"sent": sent, "received": received, **flows_and_blocks(flows, blocks)}
 
     # -- events and effects ------------------------------------------------------------------------------------
 
@@ -387,7 +407,14 @@ class Simulator:
         up, down = self._link(host.node.name, target), self._link(target, host.node.name)
         refuse = functools.partial(self._break, connection)
         admit = functools.partial(listener.node.admit, number)
-        connection.flow = SimulatedFlow(self, up, down, effect.terms, deliver, send, broken, refuse, admit)
+
+        def tell(passes: bool) -> None:
+            note = host.paths.about(target, passes, WHY[passes])
+            self._carry_out(host, [] if note is None else [note])
+
+        flow = SimulatedFlow(self, up, down, effect.terms, deliver, send, broken, refuse, admit, tell)
+        connection.flow = flow
+        self._flows.append((host.node.name, target, flow))
 
     def _hang_up(self, host: _SimulatedNode, number: int) -> None:
         """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""

@@ -35,6 +35,7 @@ from geomx.node.contract import (
     Timer,
     Write,
 )
+from geomx.node.counts import BlockCounts
 from geomx.node.peers.dialling import Dialling
 from geomx.node.peers.farewell import Farewell
 from geomx.node.peers.handshake import HUNG_UP, Handshake, refused
@@ -82,6 +83,7 @@ class BaseNode(ABC):
     ) -> None:
         self.identity = identity
         self.name = identity.name
+        self.blocks = BlockCounts()
         self.limits = limits
         self._dials = dials
         self._expects = expects  # who may dial us

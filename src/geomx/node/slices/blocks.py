@@ -21,6 +21,7 @@ from geomx.codecs.contract import Block, Codec
 from geomx.codecs.returning import takes_back
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
+from geomx.node.counts import BlockCounts
 from geomx.wire.flow.packets import MOST_BLOCKS
 from geomx.wire.flow.receiver import Blocks
 from geomx.wire.flow.sender import FlowTerms
@@ -43,17 +44,25 @@ class Encoded(NamedTuple):
     blocks: tuple[Levelled, ...] = ()
 
 
+class Answered(NamedTuple):
+    """How many blocks a push was sent in (0: it was sent whole), and those that were not added."""
+
+    blocks: int
+    lost: list[Block]
+
+
 def flows_to(parents: Iterable[str], classes: BlockClasses | None) -> dict[str, FlowTerms]:
     """The flows beside a node's connections to its parents."""
     return {} if classes is None else dict.fromkeys(parents, FlowTerms(classes.tries, classes.grace))
 
 
 class BlockSender:
-    """The sending end, of all slices of one node's uplink."""
+    """The sending end, of all slices of one node's uplink. `counts`: the node's."""
 
-    def __init__(self, codec: Codec, classes: BlockClasses | None) -> None:
+    def __init__(self, codec: Codec, classes: BlockClasses | None, counts: BlockCounts) -> None:
         self._codec = codec
         self._classes = classes  # None: the channel loses nothing
+        self._counts = counts
         self._sent: dict[Key, tuple[Levelled, ...]] = {}
 
     def cut(self, slice_: Slice, push: Push, codec: Codec, payload: torch.Tensor) -> Encoded:
@@ -71,16 +80,22 @@ class BlockSender:
         """Remember what goes up in blocks."""
         if blocks:
             self._sent[push.slice, push.cohort, push.turn] = blocks
+            self._counts.give(level for _, level in blocks)
 
-    def lost(self, slice_: Slice, update: Update) -> list[Block]:
-        """The blocks of this node's push that an update says were not added. Raises `ProtocolError`."""
+    def answered(self, update: Update) -> Answered:
+        """What an update says of the blocks of this node's push. Raises `ProtocolError`."""
         blocks = self._sent.pop((update.slice, update.cohort, update.turn), ())
-        if not blocks or update.receipt is None:
-            return []
-        if update.receipt == NOTHING:
-            return [block for block, _ in blocks]
-        came = unpack(update.receipt, len(blocks))
-        return [block for (block, _), has_come in zip(blocks, came, strict=True) if not has_come]
+        if not blocks:
+            return Answered(0, [])
+        if update.receipt is None:
+            lost: list[Levelled] = []
+        elif update.receipt == NOTHING:
+            lost = list(blocks)
+        else:
+            came = unpack(update.receipt, len(blocks))
+            lost = [block for block, has_come in zip(blocks, came, strict=True) if not has_come]
+        self._counts.answer((level for _, level in blocks), (level for _, level in lost))
+        return Answered(len(blocks), [block for block, _ in lost])
 
 
 class Receipts:

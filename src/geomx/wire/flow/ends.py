@@ -13,6 +13,7 @@ import msgspec
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
+from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.packets import (
     MOST_BLOCKS,
     PIECE_HEAD_BYTES,
@@ -32,6 +33,7 @@ from geomx.wire.presence import pack as pack_bitmap
 
 SILENT_S = 2.0  # without a word of what was sent, the connection carries everything
 STUCK_S = 10.0  # without anything new of what was announced
+WHY = {True: "what is sent by UDP is answered", False: "nothing of what is sent by UDP is answered"}
 
 
 class Whole(NamedTuple):
@@ -107,13 +109,18 @@ class SendingEnd:
         self.path.lost(now)
         return [self._wholes.pop(load) for load in self.sender.drop() if load in self._wholes]
 
-    def news(self) -> State | None:
-        """What has become of the path, if that is to be told: once, when it is known."""
+    def news(self) -> bool | None:
+        """Whether datagrams pass, each time that this has become known, or is otherwise; else None. `WHY` says why."""
         state = self.path.state
         if state in (self._told, "trying"):
             return None
-        before, self._told = self._told, state
-        return None if state == "open" and before == "trying" else state
+        self._told = state
+        return state == "open"
+
+    @property
+    def counts(self) -> FlowCounts:
+        """What was sent."""
+        return FlowCounts(self.sender.sent, self.sender.again)
 
 
 class ReceivingEnd:
@@ -170,3 +177,9 @@ class ReceivingEnd:
     def next_at(self) -> float:
         """When to call `closed` and `bodies`, if nothing comes before; inf: not at all."""
         return self.receiver.next_at()
+
+    @property
+    def counts(self) -> FlowCounts:
+        """What has come."""
+        receiver = self.receiver
+        return FlowCounts(came=receiver.came, late=receiver.late, early=receiver.dropped)
