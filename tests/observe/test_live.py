@@ -67,6 +67,20 @@ def test_the_live_view_shows_lines_above_a_table(run: Run) -> None:
     assert "geomx: stopping [all]" in text
 
 
+def test_the_live_view_has_columns_for_datagrams_where_there_are_some(run: Run) -> None:
+    console = terminal()
+    with LiveView(run, console) as view:
+        view.show(RECORDS, now=2.5)
+        assert "↑ lost" not in written(console)
+        sendings = {"flows": {"global/0": {"sent": {"1": 991}, "again": {"1": 10}}}}
+        blocks = {"blocks": {"given": {"1": 990}, "answered": {"1": 1000}, "returned": {"1": 32}}}
+        first = {"flows": {"global/0": {"sent": {"1": 1}}}}
+        fields = [RECORDS[-1].fields | told for told in (first, sendings | blocks)]
+        view.show([Record(2.0 + t, "A", "usage", "debug", told) for t, told in enumerate(fields)], now=3.5)
+    text = written(console)
+    assert all(expected in text for expected in ("↑ again", "↑ lost", "1.0%", "3.2%"))
+
+
 def test_the_live_view_draws_no_oftener_than_it_must(run: Run) -> None:
     console = terminal()
     with LiveView(run, console) as view:

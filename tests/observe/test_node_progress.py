@@ -34,6 +34,15 @@ def test_a_local_server_tells_its_rounds_and_the_wan() -> None:
     assert lines(*told) == ["round 11, 1 rounds/s, WAN up 2.0 down 4.0 Mbit/s"]
 
 
+def test_a_local_server_tells_which_share_of_its_datagrams_was_lost() -> None:
+    told: list[tuple[float, str, dict[str, Any]]] = []
+    for second in range(12):
+        counts = {"flows": {"global/0": {"sent": {"1": 1 + 98 * second}, "again": {"1": 2 * second}}}}
+        counts["blocks"] = {"given": {}, "answered": {"1": 10 * second}, "returned": {"1": 3 * second}}
+        told += [(float(second), "usage", usage(0, 0) | counts), (float(second), "round", a_round())]
+    assert lines(*told) == ["round 11, 1 rounds/s, 2.0% of datagrams sent again, 30.0% of blocks lost"]
+
+
 def test_rounds_are_those_of_the_cohort_that_has_had_most() -> None:
     told = [(float(t), "round", a_round("A" if t % 3 else "B")) for t in range(12)]
     assert lines(*told)[0].startswith("round 7, ")

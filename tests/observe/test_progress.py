@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from geomx.config import Run
-from geomx.observe.progress import WINDOW_S, Progress, Rate, few
+from geomx.observe.progress import Progress, few
+from geomx.observe.rates import WINDOW_S, Rate
 from geomx.observe.records import Record
 
 TOML = """

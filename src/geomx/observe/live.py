@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from geomx.config import Run
+from geomx.observe.datagrams import UNKNOWN
 from geomx.observe.progress import Loading, PartyProgress, Progress
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted
@@ -30,10 +31,10 @@ COLOURS = (
     "cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green",
     "bright_yellow", "bright_blue",
 )  # fmt: skip
-UNKNOWN = "·"
 TRAINING = ("round", "loss", "samples/s")
 LOADING = ("first weights", "", "MB", "left")
 WAN = ("↑ Mbit/s", "↓ Mbit/s")
+DATAGRAMS = ("↑ again", "↑ lost")
 BAR_WIDTH = 20
 
 
@@ -109,7 +110,8 @@ class LiveView:
     def _table(self, now: float) -> Table:
         loads = self._progress.loads
         table = Table(box=None, pad_edge=True, padding=(0, 2, 0, 1), header_style="dim")
-        for heading in ("party", *(LOADING if loads else TRAINING), *WAN, "state"):
+        datagrams = DATAGRAMS if self._progress.has_datagrams else ()
+        for heading in ("party", *(LOADING if loads else TRAINING), *WAN, *datagrams, "state"):
             is_text = heading in ("party", "state")
             table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
         for party in self._progress.parties.values():
@@ -117,7 +119,8 @@ class LiveView:
             state = Text(party.standing, style="green" if party.is_calm else "yellow")
             loading = bar(party.loading), *loading_figures(party.loading, now)
             done = loading if loads else figures(party, now)
-            table.add_row(Text(party.name, style=style), *done, *wan_rates(party, now), state)
+            shares = party.shares.figures(now) if datagrams else ()
+            table.add_row(Text(party.name, style=style), *done, *wan_rates(party, now), *shares, state)
         return table
 
 
@@ -162,7 +165,8 @@ def plain_line(party: PartyProgress, now: float) -> str:
         done = loading_line(party.loading, now)
     else:
         done = "round {}, loss {}, {} samples/s".format(*figures(party, now))
-    return f"{party.name}: {done}, WAN up {up} down {down} Mbit/s, {party.standing}"
+    shares = party.shares.words(now)
+    return f"{party.name}: {done}, WAN up {up} down {down} Mbit/s{shares}, {party.standing}"
 
 
 def figures(party: PartyProgress, now: float) -> tuple[str, str, str]:

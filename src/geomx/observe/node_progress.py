@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from geomx.observe.progress import Rate, wan_bytes
+from geomx.observe.datagrams import Shares
+from geomx.observe.progress import wan_bytes
+from geomx.observe.rates import Rate
 from geomx.observe.records import Record, number
 
 EVERY_S = 20.0
@@ -20,6 +22,7 @@ class NodeProgress:
         self._steps, self._samples = 0, 0.0
         self._loss: float | None = None
         self._pace, self._up, self._down = Rate(), Rate(), Rate()  # rounds or samples; bytes over the WAN
+        self._shares = Shares()  # of datagrams, up
 
     def take(self, record: Record) -> str | None:
         """Learn from a record; gives a line where it is time for one."""
@@ -39,6 +42,7 @@ class NodeProgress:
             up, down = wan_bytes(fields)
             self._up.reach(record.t, up)
             self._down.reach(record.t, down)
+            self._shares.take(record)
         elif record.name == "log":
             loss = number(fields.get("loss"))
             self._loss = self._loss if loss is None else loss
@@ -54,9 +58,10 @@ class NodeProgress:
         return False
 
     def _line(self, now: float) -> str:
+        shares = self._shares.words(now)
         if self._steps:
             loss = "" if self._loss is None else f", loss {self._loss:.4f}"
-            return f"step {self._steps:,}{loss}, {self._pace.at(now):,.0f} samples/s"
+            return f"step {self._steps:,}{loss}, {self._pace.at(now):,.0f} samples/s{shares}"
         up, down = 8e-6 * self._up.at(now), 8e-6 * self._down.at(now)
         wan = f", WAN up {up:.1f} down {down:.1f} Mbit/s" if up or down else ""
-        return f"round {max(self._rounds.values()):,}, {self._pace.at(now):.3g} rounds/s{wan}"
+        return f"round {max(self._rounds.values()):,}, {self._pace.at(now):.3g} rounds/s{wan}{shares}"

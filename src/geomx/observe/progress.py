@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from geomx.config import Run
+from geomx.observe.datagrams import Shares
+from geomx.observe.rates import Rate
 from geomx.observe.records import Record, number
 
-WINDOW_S = 5.0
 FEW = 2
-
-
-class Rate:
-    """How fast a total grows: over the last `WINDOW_S` seconds, or between its last two points if these are rarer."""
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[float, float]] = deque()
-
-    def reach(self, t: float, total: float) -> None:
-        """The total was this at time `t`."""
-        self._points.append((t, total))
-        while len(self._points) > 2 and self._points[1][0] <= t - WINDOW_S:
-            self._points.popleft()
-
-    def at(self, now: float) -> float:
-        """Units a second; 0 when nothing has come for far longer than usual."""
-        if len(self._points) < 2:
-            return 0.0
-        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
-        taken_s = last_s - first_s
-        stale = now - last_s > max(WINDOW_S, 2 * taken_s)
-        return 0.0 if stale or taken_s <= 0 else (last - first) / taken_s
 
 
 @dataclass(slots=True)
@@ -67,6 +46,7 @@ class PartyProgress:
     samples_rate: Rate = field(default_factory=Rate)
     up_rate: Rate = field(default_factory=Rate)  # WAN, bytes
     down_rate: Rate = field(default_factory=Rate)
+    shares: Shares = field(default_factory=Shares)  # of its datagrams over the WAN
     loading: Loading | None = None  # None: no model has attached yet
     waits_for: str = ""
     away: dict[str, str] = field(default_factory=dict)  # node that is away -> why
@@ -165,6 +145,11 @@ class Progress:
         return any(party.loads for party in self.parties.values())
 
     @property
+    def has_datagrams(self) -> bool:
+        """Whether some party has sent blocks in datagrams."""
+        return any(party.shares.are_known for party in self.parties.values())
+
+    @property
     def rounds(self) -> int:
         return max((party.rounds for party in self.parties.values()), default=0)
 
@@ -251,6 +236,7 @@ def _usage(party: PartyProgress, record: Record) -> None:
         up, down = wan_bytes(record.fields)
         party.up_rate.reach(record.t, up)
         party.down_rate.reach(record.t, down)
+        party.shares.take(record)
 
 
 def _finished(party: PartyProgress, record: Record) -> None:

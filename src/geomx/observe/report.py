@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from geomx.config import Run
+from geomx.observe.datagrams import datagram_lines
 from geomx.observe.files import write_whole
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted, sentence
@@ -58,6 +59,8 @@ def make_report(
         **{f"final_{value}": _mean(last) for value, last in totals.logged.items()},
         **_traffic_of(totals.traffic, "wan"),
         **_traffic_of(totals.traffic, "lan"),
+        "datagrams": totals.datagrams.by_tier(),
+        "datagram_paths": totals.datagrams.paths,
         "first_weights_s": _rounded(totals.first_weights_s()),
         "wan_bytes_without_local_servers": totals.wan_bytes_without_local_servers(),
         "wan_bytes_dense": totals.wan_bytes_dense(),
@@ -162,6 +165,8 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ("accuracy", _if(report["final_accuracy"], "{:.2%}"), ""),
         ("WAN", _traffic(report, "wan", rounds), ""),
         ("LAN", _traffic(report, "lan", rounds), ""),
+        ("datagrams", datagram_lines(report["datagrams"].get("wan", {}), report["datagram_paths"]), ""),
+        ("LAN datagrams", datagram_lines(report["datagrams"].get("lan", {})), ""),
         ("first weights", _first_weights(report), ""),
         ("WAN saved", _saved(report), ""),
         ("round", _cost(report), ""),

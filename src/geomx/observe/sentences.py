@@ -29,12 +29,17 @@ _SENTENCES = {
     "unreachable": "cannot reach {peer} yet, trying again: {reason}",
     "waiting": "waiting for {whom}, {seconds:.0f} s so far",
 }
+_PATHS = {
+    True: "datagrams pass to {peer} again",
+    False: "datagrams do not pass to {peer}, so TCP carries everything: {why}",
+}
 
 
 def sentence(name: str, fields: Mapping[str, Any]) -> str:
     """A note in words; one that is unknown here, or lacks a field, as `name: key=value, ...`."""
     try:
-        return _SENTENCES[name].format_map(fields)
+        form = _PATHS[fields["passes"]] if name == "datagrams" else _SENTENCES[name]
+        return form.format_map(fields)
     except (KeyError, ValueError, TypeError):
         listed = ", ".join(f"{key}={value}" for key, value in fields.items())
         return f"{name}: {listed}" if listed else name

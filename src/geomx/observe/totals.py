@@ -2,7 +2,7 @@
 
 Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `round`
 for how many synchronization rounds there were and how long one took, from its first contribution to its last answer;
-their `link` for what events have changed; for bytes, see `traffic.py`.
+their `link` for what events have changed; for bytes, see `traffic.py`, for datagrams `datagrams.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from geomx.config import Run
+from geomx.observe.datagrams import Datagrams
 from geomx.observe.records import Record, number
 from geomx.observe.traffic import Crossed, Traffic
 
@@ -30,6 +31,7 @@ class Totals:
         self.finished: dict[str, Fields] = {}
         self.usage: dict[str, Fields] = {}
         self.traffic = Traffic(run)
+        self.datagrams = Datagrams(run)
         self.rss_mb: dict[str, float] = defaultdict(float)
         self.made: Counter[str] = Counter()  # steps of each worker
         self.samples: Counter[str] = Counter()
@@ -54,6 +56,7 @@ class Totals:
         self._take: dict[str, Callable[[Record], None]] = {
             "finished": self._finished,
             "usage": self._usage,
+            "datagrams": self.datagrams.path,
             "first_weights": self._first_weights,
             "first_step": self._first_step,
             "step": self._step,
@@ -199,6 +202,7 @@ class Totals:
     def _usage(self, record: Record) -> None:
         self.usage[record.node] = record.fields
         self.traffic.use(record.node, record.fields)
+        self.datagrams.use(record.node, record.fields)
         self.rss_mb[record.node] = max(self.rss_mb[record.node], record.fields["rss_mb"])
 
     def _step(self, record: Record) -> None:

@@ -1,0 +1,195 @@
+"""What people are told of datagrams: in the live view, in lines, and in the report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from geomx.config import Run
+from geomx.observe.datagrams import Shares, datagram_lines, percent
+from geomx.observe.live import plain_line
+from geomx.observe.progress import Progress
+from geomx.observe.records import Record
+from geomx.observe.report import closing_rows, make_report
+from geomx.observe.sentences import sentence
+
+TOML = """
+[[party]]
+name = "A"
+workers = 2
+[[party]]
+name = "B"
+workers = 1
+"""
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run.parse(TOML, "two.toml")
+
+
+def usage(node: str, t: float = 0.0, blocks: dict[str, Any] | None = None, **flows: Any) -> Record:
+    """`flows`: by peer; an underscore stands for the slash of its name."""
+    told = {peer.replace("_", "/"): flow for peer, flow in flows.items()}
+    fields: dict[str, Any] = {"sent": {}, "received": {}, "cpu_s": 1.0, "rss_mb": 1.0}
+    fields |= ({"flows": told} if told else {}) | ({"blocks": blocks} if blocks else {})
+    return Record(t, node, "usage", "debug", fields)
+
+
+def path(node: str, peer: str, passes: bool) -> Record:
+    return Record(0.0, node, "datagrams", "info", {"peer": peer, "passes": passes, "why": "as seen"})
+
+
+def whole_run() -> list[Record]:
+    """Party A sends to two shards, and loses 4 of 100 blocks of class 1; B sends reliable blocks alone."""
+    blocks = {
+        "given": {"-1": 7, "0": 20, "1": 100},
+        "answered": {"-1": 7, "0": 20, "1": 100},
+        "returned": {"-1": 7, "1": 4},
+    }
+    old = usage("A", global_0={"sent": {"0": 1}})
+    shards = {
+        "global_0": {"sent": {"0": 15, "1": 60}, "again": {"0": 2, "1": 3}},
+        "global_1": {"sent": {"0": 5, "1": 40}, "again": {"0": 1}},
+    }
+    return [
+        old,
+        usage("A", blocks=blocks, **shards),
+        usage("B", blocks={"given": {"0": 9}, "answered": {"0": 9}, "returned": {}}, global_0={"sent": {"0": 9}}),
+        usage("global/0", A={"came": {"0": 15, "1": 57}, "late": {"1": 2}, "early": 3}, B={"came": {"0": 9}}),
+        usage("global/1", A={"came": {"0": 5, "1": 39}}),
+    ]  # fmt: skip
+
+
+def rows_of(run: Run, records: list[Record]) -> dict[str, str]:
+    return {name: text for name, text, _ in closing_rows(make_report(run, records, 1.0))}
+
+
+def test_the_report_has_all_counts_by_party_and_class(run: Run) -> None:
+    report = make_report(run, whole_run(), 1.0)
+    json.dumps(report, allow_nan=False)
+    assert list(report["datagrams"]) == ["wan"]
+    a, b = (report["datagrams"]["wan"][party] for party in "AB")
+    counts = ("sent", "again", "came", "late", "given", "answered", "returned")
+    assert {name: tuple(counted[count] for count in counts) for name, counted in a["classes"].items()} == {
+        "reliable": (20, 3, 20, 0, 20, 20, 0),
+        "class 1": (100, 3, 96, 2, 100, 100, 4),
+        "not sent": (0, 0, 0, 0, 7, 7, 7),
+    }
+    assert list(a["classes"]) == ["reliable", "class 1", "not sent"]
+    assert (a["dropped_early"], b["dropped_early"]) == (3, 0)
+    assert b["classes"]["reliable"]["came"] == 9
+
+
+def test_the_table_tells_them_in_words(run: Run) -> None:
+    assert rows_of(run, whole_run())["datagrams"] == (
+        "reliable 29 sent (+3 again), class 1 100 sent (+3 again), 7 blocks not sent\n"
+        "3.1% of blocks lost, all returned to their senders"
+    )
+
+
+def test_a_run_over_tcp_has_neither_counts_nor_a_row(run: Run) -> None:
+    records = [usage("A"), usage("global/0")]
+    report = make_report(run, records, 1.0)
+    assert (report["datagrams"], report["datagram_paths"]) == ({}, [])
+    assert "datagrams" not in rows_of(run, records)
+
+
+def test_what_was_not_answered_is_not_said_to_have_returned() -> None:
+    classes = {"class 1": {"sent": 10, "again": 0, "given": 10, "answered": 8, "returned": 2}}
+    told = datagram_lines({"A": {"classes": classes}})
+    assert told == "class 1 10 sent\n25.0% of blocks lost, 2 not answered when the run ended"
+    classes["class 1"] |= {"answered": 10, "returned": 0}
+    assert datagram_lines({"A": {"classes": classes}}) == "class 1 10 sent\nno blocks lost"
+
+
+def test_workers_datagrams_are_their_party_s_and_of_the_lan(run: Run) -> None:
+    blocks = {"given": {"0": 4}, "answered": {"0": 4}, "returned": {}}
+    records = [usage(f"A/{rank}", blocks=blocks, A={"sent": {"0": 4}}) for rank in range(2)]
+    records += [usage("A", A_0={"came": {"0": 4}}, A_1={"came": {"0": 3}})]
+    report = make_report(run, records, 1.0)
+    assert list(report["datagrams"]) == ["lan"]
+    found = report["datagrams"]["lan"]["A"]["classes"]["reliable"]
+    assert (found["sent"], found["came"], found["given"]) == (8, 7, 8)
+    rows = rows_of(run, records)
+    assert rows["LAN datagrams"] == "reliable 8 sent\nno blocks lost"
+    assert "datagrams" not in rows
+
+
+def test_where_datagrams_do_not_pass_is_told_with_what_carries_everything(run: Run) -> None:
+    records = [path("A", "global/0", True), path("A", "global/0", False), path("B", "global/0", False)]
+    report = make_report(run, records, 1.0)
+    assert report["datagram_paths"] == [
+        {"node": node, "peer": "global/0", "passes": False, "why": "as seen"} for node in "AB"
+    ]
+    assert rows_of(run, records)["datagrams"].splitlines() == [
+        f"do not pass from {node} to global/0: TCP carries everything" for node in "AB"
+    ]
+    records.append(path("A", "global/0", True))
+    assert [path["passes"] for path in make_report(run, records, 1.0)["datagram_paths"]] == [
+        False,
+        False,
+        True,
+    ]
+    first, second = rows_of(run, records)["datagrams"].splitlines()
+    assert first == "did not pass from A to global/0 for a while: TCP carried everything then"
+    assert second == "do not pass from B to global/0: TCP carries everything"
+
+
+def test_many_paths_are_not_all_listed() -> None:
+    paths = [{"node": f"P{n}", "peer": "global/0", "passes": False} for n in range(7)]
+    assert datagram_lines({}, paths).splitlines()[4:] == ["3 more"]
+
+
+def test_sentences() -> None:
+    fields = {"peer": "global/0", "passes": False, "why": "nothing of what is sent by UDP is answered"}
+    assert sentence("datagrams", fields) == (
+        "datagrams do not pass to global/0, so TCP carries everything: nothing of what is sent by UDP is answered"
+    )
+    assert sentence("datagrams", fields | {"passes": True}) == "datagrams pass to global/0 again"
+
+
+def grown(t: float, sent: int, again: int, answered: int, returned: int) -> Record:
+    blocks = {
+        "given": {"-1": 50, "1": sent},
+        "answered": {"-1": 50, "1": answered},
+        "returned": {"-1": 50, "1": returned},
+    }
+    return usage("A", t, blocks, global_0={"sent": {"1": sent}, "again": {"1": again}})
+
+
+def test_shares_are_those_of_the_last_seconds() -> None:
+    shares = Shares()
+    assert not shares.are_known
+    shares.take(usage("A"))
+    assert not shares.are_known
+    for record in (
+        grown(0.0, 0, 0, 0, 0),
+        grown(1.0, 1000, 1000, 1000, 900),
+        grown(9.0, 1990, 1010, 2000, 1000),
+    ):
+        shares.take(record)
+    assert shares.are_known
+    assert shares.again(9.0) == pytest.approx(0.01)
+    assert shares.lost(9.0) == pytest.approx(0.1)
+    assert shares.figures(9.0) == ("1.0%", "10.0%")
+    assert shares.words(9.0) == ", 1.0% of datagrams sent again, 10.0% of blocks lost"
+    assert shares.figures(60.0) == ("·", "·")
+    assert shares.words(60.0) == ""
+
+
+def test_a_line_of_progress_has_them_where_a_party_sends_datagrams(run: Run) -> None:
+    progress = Progress(run)
+    for t in (0.0, 1.0):
+        progress.take(usage("B", t))
+        progress.take(grown(t, 1 + int(200 * t), int(2 * t), int(100 * t), int(5 * t)))
+    assert progress.has_datagrams
+    a, b = (plain_line(progress.parties[party], 1.0) for party in "AB")
+    assert a.endswith("Mbit/s, 1.0% of datagrams sent again, 5.0% of blocks lost, starting, 0 of 2 workers")
+    assert "datagrams" not in b
+
+
+def test_few_are_not_none() -> None:
+    assert [percent(share) for share in (0.0, 0.0001, 0.0314, 1.0)] == ["0.0%", "<0.1%", "3.1%", "100.0%"]
