@@ -23,6 +23,7 @@ class Relay:
         self._far: dict[Any, socket.socket] = {}  # by the near end's address: as a NAT has it
         self._near: socket.socket
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pipes: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server
 
     async def open(self) -> None:
@@ -49,6 +50,12 @@ class Relay:
             far.close()
         self._far.clear()
 
+    def break_connections(self) -> None:
+        """All TCP connections end, without a word."""
+        for writer in self._pipes:
+            writer.transport.abort()
+        self._pipes.clear()
+
     def _up(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -72,6 +79,7 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(*self.target)
+        self._pipes |= {writer, back}
         for task in (self._pipe(reader, back), self._pipe(there, writer)):
             running = asyncio.create_task(task)
             self._tasks.add(running)

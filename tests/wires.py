@@ -108,6 +108,27 @@ class Witness:
         return self.reasons[0]
 
 
+class Records:
+    """A recorder that can be waited on."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, dict[str, Any]]] = []
+        self._changed = asyncio.Event()
+
+    def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
+        self.records.append((name, fields))
+        self._changed.set()
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.records if each == name]
+
+    async def until(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        while len(self.named(name)) < count:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.named(name)
+
+
 @contextlib.asynccontextmanager
 async def pair(dialler: Tcp, listener: Tcp | None = None, limit: int = 1 << 26) -> AsyncIterator[Any]:
     """(connection, its witness, the accepted connection, its witness)."""

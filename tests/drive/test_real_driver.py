@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trustme
 from certificates import issue
 from trees import topology_of
-from wires import LOOPS, Witness, greet, run_on
+from wires import LOOPS, Records, Witness, greet, run_on
 
 from geomx.channels.contract import Channel
 from geomx.channels.emulation.link import LinkSpec
@@ -26,27 +25,6 @@ from geomx.wire.messages import Ack, Failure, Message, Welcome
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 TOPOLOGY = topology_of([2])
-
-
-class Records:
-    """A recorder that can be waited on."""
-
-    def __init__(self) -> None:
-        self.records: list[tuple[str, dict[str, Any]]] = []
-        self._changed = asyncio.Event()
-
-    def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
-        self.records.append((name, fields))
-        self._changed.set()
-
-    def named(self, name: str) -> list[dict[str, Any]]:
-        return [fields for each, fields in self.records if each == name]
-
-    async def until(self, name: str, count: int = 1) -> list[dict[str, Any]]:
-        while len(self.named(name)) < count:
-            self._changed.clear()
-            await self._changed.wait()
-        return self.named(name)
 
 
 @contextlib.asynccontextmanager

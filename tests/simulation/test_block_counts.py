@@ -1,0 +1,117 @@
+"""What both ends of flows count is what happened, and people read it in reports: on links that lose datagrams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trees import Loop, assert_well, run_tree, topology_of
+
+from geomx.config import Run
+from geomx.layout import Layout, Tensor
+from geomx.node.topology import Edge, Topology
+from geomx.observe.records import Record
+from geomx.observe.report import closing_rows, make_report
+from geomx.observe.trace import trace_events
+from geomx.simulate.network import Network
+from geomx.simulate.simulator import Simulator
+
+ROUNDS = 12
+LAYOUT = Layout(
+    (
+        Tensor("large", (300, 100), "float32"),
+        Tensor("tiny", (40,), "float32"),
+        Tensor("geomx.ledger", (2,), "int64", role="ledger"),
+    )
+)
+RUN = Run.parse('[[party]]\nname = "A"\nworkers = 1\n[[party]]\nname = "B"\nworkers = 1\n', "two.toml")
+
+
+def ran(channel: str, loss: float, later: float | None = None) -> Simulator:
+    """Two parties on links that lose datagrams alone. `later`: what they lose from 4 s on."""
+    topology: Topology = topology_of([1, 1], wan=Edge(channel=channel))
+
+    def lose(simulator: Simulator) -> None:
+        def set_loss(share: float) -> None:
+            for party in topology.parties:
+                network = Network(rate_mbps=50.0, delay_ms=5.0, loss=share, keeps_streams=True)
+                simulator.link(party, "global/0", network)
+
+        set_loss(loss)
+        if later is not None:
+            simulator.at(4.0, lambda: set_loss(later))
+
+    compute_s = 0.02 if later is None else 2.0
+    loop = Loop(LAYOUT, topology.workers, ROUNDS, compute_s=compute_s)
+    simulator, programs = run_tree(topology, loop, faults=lose)
+    assert_well(simulator, topology, programs)
+    return simulator
+
+
+def records_of(simulator: Simulator) -> list[Record]:
+    process = {"cpu_s": 0.0, "rss_mb": 0.0}
+    notes = [Record(t, node, note.name, note.level, note.fields) for t, node, note in simulator.notes]
+    nodes = ("global/0", "A", "B", "A/0", "B/0")
+    return [*notes, *(Record(0.0, n, "usage", "debug", process | simulator.usage(n)) for n in nodes)]
+
+
+def classes_of(report: dict[str, Any], party: str) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = report["datagrams"]["wan"][party]["classes"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("channel", "names"),
+    [
+        ("datagram", ["reliable"]),
+        ("datagram deadline=1.0", ["class 1"]),
+        ("dgt adaptive=false k=0.5 channels=2", ["reliable", "class 1", "class 2"]),
+    ],
+)
+def test_every_block_is_answered_and_those_that_did_not_come_return(channel: str, names: list[str]) -> None:
+    simulator = ran(channel, 0.1)
+    records = records_of(simulator)
+    report = make_report(RUN, records, 1.0)
+    lost = 0
+    for party in "AB":
+        classes = classes_of(report, party)
+        assert list(classes) == names
+        for name, counts in classes.items():
+            assert counts["given"] == counts["answered"] == counts["sent"] > 0  # a block is one datagram here
+            assert counts["returned"] == counts["sent"] - counts["came"]
+            assert (counts["returned"] > 0) == (name != "reliable")
+            assert (counts["again"] > 0) == (name != "class 2")  # which has one try
+            lost += counts["returned"]
+    spans = [event["args"] for event in trace_events(records) if "blocks" in event["args"]]
+    assert sum(details["lost"] for details in spans) == lost
+    assert sum(details["blocks"] for details in spans) == sum(
+        counts["given"] for party in "AB" for counts in classes_of(report, party).values()
+    )
+    (row,) = [text for name, text, _ in closing_rows(report) if name == "datagrams"]
+    assert row.endswith("all returned to their senders" if lost else "no blocks lost")
+
+
+def test_bytes_of_datagrams_are_bytes() -> None:
+    """Whatever carries a payload: what is sent again comes on top."""
+    calm, lossy = (ran("datagram", loss) for loss in (0.0, 0.1))
+    over_tcp = ran("tcp", 0.0)
+    sent = [simulator.usage("A")["sent"]["global/0"] for simulator in (over_tcp, calm, lossy)]
+    payload = ROUNDS * LAYOUT.tensors[0].elements * 4
+    assert payload < sent[0] < sent[1] < sent[2] < 1.5 * payload
+    assert "flows" not in over_tcp.usage("A")
+
+
+def test_where_datagrams_do_not_pass_is_noted_once_and_when_they_pass_again() -> None:
+    simulator = ran("datagram", 0.9999999, later=0.0)
+    told = [(node, fields["peer"], fields["passes"]) for _, node, fields in simulator.noted("datagrams")]
+    assert sorted(told) == [(p, "global/0", passes) for p in "AB" for passes in (False, True)]
+    levels = [note.level for _, _, note in simulator.notes if note.name == "datagrams"]
+    assert levels == ["warning", "warning", "info", "info"]
+    report = make_report(RUN, records_of(simulator), 1.0)
+    assert [(path["node"], path["passes"]) for path in report["datagram_paths"]] == [
+        (node, passes) for node, _, passes in told
+    ]
+    for party in "AB":
+        counts = classes_of(report, party)["reliable"]
+        assert 0 < counts["sent"] < counts["given"] == counts["answered"]
+        assert not counts["returned"]
