@@ -15,7 +15,7 @@ class FlowCounts:
     Attributes:
         sent: Sent for the first time.
         again: Sent once more.
-        came: That have come and were new.
+        came: That have come for a payload that was open, once each; or before it was announced.
         late: That have come for a payload that had closed.
         early: That came before their payload was announced, found no room, and were dropped; of all classes.
     """
