@@ -37,7 +37,7 @@ _NOT_DUE = inf
 
 
 class BlockOut(NamedTuple):
-    """A block to be sent: elements [start, stop) of a slice. `level`: its class, 0 is reliable."""
+    """A block: elements [start, stop) of a slice. `level`: its class, 0 is reliable, and below 0 it is not sent."""
 
     start: int
     stop: int
@@ -133,7 +133,8 @@ class FlowSender:
         """
         if not self._loads:
             self._began_at = now
-        pieces = [piece for block, out in enumerate(blocks) for piece in self._cut(block, out, piece_bytes)]
+        sent = [(block, out) for block, out in enumerate(blocks) if out.level >= RELIABLE]
+        pieces = [piece for block, out in sent for piece in self._cut(block, out, piece_bytes)]
         load = self._loads[self.next_load] = _Load(self.next_load, len(pieces))
         self.next_load += 1
         announces = _Item(load, Head(load.number, number, head), (priority, load.number, -1), inf)
@@ -141,6 +142,8 @@ class FlowSender:
         for piece in pieces:
             tries = self._tries[min(piece.level, len(self._tries) - 1)]
             self._put(_Item(load, piece, (priority, load.number, piece.level), tries))
+        if not pieces:
+            self._ends(load, now)
 
     def _cut(self, block: int, out: BlockOut, piece_bytes: int) -> Iterable[Piece]:
         start, stop, data, level = out
@@ -251,8 +254,12 @@ class FlowSender:
         if item.sendings == 1:
             item.load.unsent -= 1
             if not item.load.unsent:
-                self._tails[item.load.number] = None
-                self._tails_at, self._repeats = now, 0
+                self._ends(item.load, now)
+
+    def _ends(self, load: _Load, now: float) -> None:
+        """All of a load was sent once: its tail is to be told."""
+        self._tails[load.number] = None
+        self._tails_at, self._repeats = now, 0
 
     def next_at(self) -> float:
         """When to call `next`, or `time_out`, if nothing is heard before; inf: not at all."""
