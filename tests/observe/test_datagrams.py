@@ -138,6 +138,16 @@ def test_where_datagrams_do_not_pass_is_told_with_what_carries_everything(run: R
     assert second == "do not pass from B to global/0: TCP carries everything"
 
 
+def test_blocks_that_all_went_over_tcp_are_told(run: Run) -> None:
+    blocks = {"given": {"0": 4}, "answered": {"0": 4}, "returned": {}}
+    records = [usage("A", blocks=blocks), path("A", "global/0", False)]
+    counts = make_report(run, records, 1.0)["datagrams"]["wan"]["A"]["classes"]["reliable"]
+    assert (counts["sent"], counts["given"]) == (0, 4)
+    assert rows_of(run, records)["datagrams"] == (
+        "no blocks lost\ndo not pass from A to global/0: TCP carries everything"
+    )
+
+
 def test_many_paths_are_not_all_listed() -> None:
     paths = [{"node": f"P{n}", "peer": "global/0", "passes": False} for n in range(7)]
     assert datagram_lines({}, paths).splitlines()[4:] == ["3 more"]

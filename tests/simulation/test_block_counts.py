@@ -91,6 +91,19 @@ def test_every_block_is_answered_and_those_that_did_not_come_return(channel: str
     assert row.endswith("all returned to their senders" if lost else "no blocks lost")
 
 
+@pytest.mark.parametrize("k", [0.5, 0.0])
+def test_blocks_that_are_not_sent_return(k: float) -> None:
+    """Also where that are all of them: the round closes behind the tail."""
+    report = make_report(RUN, records_of(ran(f"dgt adaptive=false k={k} drop=true", 0.1)), 1.0)
+    for party in "AB":
+        classes = classes_of(report, party)
+        unsent = classes.pop("not sent")
+        assert unsent["given"] == unsent["answered"] == unsent["returned"] > 0
+        assert not unsent["sent"]
+        assert list(classes) == ["reliable"] * (k > 0)
+        assert all(counts["given"] == counts["sent"] == counts["came"] for counts in classes.values())
+
+
 def test_bytes_of_datagrams_are_bytes() -> None:
     """Whatever carries a payload: what is sent again comes on top."""
     calm, lossy = (ran("datagram", loss) for loss in (0.0, 0.1))

@@ -97,7 +97,7 @@ class Datagrams:
             self.paths.append({**ends, "passes": record.fields["passes"], "why": record.fields["why"]})
 
     def by_tier(self) -> dict[Tier, dict[str, Fields]]:
-        """By tier and party; a tier or a party without datagrams is left out.
+        """By tier and party; a tier or a party whose payloads were not cut into blocks is left out.
 
         Of each party: `classes`, by name, with all counts; and `dropped_early`, datagrams.
         """
@@ -106,8 +106,8 @@ class Datagrams:
             tiers: dict[Tier, Sequence[str]] = {"wan": (party,), "lan": self._run.workers_of(party)}
             for tier, senders in tiers.items():
                 flows = [flow for sender in senders for flow in self._flows_of(sender)]
-                if flows:
-                    blocks = [self._blocks.get(sender, {}) for sender in senders]
+                blocks = [self._blocks.get(sender, {}) for sender in senders]
+                if flows or any(blocks):
                     early = sum(flow.get("early", 0) for flow in flows)
                     told = {"classes": _by_class(flows, blocks), "dropped_early": early}
                     found.setdefault(tier, {})[party] = told
