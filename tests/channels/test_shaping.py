@@ -6,12 +6,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streams import CHUNK, MBIT_100, Stream, drive, streams
 
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.shaping import SEGMENT_BYTES, EmulatedLink, StreamLine
-
-CHUNK = 65_536
-MBIT_100 = 8e-8 * 1500 / 1448  # seconds for one byte of a stream at 100 Mbit/s on the wire
 
 
 def stream_line(spec: LinkSpec, seed: int = 0) -> StreamLine:
@@ -90,43 +88,6 @@ def test_the_same_seed_gives_the_same_times():
         line = stream_line(link, seed)
         series.append([line.transmit(CHUNK, 0.0) for _ in range(50)])
     assert series[0] == series[1] != series[2]
-
-
-class Stream:
-    """A sender with chunks of one priority; remembers when each was delivered."""
-
-    def __init__(self, name: str, sizes: list[int], priority: int = 0) -> None:
-        self.name, self.priority = name, priority
-        self.sizes = list(sizes)
-        self.held = False
-        self.delivered: list[tuple[str, int]] = []
-        self.taken: list[tuple[str, int]] = []
-
-    def urgency(self) -> int | None:
-        return self.priority if self.sizes and not self.held else None
-
-    def take(self) -> tuple[bytes, ...]:
-        chunk = (bytes(self.sizes.pop(0)),)
-        self.taken.append((self.name, len(chunk[0])))
-        return chunk
-
-    def deliver(self, chunk) -> None:
-        self.delivered.append((self.name, len(chunk[0])))
-
-
-def streams(*given: Stream) -> list[tuple[str, int]]:
-    """Let them share one record of what was taken, in order."""
-    record: list[tuple[str, int]] = []
-    for stream in given:
-        stream.taken = record
-    return record
-
-
-def drive(uplink: EmulatedLink, now: float, late_s: float = 0.0) -> float:
-    """Run until nothing is due, each time a little late; returns the last time."""
-    while (due := uplink.run(now)) is not None:
-        now = max(now, due) + late_s
-    return now
 
 
 def test_streams_take_turns():

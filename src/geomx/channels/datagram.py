@@ -14,14 +14,16 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
 from geomx.channels.block_classes import Alike, Dgt
 from geomx.channels.connection import TcpConnection, views_of
 from geomx.channels.contract import BlockClasses, Connection, ConnectionHandler, EdgeSettings
+from geomx.channels.datagram_port import READS, DatagramPort, udp_socket
 from geomx.channels.emulation.pacing import LinkPacer
-from geomx.channels.sealing import ENVELOPE_BYTES, SALT_BYTES, Seal, flow_of, seals
+from geomx.channels.sealing import ENVELOPE_BYTES, SALT_BYTES, Seal, seals
 from geomx.channels.tcp import Tcp, TcpListener, split_address
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
@@ -32,63 +34,7 @@ from geomx.wire.flow.sender import BlockOut, FlowTerms
 from geomx.wire.messages import FlowBroken, FlowOpen, Message, Push
 
 BATCH = 32  # datagrams in a row before others have their turn
-READS = 64
 LEAST_WAIT_S = 0.0005
-BUFFER_BYTES = 4 << 20
-_IP_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 3  # Linux: never in fragments, whatever a router says
-
-
-class DatagramPort:
-    """The UDP socket of whoever listens: hands each datagram to the connection whose flow it belongs to."""
-
-    def __init__(self, host: str, port: int) -> None:
-        """Raises OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = _socket(family)
-        try:
-            self._socket.bind((host, port))
-        except OSError:
-            self._socket.close()
-            raise
-        self._flows: dict[int, DatagramConnection] = {}
-        self._buffer = memoryview(bytearray(1 << 16))
-        asyncio.get_running_loop().add_reader(self._socket, self._readable)
-
-    def register(self, connection: DatagramConnection) -> int:
-        """The number of a new flow."""
-        flow = 0
-        while not flow or flow in self._flows:
-            flow = secrets.randbits(32)
-        self._flows[flow] = connection
-        return flow
-
-    def forget(self, flow: int) -> None:
-        """A flow has ended."""
-        self._flows.pop(flow, None)
-
-    def send(self, datagram: bytes, address: Any) -> None:
-        """What cannot be sent now is lost."""
-        with contextlib.suppress(OSError):
-            self._socket.sendto(datagram, address)
-
-    def close(self) -> None:
-        """No more datagrams."""
-        asyncio.get_running_loop().remove_reader(self._socket)
-        self._socket.close()
-
-    def _readable(self) -> None:
-        touched: dict[int, DatagramConnection] = {}
-        for _ in range(READS):
-            try:
-                size, address = self._socket.recvfrom_into(self._buffer)
-            except OSError:
-                break
-            flow = flow_of(self._buffer[:size])
-            connection = self._flows.get(flow)
-            if connection is not None and connection.arrived(self._buffer[:size], address):
-                touched[flow] = connection
-        for connection in touched.values():
-            connection.run_flow()
 
 
 class DatagramListener(TcpListener):
@@ -200,7 +146,7 @@ class DatagramConnection(TcpConnection):
         if not (self._secret or self._channel.is_secured):
             return
         peer = self._transport.get_extra_info("peername")
-        self._udp = _socket(self._transport.get_extra_info("socket").family)
+        self._udp = udp_socket(self._transport.get_extra_info("socket").family)
         self._udp.connect(peer)
         self._flow = message.flow
         self._up, self._down = seals(message.flow, message.salt, self._secret)
@@ -259,12 +205,8 @@ class DatagramConnection(TcpConnection):
         self._plan(now)
 
     def _send(self, sending: SendingEnd, now: float) -> None:
-        assert self._udp is not None
         for number, body in sending.datagrams(now, ENVELOPE_BYTES, BATCH):
-            datagram = self._up.close(number, body)
-            self.bytes_sent += len(datagram)
-            with contextlib.suppress(OSError):  # it is lost
-                self._udp.send(datagram)
+            self._depart(self._up.close(number, body))
         wholes = sending.fallen_back(now, self.heard_at)
         if wholes:
             self.write(0, FlowBroken(sending.sender.next_load), None, 0)
@@ -284,13 +226,26 @@ class DatagramConnection(TcpConnection):
         except ProtocolError as error:
             self._fail(str(error))
             return
-        port = self._channel.port_of(self)
         for body in receiving.bodies(now):
-            datagram = self._down.close(self._answers, body)
+            self._depart(self._down.close(self._answers, body))
             self._answers += 1
-            self.bytes_sent += len(datagram)
-            if port is not None and self._address is not None:
-                port.send(datagram, self._address)
+
+    def _depart(self, datagram: bytes) -> None:
+        """A datagram leaves, through the emulated link if there is one."""
+        self.bytes_sent += len(datagram)
+        if self._pacer is None:
+            self._put(datagram)
+        else:
+            self._pacer.offer(len(datagram), partial(self._put, datagram))
+
+    def _put(self, datagram: bytes) -> None:
+        """Into the socket; what it does not take is lost."""
+        port = self._channel.port_of(self)
+        if self._udp is not None:
+            with contextlib.suppress(OSError):
+                self._udp.send(datagram)
+        elif port is not None and self._address is not None:
+            port.send(datagram, self._address)
 
     def _plan(self, now: float) -> None:
         end = self._sending or self._receiving
@@ -401,16 +356,3 @@ def dgt(
         ConfigError: A parameter is out of range.
     """
     return Datagram(edge, Dgt(k, k_least, channels, alpha, adaptive, rank, drop, edge.seed))
-
-
-def _socket(family: int) -> socket.socket:
-    """A UDP socket that waits for nothing, sends no fragments, and holds bursts."""
-    made = socket.socket(family, socket.SOCK_DGRAM)
-    made.setblocking(False)
-    with contextlib.suppress(OSError):
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    if family == socket.AF_INET:
-        with contextlib.suppress(OSError):
-            made.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
-    return made

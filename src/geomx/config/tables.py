@@ -62,7 +62,10 @@ class LinkTable(Table):
         0.0, description="One-way delay in milliseconds; a round trip takes twice as long."
     )
     jitter_ms: Wander = Field(0.0, description="Milliseconds by which the delay varies, up and down.")
-    loss: Share = Field(0.0, description="Fraction of packets lost; 0.01 is 1 %.")
+    loss: Share = Field(
+        0.0,
+        description="Fraction of packets lost; 0.01 is 1 %. TCP's are sent again; datagrams do not arrive.",
+    )
 
     @property
     def words(self) -> str:

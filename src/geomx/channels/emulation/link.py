@@ -16,7 +16,7 @@ that a change of state cuts short may be drawn anew, because a geometric distrib
 Three drivers put lines on clocks of their own. What each adds is what it does differently:
 
 - `channels.emulation.shaping`, on real sockets: chunks of streams. What is lost is sent again; a cut holds up all of
-  it, also what was under way.
+  it, also what was under way. And datagrams, out of a queue that overflows: what is lost does not come.
 - `simulate.network`, on a virtual clock: messages. What is lost does not come, and others come twice or late; a cut
   holds up what has not left.
 - `lab.link`, between TUN devices: segments of packets, out of a queue that overflows. What is lost does not come, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.shaping import EmulatedLink, PacedStream
@@ -35,6 +36,12 @@ class LinkPacer:
         """A stream has something to send, or may go on sending."""
         now = time.monotonic()
         self._uplink.want(sender, now)
+        self._wake_at(now, now)
+
+    def offer(self, size_bytes: int, deliver: Callable[[], None]) -> None:
+        """A datagram leaves its sender; see `EmulatedLink.offer`."""
+        now = time.monotonic()
+        self._uplink.offer(size_bytes, deliver, now)
         self._wake_at(now, now)
 
     def forget(self, sender: PacedStream) -> None:
