@@ -90,7 +90,9 @@ class WireMeter(threading.Thread):
             for way, end in zip(WAYS, ("from", "to"), strict=True):
                 if link[end] in self._cell.sites:
                     for what in COUNTED:
-                        counts[f"{way}_{what}"] += link["counters"].get(what, 0)  # those that are 0 are left out
+                        counts[f"{way}_{what}"] += link["counters"].get(
+                            what, 0
+                        )  # those that are 0 are left out
         return counts
 
     def between(self, begin: float, end: float) -> dict[str, float]:

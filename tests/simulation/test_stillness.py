@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from trees import Loop, assert_well, layout_of, run_tree, topology_of
 
 from geomx.errors import NodeLost, RunFailed, Stalled
-from geomx.node.contract import Write
+from geomx.node.contract import Effect, Write
 from geomx.node.factory import make_node
 from geomx.node.peers.peer import Limits
 from geomx.node.topology import Topology
@@ -31,20 +32,20 @@ class Losing(Simulator):
         super().__init__(0, WAN)
         self._lost = (sender, kind, turn, slice_, to)
 
-    def _write(self, host: Any, write: Write) -> None:
+    def carry_out(self, host: Any, effects: Iterable[Effect]) -> None:
+        super().carry_out(host, [effect for effect in effects if not self._loses(host, effect)])
+
+    def _loses(self, host: Any, effect: Effect) -> bool:
         sender, kind, turn, slice_, to = self._lost
-        message = write.message
-        if (
-            host.node.name == sender
-            and isinstance(message, kind)
-            and (message.turn, message.slice) == (turn, slice_)
-            and host.connections[write.conn].ends[sender][0] == to
-        ):
-            host.node.peer(to).session.acknowledged(write.number)
-            other = self._hosts[to].node.peer(sender)
-            other.session.accept(write.number, message)
-            return
-        super()._write(host, write)
+        if not isinstance(effect, Write) or not isinstance(effect.message, kind):
+            return False
+        message = effect.message
+        found = (host.node.name, message.turn, message.slice) == (sender, turn, slice_)
+        if not found or host.connections[effect.conn].ends[sender][0] != to:
+            return False
+        host.node.peer(to).session.acknowledged(effect.number)
+        self.hosts[to].node.peer(sender).session.accept(effect.number, message)
+        return True
 
 
 @pytest.mark.parametrize("shards", [1, 2])

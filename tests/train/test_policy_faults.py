@@ -43,7 +43,7 @@ from geomx.wire.session import Patience
 def counted(simulator: Simulator, shards: int) -> list[int]:
     """What the ledger at the global servers has in the end."""
     for shard in range(shards):
-        server = simulator._hosts[f"global/{shard}"].node
+        server = simulator.hosts[f"global/{shard}"].node
         assert isinstance(server, Server)
         assert isinstance(server.sink, Root)
         for name, _, values in server.sink.parts():

@@ -1,5 +1,6 @@
 """Nodes on a virtual clock and a seeded network: a week of faults in seconds, replayed from a seed.
 
-`simulator.py` is the driver; `network.py` is what it has in place of sockets, `programs.py` in place of a worker's
-thread, `links.py` gives it a description's links. The other driver is `geomx.drive`.
+`simulator.py` is the driver; `connections.py`, `network.py` and `flows.py` are what it has in place of sockets,
+`programs.py` in place of a worker's thread; `links.py` gives it a description's links. The other driver is
+`geomx.drive`.
 """

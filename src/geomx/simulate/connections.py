@@ -1,0 +1,206 @@
+"""What stands between simulated nodes: links, and connections on them with their flows.
+
+A connection is a pair of numbers, one at each end; what is written at one end crosses the link between the two nodes,
+and arrives at the other if both ends still stand. `network.py` says what a link does to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Protocol
+
+from geomx.errors import GeomxError
+from geomx.node.contract import Closed, Effect, Event, Node, Opened, OpenFlow, Received, Write
+from geomx.node.path_news import PathNews
+from geomx.simulate.flows import SimulatedFlow
+from geomx.simulate.network import Clock, Network, SimulatedConnection, SimulatedLink
+from geomx.simulate.programs import Program
+from geomx.wire.flow.ends import WHY, Whole
+from geomx.wire.flow.receiver import Delivery
+from geomx.wire.messages import FlowBroken, Message, Push
+from geomx.wire.proof import NONCE_BYTES
+
+HEADER_BYTES = 96  # what a message's frame and head take, about
+_GOODBYE = Message()  # the end of a connection, as it crosses a link
+
+
+@dataclass(slots=True)
+class Host:
+    """A node, and what the simulator keeps for it."""
+
+    node: Node
+    connections: dict[int, SimulatedConnection] = field(default_factory=dict)
+    timers: dict[str, int] = field(default_factory=dict)
+    listener: Callable[[Any], None] | None = None
+    program: Program | None = None
+    starts_at: float = 0.0
+    paths: PathNews = field(default_factory=PathNews)
+    paused_until: float = 0.0
+    busy_until: float = 0.0  # its processor works on jobs, one after the other
+    stopped: bool = False
+    error: GeomxError | None = None
+
+
+class Simulation(Clock, Protocol):
+    """The driver around it."""
+
+    hosts: dict[str, Host]
+
+    def deliver(self, host: Host, event: Event) -> None:
+        """Hand a node an event."""
+
+    def carry_out(self, host: Host, effects: Iterable[Effect]) -> None:
+        """Do what a node wants."""
+
+
+class Connections:
+    """Of one simulation. `network`: of links that nothing else is said of; `chunk_bytes`: see `SimulatedLink`."""
+
+    def __init__(self, simulation: Simulation, seed: int, network: Network, chunk_bytes: int) -> None:
+        self._simulation = simulation
+        self._seed = seed
+        self._network = network
+        self._chunk_bytes = chunk_bytes
+        self._numbers = count(1)
+        self.links: dict[tuple[str, str], SimulatedLink] = {}
+        self.networks: dict[tuple[str, str], Network] = {}
+        self.flows: list[tuple[str, str, SimulatedFlow]] = []  # all that there were: who dialled whom
+
+    def _plan(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._simulation.at(self._simulation.now + delay_s, action)
+
+    def link(self, source: str, target: str) -> SimulatedLink:
+        """The link from one node to another."""
+        link = self.links.get((source, target))
+        if link is None:
+            network = self.networks.get((source, target), self._network)
+            chance = random.Random(f"{self._seed} {source} {target}")
+            link = SimulatedLink(network, self._simulation, chance, self._chunk_bytes)
+            self.links[source, target] = link
+        return link
+
+    def dial(self, host: Host, peer: str) -> None:
+        """A node wants a connection."""
+        link = self.link(host.node.name, peer)
+        self._plan(max(2e-3 * link.network.delay_ms, 1e-6), lambda: self._connect(host, peer))
+
+    def _connect(self, host: Host, peer: str) -> None:
+        target = self._simulation.hosts.get(peer)
+        absent = target is None or target.stopped or target.starts_at > self._simulation.now
+        link = self.link(host.node.name, peer)
+        if target is None or absent or link.network.cut or link.silent_until > self._simulation.now:
+            self._simulation.deliver(host, Closed(0, peer, "unreachable"))
+            return
+        mine, theirs = next(self._numbers), next(self._numbers)
+        connection = SimulatedConnection({host.node.name: (peer, theirs), peer: (host.node.name, mine)})
+        host.connections[mine] = target.connections[theirs] = connection
+        self._simulation.deliver(target, Opened(theirs, "", theirs.to_bytes(NONCE_BYTES)))
+        self._simulation.deliver(host, Opened(mine, peer, mine.to_bytes(NONCE_BYTES)))
+
+    def write(self, host: Host, write: Write) -> None:
+        """A node writes a message on a connection."""
+        connection = host.connections.get(write.conn)
+        if connection is None or not connection.alive:
+            return
+        target, number = connection.ends[host.node.name]
+        if write.blocks and connection.flow is not None:
+            header = connection.flow.write(write)
+            write = write if header is None else replace(write, message=header, payload=None)
+        size = HEADER_BYTES + (0 if write.payload is None else write.payload.nbytes)
+        link = self.link(host.node.name, target)
+        surely = write.message is _GOODBYE or link.network.keeps_streams
+        link.put(size, write.priority, lambda: self._arrive(connection, target, number, write), surely)
+
+    def _arrive(self, connection: SimulatedConnection, target: str, number: int, write: Write) -> None:
+        host = self._simulation.hosts[target]
+        if not connection.alive or host.connections.get(number) is not connection:
+            return
+        if write.message is _GOODBYE:
+            self._part(host, number, connection)
+            return
+        if isinstance(write.message, FlowBroken):
+            if connection.flow is not None:
+                connection.flow.broken(write.message.below)
+            return
+        try:
+            host.node.admit(number, write.message)
+        except GeomxError as error:
+            lossy = self._network.reorder or self._network.loss
+            if not lossy:  # a stream in order never brings a message too early
+                self.break_(connection, str(error))
+            return
+        if isinstance(write.message, Push) and write.message.beside is not None:
+            assert connection.flow is not None
+            connection.flow.announced(write.number, write.message)
+            return
+        self._simulation.deliver(host, Received(number, write.number, write.message, _own(write.payload)))
+
+    def open_flow(self, host: Host, effect: OpenFlow) -> None:
+        """Whoever dials has heard last that the other end is known."""
+        connection = host.connections.get(effect.conn)
+        if connection is None or not connection.alive or connection.flow is not None:
+            return
+        target, number = connection.ends[host.node.name]
+        if not self._dialled(host, connection):
+            return
+        listener = self._simulation.hosts[target]
+
+        def deliver(delivery: Delivery) -> None:
+            if connection.alive and listener.connections.get(number) is connection:
+                self._simulation.deliver(listener, Received(number, *delivery))
+
+        def send(whole: Whole) -> None:
+            self.write(host, Write(effect.conn, *whole))
+
+        def broken(below: int) -> None:
+            self.write(host, Write(effect.conn, 0, FlowBroken(below)))
+
+        up, down = self.link(host.node.name, target), self.link(target, host.node.name)
+        refuse = functools.partial(self.break_, connection)
+        admit = functools.partial(listener.node.admit, number)
+
+        def tell(passes: bool) -> None:
+            note = host.paths.about(target, passes, WHY[passes])
+            self._simulation.carry_out(host, [] if note is None else [note])
+
+        flow = SimulatedFlow(
+            self._simulation, up, down, effect.terms, deliver, send, broken, refuse, admit, tell
+        )
+        connection.flow = flow
+        self.flows.append((host.node.name, target, flow))
+
+    def hang_up(self, host: Host, number: int) -> None:
+        """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""
+        self.write(host, Write(number, 0, _GOODBYE))
+        host.connections.pop(number, None)
+
+    def _part(self, host: Host, number: int, connection: SimulatedConnection) -> None:
+        del host.connections[number]
+        connection.end_flow()
+        self._simulation.deliver(
+            host, Closed(number, self._dialled(host, connection), "closed by the other side")
+        )
+
+    def break_(self, connection: SimulatedConnection, reason: str) -> None:
+        """Close both ends at once; what was under way is lost."""
+        connection.end()
+        for name in connection.ends:
+            host = self._simulation.hosts[name]
+            for number in [n for n, other in host.connections.items() if other is connection]:
+                del host.connections[number]
+                closed = Closed(number, self._dialled(host, connection), reason)
+                self._plan(0.0, functools.partial(self._simulation.deliver, host, closed))
+
+    def _dialled(self, host: Host, connection: SimulatedConnection) -> str:
+        """The other end's name, for whoever dialled (the first of the two ends)."""
+        first = next(iter(connection.ends))
+        return connection.ends[first][0] if host.node.name == first else ""
+
+
+def _own(payload: Any) -> Any:
+    """A receiver owns what it got: the sender may need its own copy for a resend."""
+    return payload if payload is None or payload.is_meta else payload.clone()
