@@ -343,9 +343,9 @@ class FlowSender:
         """Hold for lost what should have been heard of by now."""
         if self._times_out_at() > now:
             return
-        since = now - self._timeout_s() * (1 << self._backoff)
+        wait_s = self._timeout_s() * (1 << self._backoff)
         self._backoff = min(self._backoff + 1, MOST_BACKOFFS)
-        for number in [number for number, sent in self._under_way.items() if sent.at <= since]:
+        for number in [number for number, sent in self._under_way.items() if sent.at + wait_s <= now]:
             self._lose(number)
 
     def silent_s(self, now: float) -> float:
