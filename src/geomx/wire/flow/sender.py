@@ -22,6 +22,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion, Mark
 from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
 
@@ -269,7 +270,13 @@ class FlowSender:
     # -- what is heard ----------------------------------------------------------------------------------------
 
     def acknowledged(self, ack: Ack, now: float) -> None:
-        """The receiver has told what has come."""
+        """The receiver has told what has come. Raises `ProtocolError`."""
+        if ack.runs and ack.runs[0][1] >= self._next_number:
+            raise ProtocolError(f"datagram {ack.runs[0][1]} has come, and {self._next_number} were sent")
+        if ack.closed_below + ack.closed.bit_length() > self.next_load:
+            raise ProtocolError(
+                f"loads from {ack.closed_below} on are closed, and {self.next_load} were sent"
+            )
         self._heard_at, self._backoff = now, 0
         oldest, sent = next(iter(self._under_way), self._next_number), None
         for first, last in reversed(ack.runs):  # in the order of sending
