@@ -89,11 +89,13 @@ class _Inbox:
         if self.blocks[piece.block] is not None:
             return False
         block = self._joined(piece)
-        if isinstance(block, bool):
-            return block
-        self.bytes_left -= len(block.data)
+        if block is False:
+            return False
+        self.bytes_left -= len(piece.data)
         if self.bytes_left < 0:
             raise ProtocolError("a load has more bytes than were announced")
+        if block is True:
+            return True
         self.blocks[piece.block] = block
         self.missing[0] -= 1
         self.missing[1] -= self.reliable[piece.block]
@@ -101,7 +103,7 @@ class _Inbox:
 
     def _joined(self, piece: Piece) -> BlockIn | bool:
         """The block that is complete with this piece; else whether the piece is new."""
-        if piece.pieces == 1:
+        if piece.pieces == 1 and piece.block not in self.parts:
             return BlockIn(piece.start, piece.stop, piece.data)
         parts = self.parts.setdefault(piece.block, [None] * piece.pieces)
         known = next((part for part in parts if part is not None), piece)
