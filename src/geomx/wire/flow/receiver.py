@@ -24,7 +24,7 @@ from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_RUNS, Ack, Head, Piece, T
 from geomx.wire.messages import Beside, Message
 from geomx.wire.presence import unpack as unpack_bitmap
 
-EARLY_BYTES = 8 << 20
+EARLY_BYTES, PIECE_COST_BYTES = 8 << 20, 512  # what a piece takes beside its bytes
 MOST_OPEN = 4096
 ACK_EVERY = 8
 ACK_DELAY_S = 0.005
@@ -166,7 +166,7 @@ class FlowReceiver:
         self._announced_below = max(self._announced_below, load + 1)
         self._moved_at = now
         for piece in self._early.pop(load, ()):
-            self._early_bytes -= len(piece.data)
+            self._early_bytes -= len(piece.data) + PIECE_COST_BYTES
             inbox.put(piece)
         wait_s = self._early_tails.pop(load, None)
         if wait_s is not None:
@@ -213,7 +213,7 @@ class FlowReceiver:
 
     def _keep_early(self, piece: Piece) -> bool:
         """Keep what has overtaken its header, if there is room for it."""
-        size = len(piece.data)
+        size = len(piece.data) + PIECE_COST_BYTES
         if self._early_bytes + size > EARLY_BYTES or piece.load >= self._announced_below + MOST_OPEN:
             return False
         self._early_bytes += size
