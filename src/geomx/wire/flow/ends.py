@@ -56,7 +56,7 @@ class SendingEnd:
 
     def write(self, whole: Whole, blocks: Sequence[BlockOut], now: float) -> Push | None:
         """Take a payload in; returns the header for the connection. None: the connection has to carry all of it."""
-        if not self.path.is_open or not 0 < len(blocks) <= MOST_BLOCKS:
+        if not (self.path.is_open and self.sender.has_room and 0 < len(blocks) <= MOST_BLOCKS):
             return None
         piece_bytes = self.path.datagram_bytes - PIECE_HEAD_BYTES
         self._wholes[self.sender.next_load] = whole

@@ -33,6 +33,7 @@ _RUN = struct.Struct("<IHIH")
 
 PIECE_HEAD_BYTES = _PIECE.size
 MOST_BLOCKS, MOST_PIECES, MOST_LOADS = 1 << 16, 255, 1 << 32
+MOST_OPEN = 4096  # from the oldest load that is open to the newest
 MOST_RUNS = MOST_TAILS = 64
 CLOSED_SHOWN = 64
 _MOST_US = (1 << 32) - 1

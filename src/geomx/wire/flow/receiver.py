@@ -20,12 +20,11 @@ from math import inf
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
-from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_RUNS, Ack, Head, Piece, Tail
+from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, MOST_RUNS, Ack, Head, Piece, Tail
 from geomx.wire.messages import Beside, Message
 from geomx.wire.presence import unpack as unpack_bitmap
 
 EARLY_BYTES, PIECE_COST_BYTES = 8 << 20, 512  # what a piece takes beside its bytes
-MOST_OPEN = 4096
 ACK_EVERY = 8
 ACK_DELAY_S = 0.005
 LEAST_WINDOW_S = 0.001
@@ -145,7 +144,6 @@ class FlowReceiver:
         self._early_bytes = 0
         self._closed_below = 0
         self._closed: set[int] = set()  # at or above it
-        self._announced_below = 0
         self._unacknowledged = 0
         self._ack_at = inf
         self._moved_at = -inf
@@ -160,10 +158,9 @@ class FlowReceiver:
         load = beside.load
         if self._is_closed(load) or load in self._inboxes:
             return
-        if len(self._inboxes) >= MOST_OPEN:
-            raise ProtocolError(f"{MOST_OPEN} loads are open, and another was announced")
+        if not self._may_be(load):
+            raise ProtocolError(f"load {load} was announced, and {self._closed_below} is open")
         self._inboxes[load] = inbox = _Inbox(number, message, beside)
-        self._announced_below = max(self._announced_below, load + 1)
         self._moved_at = now
         for piece in self._early.pop(load, ()):
             self._early_bytes -= len(piece.data) + PIECE_COST_BYTES
@@ -204,6 +201,10 @@ class FlowReceiver:
             self._count(self.came, piece.level)
         return True
 
+    def _may_be(self, load: int) -> bool:
+        """Whether a sender may be so far: it waits for the oldest load that is open."""
+        return load < self._closed_below + MOST_OPEN
+
     def _is_closed(self, load: int) -> bool:
         return load < self._closed_below or load in self._closed
 
@@ -214,7 +215,7 @@ class FlowReceiver:
     def _keep_early(self, piece: Piece) -> bool:
         """Keep what has overtaken its header, if there is room for it."""
         size = len(piece.data) + PIECE_COST_BYTES
-        if self._early_bytes + size > EARLY_BYTES or piece.load >= self._announced_below + MOST_OPEN:
+        if self._early_bytes + size > EARLY_BYTES or not self._may_be(piece.load):
             return False
         self._early_bytes += size
         self._early.setdefault(piece.load, []).append(piece)
@@ -226,7 +227,7 @@ class FlowReceiver:
             inbox = self._inboxes.get(load)
             if inbox is not None:
                 inbox.closes_at = min(inbox.closes_at, now + window_s + tail.grace_s)
-            elif not self._is_closed(load) and load < self._announced_below + MOST_OPEN:
+            elif not self._is_closed(load) and self._may_be(load):
                 self._early_tails.setdefault(load, window_s + tail.grace_s)
 
     # -- numbers ----------------------------------------------------------------------------------------------
@@ -270,17 +271,29 @@ class FlowReceiver:
             yield inbox.delivery()
 
     def forget(self, below: int) -> None:
-        """Loads below this number come on the connection, whole."""
+        """Loads below this number come on the connection, whole. Raises `ProtocolError`."""
+        if not 0 <= below <= self._closed_below + MOST_OPEN:
+            raise ProtocolError(f"loads below {below} are broken, and {self._closed_below} is open")
         for load in [load for load in self._inboxes if load < below]:
             self._close(load)
+        for load in [load for load in self._early if load < below]:
+            self._early_bytes -= sum(len(piece.data) + PIECE_COST_BYTES for piece in self._early.pop(load))
+        for load in [load for load in self._early_tails if load < below]:
+            del self._early_tails[load]
+        self._closed = {load for load in self._closed if load >= below}
+        self._closed_up_to(max(self._closed_below, below))
 
     def _close(self, load: int) -> None:
         del self._inboxes[load]
         self._ack_at = -inf  # so that nothing of it is sent again
         self._closed.add(load)
-        while self._closed_below in self._closed:
-            self._closed.remove(self._closed_below)
-            self._closed_below += 1
+        self._closed_up_to(self._closed_below)
+
+    def _closed_up_to(self, below: int) -> None:
+        while below in self._closed:
+            self._closed.remove(below)
+            below += 1
+        self._closed_below = below
 
     def next_at(self) -> float:
         """When to call `closed` and `ack`, if nothing comes before; inf: not at all."""

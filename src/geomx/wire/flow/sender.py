@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion, Mark
-from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
+from geomx.wire.flow.packets import MOST_OPEN, MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
 
 LATER = 3  # numbers: so many datagrams seldom overtake one
 LEAST_TIMEOUT_S = 0.02
@@ -181,6 +181,11 @@ class FlowSender:
     def open_loads(self) -> KeysView[int]:
         """The loads of which something may have to be sent, or sent again."""
         return self._loads.keys()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the receiver takes another load before it has closed those that are open."""
+        return self.next_load - next(iter(self._loads), self.next_load) < MOST_OPEN
 
     # -- sending ----------------------------------------------------------------------------------------------
 
