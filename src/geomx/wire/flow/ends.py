@@ -161,7 +161,7 @@ class ReceivingEnd:
 
     def closed(self, now: float) -> Iterable[Delivery]:
         """The loads that close now. Raises `ProtocolError` where nothing comes any more of what was announced."""
-        if self.receiver.stuck_s(now) > STUCK_S:
+        if now >= self.receiver.still_since + STUCK_S:
             raise ProtocolError(f"it has announced blocks, and sent none of them for {STUCK_S:.0f} s")
         return self.receiver.closed(now)
 
@@ -176,7 +176,7 @@ class ReceivingEnd:
 
     def next_at(self) -> float:
         """When to call `closed` and `bodies`, if nothing comes before; inf: not at all."""
-        return self.receiver.next_at()
+        return min(self.receiver.next_at(), self.receiver.still_since + STUCK_S)
 
     @property
     def counts(self) -> FlowCounts:

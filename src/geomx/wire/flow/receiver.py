@@ -311,6 +311,7 @@ class FlowReceiver:
         runs = tuple((first, last) for first, last in self._runs)
         return Ack(max(now - self._newest_at, 0.0), self._closed_below, shown, runs)
 
-    def stuck_s(self, now: float) -> float:
-        """For how long nothing new has come of the loads that are open."""
-        return now - self._moved_at if self._inboxes else 0.0
+    @property
+    def still_since(self) -> float:
+        """Since when nothing new has come of the loads that are open; inf: none is."""
+        return self._moved_at if self._inboxes else inf
