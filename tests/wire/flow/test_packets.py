@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from math import inf
 
 import pytest
 from hypothesis import example, given
@@ -194,7 +195,9 @@ def test_an_acknowledgement_tells_which_loads_are_closed() -> None:
     assert closed == [*range(10), 10, 12, 73]
 
 
-@pytest.mark.parametrize(("given_s", "found_s"), [(-1.0, 0.0), (1e9, (2**32 - 1) / 1e6), (0.25, 0.25)])
+@pytest.mark.parametrize(
+    ("given_s", "found_s"), [(-1.0, 0.0), (1e9, (2**32 - 1) / 1e6), (inf, (2**32 - 1) / 1e6), (0.25, 0.25)]
+)
 def test_times_out_of_range_are_the_nearest_in_range(given_s: float, found_s: float) -> None:
     tail = unpack(Tail((1,), given_s, given_s).pack())
     assert isinstance(tail, Tail)

@@ -179,4 +179,4 @@ MOST_NUMBER = 1 << 48
 
 
 def _us(seconds: float) -> int:
-    return min(max(int(seconds * 1e6), 0), _MOST_US)
+    return int(min(max(seconds * 1e6, 0.0), _MOST_US))

@@ -1,0 +1,290 @@
+"""Both ends of a flow joined: what goes beside the connection, and what comes back onto it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from random import Random
+
+import pytest
+
+from geomx.errors import ProtocolError
+from geomx.wire.flow import ends as ends_module
+from geomx.wire.flow.congestion import Congestion
+from geomx.wire.flow.ends import SILENT_S, STUCK_S, ReceivingEnd, SendingEnd, Whole
+from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Piece, Probe, Probed, Tail
+from geomx.wire.flow.path import LIMIT_S, SIZES
+from geomx.wire.flow.receiver import Delivery
+from geomx.wire.flow.sender import MOST_SENDINGS, BlockOut, FlowTerms
+from geomx.wire.messages import Push
+
+TRIP_S, ENVELOPE_BYTES = 0.1, 54
+PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
+
+
+def block(place: int, level: int = 0, size: int = 1000) -> BlockOut:
+    return BlockOut(place, place + 1, memoryview(bytes([place % 256]) * size), level)
+
+
+class Both:
+    """Two ends, and a network between them that carries what `passes` lets through, in half a round trip."""
+
+    def __init__(self, terms: FlowTerms | None = None) -> None:
+        self.now = 0.0
+        self.sending = SendingEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms or FlowTerms(), 0.0)
+        self.receiving = ReceivingEnd()
+        self.passes: Callable[[bytes], bool] = lambda body: True
+        self.delivered: list[Delivery] = []
+        self.fallen_back: list[Whole] = []
+        self.sizes: list[int] = []
+        self._coming: list[tuple[float, int, Callable[[], None]]] = []
+
+    def write(self, number: int, blocks: list[BlockOut], announces: bool = True) -> Push | None:
+        payload = b"".join(each.data for each in blocks)
+        header = self.sending.write(Whole(number, PUSH, payload, 1), blocks, self.now)
+        if header is not None and announces:
+            self.receiving.announced(number, header, self.now)
+        return header
+
+    def step(self) -> None:
+        """What is due now, at both ends."""
+        for number, body in self.sending.datagrams(self.now, ENVELOPE_BYTES, 1000):
+            self.sizes.append(len(body))
+            self._send(body, lambda n=number, b=body: self.receiving.received(n, b, self.now))
+        wholes = self.sending.fallen_back(self.now)
+        if wholes:
+            self.receiving.receiver.forget(self.sending.sender.next_load)
+            self.fallen_back += wholes
+        self.delivered += self.receiving.closed(self.now)
+        for body in self.receiving.bodies(self.now):
+            self._send(body, lambda b=body: self.sending.received(b, self.now))
+
+    def _send(self, body: bytes, arrive: Callable[[], None]) -> None:
+        if self.passes(body):
+            self._coming.append((self.now + TRIP_S / 2, len(self._coming), arrive))
+
+    def run(self, until: float, while_: Callable[[], bool] = lambda: True) -> None:
+        while while_():
+            self.step()
+            coming = min((at for at, _, _ in self._coming), default=inf)
+            due_at = min(coming, self.sending.next_at(), self.receiving.next_at())
+            if due_at > until:
+                self.now = until
+                return
+            self.now = max(self.now, due_at)
+            here = [each for each in self._coming if each[0] <= self.now]
+            self._coming = [each for each in self._coming if each[0] > self.now]
+            for _, _, arrive in here:
+                arrive()
+
+    def open(self) -> None:
+        self.run(self.now + 20.0, lambda: not self.sending.path.is_open)
+        assert self.sending.path.is_open
+
+
+def losing(share: float, seed: int = 1) -> Callable[[bytes], bool]:
+    chance = Random(seed)
+    return lambda body: chance.random() >= share
+
+
+def test_before_the_path_is_open_the_connection_carries_all() -> None:
+    both = Both()
+    assert both.write(1, [block(0), block(1)]) is None
+    both.open()
+    assert both.write(2, [block(0), block(1)]) is not None
+
+
+def test_a_header_says_what_comes_beside_it() -> None:
+    both = Both(FlowTerms((1,)))
+    both.open()
+    header = both.write(7, [block(0, 0, 10), block(1, 1, 20), block(2, 0, 30)])
+    assert header is not None
+    assert header.beside is not None
+    assert (header.beside.load, header.beside.blocks, header.beside.size) == (0, 3, 60)
+    assert header.beside.reliable == b"\5"
+    assert both.write(8, [block(0), block(1)]).beside.load == 1  # type: ignore[union-attr]
+    both.run(both.now + 1.0)
+    assert [each.number for each in both.delivered] == [7, 8]
+    assert [bytes(each.data) for each in both.delivered[0].payload.blocks] == [
+        b"\0" * 10,
+        b"\1" * 20,
+        b"\2" * 30,
+    ]
+
+
+def test_reliable_blocks_come_whatever_is_lost_and_datagrams_fit() -> None:
+    both = Both()
+    both.passes = losing(0.2)
+    both.open()
+    largest = both.sending.path.datagram_bytes
+    both.sizes.clear()
+    for number in range(20):
+        both.write(number, [block(place, size=3000) for place in range(10)])
+    both.run(both.now + 60.0, lambda: len(both.delivered) + len(both.fallen_back) < 20)
+    whole = {each.number for each in both.fallen_back}
+    assert len(whole) < 10
+    assert sorted([*whole, *(each.number for each in both.delivered)]) == list(range(20))
+    for each in both.delivered:
+        assert [bytes(b.data) for b in each.payload.blocks] == [bytes([place]) * 3000 for place in range(10)]
+    assert max(both.sizes) <= largest or whole
+
+
+@pytest.mark.parametrize("count", [0, MOST_BLOCKS + 1])
+def test_a_payload_in_too_many_blocks_goes_over_the_connection(count: int) -> None:
+    both = Both()
+    both.open()
+    assert both.write(1, [block(place, size=1) for place in range(count)]) is None
+
+
+def test_no_more_loads_are_open_than_the_receiver_takes() -> None:
+    both = Both()
+    both.open()
+    both.passes = lambda body: False
+    headers = [both.write(number, [block(0, size=1), block(1, size=1)]) for number in range(MOST_OPEN + 3)]
+    assert [header is None for header in headers] == [False] * MOST_OPEN + [True] * 3
+    both.passes = lambda body: True
+    both.run(both.now + 60.0, lambda: not both.sending.sender.has_room)
+    assert both.write(9999, [block(0), block(1)]) is not None
+
+
+# -- back onto the connection -------------------------------------------------------------------------------------
+
+
+def test_where_nothing_is_heard_everything_open_goes_over_the_connection() -> None:
+    both = Both()
+    both.open()
+    both.write(1, [block(0), block(1)])
+    both.run(both.now + 1.0)
+    assert [each.number for each in both.delivered] == [1]
+    both.passes = lambda body: False
+    began = both.now
+    both.write(2, [block(0), block(1)])
+    both.write(3, [block(0), block(1)])
+    both.run(began + SILENT_S)
+    assert not both.fallen_back
+    both.run(began + SILENT_S + 2.0)
+    assert [each.number for each in both.fallen_back] == [2, 3]
+    assert [each.payload for each in both.fallen_back] == [
+        block(0).data.tobytes() + block(1).data.tobytes()
+    ] * 2
+    assert not both.sending.path.is_open
+    assert both.write(4, [block(0), block(1)]) is None
+    assert not both.sending._wholes
+    both.passes = lambda body: True
+    both.open()
+    assert both.write(5, [block(0), block(1)]) is not None
+    both.run(both.now + 1.0)
+    assert [each.number for each in both.delivered] == [1, 5]
+    assert len(both.fallen_back) == 2
+
+
+def test_a_sender_with_nothing_to_say_falls_back_on_nothing() -> None:
+    both = Both()
+    both.open()
+    both.passes = lambda body: False
+    both.run(both.now + 100.0)
+    assert both.sending.path.is_open
+    assert both.sending.next_at() == inf
+
+
+def test_a_piece_that_never_passes_is_noticed_though_others_do() -> None:
+    both = Both()
+    both.open()
+    both.passes = lambda body: len(body) < 1300
+    both.write(1, [block(0, size=1400), *(block(place, size=500) for place in range(1, 30))])
+    both.run(both.now + 30.0, lambda: not both.fallen_back)
+    assert [each.number for each in both.fallen_back] == [1]
+    assert both.sending.sender.again[0] <= 3 * MOST_SENDINGS
+    both.open()
+    assert both.sending.path.datagram_bytes == SIZES[-1]
+
+
+def test_what_has_become_of_the_path_is_told_once() -> None:
+    both = Both()
+    assert both.sending.news() is None
+    both.open()
+    assert both.sending.news() is None, "all is as it should be"
+    both.passes = lambda body: False
+    both.write(1, [block(0), block(1)])
+    both.run(both.now + SILENT_S + LIMIT_S + 1.0)
+    assert both.sending.news() == "blocked"
+    assert both.sending.news() is None
+    both.passes = lambda body: True
+    both.open()
+    assert both.sending.news() == "open"
+    assert both.sending.news() is None
+
+
+def test_a_path_that_never_was_is_told() -> None:
+    both = Both()
+    both.passes = lambda body: False
+    both.run(LIMIT_S + 1.0)
+    assert both.sending.news() == "blocked"
+
+
+def test_the_first_that_is_heard_may_be_that_all_is_broken() -> None:
+    receiving, both = ReceivingEnd(), Both()
+    both.open()
+    header = both.write(1, [block(0), block(1)], announces=False)
+    assert header is not None
+    receiving.announced(1, header, 0.0)
+    receiving.receiver.forget(1)
+    (body,) = receiving.bodies(0.0)
+    both.sending.received(body, both.now)
+    assert not both.sending.sender.open_loads
+
+
+# -- liars ----------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_announces_and_never_sends_is_noticed_though_nothing_else_happens() -> None:
+    both = Both()
+    both.open()
+    both.run(both.now + 1.0)
+    both.write(1, [block(0), block(1)])  # its sender is silent from now on
+    announced_at = both.now
+    assert both.receiving.next_at() == announced_at + STUCK_S
+    assert list(both.receiving.closed(announced_at + 0.99 * STUCK_S)) == []
+    with pytest.raises(ProtocolError, match="announced blocks, and sent none"):
+        both.receiving.closed(both.receiving.next_at())
+
+
+def test_whoever_sends_a_little_now_and_then_is_awaited() -> None:
+    receiving, both = ReceivingEnd(), Both()
+    both.open()
+    header = both.write(1, [block(place) for place in range(5)], announces=False)
+    assert header is not None
+    receiving.announced(1, header, 0.0)
+    for place in range(4):
+        now = (place + 1) * 0.9 * STUCK_S
+        receiving.received(place, Piece(0, place, 0, 1, 0, place, place + 1, b"x").pack(), now)
+        assert list(receiving.closed(now)) == []
+    with pytest.raises(ProtocolError, match="sent none"):
+        receiving.closed(now + STUCK_S)
+
+
+@pytest.mark.parametrize("packet", [Piece(0, 0, 0, 1, 0, 0, 1, b"x"), Tail((0,), 0.1, 0.0), Probe(1206)])
+def test_what_only_a_sender_says_is_refused_by_a_sender(packet: Piece | Tail | Probe) -> None:
+    both = Both()
+    with pytest.raises(ProtocolError, match="sent down"):
+        both.sending.received(packet.pack(), 0.0)
+
+
+@pytest.mark.parametrize("packet", [Ack(0.0, 0, 0, ()), Probed(1206)])
+def test_what_only_a_receiver_says_is_refused_by_a_receiver(packet: Ack | Probed) -> None:
+    with pytest.raises(ProtocolError, match="sent up"):
+        ReceivingEnd().received(0, packet.pack(), 0.0)
+
+
+def test_a_probe_is_answered_once_and_leaves_nothing_behind() -> None:
+    receiving = ReceivingEnd()
+    receiving.received(0, Probe(1350).pack(), 0.0)
+    receiving.received(1, Probe(1206).pack(), 0.0)
+    assert list(receiving.bodies(0.0)) == [Probed(1350).pack(), Probed(1206).pack()]
+    assert list(receiving.bodies(10.0)) == []
+    assert receiving.next_at() == inf
+
+
+def test_limits_are_in_an_order_that_works() -> None:
+    """The sender takes to the connection before the receiver takes it for a liar."""
+    assert 2 * ends_module.SILENT_S < ends_module.STUCK_S
