@@ -15,11 +15,12 @@ from wires import ANY_PORT, LOOPS, Witness, run_on, tensor
 from geomx.channels.block_classes import Alike
 from geomx.channels.contract import EdgeSettings
 from geomx.channels.datagram import Datagram
+from geomx.channels.sealing import SALT_BYTES
 from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.receiver import Blocks
 from geomx.wire.flow.sender import FlowTerms
-from geomx.wire.messages import Beat, Push
+from geomx.wire.messages import Beat, FlowOpen, Push
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 SECRET = b"s" * 32
@@ -38,9 +39,12 @@ class Ends(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def joined(
-    terms: FlowTerms | None = None, secrets: tuple[bytes, bytes] = (SECRET, SECRET)
+    terms: FlowTerms | None = None, secrets: tuple[bytes, bytes] = (SECRET, SECRET), is_open: bool = True
 ) -> AsyncIterator[Ends]:
-    """Flows are open on both sides, as nodes open them; `secrets`: what the dialling and the listening side know."""
+    """Flows are open on both sides, as nodes open them; `secrets`: what the dialling and the listening side know.
+
+    `is_open`: whether the listening side opens its own.
+    """
     mine, theirs = Witness(), Witness()
     door = await Datagram(EdgeSettings(), Alike()).listen(ANY_PORT, theirs, theirs.accept)
     async with relay(door.address) as between:
@@ -48,7 +52,8 @@ async def joined(
         await theirs.until(lambda: bool(theirs.accepted))
         (receiver,) = theirs.accepted
         sender.open_flow(secrets[0], terms or FlowTerms())
-        receiver.open_flow(secrets[1], FlowTerms())
+        if is_open:
+            receiver.open_flow(secrets[1], FlowTerms())
         beating = asyncio.create_task(beat(receiver))
         yield Ends(sender, receiver, mine, theirs, between)
         beating.cancel()
@@ -205,5 +210,16 @@ def test_whoever_knows_another_secret_is_not_heard(loop_name: str, monkeypatch: 
             assert ends.mine.flows == [False]
             assert ends.relay.datagrams[0]
             assert not ends.relay.datagrams[1]
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.parametrize("flow", [0, -1, 1 << 32, 1 << 60])
+def test_a_flow_whose_number_cannot_be_ends_the_connection(loop_name: str, flow: int) -> None:
+    async def main() -> None:
+        async with joined(is_open=False) as ends:
+            ends.receiver.write(0, FlowOpen(flow, bytes(SALT_BYTES)), None, 0)
+            await ends.mine.until(lambda: bool(ends.mine.reasons))
+            assert "flow" in ends.mine.reasons[0].lower()
 
     run_on(loop_name, main)

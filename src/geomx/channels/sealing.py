@@ -16,7 +16,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-SALT_BYTES = 32
+from geomx.errors import ProtocolError
+
+SALT_BYTES, MOST_FLOWS = 32, 1 << 32
 HEAD = struct.Struct("<IIH")
 TAG_BYTES = 16
 SEAL_BYTES = HEAD.size + TAG_BYTES
@@ -52,7 +54,9 @@ class Seal:
 
 
 def seals(flow: int, salt: bytes, secret: bytes) -> tuple[Seal, Seal]:
-    """Those of the way up and of the way down."""
+    """Those of the way up and of the way down. Raises `ProtocolError`."""
+    if not 0 < flow < MOST_FLOWS or len(salt) != SALT_BYTES:
+        raise ProtocolError(f"a flow with the number {flow} and a salt of {len(salt)} bytes")
     keys = HKDF(hashes.SHA256(), 2 * _KEY_BYTES, salt, b"geomx flow").derive(secret + salt)
     return Seal(flow, keys[:_KEY_BYTES]), Seal(flow, keys[_KEY_BYTES:])
 
