@@ -122,7 +122,9 @@ class Receipts:
         """A child's push takes part in its round."""
         if self._loses and push.kind == "gradient":
             came = pack(payload.came) if isinstance(payload, Blocks) else None
-            self._counted.setdefault((push.slice, push.cohort, push.turn), {})[child] = came
+            counted = self._counted.setdefault((push.slice, push.cohort, push.turn), {})
+            # Whoever was started again pushes in a turn in which it has counted already: nothing goes back of that.
+            counted[child] = None if child in counted else came
 
     def answered(self, update: Update) -> dict[str, bytes | None] | None:
         """What each child is told that took part; those who did not are told `NOTHING`. None: nobody is told."""
