@@ -162,8 +162,7 @@ class FlowReceiver:
             raise ProtocolError(f"load {load} was announced, and {self._closed_below} is open")
         self._inboxes[load] = inbox = _Inbox(number, message, beside)
         self._moved_at = now
-        for piece in self._early.pop(load, ()):
-            self._early_bytes -= len(piece.data) + PIECE_COST_BYTES
+        for piece in self._forgotten(load):
             inbox.put(piece)
         wait_s = self._early_tails.pop(load, None)
         if wait_s is not None:
@@ -221,6 +220,12 @@ class FlowReceiver:
         self._early.setdefault(piece.load, []).append(piece)
         return True
 
+    def _forgotten(self, load: int) -> list[Piece]:
+        """Take a load's early pieces out."""
+        pieces = self._early.pop(load, [])
+        self._early_bytes -= sum(len(piece.data) + PIECE_COST_BYTES for piece in pieces)
+        return pieces
+
     def _ends(self, tail: Tail, now: float) -> None:
         window_s = min(max(2 * self._overtaken_s, LEAST_WINDOW_S), tail.round_trip_s / 4)
         for load in tail.loads:
@@ -277,7 +282,7 @@ class FlowReceiver:
         for load in [load for load in self._inboxes if load < below]:
             self._close(load)
         for load in [load for load in self._early if load < below]:
-            self._early_bytes -= sum(len(piece.data) + PIECE_COST_BYTES for piece in self._early.pop(load))
+            self._forgotten(load)
         for load in [load for load in self._early_tails if load < below]:
             del self._early_tails[load]
         self._closed = {load for load in self._closed if load >= below}
