@@ -218,7 +218,7 @@ class DatagramConnection(TcpConnection):
 
     def _answer(self, receiving: ReceivingEnd, now: float) -> None:
         try:
-            closed = list(receiving.closed(now))
+            closed = list(receiving.closed(now, self.heard_at))
             for number, message, payload in closed:
                 self._receiver.received(self, number, message, payload)
                 if not self.is_open:

@@ -110,7 +110,7 @@ class SimulatedFlow:
 
     def _answer(self, now: float) -> None:
         deliveries: list[Delivery] = []
-        self._guarded(lambda: deliveries.extend(self._receiving.closed(now)))
+        self._guarded(lambda: deliveries.extend(self._receiving.closed(now, now)))
         for delivery in deliveries:
             self._deliver(delivery)
         for body in self._receiving.bodies(now):

@@ -159,10 +159,15 @@ class ReceivingEnd:
         self._admit(message)
         self.announced(packet.number, message, now)
 
-    def closed(self, now: float) -> Iterable[Delivery]:
-        """The loads that close now. Raises `ProtocolError` where nothing comes any more of what was announced."""
+    def closed(self, now: float, heard_at: float) -> Iterable[Delivery]:
+        """The loads that close now. Raises `ProtocolError` where nothing comes any more of what was announced.
+
+        `heard_at`: when something came on the connection last. Where nothing comes there either, nobody is to blame.
+        """
         if now >= self.receiver.still_since + STUCK_S:
-            raise ProtocolError(f"it has announced blocks, and sent none of them for {STUCK_S:.0f} s")
+            if now - heard_at < SILENT_S:
+                raise ProtocolError(f"it has announced blocks, and sent none of them for {STUCK_S:.0f} s")
+            self.receiver.excuse(now)
         return self.receiver.closed(now)
 
     def bodies(self, now: float) -> Iterator[bytes]:
