@@ -138,8 +138,8 @@ class FlowSender:
         pieces = [piece for block, out in sent for piece in self._cut(block, out, piece_bytes)]
         load = self._loads[self.next_load] = _Load(self.next_load, len(pieces))
         self.next_load += 1
-        announces = _Item(load, Head(load.number, number, head), (priority, load.number, -1), inf)
-        self._put(announces)
+        if len(head) <= piece_bytes:  # else it comes on the connection alone
+            self._put(_Item(load, Head(load.number, number, head), (priority, load.number, -1), inf))
         for piece in pieces:
             tries = self._tries[min(piece.level, len(self._tries) - 1)]
             self._put(_Item(load, piece, (priority, load.number, piece.level), tries))
