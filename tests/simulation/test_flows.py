@@ -105,7 +105,7 @@ class Watch:
         self._look()
 
     def _look(self) -> None:
-        hosts = self._simulator._hosts.values()
+        hosts = self._simulator.hosts.values()
         found = [connection.flow for host in hosts for connection in host.connections.values()]
         self._flows |= {id(flow): flow for flow in found if flow is not None}
         if not all(host.stopped for host in hosts):
@@ -138,7 +138,7 @@ class Trained:
     counts: Counter[str]
 
     def node(self, name: str) -> Any:
-        return self.simulator._hosts[name].node
+        return self.simulator.hosts[name].node
 
     def roots(self) -> list[Root]:
         return [self.node(name).sink for name in self.topology.shards]
