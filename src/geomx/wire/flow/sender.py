@@ -74,7 +74,7 @@ Lane = tuple[int, int, int]  # priority, load and class
 class _Item:
     """A piece, or a load's header, and how often it may be sent yet."""
 
-    __slots__ = ("copies", "key", "load", "piece", "sendings", "tries")
+    __slots__ = ("copies", "key", "load", "missed", "piece", "sendings", "tries")
 
     def __init__(self, load: _Load, piece: Piece | Head, key: Lane, tries: float) -> None:
         self.load = load
@@ -82,6 +82,7 @@ class _Item:
         self.key = key
         self.tries = tries
         self.sendings = self.copies = 0
+        self.missed = 0  # sendings that were lost although later datagrams have come
 
 
 class _Sent(NamedTuple):
@@ -252,7 +253,6 @@ class FlowSender:
             item.copies -= 1
             if not self._order:
                 self._put(item)
-        self.is_stuck |= item.sendings > MOST_SENDINGS
         if isinstance(item.piece, Head):
             return
         counts = self.again if item.sendings > 1 else self.sent
@@ -325,19 +325,24 @@ class FlowSender:
             ):
                 lost.append(number)
         for number in lost:
-            self._lose(number)
+            item = self._lose(number)
+            if item is not None:
+                item.missed += 1
+                self.is_stuck |= item.missed == MOST_SENDINGS
 
-    def _lose(self, number: int) -> None:
+    def _lose(self, number: int) -> _Item | None:
+        """Hold a datagram for lost; returns what is to be sent again."""
         sent = self._under_way.pop(number)
         self._congestion.lost(sent.mark)
         item = sent.item
         if item is None or item.load.is_over or not item.tries:  # given up
-            return
+            return None
         self._lost[number] = item
         if len(self._lost) > LOST_KEPT:
             del self._lost[next(iter(self._lost))]
         item.copies = int(item.tries == inf)
         self._put(item, first=True)
+        return item
 
     # -- silence ----------------------------------------------------------------------------------------------
 
