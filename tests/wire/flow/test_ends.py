@@ -6,17 +6,19 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
+import msgspec
 import pytest
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow import ends as ends_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import SILENT_S, STUCK_S, ReceivingEnd, SendingEnd, Whole
-from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Piece, Probe, Probed, Tail
+from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Head, Piece, Probe, Probed, Tail
 from geomx.wire.flow.path import LIMIT_S, SIZES
 from geomx.wire.flow.receiver import Delivery
 from geomx.wire.flow.sender import MOST_SENDINGS, BlockOut, FlowTerms
-from geomx.wire.messages import Push
+from geomx.wire.messages import Ack as Acknowledged
+from geomx.wire.messages import Beside, Message, Push, encode_head
 
 TRIP_S, ENVELOPE_BYTES = 0.1, 54
 PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
@@ -32,7 +34,10 @@ class Both:
     def __init__(self, terms: FlowTerms | None = None) -> None:
         self.now = 0.0
         self.sending = SendingEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms or FlowTerms(), 0.0)
-        self.receiving = ReceivingEnd()
+        self.admitted: list[Message] = []
+        self.receiving = ReceivingEnd(self.admitted.append)
+        self.heard_at = 0.0  # on the connection, beside what a test writes
+        self.is_cut = False
         self.passes: Callable[[bytes], bool] = lambda body: True
         self.delivered: list[Delivery] = []
         self.fallen_back: list[Whole] = []
@@ -51,11 +56,12 @@ class Both:
         for number, body in self.sending.datagrams(self.now, ENVELOPE_BYTES, 1000):
             self.sizes.append(len(body))
             self._send(body, lambda n=number, b=body: self.receiving.received(n, b, self.now))
-        wholes = self.sending.fallen_back(self.now)
+        self.heard_at = self.heard_at if self.is_cut else self.now
+        wholes = self.sending.fallen_back(self.now, self.heard_at)
         if wholes:
             self.receiving.receiver.forget(self.sending.sender.next_load)
             self.fallen_back += wholes
-        self.delivered += self.receiving.closed(self.now)
+        self.delivered += self.receiving.closed(self.now, self.heard_at)
         for body in self.receiving.bodies(self.now):
             self._send(body, lambda b=body: self.sending.received(b, self.now))
 
@@ -203,15 +209,16 @@ def test_what_has_become_of_the_path_is_told_once() -> None:
     both = Both()
     assert both.sending.news() is None
     both.open()
-    assert both.sending.news() is None, "all is as it should be"
+    assert both.sending.news() is True
+    assert both.sending.news() is None
     both.passes = lambda body: False
     both.write(1, [block(0), block(1)])
     both.run(both.now + SILENT_S + LIMIT_S + 1.0)
-    assert both.sending.news() == "blocked"
+    assert both.sending.news() is False
     assert both.sending.news() is None
     both.passes = lambda body: True
     both.open()
-    assert both.sending.news() == "open"
+    assert both.sending.news() is True
     assert both.sending.news() is None
 
 
@@ -219,11 +226,11 @@ def test_a_path_that_never_was_is_told() -> None:
     both = Both()
     both.passes = lambda body: False
     both.run(LIMIT_S + 1.0)
-    assert both.sending.news() == "blocked"
+    assert both.sending.news() is False
 
 
 def test_the_first_that_is_heard_may_be_that_all_is_broken() -> None:
-    receiving, both = ReceivingEnd(), Both()
+    receiving, both = ReceivingEnd(lambda message: None), Both()
     both.open()
     header = both.write(1, [block(0), block(1)], announces=False)
     assert header is not None
@@ -232,6 +239,18 @@ def test_the_first_that_is_heard_may_be_that_all_is_broken() -> None:
     (body,) = receiving.bodies(0.0)
     both.sending.received(body, both.now)
     assert not both.sending.sender.open_loads
+
+
+def test_where_the_connection_is_silent_too_nothing_falls_back_and_nobody_is_blamed() -> None:
+    both = Both()
+    both.open()
+    both.write(1, [block(0), block(1)])
+    both.passes, both.is_cut = lambda body: False, True
+    both.run(both.now + 3.3 * STUCK_S)
+    assert not both.fallen_back
+    both.passes, both.is_cut = lambda body: True, False
+    both.run(both.now + 0.5 * STUCK_S)
+    assert [each.number for each in [*both.fallen_back, *both.delivered]] == [1]
 
 
 # -- liars ----------------------------------------------------------------------------------------------------------
@@ -244,13 +263,14 @@ def test_whoever_announces_and_never_sends_is_noticed_though_nothing_else_happen
     both.write(1, [block(0), block(1)])  # its sender is silent from now on
     announced_at = both.now
     assert both.receiving.next_at() == announced_at + STUCK_S
-    assert list(both.receiving.closed(announced_at + 0.99 * STUCK_S)) == []
+    assert list(both.receiving.closed(announced_at + 0.99 * STUCK_S, announced_at)) == []
+    due_at = both.receiving.next_at()
     with pytest.raises(ProtocolError, match="announced blocks, and sent none"):
-        both.receiving.closed(both.receiving.next_at())
+        both.receiving.closed(due_at, due_at)
 
 
 def test_whoever_sends_a_little_now_and_then_is_awaited() -> None:
-    receiving, both = ReceivingEnd(), Both()
+    receiving, both = ReceivingEnd(lambda message: None), Both()
     both.open()
     header = both.write(1, [block(place) for place in range(5)], announces=False)
     assert header is not None
@@ -258,13 +278,16 @@ def test_whoever_sends_a_little_now_and_then_is_awaited() -> None:
     for place in range(4):
         now = (place + 1) * 0.9 * STUCK_S
         receiving.received(place, Piece(0, place, 0, 1, 0, place, place + 1, b"x").pack(), now)
-        assert list(receiving.closed(now)) == []
+        assert list(receiving.closed(now, now)) == []
     with pytest.raises(ProtocolError, match="sent none"):
-        receiving.closed(now + STUCK_S)
+        receiving.closed(now + STUCK_S, now + STUCK_S)
 
 
-@pytest.mark.parametrize("packet", [Piece(0, 0, 0, 1, 0, 0, 1, b"x"), Tail((0,), 0.1, 0.0), Probe(1206)])
-def test_what_only_a_sender_says_is_refused_by_a_sender(packet: Piece | Tail | Probe) -> None:
+@pytest.mark.parametrize(
+    "packet",
+    [Piece(0, 0, 0, 1, 0, 0, 1, b"x"), Tail((0,), 0.1, 0.0), Probe(1206), Head(0, 1, encode_head(PUSH))],
+)
+def test_what_only_a_sender_says_is_refused_by_a_sender(packet: Piece | Tail | Probe | Head) -> None:
     both = Both()
     with pytest.raises(ProtocolError, match="sent down"):
         both.sending.received(packet.pack(), 0.0)
@@ -273,11 +296,58 @@ def test_what_only_a_sender_says_is_refused_by_a_sender(packet: Piece | Tail | P
 @pytest.mark.parametrize("packet", [Ack(0.0, 0, 0, ()), Probed(1206)])
 def test_what_only_a_receiver_says_is_refused_by_a_receiver(packet: Ack | Probed) -> None:
     with pytest.raises(ProtocolError, match="sent up"):
-        ReceivingEnd().received(0, packet.pack(), 0.0)
+        ReceivingEnd(lambda message: None).received(0, packet.pack(), 0.0)
+
+
+def header(beside: Beside | None) -> bytes:
+    return encode_head(msgspec.structs.replace(PUSH, beside=beside))
+
+
+def test_a_header_in_a_datagram_announces_its_load_once_it_was_admitted() -> None:
+    admitted: list[Message] = []
+    receiving = ReceivingEnd(admitted.append)
+    for number in (0, 0, 1):  # once more, and the same again
+        receiving.received(number, Head(0, 7, header(Beside(0, 1, None, 1))).pack(), 0.0)
+    assert [type(message) for message in admitted] == [Push, Push]
+    receiving.received(2, Piece(0, 0, 0, 1, 0, 0, 1, b"x").pack(), 0.0)
+    ((number, message, payload),) = receiving.closed(0.0, 0.0)
+    assert (number, message, payload.came) == (7, admitted[0], (True,))
+
+
+def test_a_header_that_is_not_admitted_announces_nothing() -> None:
+    def admit(message: Message) -> None:
+        raise ProtocolError("no")
+
+    receiving = ReceivingEnd(admit)
+    with pytest.raises(ProtocolError, match="no"):
+        receiving.received(0, Head(0, 7, header(Beside(0, 1, None, 1))).pack(), 0.0)
+    assert receiving.receiver.still_since == inf
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"\xc1",
+        b"\xff" * 1400,
+        b"\x91" * 1400,
+        encode_head(Acknowledged(3)),
+        header(None),
+        header(Beside(1, 1, None, 1)),
+        header(Beside(0, 1, None, 1))[:-1],
+        header(Beside(0, 1, None, 1)) + b"\0",
+    ],
+)
+def test_a_header_that_is_none_of_its_load_is_refused(head: bytes) -> None:
+    both = Both()
+    with pytest.raises(ProtocolError):
+        both.receiving.received(0, Head(0, 7, head).pack(), 0.0)
+    assert not both.admitted
+    assert both.receiving.receiver.still_since == inf
 
 
 def test_a_probe_is_answered_once_and_leaves_nothing_behind() -> None:
-    receiving = ReceivingEnd()
+    receiving = ReceivingEnd(lambda message: None)
     receiving.received(0, Probe(1350).pack(), 0.0)
     receiving.received(1, Probe(1206).pack(), 0.0)
     assert list(receiving.bodies(0.0)) == [Probed(1350).pack(), Probed(1206).pack()]

@@ -17,6 +17,7 @@ from geomx.wire.flow.packets import (
     MOST_TAILS,
     PIECE_HEAD_BYTES,
     Ack,
+    Head,
     Packet,
     Piece,
     Probe,
@@ -50,8 +51,9 @@ def acks(draw: st.DrawFn) -> Ack:
 tails = st.builds(
     Tail, st.lists(U32, min_size=1, max_size=MOST_TAILS).map(tuple), round_trip_s=SECONDS, grace_s=SECONDS
 )
+heads = st.builds(Head, U32, st.integers(0, (1 << 64) - 1), st.binary(max_size=1400))
 packets = st.one_of(
-    pieces(), acks(), tails, st.builds(Probe, st.integers(3, (1 << 16) - 1)), st.builds(Probed, U16)
+    pieces(), acks(), tails, heads, st.builds(Probe, st.integers(3, (1 << 16) - 1)), st.builds(Probed, U16)
 )
 
 
@@ -82,7 +84,7 @@ def test_a_packet_comes_back_as_it_was(packet: Packet) -> None:
 
 @given(packets)
 def test_no_shorter_one_passes_for_another_packet(packet: Packet) -> None:
-    """Only a piece and a list may end earlier: they say what they have by their length."""
+    """Only bytes and lists may end earlier: they say what they have by their length."""
     body = packet.pack()
     for size in range(len(body)):
         try:
@@ -92,6 +94,8 @@ def test_no_shorter_one_passes_for_another_packet(packet: Packet) -> None:
         assert type(found) is type(packet)
         if isinstance(packet, Piece):
             assert size >= PIECE_HEAD_BYTES
+        elif isinstance(packet, Head):
+            assert packet.head.startswith(found.head)
         elif isinstance(packet, Ack):
             assert found.runs == packet.runs[: len(found.runs)]
         else:
@@ -106,10 +110,10 @@ def test_any_bytes_are_a_packet_or_refused(body: bytes) -> None:
         found = unpack(body)
     except ProtocolError:
         return
-    assert isinstance(found, Piece | Tail | Ack | Probe | Probed)
+    assert isinstance(found, Piece | Tail | Ack | Probe | Probed | Head)
 
 
-@given(st.integers(0, 5), st.binary(max_size=80))
+@given(st.integers(0, 6), st.binary(max_size=80))
 def test_any_bytes_of_a_known_kind_are_a_packet_or_refused(kind: int, rest: bytes) -> None:
     try:
         found = unpack(bytes([kind]) + rest)
@@ -140,7 +144,8 @@ def long_ack(runs: int) -> bytes:
     [
         pytest.param(b"", id="nothing"),
         pytest.param(b"\0" * 40, id="kind 0"),
-        pytest.param(b"\6" + b"\0" * 40, id="kind 6"),
+        pytest.param(b"\7" + b"\0" * 40, id="kind 7"),
+        pytest.param(Head(1, 2, b"").pack()[:-1], id="a header's own head, cut"),
         pytest.param(b"\xff", id="kind 255"),
         pytest.param(Piece(1, 2, 0, 1, 0, 5, 6, b"").pack()[:-1], id="a piece's head, cut"),
         pytest.param(Piece(1, 2, 1, 1, 0, 5, 6, b"x").pack(), id="piece 1 of 1"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.errors import ProtocolError
-from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, MOST_RUNS, Ack, Piece, Tail, unpack
+from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, MOST_RUNS, Ack, Head, Piece, Tail, unpack
 from geomx.wire.flow.receiver import (
     ACK_DELAY_S,
     ACK_EVERY,
@@ -505,19 +505,24 @@ def test_the_sum_of_blocks_is_bounded_by_what_was_announced() -> None:
 
 
 @pytest.mark.parametrize("state", ["open", "closed", "closed behind an open one"])
-def test_no_load_is_announced_twice(state: str) -> None:
+def test_a_header_that_comes_twice_changes_nothing(state: str) -> None:
+    """It does: in a datagram and on the connection."""
     receiving = Receiving()
     load = int(state != "closed")
     for each in range(load + 1):
-        receiving.announce(each, [0])
+        receiving.announce(each, [0, 0])
+    receiving.come(piece(load, 0))
     if state != "open":
-        receiving.come(piece(load, 0))
+        receiving.come(piece(load, 1))
         assert receiving.closed() == [load]
-    with pytest.raises(ProtocolError, match=f"load {load} was announced twice"):
-        receiving.announce(load, [0])
+    receiving.announce(load, [0, 0])
+    assert receiving.closed() == []
+    if state == "open":
+        receiving.come(piece(load, 1))
+        assert receiving.closed() == [load]
 
 
-@pytest.mark.parametrize("load", [-1, MOST_OPEN + 2, 1 << 32, 1 << 60])
+@pytest.mark.parametrize("load", [MOST_OPEN + 2, 1 << 32, 1 << 60])
 def test_a_load_that_cannot_be_yet_is_not_announced(load: int) -> None:
     receiving = Receiving()
     for each in range(2):
@@ -540,6 +545,16 @@ def test_a_bitmap_that_is_not_one_of_its_blocks_is_refused(reliable: bytes) -> N
     push = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
     with pytest.raises(ProtocolError, match="bitmap"):
         FlowReceiver().announced(1, push, Beside(0, 2, reliable, 100), 0.0)
+
+
+def test_headers_in_datagrams_are_acknowledged_once() -> None:
+    receiving = Receiving()
+    head = Head(0, 7, b"header")
+    assert receiving.receiver.received(0, head, 0.0)
+    assert not receiving.receiver.received(0, head, 0.0)
+    assert receiving.receiver.received(1, head, 0.0)
+    assert receiving.told().runs == ((0, 1),)
+    assert receiving.receiver.came == {}
 
 
 def test_for_how_long_nothing_new_has_come_is_known() -> None:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
-from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, Ack, Piece, Tail, unpack
+from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, PIECE_HEAD_BYTES, Ack, Head, Piece, Tail, unpack
 from geomx.wire.flow.sender import LATER, LOST_KEPT, MOST_SENDINGS, BlockOut, FlowSender, FlowTerms
 
 PIECE_BYTES, TRIP_S = 1400, 0.1
 ALWAYS = 1 << 30
+HEAD = b"header"
+Packet = Piece | Tail | Head
 
 
 def block(place: int, level: int = 0, size: int = PIECE_BYTES) -> BlockOut:
@@ -35,19 +37,20 @@ class Sending:
         self.congestion = Congestion(1500)
         self.sender = FlowSender(self.congestion, FlowTerms(tries, grace))
         self.now = 0.0
-        self.left: dict[int, Piece | Tail] = {}
+        self.left: dict[int, Packet] = {}
         if is_free:
             self.congestion.next_at = lambda: -inf  # type: ignore[method-assign]  # test_congestion.py has the rest
 
     def add(self, outs: Iterable[BlockOut], priority: int = 1) -> int:
-        return self.sender.add(outs, priority, PIECE_BYTES, self.now)
+        self.sender.add(self.sender.next_load + 100, HEAD, outs, priority, PIECE_BYTES, self.now)
+        return self.sender.next_load - 1
 
-    def drain(self) -> dict[int, Piece | Tail]:
+    def drain(self) -> dict[int, Packet]:
         """What leaves now."""
-        found: dict[int, Piece | Tail] = {}
+        found: dict[int, Packet] = {}
         while (datagram := self.sender.next(self.now)) is not None:
             packet = unpack(datagram[1])
-            assert isinstance(packet, Piece | Tail)
+            assert isinstance(packet, Piece | Tail | Head)
             found[datagram[0]] = packet
         self.left |= found
         return found
@@ -69,11 +72,11 @@ class Sending:
     def wait(self) -> None:
         """Until something has to be done."""
         at = self.sender.next_at()
-        assert self.now < at < inf
-        self.now = at
+        assert at < inf
+        self.now = max(self.now, at)
         self.sender.time_out(self.now)
 
-    def lose(self, *places: tuple[int, int]) -> dict[int, Piece | Tail]:
+    def lose(self, *places: tuple[int, int]) -> dict[int, Packet]:
         """All has come but every sending of these blocks, by load and block; returns what leaves next."""
         come = [
             number for number, each in self.left.items() if isinstance(each, Tail) or each[:2] not in places
@@ -88,12 +91,20 @@ class Sending:
         return found
 
 
-def pieces(found: dict[int, Piece | Tail]) -> list[tuple[int, int]]:
+def pieces(found: dict[int, Packet]) -> list[tuple[int, int]]:
     """Load and block of what is no tail."""
     return [(each.load, each.block) for each in found.values() if isinstance(each, Piece)]
 
 
-def tails(found: dict[int, Piece | Tail]) -> list[tuple[int, ...]]:
+def heads(found: dict[int, Packet]) -> list[Head]:
+    return [each for each in found.values() if isinstance(each, Head)]
+
+
+def first_piece(found: dict[int, Packet]) -> int:
+    return next(number for number, each in found.items() if isinstance(each, Piece))
+
+
+def tails(found: dict[int, Packet]) -> list[tuple[int, ...]]:
     return [each.loads for each in found.values() if isinstance(each, Tail)]
 
 
@@ -125,7 +136,7 @@ def test_a_tail_follows_the_last_piece_and_names_all_that_are_open() -> None:
     sending.add(blocks(1))
     found = sending.drain()
     kinds = [type(each).__name__ for each in found.values()]
-    assert kinds == ["Piece", "Piece", "Tail", "Piece", "Tail"]
+    assert kinds == ["Head", "Piece", "Piece", "Tail", "Head", "Piece", "Tail"]
     assert tails(found) == [(0,), (1, 0)]
     (tail, _) = [each for each in found.values() if isinstance(each, Tail)]
     assert tail.grace_s == pytest.approx(2.0 * tail.round_trip_s)
@@ -180,14 +191,14 @@ def test_a_block_is_cut_into_as_many_pieces_as_it_needs(size: int, count: int) -
 # -- what is sent again -----------------------------------------------------------------------------------------
 
 
-def test_a_reliable_piece_is_sent_until_it_has_come() -> None:
+def test_a_reliable_piece_is_sent_until_it_has_come_and_twice_where_nothing_else_waits() -> None:
     sending = Sending()
     load = sending.add(blocks(20))
     sending.drain()
-    for _ in range(5):
-        assert pieces(sending.lose((load, 3))) == [(load, 3)]
+    for _ in range(3):
+        assert pieces(sending.lose((load, 3))) == [(load, 3)] * 2
     assert sending.sender.sent == {0: 20}
-    assert sending.sender.again == {0: 5}
+    assert sending.sender.again == {0: 6}
     sending.ack(sending.left)
     for _ in range(20):
         assert not pieces(sending.drain())
@@ -196,6 +207,41 @@ def test_a_reliable_piece_is_sent_until_it_has_come() -> None:
     assert not sending.sender.open_loads
     assert not sending.drain()
     assert sending.sender.next_at() == inf
+
+
+def test_what_is_sent_again_is_sent_once_while_others_wait() -> None:
+    sending = Sending(is_free=False)
+    sending.add(blocks(60))
+    lost = [number for number, each in sending.drain().items() if isinstance(each, Piece)][2]
+    sending.ack(number for number in sending.left if number != lost)
+    assert pieces(sending.drain()).count((0, 2)) == 1
+
+
+def test_a_header_is_sent_until_it_has_come() -> None:
+    sending = Sending()
+    sending.add(blocks(20))
+    first, *_ = sending.drain().values()
+    assert first == Head(0, 100, HEAD)
+    for _ in range(3):
+        sending.ack(number for number, each in sending.left.items() if not isinstance(each, Head))
+        while not heads(found := sending.drain()):
+            sending.wait()
+        assert heads(found) == [first] * 2
+        assert not pieces(found)
+    assert sending.sender.again == {}, "blocks alone are counted"
+    sending.ack(sending.left)
+    sending.wait()
+    assert not heads(sending.drain())
+
+
+@pytest.mark.parametrize(("more_bytes", "count"), [(0, 1), (1, 0)])
+def test_a_header_that_fits_into_no_datagram_is_not_sent(more_bytes: int, count: int) -> None:
+    sending = Sending()
+    sending.sender.add(7, bytes(PIECE_BYTES + more_bytes), blocks(2), 1, PIECE_BYTES, 0.0)
+    found = sending.drain()
+    assert [type(each) for each in found.values()].count(Head) == count
+    assert max(len(each.pack()) for each in found.values()) <= PIECE_BYTES + PIECE_HEAD_BYTES
+    assert pieces(found) == [(0, 0), (0, 1)]
 
 
 @pytest.mark.parametrize("tries", [1, 2, 3])
@@ -257,10 +303,12 @@ def test_a_datagram_is_lost_when_later_ones_have_come() -> None:
     sending = Sending()
     sending.add(blocks(10))
     sending.drain()
-    sending.ack([*range(1, LATER)])
+    lost = first_piece(sending.left)
+    before = range(lost)
+    sending.ack([*before, *range(lost + 1, lost + LATER)])
     assert not pieces(sending.drain())
-    sending.ack([*range(1, LATER + 1)], after_s=0.0)
-    assert pieces(sending.drain()) == [(0, 0)]
+    sending.ack([*before, *range(lost + 1, lost + LATER + 1)], after_s=0.0)
+    assert (0, 0) in pieces(sending.drain())
 
 
 @pytest.mark.parametrize(("round_trips", "is_lost"), [(1 / 16, False), (1 / 7, True)])
@@ -272,7 +320,8 @@ def test_a_datagram_is_lost_when_one_that_left_much_later_has_come(round_trips: 
     sending.drain()
     sending.now += round_trips * sending.congestion.round_trip_s
     sending.add(blocks(1))
-    newest, *_ = [number for number, each in sending.drain().items() if isinstance(each, Piece)]
+    newest = min(sending.drain())
+    assert newest - first_piece({n: each for n, each in sending.left.items() if each[0] == load}) < LATER
     sending.ack([newest], closed_below=1, after_s=0.09)
     assert ((load, 0) in pieces(sending.drain())) == is_lost
 
@@ -281,14 +330,15 @@ def test_what_is_sent_again_leaves_first() -> None:
     sending = Sending(is_free=False)
     sending.add(blocks(40))
     begun = len(pieces(sending.drain()))
-    sending.ack(number for number in sending.left if number != 2)
+    lost = first_piece(sending.left) + 2
+    sending.ack(number for number in sending.left if number != lost)
     assert pieces(sending.drain())[:2] == [(0, 2), (0, begun)]
 
 
 def late_once(sending: Sending, by_s: float) -> bool:
     """A load's first datagram comes later than what left so many seconds behind it. Whether it was sent again."""
     load = sending.add(blocks(1))
-    first, *_ = sending.drain()
+    first = first_piece(sending.drain())
     sending.now += by_s
     sending.add(blocks(2 * LATER))
     sending.drain()
@@ -311,7 +361,7 @@ def test_what_came_late_is_not_sent_again() -> None:
     sending = Sending(is_free=False)
     sending.add(blocks(1))
     sending.add(blocks(40), 2)
-    first, *_ = sending.drain()
+    first = first_piece(sending.drain())
     sending.congestion.next_at = lambda: inf  # type: ignore[method-assign]
     others = [number for number in sending.left if number != first]
     sending.ack(others)
@@ -351,7 +401,7 @@ def test_without_an_answer_all_is_sent_again_ever_more_seldom() -> None:
         sending.wait()
         found = pieces(sending.drain())
         if found:
-            assert sorted(found) == [(0, 0), (0, 1), (0, 2)]
+            assert set(found) == {(0, 0), (0, 1), (0, 2)}
             times.append(sending.now)
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert gaps[0] >= sending.sender.first_round_trip_s
@@ -408,12 +458,25 @@ def test_what_never_comes_is_noticed() -> None:
     sending = Sending()
     sending.add(blocks(20))
     sending.drain()
-    for _ in range(MOST_SENDINGS - 1):
-        assert pieces(sending.lose((0, 0))) == [(0, 0)]
-    assert not sending.sender.is_stuck
-    sending.lose((0, 0))
+    while sending.sender.again.get(0, 0) < 3 * MOST_SENDINGS and not sending.sender.is_stuck:
+        sending.add(blocks(LATER), 2)
+        sending.drain()
+        assert (0, 0) in pieces(sending.lose((0, 0)))
     assert sending.sender.is_stuck
+    assert MOST_SENDINGS <= pieces(sending.left).count((0, 0)) <= MOST_SENDINGS + 3
     sending.sender.drop()
+    assert not sending.sender.is_stuck
+
+
+def test_where_nothing_comes_no_piece_is_held_to_be_stuck() -> None:
+    sending = Sending()
+    sending.add(blocks(5))
+    while sending.now < 100.0:
+        sending.drain()
+        sending.wait()
+    assert pieces(sending.left).count((0, 0)) > MOST_SENDINGS
+    sending.ack([max(sending.left)])
+    sending.drain()
     assert not sending.sender.is_stuck
 
 
@@ -456,7 +519,7 @@ def test_every_piece_leaves_once_before_its_tail_and_numbers_rise(loads: list[tu
     for each in found.values():
         if isinstance(each, Tail):
             told.update(each.loads)
-        else:
+        elif isinstance(each, Piece):
             assert each.load not in told
     assert told == set(range(len(loads)))
     assert sending.congestion.under_way == sum(len(each.pack()) for each in found.values())
@@ -468,7 +531,7 @@ def test_every_piece_leaves_once_before_its_tail_and_numbers_rise(loads: list[tu
 @pytest.mark.parametrize(
     "ack",
     [
-        pytest.param(Ack(0.0, 0, 0, ((0, 4),)), id="a number behind the last"),
+        pytest.param(Ack(0.0, 0, 0, ((0, 5),)), id="a number behind the last"),
         pytest.param(Ack(0.0, 0, 0, ((0, (1 << 48) - 1),)), id="every number there is"),
         pytest.param(Ack(0.0, 0, 0, ((1 << 40, 1 << 41), (0, 1))), id="numbers far behind the last"),
         pytest.param(Ack(0.0, 2, 0, ((0, 1),)), id="loads below one that was not sent"),
@@ -479,7 +542,7 @@ def test_every_piece_leaves_once_before_its_tail_and_numbers_rise(loads: list[tu
 def test_what_was_never_sent_cannot_have_come(ack: Ack) -> None:
     sending = Sending()
     sending.add(blocks(3))
-    assert list(sending.drain()) == [0, 1, 2, 3]
+    assert list(sending.drain()) == [0, 1, 2, 3, 4]
     with pytest.raises(ProtocolError, match="were sent"):
         sending.sender.acknowledged(ack, 1.0)
     assert list(sending.sender.open_loads) == [0]
