@@ -331,6 +331,8 @@ def test_a_header_that_is_not_admitted_announces_nothing() -> None:
         b"\xc1",
         b"\xff" * 1400,
         b"\x91" * 1400,
+        encode_head(PUSH).replace(b"gradient", b"gradi\xff\xff\xff"),
+        encode_head(PUSH).replace(b"step()", b"step\xff\xff"),
         encode_head(Acknowledged(3)),
         header(None),
         header(Beside(1, 1, None, 1)),

@@ -29,7 +29,7 @@ def unpack_layout(payload: torch.Tensor | None, fingerprint: str) -> Layout:
     try:
         layout = msgspec.msgpack.decode(bytes(payload.numpy()), type=Layout)
         layout.slices  # noqa: B018 - they are cut here, where it is known who sent them
-    except (msgspec.MsgspecError, Unsupported) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, Unsupported) as error:
         raise ProtocolError(f"no layout came with Attach: {error}") from error
     if layout.fingerprint != fingerprint:
         raise ProtocolError("the layout is not the one of its fingerprint")

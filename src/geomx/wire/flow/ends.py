@@ -152,7 +152,7 @@ class ReceivingEnd:
     def _announced(self, packet: Head, now: float) -> None:
         try:
             message = decode_head(packet.head)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ProtocolError(f"a datagram with a header that is none: {error}") from error
         if not isinstance(message, Push) or message.beside is None or message.beside.load != packet.load:
             raise ProtocolError(f"a {type(message).__name__} announces load {packet.load}")
