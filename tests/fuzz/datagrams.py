@@ -42,11 +42,11 @@ from geomx.codecs.contract import Block
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import ReceivingEnd, SendingEnd, Whole
-from geomx.wire.flow.packets import MOST_OPEN, MOST_RUNS, Ack, Piece, Probe, Probed, Tail, unpack
+from geomx.wire.flow.packets import MOST_OPEN, MOST_RUNS, Ack, Head, Piece, Probe, Probed, Tail, unpack
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import EARLY_BYTES, PIECE_COST_BYTES
 from geomx.wire.flow.sender import LOST_KEPT, BlockOut, FlowTerms
-from geomx.wire.messages import Beside, Push
+from geomx.wire.messages import Beside, Message, Push, encode_head
 
 SLACK_MB = 48
 KEPT, AFRESH = 256, 20_000
@@ -68,7 +68,7 @@ class Nonsense:
         if kind == 0:
             return chance.randbytes(chance.choice((0, 1, 8, 18, 30, 200, 1446)))
         if kind == 1:
-            return bytes([chance.randrange(1, 6)]) + chance.randbytes(
+            return bytes([chance.randrange(1, 7)]) + chance.randbytes(
                 chance.choice((2, 8, 16, 17, 28, 40, 100))
             )
         if kind == 2:
@@ -85,7 +85,12 @@ class Nonsense:
         """One that says what it says in the right form."""
         chance = self.chance
         load, size = self.number(32), chance.choice((0, 1, 100, 1400))
-        kind = chance.randrange(8)
+        kind = chance.randrange(9)
+        if kind == 8:
+            head = chance.choice(
+                (b"", b"\xc1", encode_head(self.header(load)), encode_head(self.header(load)))
+            )
+            return Head(load, self.number(64), head[: chance.choice((3, 1400))]).pack()
         if kind < 4:
             parts = chance.choice((1, 1, 2, 255))
             start, level = self.number(32), chance.choice((0, 0, 1, 2, 255))
@@ -102,6 +107,13 @@ class Nonsense:
             runs = tuple((first, last) for last, first in zip(ends[::2], ends[1::2], strict=False))
             return Ack(chance.choice((0.0, 0.01, 1e9)), load, self.number(64), runs).pack()
         return (Probe(chance.choice((3, *SIZES))) if kind == 6 else Probed(chance.choice((0, *SIZES)))).pack()
+
+    def header(self, load: int) -> Push:
+        """One that announces what cannot be, or may be."""
+        chance, count = self.chance, self.chance.choice((1, 2, 9, 300))
+        reliable = chance.choice((None, bytes((count + 7) // 8), chance.randbytes((count + 7) // 8), b"\1"))
+        beside = Beside(load, count, reliable, chance.choice((0, 100, 1 << 20)))
+        return msgspec.structs.replace(PUSH, beside=beside)
 
     def number(self, bits: int) -> int:
         """Small, large, or anything."""
@@ -148,6 +160,12 @@ def resident_mb() -> float:
 # -- a member ---------------------------------------------------------------------------------------------------
 
 
+def admit(message: Message) -> None:
+    """Whoever listens refuses some of what it is told."""
+    if isinstance(message, Push) and message.beside is not None and message.beside.blocks > 100:
+        raise ProtocolError("more blocks than elements")
+
+
 class Player:
     """A sender and a receiver that talk, and somebody who says other things in the name of one of them."""
 
@@ -155,7 +173,7 @@ class Player:
         self.chance, self.nonsense = chance, nonsense
         self.now, self.number = 0.0, 0
         self.sending = SendingEnd(Congestion(1500), FlowTerms((2, 1), 0.5), 0.0)
-        self.receiving = ReceivingEnd()
+        self.receiving = ReceivingEnd(admit)
         self.broken: set[str] = set()
 
     def talk(self) -> None:
@@ -179,22 +197,14 @@ class Player:
             self.nonsense.heard.append(body)
             if chance.random() < 0.7:
                 self.receiving.received(number, body, self.now)
-        if self.sending.fallen_back(self.now):
+        if self.sending.fallen_back(self.now, self.now):
             self.receiving.receiver.forget(self.sending.sender.next_load)
-        list(self.receiving.closed(self.now))
+        list(self.receiving.closed(self.now, self.now))
         for body in self.receiving.bodies(self.now):
             self.nonsense.heard.append(body)
             if chance.random() < 0.7:
                 self.sending.received(body, self.now)
         self.sending.news()
-
-    def header(self) -> Push:
-        """One that announces what cannot be, or may be."""
-        chance, count = self.chance, self.chance.choice((1, 2, 9, 300))
-        reliable = chance.choice((None, bytes((count + 7) // 8), chance.randbytes((count + 7) // 8), b"\1"))
-        load = chance.choice((-1, 1 << 40, self.nonsense.number(32), self.nonsense.number(12)))
-        beside = Beside(load, count, reliable, chance.choice((0, 100, 1 << 20)))
-        return msgspec.structs.replace(PUSH, beside=beside)
 
 
 def to_the_receiver(number: int, seed: int) -> Counter[str]:
@@ -210,7 +220,8 @@ def to_the_receiver(number: int, seed: int) -> Counter[str]:
         if kind < 0.02:
             siege.attempt(player.talk)
         elif kind < 0.03:
-            header = player.header()
+            load = chance.choice((-1, 1 << 40, nonsense.number(32), nonsense.number(12)))
+            header = nonsense.header(load)
             siege.attempt(lambda e=end, n=now, h=header: e.announced(7, h, n))
         elif kind < 0.031:
             below = chance.choice((-1, 1 << 40, nonsense.number(6)))
@@ -222,7 +233,7 @@ def to_the_receiver(number: int, seed: int) -> Counter[str]:
         body = nonsense.body()
         siege.attempt(lambda e=end, n=now, i=name, b=body: e.received(i, b, n))
         if done % 16 == 0:
-            siege.attempt(lambda e=end, n=now: list(e.closed(n)))
+            siege.attempt(lambda e=end, n=now: list(e.closed(n, n)))
             for answer in end.bodies(now):
                 unpack(answer)
         if done % 512 == 0:
