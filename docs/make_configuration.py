@@ -6,6 +6,7 @@ python docs/make_configuration.py [--check]
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -88,7 +89,24 @@ CHOICES: dict[str, tuple[str, Registry[Any]]] = {
     "codec_up": ("[codec](codecs.md)", codecs),
     "codec_down": ("[codec](codecs.md)", codecs),
     "compensation": ("[compensation](sync.md#mixedsync)", compensations),
-    "channel": ("[channel](extending.md#write-a-channel)", channels),
+    "channel": ("[channel](#channels)", channels),
+}
+CHANNELS = """\
+`tcp` carries everything by TCP. `datagram` and `dgt` send contributions up in datagrams, for [links that lose
+packets](lossy-links.md), and need a secret or TLS. `dgt` also needs the script's [loss](training-loop.md#tell-the-loss),
+unless `adaptive=false`. You can [write a channel](extending.md#write-a-channel).
+"""
+
+PARAMETERS = {
+    "deadline": "For how long blocks are sent again, in round trips behind a payload's end. 0: until all have come.",
+    "k": "Fraction of blocks, by contribution, that is sent until it has come; 0 to 1.",
+    "k_least": "The least that `adaptive` makes of `k`.",
+    "channels": "Classes of the other blocks, 1 to 254: those of the first are sent at most so many times, those of "
+    "the last once.",
+    "alpha": "How much of a block's earlier contribution is kept in its mean; 0 to below 1.",
+    "adaptive": "`k` falls with the loss: `k` · loss / first loss. The script must call `run.loss`.",
+    "rank": "`contribution`, or `random` to compare with.",
+    "drop": "`true`: do not send the other blocks at all, to compare with.",
 }
 FROM_TO = re.compile(r"(number )?≥ (\S+), ≤ (\S+)")
 
@@ -101,6 +119,7 @@ def reference() -> str:
         title = f"[[{name}]]" if is_listed(name) else f"[{name}]"
         sections.append("\n".join(_section(f"`{title}`", name, table)))
     sections.append("\n".join(_section("Links", "link", LinkTable)))
+    sections.append("\n".join(_channels()))
     return "\n".join(sections)
 
 
@@ -122,6 +141,19 @@ def _section(title: str, name: str, table: type[Table]) -> Iterator[str]:
         mark = " ●" if _agreed(name, key) else ""
         cells = (f"`{key}`{mark}", _type(key, field), _default(name, key, field), field.description or "")
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+
+
+def _channels() -> Iterator[str]:
+    """What the built-in channels are, with their parameters as the code has them."""
+    yield f"## Channels\n\n{CHANNELS}"
+    yield "| channel | parameter | default | meaning |"
+    yield "|---|---|---|---|"
+    for name in channels.names:
+        parameters = inspect.signature(channels.find(name)).parameters.values()
+        for parameter in (each for each in parameters if each.kind is each.KEYWORD_ONLY):
+            default = shown(parameter.default).strip('"')
+            yield f"| `{name}` | `{parameter.name}` | `{default}` | {PARAMETERS[parameter.name]} |"
     yield ""
 
 

@@ -7,21 +7,19 @@ description.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from geomx.channels import channels
 from geomx.channels.contract import Channel, EdgeSettings, ShapingChannel
 from geomx.config.document import Document
+from geomx.config.lossy_channels import TIERS, Tier, edge_of
 from geomx.config.problems import KeyPath, Problem, shown
 from geomx.config.run import Run
-from geomx.config.tables import EdgeTable
 from geomx.errors import ConfigError
 from geomx.optim import compensations, optimizers
 from geomx.sync import policies
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, Policy, StepController
 
-Tier = Literal["wan", "lan"]
-TIERS: tuple[Tier, ...] = ("wan", "lan")
 LOSSLESS = ("dense", "wan")  # codecs that need not be made to know what they are
 
 
@@ -100,10 +98,6 @@ def _members(contract: type) -> set[str]:
     return members - OPTIONAL
 
 
-def _edge(run: Run, tier: Tier) -> EdgeTable:
-    return run.wan if tier == "wan" else run.lan
-
-
 def _make_rule(spec: str, making: _Making) -> None:
     if making.of(("optimizer", "rule"), optimizers.bound, spec) is not None:
         from geomx.optim.contract import RootOptimizer  # noqa: PLC0415 (it imports torch)
@@ -112,7 +106,7 @@ def _make_rule(spec: str, making: _Making) -> None:
 
 
 def _made_channel(run: Run, tier: Tier, making: _Making) -> Channel | None:
-    spec, path = _edge(run, tier).channel, (tier, "channel")
+    spec, path = edge_of(run, tier).channel, (tier, "channel")
     channel: Channel | None = making.keeping(path, spec, making.of(path, _channel, spec), Channel)
     return channel
 
@@ -130,7 +124,7 @@ def check_channel(run: Run, tier: Tier, channel: Channel) -> None:
 
 
 def _of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Problem]:
-    edge = _edge(run, tier)
+    edge = edge_of(run, tier)
     shapes = run.lan.link is not None
     if tier == "wan":
         shapes = any(run.link_of(party) is not None or run.pace_mbps_of(party) for party in run.servers)
@@ -149,7 +143,7 @@ def _lossy_codecs(run: Run, making: _Making) -> dict[KeyPath, Any]:
     """Those that can be made, by key."""
     lossy: dict[KeyPath, Any] = {}
     for tier in TIERS:
-        edge = _edge(run, tier)
+        edge = edge_of(run, tier)
         for way, spec in (("codec_up", edge.codec_up), ("codec_down", edge.codec_down)):
             path: KeyPath = (tier, way)
             if spec not in LOSSLESS:

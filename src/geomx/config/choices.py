@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from geomx.config.choice_rules import LOSSLESS
+from geomx.config.lossy_channels import needing_loss
 from geomx.config.run import Run
 from geomx.sync import policies
 from geomx.sync.contract import Policy
@@ -49,7 +50,8 @@ class Choices:
 
     `policy_spec`: the policy as the description writes it. `codecs_up`: one of each tier. `lossless_down`: updates lose
     nothing on their way. `place`: of the optimizer; `rule`: the global servers' own, as `module:Class`. `rejoin_s`: how
-    long a lost worker is awaited. `strict`: what is known to cost accuracy is refused.
+    long a lost worker is awaited. `strict`: what is known to cost accuracy is refused. `needs_loss`: the channels that
+    adapt to the script's loss, as the description writes them.
     """
 
     policy: Policy = field(default_factory=FSA)
@@ -62,6 +64,7 @@ class Choices:
     push_at: PushAt = "backward"
     rejoin_s: float = 0.0
     strict: bool = False
+    needs_loss: str = ""
 
     @classmethod
     def of(cls, run: Run, **more: Any) -> Self:
@@ -80,5 +83,6 @@ class Choices:
             push_at=run.worker.push_at,
             rejoin_s=run.lan.rejoin_s,
             strict=run.run.strict,
+            needs_loss=needing_loss(run),
             **more,
         )

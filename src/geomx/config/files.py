@@ -4,6 +4,9 @@ A description says what is so on every machine of its run; its files lie on some
 script, and every node the secret and its certificates: commands that start one look for them here, before anything
 starts. So does `geomx check`, unless it is told that this machine runs no node (`--elsewhere`): whether it does, no
 description says.
+
+"proof": nodes that are started by hand, and so have addresses, need a secret or TLS where they send datagrams.
+`geomx run` makes a secret.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 from geomx.channels.tls import contexts
+from geomx.config.lossy_channels import proof_problems
 from geomx.config.paths import nearest_file
 from geomx.config.problems import Problem
 from geomx.config.tables import Description
 from geomx.errors import ConfigError
 
-Needed = Literal["script", "secret", "tls"]
+Needed = Literal["script", "secret", "tls", "proof"]
 LEAST_CHARACTERS = 16
 EVERY_FILE: tuple[Needed, ...] = ("script", "secret", "tls")
 
@@ -32,6 +36,8 @@ def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FIL
     secret = described.run.secret_file
     if "secret" in needed and secret is not None:
         yield from _secret_problems(secret)
+    if "proof" in needed and (described.global_.addresses or any(p.address for p in described.parties)):
+        yield from proof_problems(described)
     tls = described.tls
     if "tls" in needed and tls.certificate is not None and tls.key is not None and tls.authority is not None:
         try:

@@ -2,36 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from geomx.config.lossy_channels import Tier, channels_that_lose, edge_of, named
 from geomx.config.problems import shown
 from geomx.config.run import Run
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep, Policy
+from geomx.wire.flow.packets import PIECE_HEAD_BYTES
+from geomx.wire.flow.path import SIZES
 
 STEPS_ASKED = 1 << 14  # of a policy, for a mean inside a party
 NO_CODEC_OF_ITS_OWN = ("dense", "wan")
+TRIED_ELEMENTS = 1 << 20  # of a large tensor
+BLOCK_BYTES = SIZES[0] - PIECE_HEAD_BYTES
 
 
 def notices(run: Run) -> list[str]:
     """Sentences, without a full stop, about a description whose choices have been checked (`load_whole`)."""
-    named = [
+    return [*_of_party_means(run), *_of_lossy_channels(run)]
+
+
+def _of_party_means(run: Run) -> Iterator[str]:
+    codecs = [
         f"{key} = {shown(spec)}"
         for key, spec in (("lan.codec_up", run.lan.codec_up), ("lan.codec_down", run.lan.codec_down))
         if spec not in NO_CODEC_OF_ITS_OWN
     ]
+    if codecs and _has_party_means(run):
+        applies = "apply" if len(codecs) > 1 else "applies"
+        yield (
+            f"with sync.policy = {shown(run.sync.policy)} the means inside a party are sent dense, since they are "
+            f"means of weights; {' and '.join(codecs)} {applies} to exchanges with the global servers only"
+        )
+
+
+def _has_party_means(run: Run) -> bool:
+    """Whether local servers answer with means of their own."""
     by_server = any(party.workers > 1 and party.inside == "server" for party in run.parties)
-    if not (named and by_server and _has_party_means(policies.make(run.sync.policy))):
-        return []
-    applies = "apply" if len(named) > 1 else "applies"
-    return [
-        f"with sync.policy = {shown(run.sync.policy)} the means inside a party are sent dense, since they are means of "
-        f"weights; {' and '.join(named)} {applies} to exchanges with the global servers only"
-    ]
-
-
-def _has_party_means(policy: Policy) -> bool:
-    return policy.plans is LocalStep and any(_is_party_mean(policy, step) for step in range(STEPS_ASKED))
+    policy = policies.make(run.sync.policy)
+    if not by_server or policy.plans is not LocalStep:
+        return False
+    return any(_is_party_mean(policy, step) for step in range(STEPS_ASKED))
 
 
 def _is_party_mean(policy: Policy, step: int) -> bool:
     plan = policy.step(step)
     return isinstance(plan, LocalStep) and plan.average == "party"
+
+
+def _of_lossy_channels(run: Run) -> Iterator[str]:
+    """Where one is no better than TCP, or TCP carries all."""
+    for tier in channels_that_lose(run):
+        codec_up = f"{tier}.codec_up = {shown(edge_of(run, tier).codec_up)}"
+        if _loses_nothing(run, tier):
+            yield (
+                f"{named(run, tier)}: none of its links loses packets in this description; `tcp` takes less "
+                "computing there, and as long"
+            )
+        if _goes_whole(run, edge_of(run, tier).codec_up):
+            yield (
+                f"{named(run, tier)}: slices with {codec_up} are too small for two datagrams, or are not cut into "
+                "blocks; such slices travel by TCP"
+            )
+        if tier == "lan" and _has_party_means(run):
+            yield (
+                f"with sync.policy = {shown(run.sync.policy)} the means inside a party travel by TCP; "
+                f"{named(run, tier)} applies to exchanges with the global servers only"
+            )
+
+
+def _loses_nothing(run: Run, tier: Tier) -> bool:
+    """Every link of a tier is described, and loses nothing."""
+    if tier == "lan":
+        return run.lan.link is not None and not run.lan.link.loss
+    links = [run.link_of(party) for party in run.servers]
+    changes = [change.link for party in run.servers for change in run.link_changes_of(party)]
+    return all(link is not None and not link.loss for link in links) and not any(c.loss for c in changes)
+
+
+def _goes_whole(run: Run, codec_up: str) -> bool:
+    """Whether slices go in one piece, even those of a large tensor."""
+    import torch  # noqa: PLC0415 (only needed where a channel has imported it)
+
+    from geomx.codecs.pack.noise import RngKey  # noqa: PLC0415 (as above)
+    from geomx.codecs.returning import for_lossy_channel, takes_back  # noqa: PLC0415
+    from geomx.codecs.spec import make_codec  # noqa: PLC0415
+    from geomx.layout import Layout, Tensor  # noqa: PLC0415
+
+    tried = (Tensor("tried", (TRIED_ELEMENTS,), "float32"),)
+    slice_ = Layout(tried, slice_elements=run.layout.slice_elements or TRIED_ELEMENTS).slices[0]
+    codec = for_lossy_channel(make_codec(codec_up, RngKey()))
+    payload = codec.encode(slice_, 0, torch.linspace(-1.0, 1.0, slice_.elements))
+    return not takes_back(codec, slice_) or len(codec.cut(slice_, payload, BLOCK_BYTES)) < 2

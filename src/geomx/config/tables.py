@@ -112,7 +112,8 @@ class RunTable(Table):
     secret_file: File | None = Field(
         None,
         description="File with the run's secret, by which nodes prove that they belong to the run; `geomx secret FILE` "
-        "makes one. Default: `geomx run` makes its own; nodes started by hand need `[tls]`, or stay on loopback.",
+        "makes one. Default: `geomx run` makes its own; nodes started by hand need `[tls]`, or stay on loopback and "
+        "use `tcp`.",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
@@ -293,7 +294,8 @@ class EdgeTable(Table):
     codec_down: CodecName = Field("dense", description="Encoding of updates, on their way down.")
     channel: ChannelName = Field(
         "tcp",
-        description="How bytes are carried.",
+        description="How contributions travel up. `tcp`: all by TCP. `datagram`, `dgt`: payloads in datagrams beside "
+        "it, for links that lose packets; see [channels](#channels).",
     )
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system",

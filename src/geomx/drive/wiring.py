@@ -11,12 +11,14 @@ from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES
 from geomx.channels.tls import Contexts, contexts
 from geomx.config import LinkChange, LinkTable, Run
-from geomx.config.choice_rules import Tier, check_channel
+from geomx.config.choice_rules import check_channel
+from geomx.config.lossy_channels import Tier, check_proof
 from geomx.drive.real import ListeningEdge, Wiring
 
 
 def wire(run: Run, name: str) -> Wiring:
-    """The edges of the node of that name."""
+    """The edges of the node of that name. Raises `ConfigError` where a channel cannot do what it is asked to."""
+    check_proof(run)
     if name in run.shard_names:
         return _wire_shard(run, name)
     if name in run.servers:

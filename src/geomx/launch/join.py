@@ -93,8 +93,8 @@ def _description(run: str | Path | Run | None, place: ProcessPlace) -> Run | Non
         check_choices(run)
         return run
     if run is not None:
-        return load_whole(run, needed=("tls",))
-    return None if place.run is None else load_whole(place.run, place.overrides, ("tls",))
+        return load_whole(run, needed=("tls", "proof"))
+    return None if place.run is None else load_whole(place.run, place.overrides, ("tls", "proof"))
 
 
 def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> LiveRun:
