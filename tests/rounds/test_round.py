@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -116,3 +117,21 @@ def test_a_part_is_present_where_anybody_has_it_and_the_end_is_everybodys():
     round_ = rounds.add(push("A/1", present=b"\x04"), None, 1, 0.0)
     assert round_.present == b"\x05"
     assert not round_.ended
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([(1.0, 2.0), (3.0, 6.0)], 5.0),
+        ([(1.0, 2.0), (3.0, None)], 2.0),  # whoever has told
+        ([(1.0, None), (0.0, None)], None),
+        ([(2.0, 4.0), (0.0, math.nan)], 4.0),  # whoever has no weight has no say
+        ([(0.0, 4.0), (0.0, 6.0)], 5.0),  # where nobody has any
+        ([(1.0, 4.0), (1.0, math.inf)], math.inf),
+    ],
+)
+def test_the_loss_is_the_weighted_mean_of_what_was_told(told, expected):
+    rounds = Rounds()
+    for place, (weight, loss) in enumerate(told):
+        current = rounds.add(push(f"A/{place}", weight=weight, loss=loss), None, place, 0.0)
+    assert current.loss == expected

@@ -242,6 +242,16 @@ def train(run: LiveRun, options: dict[str, Any]) -> tuple[str | None, list[int]]
     return sha256(run), run.ledger.tolist()
 
 
+def tell_losses(run: LiveRun, options: dict[str, Any]) -> None:
+    """Workers tell 1, 2, 3 and 4. A/1 has one batch, the others have two each."""
+    model, optimizer = attached(run, options)
+    for x in run.shard([torch.ones(8, 20)] * (4 if run.party == "B" else 3), over="party"):
+        optimizer.zero_grad()
+        run.loss(1.0 + run.workers.index(run.name))
+        (model(x) - x[:, :1]).square().mean().backward()
+        optimizer.step()
+
+
 class Warnings(logging.Handler):
     """What geomx warns of."""
 

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from geomx.errors import Disagreement, ProtocolError
@@ -59,9 +59,7 @@ class Round:
     @property
     def loss(self) -> float | None:
         """The weighted mean of the losses that were told with the contributions; None: with none."""
-        told = [(push.weight, push.loss) for push, _ in self.in_order() if push.loss is not None]
-        weight = sum(weight for weight, _ in told)
-        return sum(weight * loss for weight, loss in told) / weight if weight else None
+        return weighted_mean((push.weight, push.loss) for push, _ in self.in_order() if push.loss is not None)
 
     @property
     def present(self) -> bytes | None:
@@ -70,6 +68,17 @@ class Round:
         for other in others:
             first = union(first, other)
         return first
+
+
+def weighted_mean(told: Iterable[tuple[float, float]]) -> float | None:
+    """The mean of losses, each with its weight; None: of none.
+
+    Whoever has no weight has no say: 0 · NaN would be NaN. Where nobody has any, all count the same.
+    """
+    losses = list(told)
+    having = [(weight, loss) for weight, loss in losses if weight] or [(1.0, loss) for _, loss in losses]
+    total = sum(weight for weight, _ in having)
+    return sum(weight * loss for weight, loss in having) / total if having else None
 
 
 class Rounds:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geomx.train.calls.collective_client import CollectiveClient
+from geomx.train.data.loss import Loss
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
 from geomx.train.settings import Settings
@@ -20,6 +21,7 @@ class TrainingContext:
     members: Sequence[str]
     party_members: Sequence[str]
     samples: Samples
+    loss: Loss
     progress: Progress
     settings: Settings
     timeline: Timeline

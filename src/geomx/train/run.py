@@ -35,6 +35,7 @@ from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.checkpoint import save_load as saving
 from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, Shares
+from geomx.train.data.loss import Loss
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
 from geomx.train.ending import cause_of, why_ended
@@ -79,6 +80,7 @@ class LiveRun:
         self._party_members = tuple(party_members)
         self._settings = settings or Settings()
         self._samples = Samples(self._settings, len(self.workers), len(self._party_members))
+        self._loss = Loss(self._settings, name)
         self._client = CollectiveClient(port, name)
         self._timeline = Timeline(port, clock, self._settings.after_step)
         self._began = 0.0
@@ -184,26 +186,19 @@ class LiveRun:
             Refused: The models or optimizers of the workers differ.
             GradientEdited: Later, from `step()`: a gradient was changed after it had left.
             WeightUnknown: Later, from `backward()` or `step()`: no samples were counted for the step.
+            LossUnknown: Later, from `backward()` or `step()`: see `loss`.
         """
         if self._attached is not None:
             raise Unsupported(
                 "a run carries one model; attach several as one: torch.nn.ModuleDict({'first': ..., 'second': ...}), "
                 "with one optimizer whose groups have the parameters of each"
             )
-        settings = dataclasses.replace(
-            self._settings,
-            push_at=push_at or self._settings.push_at,
-            overlap=overlap or self._settings.overlap,
-        )
+        own = self._settings
+        settings = dataclasses.replace(own, push_at=push_at or own.push_at, overlap=overlap or own.overlap)
         context = TrainingContext(
-            self._client,
-            self.workers,
-            self._party_members,
-            self._samples,
-            self._progress,
-            settings,
+            self._client, self.workers, self._party_members, self._samples, self._loss, self._progress, settings,
             self._timeline,
-        )
+        )  # fmt: skip
         self._attached = self._progress.attached = attach(context, model, optimizer, clip_norm)
         if self._client.place is not None:
             self._progress.go_on(self._client.place)
@@ -248,6 +243,20 @@ class LiveRun:
             Unsupported: `weight` is negative or not finite.
         """
         self._samples.give(weight)
+
+    def loss(self, value: Any) -> None:
+        """Tell the loss of the next step, for a channel that adapts to it (`dgt`); others do without.
+
+        Call it in every step before `backward()`, or with `push_at="step"` or local steps before `step()`; the last
+        call counts. A CUDA tensor is read when a contribution leaves: that waits for the GPU, as gradients do, too.
+
+        Args:
+            value: A number, or a tensor with one element. NaN and Inf are allowed: the channel passes over them.
+
+        Raises:
+            Unsupported: `value` is something else.
+        """
+        self._loss.give(value)
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Accumulate gradients: inside this block `backward()` adds to them, and nothing leaves.

@@ -131,6 +131,7 @@ class CollectiveClient:
         hyper: Hyperparameters | None = None,
         ended: bool = False,
         state: SliceState | None = None,
+        loss: float | None = None,
     ) -> None:
         """Push one slice in the cohort's current turn, unless the run has closed that round already."""
         self._check_open()
@@ -141,7 +142,7 @@ class CollectiveClient:
         self.outstanding[index] = cohort, turn
         contribution = Contribution.of(
             turn, index, kind, operation, weight, values, present, hyper,
-            ended=ended, cohort=cohort, step=step, state=state,
+            ended=ended, cohort=cohort, step=step, state=state, loss=loss,
         )  # fmt: skip
         self.port.call("contribute", contribution)
 

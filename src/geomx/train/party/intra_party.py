@@ -27,6 +27,7 @@ from torch import nn
 
 from geomx.layout import Slice
 from geomx.node.slices.accumulate import accumulator
+from geomx.rounds.round import weighted_mean
 from geomx.train.calls.collective_client import Packed
 from geomx.train.model.finite import GRADIENT, FiniteOnly, Source
 from geomx.train.model.fsdp import held, is_cut, range_of
@@ -69,6 +70,10 @@ class ThroughServer:
         gathered = self._model_slices.gather(slice_, source, weight)
         return slice_, gathered, self._finite.allows(slice_, gathered, weight, self.what, source)
 
+    def mean_loss(self, weight: float, loss: float | None) -> float | None:
+        """The loss that goes with what this worker pushes."""
+        return loss
+
     def first(self, slice_: Slice, source: Source) -> Packed:
         """A slice as the party's first worker has it, in full there; on the others whatever."""
         return self._model_slices.gather(slice_, source).packed
@@ -100,6 +105,12 @@ class _IntraParty(ThroughServer):
     def __init__(self, model_slices: ModelSlices, finite: FiniteOnly, group: PartyGroup) -> None:
         super().__init__(model_slices, finite)
         self._group = group
+
+    def mean_loss(self, weight: float, loss: float | None) -> float | None:
+        """The weighted mean over the party, since one worker speaks for all, and may have had no data itself."""
+        mine = torch.tensor([loss is not None, weight, loss or 0.0], dtype=torch.float64)
+        told = [each.tolist() for each in self._group.gather_all(mine)]
+        return weighted_mean((weight, loss) for is_told, weight, loss in told if is_told)
 
     def leave(self, step: int) -> str:
         return self._group.leave(step)

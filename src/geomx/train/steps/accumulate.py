@@ -59,6 +59,7 @@ class AccumulateSteps(Steps):
         self._check_accumulation()
         with self._timeline.step(self.turn):
             self._guard.check()
+            self._loss.check()
             before = self._progress.place
             self._finite.begin(self._planned, self.turn)
             self._accrue()
@@ -71,6 +72,8 @@ class AccumulateSteps(Steps):
                     f"the sync policy {name} has plans = AccumulateStep, but its step() returned {plan}"
                 )
             self.steps += 1
+            if plan.push:
+                self._loss.take()
             self._follow(plan, before)
             self._finite.end()
 
@@ -142,6 +145,7 @@ class AccumulateSteps(Steps):
                 cohort=self._cohort,
                 step=self._planned - 1,
                 hyper=self._placement.hyper(slice_.group),
+                loss=self._loss.newest if sums else None,
             )
         if sums:
             self._sums = {}

@@ -46,6 +46,7 @@ class Steps(ABC):
     ) -> None:
         self._client, self._settings = context.client, context.settings
         self._samples, self._progress, self._timeline = context.samples, context.progress, context.timeline
+        self._loss = context.loss
         self._model_slices, self._intra_party = model_slices, intra_party
         self._ledger, self._guard, self._finite = ledger, guard, finite
         self._trained = model_slices.slices("weight")

@@ -44,6 +44,7 @@ class _OpenStep:
     """A gradient turn of which something has been pushed. `gradients`: parameter -> (as pushed, its `_version`)."""
 
     weight: float
+    loss: float | None
     samples: int
     ended: bool
     pushed: set[int] = field(default_factory=set)
@@ -153,11 +154,12 @@ class GradientSteps(Steps):
         super().require_quiescent(operation)
 
     def _idle(self) -> None:
+        loss = self._party_loss(0.0, None)
         for slice_, weight, packed in self._intra_party.contributions(self._trained, lambda _: None, 0.0):
             hyper = self._placement.idle_hyper(slice_.group)
             self._client.contribute(
                 slice_.index, "gradient", STEP, weight, packed,
-                cohort=self._cohort, step=self._planned, hyper=hyper, ended=True,
+                cohort=self._cohort, step=self._planned, hyper=hyper, ended=True, loss=loss,
             )  # fmt: skip
         self._close(0, ended=True)
         self._client.wait()
@@ -174,10 +176,15 @@ class GradientSteps(Steps):
                 )
             self._finite.begin(self._planned, self.turn)
             seen, before = self._samples.seen, self._progress.place
-            weight = self._samples.take()
+            weight, own = self._samples.take(), self._loss.take()
+            loss = self._party_loss(weight, own)
             self._client.reached(self._cohort, self._planned, before, self._progress.place_behind)
-            self._opened = _OpenStep(weight, self._samples.seen - seen, self.ended)
+            self._opened = _OpenStep(weight, loss, self._samples.seen - seen, self.ended)
         return self._opened
+
+    def _party_loss(self, weight: float, own: float | None) -> float | None:
+        """What goes with this worker's contributions, which may be those of its whole party."""
+        return self._intra_party.mean_loss(weight, own) if self._loss.is_needed else own
 
     def _push(self, turn: _OpenStep, slices: Sequence[Slice]) -> None:
         def gradient(number: int) -> torch.Tensor | None:
@@ -195,6 +202,7 @@ class GradientSteps(Steps):
             self._client.contribute(
                 slice_.index, "gradient", STEP, weight, packed,
                 cohort=self._cohort, step=self._planned, hyper=turn.hypers[slice_.group], ended=turn.ended,
+                loss=turn.loss,
             )  # fmt: skip
 
     def _close(self, samples: int, ended: bool) -> None:

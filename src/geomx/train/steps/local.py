@@ -111,6 +111,7 @@ class LocalSteps(Steps):
         self._check_accumulation()
         with self._timeline.step(self.turn):
             self._guard.check()
+            self._loss.check()
             self._before = self._progress.place
             self._finite.begin(self._planned, self.turn)
             is_fine = self._gradients_are_finite()
@@ -121,7 +122,10 @@ class LocalSteps(Steps):
             self._count(is_fine)
             self.steps += 1
             self._progress.taken()
-            self._follow(self._as_told(self._next_plan()))
+            plan = self._as_told(self._next_plan())
+            if plan.average == "run":
+                self._loss.take()
+            self._follow(plan)
             self._finite.end()
             self._stepped = self._timeline.now()
 
@@ -282,6 +286,7 @@ class LocalSteps(Steps):
                 step=step,
                 hyper=outer or None,
                 ended=self.ended,
+                loss=self._loss.newest if cohort == EVERYONE and share else None,
             )
         if cohort == EVERYONE:
             self._ledger.count(cohort, self.ended)
