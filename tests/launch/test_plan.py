@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from geomx.channels.contract import EdgeSettings
+from geomx.channels.tcp import Tcp
 from geomx.cli import BAD_USAGE, FAILED, OK, main
 from geomx.launch.plan import ALGORITHMS, CODECS
 from geomx.observe.costs import Memory
@@ -255,3 +258,68 @@ def test_the_fastest_that_costs_no_accuracy_is_named(capsys: pytest.CaptureFixtu
     assert "Fastest without !: fsa with int8, " in capsys.readouterr().out
     predictions(*GIVEN, "--algorithm", "fsa", *exact)
     assert "Fastest without" not in capsys.readouterr().out
+
+
+# -- channels -------------------------------------------------------------------------------------------------------
+
+LOSSY = ["wan.link.loss=0.01", "party.B.link.loss=0.01"]
+
+
+class Odd(Tcp):
+    """A channel of which plan knows nothing."""
+
+    def __init__(self, edge: EdgeSettings) -> None:
+        super().__init__(edge.link)
+
+
+def test_without_loss_no_channel_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert predictions(*ONE, *GIVEN)["channels"] == []
+    assert "Channels" not in capsys.readouterr().out
+
+
+def test_channels_are_compared_where_a_link_loses(capsys: pytest.CaptureFixture[str]) -> None:
+    found = predictions(*ONE, *GIVEN, *LOSSY)
+    ways = {(way["channel"], way["congestion"]): way for way in found["channels"]}
+    assert set(ways) == {(channel, tcp) for channel in ("tcp", "datagram") for tcp in ("bbr", "cubic")}
+    assert [way["step_s"] for way in found["channels"]] == sorted(way["step_s"] for way in ways.values())
+    steady = ways["tcp", "bbr"]
+    assert steady["step_s"] == found["predictions"][0]["step_s"]  # the ranking's
+    assert ways["tcp", "cubic"]["step_s"] > ways["datagram", "cubic"]["step_s"] > 1.5 * steady["step_s"]
+    assert ways["datagram", "bbr"]["step_s"] == pytest.approx(steady["step_s"], rel=0.1)
+    again = 1472 / 1428 / 0.99
+    assert ways["datagram", "bbr"]["wan_bytes_up"] == pytest.approx(again * steady["wan_bytes_up"], rel=0.01)
+    assert [way for way, told in ways.items() if told["described"]] == [
+        ("tcp", "cubic")
+    ]  # "system" is taken for it
+    printed = capsys.readouterr().out
+    for words in ("1 % lost", "Channels, for fsa with dense", "tcp *", "Channels: on a real link"):
+        assert words in printed
+
+
+def test_the_description_s_own_channel_is_ranked(capsys: pytest.CaptureFixture[str]) -> None:
+    dgt = "wan.channel=dgt k=0.5 drop=true"
+    found = predictions(*ONE, *GIVEN, *LOSSY, dgt, "wan.congestion=bbr", "lan.channel=datagram")
+    own = [way for way in found["channels"] if way["described"]]
+    assert [(way["channel"], way["congestion"]) for way in own] == [("dgt k=0.5 drop=true", "bbr")]
+    (row,) = found["predictions"]
+    assert (row["step_s"], row["wan_bytes_up"]) == (own[0]["step_s"], own[0]["wan_bytes_up"])
+    assert row["wan_bytes_up"] == pytest.approx(0.5 * 1472 / 1428 / 0.99 * row["wan_bytes_down"], rel=0.01)
+    printed = capsys.readouterr().out
+    assert "as in the first round; later ones depend on the loss" in printed
+    assert 'lan.channel = "datagram" is predicted as `tcp`' in printed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["wan.channel=datagram"], "no link loses packets here, so `tcp` is as fast"),
+        (["wan.channel=test_plan:Odd"], "how it carries bytes is not known; it is predicted as `tcp`"),
+        ([*LOSSY, "wan.congestion=reno"], "reno is not predicted; it is no faster than cubic"),
+    ],
+)
+def test_what_cannot_be_predicted_is_said(
+    overrides: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "test_plan", sys.modules[__name__])
+    predictions(*ONE, *GIVEN, *overrides)
+    assert says in " ".join(capsys.readouterr().out.split())

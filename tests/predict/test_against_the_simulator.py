@@ -19,6 +19,7 @@ from geomx.node.topology import Edge
 from geomx.observe.costs import Cost
 from geomx.predict.facts import Codecs, Facts, Rhythm, Site
 from geomx.predict.steps import Prediction, predict
+from geomx.predict.transports import Datagrams, SteadyTcp, Transport
 from geomx.simulate.simulator import Network, Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings
@@ -47,6 +48,7 @@ POLICIES = (
 )  # fmt: skip
 SETTINGS = {"slice_elements": 1 << 12, "pack_below": 100}
 WARM, STEPS = 12, 12  # multiples of each period
+LOSSES = (0.0, 0.01, 0.03)
 
 
 def model() -> nn.Module:
@@ -58,7 +60,9 @@ def slices() -> list[Slice]:
     return ModelSlices(made, [{"params": list(made.parameters())}], 0, 100, 1 << 12).slices("weight")
 
 
-def simulated(policy: str, scenario: str, codec: str = "dense", count: int = STEPS) -> tuple[float, float]:
+def simulated(
+    policy: str, scenario: str, codec: str = "dense", count: int = STEPS, channel: str = "tcp"
+) -> tuple[float, float]:
     """Mean seconds of a worker's step, and what a party sends up in one."""
     computes, links = SCENARIOS[scenario]
     settings = Settings(policy=policies.make(policy), **SETTINGS)  # type: ignore[arg-type]
@@ -89,7 +93,7 @@ def simulated(policy: str, scenario: str, codec: str = "dense", count: int = STE
     ended: set[str] = set()
     sent: dict[str, int] = {}
     simulator_of: list[Simulator] = []
-    wan = Edge(codec, codec)
+    wan = Edge(codec, codec, channel=channel)
     paces, _ = train([2, 2], main, settings, network=Network(), faults=links_up, policy=policy, wan=wan)
     return len(paces) / sum(1.0 / pace for pace in paces.values()), sent["A/0"] / count
 
@@ -108,19 +112,34 @@ def costed(spec: str, pieces: list[Slice]) -> Cost:
     return Cost(spec, dense, dense // 2, seconds, seconds, seconds, lossless=False)
 
 
-def predicted(policy: str, scenario: str, codec: str = "dense") -> Prediction:
+def predicted(policy: str, scenario: str, codec: str = "dense", **carriers: Transport) -> Prediction:
     computes, links = SCENARIOS[scenario]
     sites = tuple(
         Site(
             name, 2, computes[name], 0.0,
-            LinkTable(rate_mbps=network.rate_mbps * HEADERS, delay_ms=network.delay_ms), LinkTable(),
+            LinkTable(rate_mbps=network.rate_mbps * HEADERS, delay_ms=network.delay_ms, loss=network.loss), LinkTable(),
         )
         for name, network in links.items()
     )  # fmt: skip
     pieces = slices()
-    facts = Facts(sites, sum(p.size_bytes for p in pieces), MEMORY_BYTES_PER_S)
+    facts = Facts(sites, sum(p.size_bytes for p in pieces), MEMORY_BYTES_PER_S, **carriers)  # type: ignore[arg-type]
     wan, lan = costed(codec, pieces), costed("dense", pieces)
     return predict(facts, Rhythm.of(policy), Codecs(len(pieces), wan, wan, lan, lan))
+
+
+for _loss in LOSSES:  # of datagrams alone: the way down loses nothing
+    _losing = Network(rate_mbps=20.0, delay_ms=50.0, loss=_loss, keeps_streams=True)
+    SCENARIOS[f"loss {_loss}"] = ({"A": 0.05, "B": 0.05}, {"A": _losing, "B": _losing})
+
+
+class _Lossless(SteadyTcp):
+    """TCP in the simulator, where datagrams alone are lost."""
+
+    def busy_s(self, size_bytes: float, link: LinkTable) -> float:
+        return super().busy_s(size_bytes, link.model_copy(update={"loss": 0.0}))
+
+    def travel_s(self, size_bytes: float, link: LinkTable) -> float:
+        return super().travel_s(size_bytes, link.model_copy(update={"loss": 0.0}))
 
 
 @pytest.mark.parametrize("scenario", USUAL)
@@ -143,3 +162,14 @@ def test_esync_takes_as_long_but_for_a_step_more_or_less(scenario: str) -> None:
 def test_a_codec_shortens_a_round_by_what_it_takes_off_the_link(scenario: str) -> None:
     step_s, _ = simulated("fsa", scenario, "fp16")
     assert predicted("fsa", scenario, "fp16").step_s == pytest.approx(step_s, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "loss", [pytest.param(loss, marks=() if loss == 0.01 else pytest.mark.grids) for loss in LOSSES]
+)
+def test_datagrams_take_as_long_but_for_chance(loss: float) -> None:
+    scenario = f"loss {loss}"
+    step_s, up_bytes = simulated("fsa", scenario, channel="datagram")
+    found = predicted("fsa", scenario, wan_up=Datagrams(), wan_down=_Lossless())
+    assert found.step_s == pytest.approx(step_s, rel=0.15)
+    assert found.bytes_up == pytest.approx(up_bytes, rel=0.05)

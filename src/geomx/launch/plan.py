@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from geomx.config import Run
 from geomx.config.choice_rules import check_choices
 from geomx.config.choices import Choices
 from geomx.config.decision import Decision, decide
-from geomx.config.presets import PRESETS
 from geomx.config.script import Script
 from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
 from geomx.launch.outputs import check_outputs, write_outputs
+from geomx.launch.plan_channels import Transports, Way, channel_table, remarks, transports, ways
 from geomx.launch.plan_facts import Known, Sources, known
+from geomx.launch.plan_rows import PRESET, PRESET_NAME, Pair, Row, as_dict, named_pair
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.node.topology import AS_WAN
 from geomx.observe.costs import Cost, Memory, cost, memory_of
@@ -44,11 +46,6 @@ PLAIN_COLUMNS = 110  # where nothing says how wide lines may be
 OWN = "*"  # marks the description's own row
 SAMPLED_ELEMENTS = 1 << 23  # of a larger model, codecs are tried on a part
 
-Pair = tuple[str, str]  # codecs up and down
-# What geomx itself advises for slow links, beside the others.
-PRESET_NAME = "slow-link"
-PRESET = tuple(PRESETS[PRESET_NAME][key] for key in ("sync.policy", "wan.codec_up", "wan.codec_down"))
-
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
@@ -65,28 +62,6 @@ class PlanOptions:
         return bool(self.algorithms or self.codecs)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One algorithm with one pair of codecs. `described`: they are the description's own. `costs`: known ones."""
-
-    algorithm: str
-    codecs: Pair
-    prediction: Prediction
-    trades: tuple[str, str]  # the algorithm's, the codecs'
-    described: bool
-    costs: str = ""
-
-    @property
-    def is_preset(self) -> bool:
-        """Whether it is what geomx itself advises for slow links."""
-        return (self.algorithm, *self.codecs) == PRESET
-
-    @property
-    def named(self) -> str:
-        """In a sentence."""
-        return PRESET_NAME if self.is_preset else f"{self.algorithm} with {_named(self.codecs)}"
-
-
 def plan(run: Run, options: PlanOptions) -> None:
     """Predict and print. Raises `ConfigError` where something is not known that a prediction needs."""
     algorithms = options.algorithms or _with(run.sync.policy, ALGORITHMS)
@@ -96,8 +71,10 @@ def plan(run: Run, options: PlanOptions) -> None:
     local = any(policies.make(algorithm).plans is not GradientStep for algorithm in algorithms)
     facts = known(run, options.sources, local)
     rows, refused = compared(run, facts, algorithms, codecs, None if options.narrows else PRESET)
-    show(run, facts, rows, refused)
-    content = msgspec.json.format(msgspec.json.encode(as_dict(run, facts, rows, refused)), indent=2) + b"\n"
+    channels = _channels(run, facts, rows)
+    show(run, facts, rows, refused, channels)
+    told = as_dict(run, facts, rows, channels, refused)
+    content = msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
     write_outputs({options.json: lambda path: write_whole(path, content)})
 
 
@@ -157,20 +134,32 @@ def compared(
         except GeomxError as error:
             reasons[algorithm, up, down] = _reason(error)
             continue
-        predicted = predictor.of(algorithm, up, down, not decision.on_server)
-        own = (algorithm, up, down) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)
+        pair, on_workers = (up, down), not decision.on_server
+        predicted = predictor.of(algorithm, pair, on_workers)
+        own = (algorithm, *pair) == (run.sync.policy, run.wan.codec_up, run.wan.codec_down)
         costs = "; ".join(cost.text for cost in decision.costs)
-        rows.append(Row(algorithm, (up, down), *predicted, own, costs))
+        over = partial(predictor.over, algorithm, pair, on_workers)
+        rows.append(Row(algorithm, pair, *predicted, own, costs, over=over))
     return sorted(rows, key=lambda row: row.prediction.step_s), _listed(
         reasons, {row.algorithm for row in rows}
     )
+
+
+def _channels(run: Run, facts: Known, rows: Sequence[Row]) -> list[Way]:
+    """How channels compare with the pair that `_shown` picks."""
+    return ways(run, facts.sites, _shown(rows).over) if rows else []
+
+
+def _shown(rows: Sequence[Row]) -> Row:
+    """The description's own, or else the fastest."""
+    return next((row for row in rows if row.described), rows[0])
 
 
 def _listed(reasons: dict[tuple[str, ...], str], compared: set[str]) -> dict[str, str]:
     """By algorithm where none of its codecs will do, else by algorithm and codecs."""
     listed = {}
     for (algorithm, up, down), reason in reasons.items():
-        listed[f"{algorithm} with {_named((up, down))}" if algorithm in compared else algorithm] = reason
+        listed[f"{algorithm} with {named_pair((up, down))}" if algorithm in compared else algorithm] = reason
     return listed
 
 
@@ -194,16 +183,27 @@ class _Predictor:
             overlap=run.worker.overlap == "forward",
             clips=facts.script.clips,
         )
+        self._carriers = transports(run, run.wan.channel)
 
-    def of(self, algorithm: str, up: str, down: str, on_workers: bool) -> tuple[Prediction, tuple[str, str]]:
-        """What to expect, and the trades of both."""
-        run, costs, rhythm = self._run, self._costs, Rhythm.of(algorithm)
+    def of(self, algorithm: str, pair: Pair, on_workers: bool) -> tuple[Prediction, tuple[str, str]]:
+        """What to expect over the description's channel, and the trades of both."""
+        prediction = self.over(algorithm, pair, on_workers, self._carriers)
+        trades = (
+            trade_of_rhythm(Rhythm.of(algorithm), prediction),
+            _trade_of(*map(self._costs.__getitem__, pair)),
+        )
+        return prediction, trades
+
+    def over(self, algorithm: str, pair: Pair, on_workers: bool, carriers: Transports) -> Prediction:
+        """What to expect with this up and down the WAN."""
+        run, costs, (up, down) = self._run, self._costs, pair
         passes = run.lan.codec_down == AS_WAN
         below = costs[down if passes else run.lan.codec_down]
-        slices = len(self._cuts[self._wanted[up, down]])
+        slices = len(self._cuts[self._wanted[pair]])
         edges = Codecs(slices, costs[up], costs[down], costs[run.lan.codec_up], below, passes)
-        prediction = predict(replace(self._world, on_workers=on_workers), rhythm, edges)
-        return prediction, (trade_of_rhythm(rhythm, prediction), _trade_of(costs[up], costs[down]))
+        wan_up, wan_down = carriers
+        world = replace(self._world, on_workers=on_workers, wan_up=wan_up, wan_down=wan_down)
+        return predict(world, Rhythm.of(algorithm), edges)
 
 
 def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
@@ -249,7 +249,9 @@ def _trade_of(up: Cost, down: Cost) -> str:
 # -- what is shown -------------------------------------------------------------------------------------------------
 
 
-def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -> None:
+def show(
+    run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str], channels: Sequence[Way] = ()
+) -> None:
     """Print what is known, the ranking, and the trades."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -258,11 +260,12 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
     parties = Table(box=None, pad_edge=False, show_header=False)
     for site in facts.sites:
         rate = f"{site.wan.rate_mbps:g} Mbit/s" if site.wan.rate_mbps else "any rate"
+        lost = f", {100 * site.wan.loss:.3g} % lost" if site.wan.loss else ""
         parties.add_row(
             f"  {site.name}",
             counted(site.workers, "worker"),
             f"{1e3 * site.compute_s:.3g} ms of computing a step",
-            f"{rate}, {2 * site.wan.delay_ms:g} ms there and back",
+            f"{rate}, {2 * site.wan.delay_ms:g} ms there and back{lost}",
         )
     console.print(parties)
     console.print(ranking(rows))
@@ -272,13 +275,18 @@ def show(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -
         console.print(
             f"Fastest without !: {free[0].named}, {free[0].prediction.step_s:.3g} s/step.", soft_wrap=True
         )
+    if channels:
+        console.print(f"Channels, for {_shown(rows).named}:")
+        console.print(channel_table(channels, OWN))
+    for remark in remarks(run, facts.sites):
+        console.print(remark, soft_wrap=True)
     for text in dict.fromkeys(row.costs for row in rows if row.costs):
         console.print(f"! Known to cost accuracy: {text}.", soft_wrap=True)
     trades = Table(box=None, pad_edge=False, show_header=False)
     trades.add_column(style="dim", no_wrap=True)
     trades.add_column()
     listed = {row.algorithm: row.trades[0] for row in rows if not row.is_preset} | {
-        _named(row.codecs): row.trades[1] for row in rows if not row.is_preset
+        named_pair(row.codecs): row.trades[1] for row in rows if not row.is_preset
     }
     if any(row.is_preset for row in rows):
         listed[f'run.preset = "{PRESET_NAME}"'] = (
@@ -310,7 +318,7 @@ def ranking(rows: Sequence[Row]) -> Table:
     best = rows[0].prediction.step_s if rows else 1.0
     for row in rows:
         its = row.prediction
-        algorithm, codecs = row.algorithm, _named(row.codecs)
+        algorithm, codecs = row.algorithm, named_pair(row.codecs)
         if row.is_preset:
             algorithm, codecs = PRESET_NAME, "the preset's"
         table.add_row(
@@ -325,50 +333,3 @@ def ranking(rows: Sequence[Row]) -> Table:
             style="bold" if row.described else None,
         )
     return table
-
-
-def _named(codecs: Pair) -> str:
-    up, down = codecs
-    return up if up == down else f"{up}; {down}"
-
-
-def as_dict(run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str]) -> dict[str, Any]:
-    """What `--json` writes; `docs/plan.md` lists it."""
-    best = rows[0].prediction.step_s if rows else None
-    return {
-        "run": run.run.name,
-        "parameters": facts.parameters,
-        "parties": [
-            {
-                "name": site.name,
-                "workers": site.workers,
-                "compute_s": site.compute_s,
-                "backward_s": site.backward_s,
-                "local_step_s": site.local_step_s,
-                "link": site.wan.model_dump(),
-            }
-            for site in facts.sites
-        ],
-        "predictions": [
-            {
-                "algorithm": row.algorithm,
-                "codec_up": row.codecs[0],
-                "codec_down": row.codecs[1],
-                "described": row.described,
-                "step_s": row.prediction.step_s,
-                "of_best": row.prediction.step_s / best if best else None,
-                "round_s": row.prediction.round_s,
-                "party_step_s": dict(row.prediction.step_s_of),
-                "party_steps": dict(row.prediction.steps_of),
-                "wan_bytes_up": row.prediction.bytes_up,
-                "wan_bytes_down": row.prediction.bytes_down,
-                "computing": row.prediction.computing,
-                "staleness": row.prediction.staleness,
-                "algorithm_trades": row.trades[0],
-                "codecs_trade": row.trades[1],
-                "known_cost": row.costs,
-            }
-            for row in rows
-        ],
-        "refused": refused,
-    }

@@ -13,7 +13,7 @@ worker         decodes it, and copies it               the LAN's codec, 2 passes
 A pass is a read or a write of the whole model, at the rate that `a += b` has here; what the global server computes is
 divided by the shards. Where the WAN is the longest stage and arithmetic is short, an exchange of n slices takes
 
-    E = R + T + T/n      R: the WAN's round trip;  T: the time that its link is busy with all slices (`formulas.link_s`)
+    E = R + T + T/n      R: the WAN's round trip;  T: the time that its link is busy with all slices (`transports.py`)
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from collections.abc import Sequence
 
 from geomx.config.tables import LinkTable
 from geomx.predict.facts import CLIPPED_PASSES, STEPPED_PASSES, Codecs, Facts, Site
-from geomx.predict.formulas import PassTimes, after, link_bytes, link_s, through, together, travel_s
+from geomx.predict.formulas import PassTimes, after, link_bytes, through, together
+from geomx.predict.transports import SteadyTcp, Transport
 
 Streams = dict[str, PassTimes]  # by party
+TCP = SteadyTcp()
 
 
 class Exchanges:
@@ -96,7 +98,8 @@ class Exchanges:
         stream = through(leaving, part * (passes_s(2) + codecs.lan_up.encode_s), slices)
         stream = _carried(stream, part * codecs.lan_up.sent_bytes, slices, site.lan)
         stream = through(stream, part * (add_s + codecs.wan_up.encode_s), slices)
-        return _carried(stream, part * codecs.wan_up.sent_bytes, slices, site.wan, self._sharing(site))
+        sharing, transport = self._sharing(site), self._facts.wan_up
+        return _carried(stream, part * codecs.wan_up.sent_bytes, slices, site.wan, sharing, transport)
 
     def _down(self, site: Site, closed: PassTimes, part: float, slices: int) -> PassTimes:
         codecs = self._codecs
@@ -104,7 +107,8 @@ class Exchanges:
         encode_s = 0.0 if codecs.passes else codecs.lan_down.encode_s
         anew_s = 0.0 if same else codecs.wan_down.decode_s + encode_s
         taken_s = codecs.lan_down.decode_s + self._facts.passes_s(2)
-        stream = _carried(closed, part * codecs.wan_down.sent_bytes, slices, site.wan, self._sharing(site))
+        sharing, transport = self._sharing(site), self._facts.wan_down
+        stream = _carried(closed, part * codecs.wan_down.sent_bytes, slices, site.wan, sharing, transport)
         stream = through(stream, part * anew_s, slices)
         stream = _carried(stream, part * codecs.lan_down.sent_bytes, slices, site.lan)
         return through(stream, part * taken_s, slices)
@@ -114,8 +118,14 @@ class Exchanges:
 
 
 def _carried(
-    stream: PassTimes, payload_bytes: float, slices: int, link: LinkTable, sharing: int = 1
+    stream: PassTimes,
+    payload_bytes: float,
+    slices: int,
+    link: LinkTable,
+    sharing: int = 1,
+    transport: Transport = TCP,
 ) -> PassTimes:
     """Behind a link, which takes as many times as long as others send as much at the same time."""
     size_bytes = sharing * link_bytes(payload_bytes, slices)
-    return after(through(stream, link_s(size_bytes, link), slices), travel_s(size_bytes, link))
+    busy_s, travel_s = transport.busy_s(size_bytes, link), transport.travel_s(size_bytes, link)
+    return after(through(stream, busy_s, slices), travel_s)

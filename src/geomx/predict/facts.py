@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from geomx.config.tables import LinkTable
 from geomx.observe.costs import Cost
+from geomx.predict.transports import SteadyTcp, Transport
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep, Policy, RoundView, StepController, StepPlan, SyncGroup, Wait
 
@@ -52,6 +53,7 @@ class Facts:
     """`size_bytes`: of what is trained. `memory_bytes_per_s`: what a core moves in adding, reads and writes counted.
 
     `on_workers`: gradients come back as means, with which each worker steps. `clips`: a step waits for the whole norm.
+    `wan_up`, `wan_down`: what carries contributions and updates over the WAN.
     """
 
     sites: tuple[Site, ...]
@@ -62,6 +64,8 @@ class Facts:
     overlap: bool = False  # the next forward begins before the update is complete
     on_workers: bool = False
     clips: bool = False
+    wan_up: Transport = field(default_factory=SteadyTcp)
+    wan_down: Transport = field(default_factory=SteadyTcp)
 
     def passes_s(self, passes: float) -> float:
         """Seconds for so many passes over memory as large as the model: a read or a write each."""

@@ -73,7 +73,7 @@ def predict(facts: Facts, rhythm: Rhythm, codecs: Codecs) -> Prediction:
         paces = _shared(facts, rhythm, exchanges, paces)
     if rhythm.bounded:
         paces = dict.fromkeys(paces, max(paces.values()))
-    sent = [_sent(rhythm, codecs, site, steps_of[site.name]) for site in facts.sites]
+    sent = [_sent(facts, rhythm, codecs, site, steps_of[site.name]) for site in facts.sites]
     workers = sum(site.workers for site in facts.sites)
     return Prediction(
         step_s=_mean(facts.sites, paces),
@@ -100,15 +100,16 @@ def _mean(sites: Sequence[Site], seconds: Times) -> float:
     return sum(site.workers for site in sites) / sum(site.workers / seconds[site.name] for site in sites)
 
 
-def _sent(rhythm: Rhythm, codecs: Codecs, site: Site, steps: float) -> tuple[float, float]:
+def _sent(facts: Facts, rhythm: Rhythm, codecs: Codecs, site: Site, steps: float) -> tuple[float, float]:
     """Bytes up and down a party's WAN link, in a step."""
     up = down = 0.0
     for plan in filter(crosses_wan, rhythm.plans):
         part = 1.0 / plan.fragment[1] if isinstance(plan, LocalStep) else 1.0
         carrying = plan.push if isinstance(plan, AccumulateStep) else True
         messages = max(1, round(part * codecs.slices))
-        up += link_bytes(carrying * part * codecs.wan_up.sent_bytes, messages)
-        down += link_bytes(part * codecs.wan_down.sent_bytes, messages)
+        sent_up = facts.wan_up.sent_bytes(carrying * part * codecs.wan_up.sent_bytes, site.wan)
+        up += link_bytes(sent_up, messages)
+        down += link_bytes(facts.wan_down.sent_bytes(part * codecs.wan_down.sent_bytes, site.wan), messages)
     times = rhythm.cohorts(site) / rhythm.exchanges / steps
     return times * up, times * down
 

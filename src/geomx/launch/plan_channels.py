@@ -1,0 +1,119 @@
+"""What `geomx plan` says of channels: how long a round takes over TCP and in datagrams, where links lose packets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from geomx.config import Run
+from geomx.config.lossy_channels import PLAIN, classes_of, named
+from geomx.predict.facts import Site
+from geomx.predict.steps import Prediction
+from geomx.predict.transports import CubicTcp, Datagrams, SteadyTcp, Transport
+
+Congestion = Literal["cubic", "bbr"]
+CONGESTIONS: tuple[Congestion, ...] = ("cubic", "bbr")
+OFFERED = "datagram"  # beside TCP, where links lose packets
+USUAL: Congestion = "cubic"  # of Linux: "system" is taken for it
+
+Transports = tuple[Transport, Transport]  # up and down
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A channel with a congestion control of TCP, which carries what is not in datagrams."""
+
+    channel: str
+    congestion: Congestion
+    described: bool
+    prediction: Prediction
+
+
+def transports(run: Run, channel: str, congestion: Congestion = "bbr") -> Transports:
+    """What carries bytes up and down the WAN with this channel."""
+    tcp = CubicTcp(run.run.shards) if congestion == "cubic" else SteadyTcp()
+    classes = classes_of(run.changed([f"wan.channel={channel}"]), "wan")
+    return (tcp if classes is None else Datagrams.of(classes)), tcp
+
+
+def loses(sites: Sequence[Site]) -> bool:
+    """Whether any party's link loses packets."""
+    return any(site.wan.loss for site in sites)
+
+
+def ways(run: Run, sites: Sequence[Site], predicted: Callable[[Transports], Prediction]) -> list[Way]:
+    """Every channel that is worth a look, the fastest first; none where links lose nothing."""
+    if not loses(sites):
+        return []
+    own = USUAL if run.wan.congestion == "system" else run.wan.congestion
+    found = [
+        Way(
+            channel,
+            congestion,
+            (channel, congestion) == (run.wan.channel, own),
+            predicted(transports(run, channel, congestion)),
+        )
+        for channel in dict.fromkeys((PLAIN, OFFERED, run.wan.channel))
+        for congestion in CONGESTIONS
+    ]
+    return sorted(found, key=lambda way: way.prediction.step_s)
+
+
+def channel_table(found: Sequence[Way], mark: str) -> Table:
+    """A line for each; `mark`: of the description's own."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("channel", min_width=10)
+    table.add_column("TCP with")
+    for column in ("s/step", "s/round", "up/step"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for way in found:
+        its = way.prediction
+        table.add_row(
+            f"{way.channel} {mark}" if way.described else way.channel,
+            way.congestion,
+            f"{its.step_s:.3g}",
+            f"{its.round_s:.3g}",
+            f"{its.bytes_up / 1e6:.3g} MB",
+            style="bold" if way.described else None,
+        )
+    return table
+
+
+def remarks(run: Run, sites: Sequence[Site]) -> Iterator[str]:
+    """What these predictions leave open."""
+    if loses(sites):
+        yield (
+            "Channels: on a real link. In the ranking above, and with an emulated link, TCP does not slow down for a "
+            "loss, as it nearly does not with bbr."
+        )
+        if run.wan.congestion == "reno":
+            yield "reno is not predicted; it is no faster than cubic."
+    classes = classes_of(run, "wan")
+    if classes is not None and not loses(sites):
+        yield f"{named(run, 'wan')}: no link loses packets here, so `{PLAIN}` is as fast."
+    if classes is not None and classes.needs_loss:
+        yield f"{named(run, 'wan')}: as in the first round; later ones depend on the loss, which nobody knows."
+    if classes is None and run.wan.channel != PLAIN:
+        yield f"{named(run, 'wan')}: how it carries bytes is not known; it is predicted as `{PLAIN}`."
+    if classes_of(run, "lan") is not None:
+        yield f"{named(run, 'lan')} is predicted as `{PLAIN}`."
+
+
+def as_list(found: Sequence[Way]) -> list[dict[str, Any]]:
+    """What `--json` has of them."""
+    return [
+        {
+            "channel": way.channel,
+            "congestion": way.congestion,
+            "described": way.described,
+            "step_s": way.prediction.step_s,
+            "round_s": way.prediction.round_s,
+            "wan_bytes_up": way.prediction.bytes_up,
+            "wan_bytes_down": way.prediction.bytes_down,
+        }
+        for way in found
+    ]

@@ -1,0 +1,153 @@
+"""What carries messages over a WAN link, as far as it changes how long they take: TCP, or datagrams for the way up.
+
+A link of rate C and round trip R loses a share p of its packets, at random.
+
+    steady TCP   never slows down for a loss. Busy: bytes · 1500/1448 / (C · (1 − p)); the end is held up as
+                 `formulas.travel_s` says. BBR comes near it, and so does an emulated link
+    cubic TCP    the same, at the rate W · 1448/R a connection, if that is less than C: W is the mean window (RFC 9438,
+                 5.1 and 4.3), max(1.054 · (R/s)^¾ / p^¾, √(1.5/p)) segments
+    datagrams    busy: bytes · 1500/1428 · Σ share · (1 − p^tries)/(1 − p) / C over the classes of blocks. Of the n
+                 reliable ones of the last round trip, some are lost with probability 1 − (1 − p)^n, and come one round
+                 trip and a time-out t = 25 ms later; again with 1 − (1 − p²)^n, and so on: the end is held up by
+                 (R + t) · Σ (1 − (1 − p^i)^n). What is not reliable is waited for as long as the channel says
+
+Left out: datagrams' slow start; the heads of pushes, and tiny slices, which travel by TCP; and that what is lost early
+is found sooner than by a time-out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from geomx.channels.contract import NOT_SENT, BlockClasses
+from geomx.channels.emulation.shaping import PACKET_BYTES, SEGMENT_BYTES
+from geomx.codecs.contract import Block
+from geomx.config.tables import LinkTable
+from geomx.layout import Layout, Tensor
+from geomx.predict.formulas import link_s, travel_s
+from geomx.wire.flow.sender import ACK_DELAY_S, LEAST_TIMEOUT_S, MOST_SENDINGS
+
+DATAGRAM_BYTES = 1428  # of a payload, in a packet of 1,500
+SEALED_BYTES = 1472  # of it, with what geomx adds: what sockets count
+BLOCKS_ASKED = 240  # of the channel: which class each has
+ASKED_ELEMENTS = 8  # in each
+
+
+class Transport(Protocol):
+    """How bytes cross a link in one direction."""
+
+    def busy_s(self, size_bytes: float, link: LinkTable) -> float:
+        """How long the link is busy with so many bytes."""
+
+    def travel_s(self, size_bytes: float, link: LinkTable) -> float:
+        """How long the last of them is under way on average."""
+
+    def sent_bytes(self, size_bytes: float, link: LinkTable) -> float:
+        """What sockets send for them, as they count."""
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyTcp:
+    """See the module's text."""
+
+    def busy_s(self, size_bytes: float, link: LinkTable) -> float:
+        return link_s(size_bytes, link)
+
+    def travel_s(self, size_bytes: float, link: LinkTable) -> float:
+        return travel_s(size_bytes, link)
+
+    def sent_bytes(self, size_bytes: float, link: LinkTable) -> float:
+        return size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CubicTcp(SteadyTcp):
+    """See the module's text. `connections`: of a party, one to each shard."""
+
+    connections: int = 1
+
+    def busy_s(self, size_bytes: float, link: LinkTable) -> float:
+        return link_s(size_bytes, self._slowed(link))
+
+    def travel_s(self, size_bytes: float, link: LinkTable) -> float:
+        return travel_s(size_bytes, self._slowed(link))
+
+    def _slowed(self, link: LinkTable) -> LinkTable:
+        """The link as a sender that slows down uses it."""
+        most = self.connections * cubic_mbps(link)
+        is_enough = most >= (link.rate_mbps or math.inf)
+        slowed: LinkTable = link if is_enough else link.model_copy(update={"rate_mbps": most})
+        return slowed
+
+
+def cubic_mbps(link: LinkTable) -> float:
+    """The rate on the wire of one connection with cubic, headers and what is lost included; inf: as the link's."""
+    round_trip_s = 2e-3 * link.delay_ms
+    if not link.loss or not round_trip_s:
+        return math.inf
+    window = max(1.054 * math.pow(round_trip_s / link.loss, 0.75), math.sqrt(1.5 / link.loss))
+    return 8e-6 * PACKET_BYTES * window / round_trip_s
+
+
+@dataclass(frozen=True, slots=True)
+class Datagrams:
+    """See the module's text.
+
+    `reliable`: the share of blocks that is sent until it has come. `tried`: shares of others, each with how often they
+    are sent at most. What is left is not sent. `grace`: in round trips, as in `BlockClasses`.
+    """
+
+    reliable: float = 1.0
+    tried: tuple[tuple[float, int], ...] = ()
+    grace: float = 0.0
+
+    @classmethod
+    def of(cls, classes: BlockClasses) -> Datagrams:
+        """As the channel itself gives classes in a run's first round. `classes`: new ones."""
+        elements = BLOCKS_ASKED * ASKED_ELEMENTS
+        slice_ = Layout((Tensor("asked", (elements,), "float32"),), slice_elements=elements).slices[0]
+        nothing = torch.empty(0, dtype=torch.uint8)
+        starts = range(0, elements, ASKED_ELEMENTS)
+        blocks = [Block(start, start + ASKED_ELEMENTS, nothing) for start in starts]
+        levels = Counter(classes.levels(slice_, 1, blocks, lambda: torch.linspace(0.0, 1.0, elements), 1.0))
+        shares = {level: count / BLOCKS_ASKED for level, count in levels.items() if level != NOT_SENT}
+        tried = tuple((share, classes.tries[level - 1]) for level, share in sorted(shares.items()) if level)
+        return cls(shares.get(0, 0.0), tried, classes.grace)
+
+    def copies(self, loss: float) -> float:
+        """How often a block is sent on average."""
+        tried = sum(share * (1.0 - loss**tries) for share, tries in self.tried)
+        return (self.reliable + tried) / (1.0 - loss)
+
+    def busy_s(self, size_bytes: float, link: LinkTable) -> float:
+        sent = size_bytes * self.copies(link.loss) * SEGMENT_BYTES / DATAGRAM_BYTES
+        return link_s(sent, _lossless(link))
+
+    def travel_s(self, size_bytes: float, link: LinkTable) -> float:
+        round_trip_s = 2e-3 * link.delay_ms
+        busy_s = self.busy_s(size_bytes, link)
+        part = min(1.0, round_trip_s / busy_s) if busy_s else 1.0
+        count = part * size_bytes / DATAGRAM_BYTES
+        again_s = round_trip_s + LEAST_TIMEOUT_S + ACK_DELAY_S
+        reliable_s = again_s * _rounds(link.loss, self.reliable * count)
+        others_s = again_s * _rounds(link.loss, count * sum(share for share, _ in self.tried))
+        return 1e-3 * link.delay_ms + max(reliable_s, min(others_s, self.grace * round_trip_s))
+
+    def sent_bytes(self, size_bytes: float, link: LinkTable) -> float:
+        return size_bytes * self.copies(link.loss) * SEALED_BYTES / DATAGRAM_BYTES
+
+
+def _lossless(link: LinkTable) -> LinkTable:
+    """The link as if it lost nothing."""
+    without: LinkTable = link.model_copy(update={"loss": 0.0})
+    return without
+
+
+def _rounds(loss: float, count: float) -> float:
+    """How often the unluckiest of so many is lost, on average."""
+    return sum(-math.expm1(count * math.log1p(-(loss**times))) for times in range(1, MOST_SENDINGS + 1))
