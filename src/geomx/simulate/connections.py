@@ -161,7 +161,10 @@ class Connections:
 
         up, down = self.link(host.node.name, target), self.link(target, host.node.name)
         refuse = functools.partial(self.break_, connection)
-        admit = functools.partial(listener.node.admit, number)
+
+        def admit(message: Message) -> None:
+            if listener.connections.get(number) is connection:  # else it has hung up, and hears nothing any more
+                listener.node.admit(number, message)
 
         def tell(passes: bool) -> None:
             note = host.paths.about(target, passes, WHY[passes])
