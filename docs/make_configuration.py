@@ -93,8 +93,9 @@ CHOICES: dict[str, tuple[str, Registry[Any]]] = {
 }
 CHANNELS = """\
 `tcp` carries everything by TCP. `datagram` and `dgt` send contributions up in datagrams, for [links that lose
-packets](lossy-links.md), and need a secret or TLS. `dgt` also needs the script's [loss](training-loop.md#tell-the-loss),
-unless `adaptive=false`. You can [write a channel](extending.md#write-a-channel).
+packets](lossy-links.md), and need a secret or TLS. `dgt` also needs the script's
+[loss](training-loop.md#tell-the-loss), unless `adaptive=false`. You can [write a
+channel](extending.md#write-a-channel).
 """
 
 PARAMETERS = {

@@ -163,7 +163,8 @@ class Connections:
         refuse = functools.partial(self.break_, connection)
 
         def admit(message: Message) -> None:
-            if listener.connections.get(number) is connection:  # else it has hung up, and hears nothing any more
+            # An end that has hung up hears nothing any more.
+            if listener.connections.get(number) is connection:
                 listener.node.admit(number, message)
 
         def tell(passes: bool) -> None:
