@@ -22,23 +22,40 @@ from random import Random
 import torch
 
 from geomx.channels.contract import NOT_SENT, Ranged
+from geomx.channels.erasure import ReedSolomon, is_installed
 from geomx.errors import ConfigError, Fault, LossUnknown
 from geomx.layout import Slice
+from geomx.wire.flow.parity import Coding
 
 ALWAYS = 1 << 30  # tries: until the receiver has closed
 RANKINGS = ("contribution", "random")
 
 
 class Alike:
-    """All blocks in one class. `deadline`: in round trips behind a payload's end; 0: until all have come."""
+    """All blocks in one class.
+
+    Args:
+        deadline: In round trips behind a payload's end; 0: until all have come.
+        fec: Parity pieces for each piece, up to 1; 0: none.
+
+    Raises:
+        ConfigError: A parameter is out of range, or there is no `zfec` to make parity pieces with.
+    """
 
     needs_loss = False
     tries: tuple[int, ...] = (ALWAYS,)
 
-    def __init__(self, deadline: float = 0.0) -> None:
+    def __init__(self, deadline: float = 0.0, fec: float = 0.0) -> None:
+        faults = []
         if not 0.0 <= deadline < math.inf:
-            allowed = "a number of round trips, 0 or more"
-            raise ConfigError("channel datagram", [Fault("deadline", f"{deadline}", allowed)])
+            faults.append(Fault("deadline", f"{deadline}", "a number of round trips, 0 or more"))
+        if not 0.0 <= fec <= 1.0:
+            faults.append(Fault("fec", f"{fec}", "a number from 0 to 1"))
+        elif fec and not is_installed():
+            faults.append(Fault("fec", f"{fec}, and no `zfec`", "0", "or run: pip install 'geomx[fec]'"))
+        if faults:
+            raise ConfigError("channel datagram", faults)
+        self.coding = Coding(fec, ReedSolomon()) if fec else None
         self.grace = deadline
         self._level = int(deadline > 0.0)
 
@@ -71,6 +88,7 @@ class Dgt:
     """
 
     grace = 0.0
+    coding: Coding | None = None
 
     def __init__(
         self,

@@ -91,7 +91,8 @@ class DatagramConnection(TcpConnection):
         salt = secrets.token_bytes(SALT_BYTES)
         self._flow = port.register(self)
         self._up, self._down = seals(self._flow, salt, secret)
-        self._receiving = ReceivingEnd(lambda message: self._receiver.admit(self, message))
+        coding = self._channel.classes.coding
+        self._receiving = ReceivingEnd(lambda message: self._receiver.admit(self, message), coding)
         self.write(0, FlowOpen(self._flow, salt), None, 0)
 
     def write_blocks(
@@ -326,17 +327,18 @@ class Datagram(Tcp):
         return DatagramConnection(receiver, chunk_bytes, pacer, connected, self)
 
 
-def datagram(edge: EdgeSettings, *, deadline: float = 0.0) -> Datagram:
+def datagram(edge: EdgeSettings, *, deadline: float = 0.0, fec: float = 0.0) -> Datagram:
     """The channel `datagram` of a description.
 
     Args:
         edge: What the description says of the edges.
         deadline: How long lost blocks are sent again, in round trips behind a payload's end; 0: until they have come.
+        fec: Parity pieces for each piece, up to 1, from which lost ones are rebuilt; 0: none. Needs `geomx[fec]`.
 
     Raises:
-        ConfigError: A parameter is out of range.
+        ConfigError: A parameter is out of range, or there is no `zfec`.
     """
-    return Datagram(edge, Alike(deadline))
+    return Datagram(edge, Alike(deadline, fec))
 
 
 def dgt(

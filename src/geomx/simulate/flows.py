@@ -48,7 +48,7 @@ class SimulatedFlow:
         self._deliver, self._send, self._tell_broken, self._refuse = deliver, send, broken, refuse
         self._tell = tell
         self._sending = SendingEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms, clock.now)
-        self._receiving = ReceivingEnd(admit)
+        self._receiving = ReceivingEnd(admit, terms.coding)
         self._due_at = inf
         self.is_alive = True
         self._run()

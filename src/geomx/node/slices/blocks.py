@@ -23,6 +23,7 @@ from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.counts import BlockCounts
 from geomx.wire.flow.packets import MOST_BLOCKS
+from geomx.wire.flow.parity import EXTRA_BYTES
 from geomx.wire.flow.receiver import Blocks
 from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Push, Update
@@ -53,7 +54,11 @@ class Answered(NamedTuple):
 
 def flows_to(parents: Iterable[str], classes: BlockClasses | None) -> dict[str, FlowTerms]:
     """The flows beside a node's connections to its parents."""
-    return {} if classes is None else dict.fromkeys(parents, FlowTerms(classes.tries, classes.grace))
+    return {} if classes is None else dict.fromkeys(parents, _terms(classes))
+
+
+def _terms(classes: BlockClasses) -> FlowTerms:
+    return FlowTerms(classes.tries, classes.grace, classes.coding)
 
 
 class BlockSender:
@@ -70,7 +75,7 @@ class BlockSender:
         classes = self._classes
         if classes is None or codec is not self._codec or not takes_back(codec, slice_):
             return Encoded(payload)
-        blocks = codec.cut(slice_, payload, BLOCK_BYTES)
+        blocks = codec.cut(slice_, payload, BLOCK_BYTES - (EXTRA_BYTES if classes.coding else 0))
         if not 1 < len(blocks) <= MOST_BLOCKS:
             return Encoded(payload)
         levels = classes.levels(slice_, push.turn, blocks, lambda: codec.decode(slice_, payload), push.loss)

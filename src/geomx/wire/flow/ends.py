@@ -19,12 +19,14 @@ from geomx.wire.flow.packets import (
     PIECE_HEAD_BYTES,
     Ack,
     Head,
+    Parity,
     Piece,
     Probe,
     Probed,
     Tail,
     unpack,
 )
+from geomx.wire.flow.parity import EXTRA_BYTES, Coding
 from geomx.wire.flow.path import Path, State
 from geomx.wire.flow.receiver import Delivery, FlowReceiver
 from geomx.wire.flow.sender import RELIABLE, BlockOut, FlowSender, FlowTerms
@@ -50,6 +52,7 @@ class SendingEnd:
 
     def __init__(self, congestion: Congestion, terms: FlowTerms, now: float) -> None:
         self.sender = FlowSender(congestion, terms)
+        self._spare_bytes = PIECE_HEAD_BYTES + (EXTRA_BYTES if terms.coding else 0)
         self.path = Path(now)
         self._told: State = "trying"
         self._wholes: dict[int, Whole] = {}  # by load
@@ -58,7 +61,7 @@ class SendingEnd:
         """Take a payload in; returns the header for the connection. None: the connection has to carry all of it."""
         if not (self.path.is_open and self.sender.has_room and 0 < len(blocks) <= MOST_BLOCKS):
             return None
-        piece_bytes = self.path.datagram_bytes - PIECE_HEAD_BYTES
+        piece_bytes = self.path.datagram_bytes - self._spare_bytes
         self._wholes[self.sender.next_load] = whole
         reliable = pack_bitmap([block.level == RELIABLE for block in blocks])
         size = sum(len(block.data) for block in blocks)
@@ -124,11 +127,15 @@ class SendingEnd:
 
 
 class ReceivingEnd:
-    """Of whoever listens. `admit`: raises `ProtocolError` for a header that may not come, as `Node.admit` does."""
+    """Of whoever listens. `admit`: raises `ProtocolError` for a header that may not come, as `Node.admit` does.
 
-    def __init__(self, admit: Callable[[Message], None]) -> None:
+    `coding`: how parity pieces are made that may come; None: none may.
+    """
+
+    def __init__(self, admit: Callable[[Message], None], coding: Coding | None = None) -> None:
         self._admit = admit
-        self.receiver = FlowReceiver()
+        self._has_parity = coding is not None
+        self.receiver = FlowReceiver(None if coding is None else coding.code)
         self._answers: list[Probed] = []
 
     def announced(self, number: int, message: Push, now: float) -> None:
@@ -139,7 +146,7 @@ class ReceivingEnd:
     def received(self, number: int, body: bytes | memoryview, now: float) -> None:
         """A datagram has come. Raises `ProtocolError`."""
         packet = unpack(body)
-        if isinstance(packet, Piece | Tail):
+        if isinstance(packet, Piece | Tail) or (isinstance(packet, Parity) and self._has_parity):
             self.receiver.received(number, packet, now)
         elif isinstance(packet, Head):
             if self.receiver.received(number, packet, now):

@@ -12,6 +12,9 @@
     5 PROBED   size u16: a probe of that size has come
     6 HEAD     load u32, number u64, and the header of the load's message, which travels on the connection as well: the
                first of the two that comes announces the load
+    7 PARITY   load u32, block u16, blocks u8, pieces u8, parities u8, parity u8, and the bytes
+               One of the parity pieces of a group: of `blocks` blocks from `block` on, of `pieces` pieces each.
+               `parity.py` says how they are made.
 
 Datagrams of each direction have numbers of their own, which never repeat: what is sent again has a new number.
 """
@@ -29,13 +32,15 @@ _LOAD = struct.Struct("<I")
 _ACK = struct.Struct("<BIIQ")
 _PROBE = struct.Struct("<BH")
 _HEAD = struct.Struct("<BIQ")
+_PARITY = struct.Struct("<BIHBBBB")
 _RUN = struct.Struct("<IHIH")
 
-PIECE_HEAD_BYTES = _PIECE.size
+PIECE_HEAD_BYTES, PARITY_HEAD_BYTES = _PIECE.size, _PARITY.size
 MOST_BLOCKS, MOST_PIECES, MOST_LOADS = 1 << 16, 255, 1 << 32
 MOST_OPEN = 4096  # from the oldest load that is open to the newest
 MOST_RUNS = MOST_TAILS = 64
 CLOSED_SHOWN = 64
+MOST_IN_GROUP = 128  # pieces: with as many parity pieces, a code over GF(2^8) has room for them
 _MOST_US = (1 << 32) - 1
 
 
@@ -128,7 +133,22 @@ class Head(NamedTuple):
         return _HEAD.pack(6, self.load, self.number) + self.head
 
 
-Packet = Piece | Tail | Ack | Probe | Probed | Head
+class Parity(NamedTuple):
+    """One of the `parities` parity pieces of a group: of blocks from `block` on, of `pieces` pieces each."""
+
+    load: int
+    block: int
+    blocks: int
+    pieces: int
+    parities: int
+    parity: int
+    data: bytes | memoryview
+
+    def pack(self) -> bytes:
+        return b"".join((_PARITY.pack(7, *self[:-1]), self.data))
+
+
+Packet = Piece | Tail | Ack | Probe | Probed | Head | Parity
 
 
 def unpack(body: bytes | memoryview) -> Packet:
@@ -155,6 +175,13 @@ def unpack(body: bytes | memoryview) -> Packet:
         if kind == 6:
             _, load, number = _HEAD.unpack_from(body)
             return Head(load, number, bytes(memoryview(body)[_HEAD.size :]))
+        if kind == 7:
+            _, load, block, blocks, pieces, parities, parity = _PARITY.unpack_from(body)
+            if not parity < parities <= blocks * pieces <= MOST_IN_GROUP:
+                raise ProtocolError(
+                    f"parity piece {parity} of {parities}, of {blocks} blocks in {pieces} pieces"
+                )
+            return Parity(load, block, blocks, pieces, parities, parity, memoryview(body)[_PARITY.size :])
     except struct.error as error:
         raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes") from error
     raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes")

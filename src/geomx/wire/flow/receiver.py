@@ -7,7 +7,9 @@ Rules
    has passed: for datagrams that were overtaken (as long as that was seen to take, at most a quarter of the sender's
    round trip), and for as long as the sender asks.
 3. What comes for a load that has closed is dropped, and counted.
-4. Whatever the sender could not have meant raises `ProtocolError`: it is a member of the run, so it is told who it was.
+4. What is missing of a group of pieces is rebuilt as soon as enough parity pieces have come (`parity.py`). Those that
+   come too early are kept, up to `PARITY_BYTES` of them; others are dropped, and not acknowledged.
+5. Whatever the sender could not have meant raises `ProtocolError`: it is a member of the run, so it is told who it was.
 
 The numbers of what has come are kept as runs. A number that is known, or lies below the oldest run, is dropped: so
 nothing counts twice, and a datagram that somebody sends again changes nothing.
@@ -15,16 +17,18 @@ nothing counts twice, and a datagram that somebody sends again changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
-from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, MOST_RUNS, Ack, Head, Piece, Tail
+from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, MOST_RUNS, Ack, Head, Parity, Piece, Tail
+from geomx.wire.flow.parity import ErasureCode, GroupIn, Place
 from geomx.wire.messages import Beside, Message
 from geomx.wire.presence import unpack as unpack_bitmap
 
-EARLY_BYTES, PIECE_COST_BYTES = 8 << 20, 512  # what a piece takes beside its bytes
+EARLY_BYTES = PARITY_BYTES = 8 << 20
+PIECE_COST_BYTES = 512  # what a piece takes beside its bytes
 ACK_EVERY = 8
 ACK_DELAY_S = 0.005
 LEAST_WINDOW_S = 0.001
@@ -64,11 +68,26 @@ class Delivery(NamedTuple):
 class _Inbox:
     """A load that is open."""
 
-    __slots__ = ("blocks", "bytes_left", "closes_at", "message", "missing", "number", "parts", "reliable")
+    __slots__ = (
+        "blocks",
+        "bytes_left",
+        "closes_at",
+        "code",
+        "groups",
+        "load",
+        "message",
+        "missing",
+        "number",
+        "parts",
+        "reliable",
+    )
 
-    def __init__(self, number: int, message: Message, beside: Beside) -> None:
+    def __init__(self, number: int, message: Message, beside: Beside, code: ErasureCode | None) -> None:
         self.number = number
         self.message = message
+        self.load = beside.load
+        self.code = code
+        self.groups: dict[int, GroupIn] = {}  # of which parity pieces have come; by block
         self.reliable = unpack_bitmap(beside.reliable, beside.blocks)
         self.blocks: list[BlockIn | None] = [None] * beside.blocks
         self.parts: dict[int, list[Piece | None]] = {}  # of blocks in several pieces
@@ -113,8 +132,53 @@ class _Inbox:
         parts[piece.piece] = piece
         if any(part is None for part in parts):
             return True
-        del self.parts[piece.block]
+        if self.code is None:  # else others may be rebuilt from it
+            del self.parts[piece.block]
         return BlockIn(piece.start, piece.stop, b"".join(part.data for part in parts if part is not None))
+
+    def parity(self, parity: Parity) -> bool:
+        """Keep a parity piece; False: it is here already, or not needed. Raises `ProtocolError`."""
+        covered = range(parity.block, parity.block + parity.blocks)
+        if covered.stop > len(self.blocks):
+            raise ProtocolError(f"parity of blocks {covered} of a load of {len(self.blocks)}")
+        group = self.groups.get(parity.block)
+        if group is None:
+            if any(block in self.groups for block in covered):
+                raise ProtocolError(f"parity of blocks {covered}, of which some are in another group")
+            group = GroupIn(parity)
+            self.groups |= dict.fromkeys(covered, group)
+        return group.add(parity)
+
+    def rebuild(self, block: int) -> int:
+        """Rebuild what is missing in a block's group, if that can be done now; returns how many pieces.
+
+        Raises `ProtocolError`.
+        """
+        group = self.groups.get(block)
+        if group is None or self.code is None or not group.nbytes:
+            return 0
+        covered = range(group.first, group.first + group.blocks)
+        there = [place for block in covered for place in self._places(block, group.pieces)]
+        levels = [int(not self.reliable[block]) for block in covered]
+        pieces = group.rebuilt(self.load, there, levels, self.code)
+        for piece in pieces:
+            self.put(piece)
+        return len(pieces)
+
+    def parity_bytes(self, block: int) -> int:
+        """What is kept of parity for a block's group."""
+        group = self.groups.get(block)
+        return 0 if group is None else group.nbytes
+
+    def _places(self, block: int, pieces: int) -> Sequence[Place]:
+        """What has come of a block, by piece."""
+        whole = self.blocks[block]
+        if pieces == 1 and block not in self.parts:
+            return (whole,)
+        parts = self.parts.get(block, [] if whole else [None] * pieces)
+        if len(parts) != pieces:
+            raise ProtocolError(f"block {block} did not come in {pieces} pieces, as its parity says")
+        return [part and (part.start, part.stop, part.data) for part in parts]
 
     def is_over(self, now: float) -> bool:
         every, reliable = self.missing
@@ -132,12 +196,13 @@ class _Inbox:
 class FlowReceiver:
     """See the module's rules. Times are seconds on any one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: ErasureCode | None = None) -> None:
+        self._code = code
         self._runs: list[list[int]] = []  # [first, last] of the numbers that have come, the newest first
         self._newest_at = -inf
         self._overtaken_s = 0.0  # how long a datagram came behind one that was sent later
         self._inboxes: dict[int, _Inbox] = {}
-        self._early: dict[int, list[Piece]] = {}
+        self._early: dict[int, list[Piece | Parity]] = {}
         self._early_tails: dict[
             int, float
         ] = {}  # of loads that are not announced: how long to wait behind them
@@ -149,7 +214,9 @@ class FlowReceiver:
         self._moved_at = -inf
         self.came: dict[int, int] = {}  # pieces by class
         self.late: dict[int, int] = {}  # of loads that had closed
+        self._parity_bytes = 0  # kept of loads that are open
         self.dropped = 0  # too early, and no room
+        self.rebuilt = 0  # pieces
 
     # -- what comes -------------------------------------------------------------------------------------------
 
@@ -160,21 +227,21 @@ class FlowReceiver:
             return
         if not self._may_be(load):
             raise ProtocolError(f"load {load} was announced, and {self._closed_below} is open")
-        self._inboxes[load] = inbox = _Inbox(number, message, beside)
+        self._inboxes[load] = inbox = _Inbox(number, message, beside, self._code)
         self._moved_at = now
         for piece in self._forgotten(load):
-            inbox.put(piece)
+            self._put(inbox, piece)
         wait_s = self._early_tails.pop(load, None)
         if wait_s is not None:
             inbox.closes_at = now + wait_s
 
-    def received(self, number: int, packet: Piece | Tail | Head, now: float) -> bool:
+    def received(self, number: int, packet: Piece | Parity | Tail | Head, now: float) -> bool:
         """A datagram has come, and is from whom it says. Returns whether it is new. Raises `ProtocolError`."""
         if self._is_known(number):
             return False
         if isinstance(packet, Tail):
             self._ends(packet, now)
-        elif isinstance(packet, Piece) and not self._take(packet, now):
+        elif isinstance(packet, Piece | Parity) and not self._take(packet, now):
             return False
         self._note(number, now)
         self._unacknowledged += 1
@@ -184,34 +251,45 @@ class FlowReceiver:
             self._ack_at = min(self._ack_at, now + ACK_DELAY_S)
         return True
 
-    def _take(self, piece: Piece, now: float) -> bool:
+    def _take(self, piece: Piece | Parity, now: float) -> bool:
         """Whether a piece could be kept, or is not needed."""
         inbox = self._inboxes.get(piece.load)
         if inbox is not None:
-            if inbox.put(piece):
+            if isinstance(piece, Parity) and self._parity_bytes + len(piece.data) > PARITY_BYTES:
+                return False
+            if self._put(inbox, piece):
                 self._moved_at = now
-                self._count(self.came, piece.level)
+                self._count(self.came, piece)
         elif self._is_closed(piece.load):
-            self._count(self.late, piece.level)
+            self._count(self.late, piece)
         elif not self._keep_early(piece):
             self.dropped += 1
             return False
         else:
-            self._count(self.came, piece.level)
+            self._count(self.came, piece)
         return True
 
     def _may_be(self, load: int) -> bool:
         """Whether a sender may be so far: it waits for the oldest load that is open."""
         return load < self._closed_below + MOST_OPEN
 
+    def _put(self, inbox: _Inbox, piece: Piece | Parity) -> bool:
+        """Give a load what is of it, and rebuild what can be rebuilt with it; False: it is not new."""
+        before = inbox.parity_bytes(piece.block)
+        is_new = inbox.put(piece) if isinstance(piece, Piece) else inbox.parity(piece)
+        self.rebuilt += inbox.rebuild(piece.block)
+        self._parity_bytes += inbox.parity_bytes(piece.block) - before
+        return is_new
+
     def _is_closed(self, load: int) -> bool:
         return load < self._closed_below or load in self._closed
 
     @staticmethod
-    def _count(counts: dict[int, int], level: int) -> None:
-        counts[level] = counts.get(level, 0) + 1
+    def _count(counts: dict[int, int], piece: Piece | Parity) -> None:
+        if isinstance(piece, Piece):
+            counts[piece.level] = counts.get(piece.level, 0) + 1
 
-    def _keep_early(self, piece: Piece) -> bool:
+    def _keep_early(self, piece: Piece | Parity) -> bool:
         """Keep what has overtaken its header, if there is room for it."""
         size = len(piece.data) + PIECE_COST_BYTES
         if self._early_bytes + size > EARLY_BYTES or not self._may_be(piece.load):
@@ -220,7 +298,7 @@ class FlowReceiver:
         self._early.setdefault(piece.load, []).append(piece)
         return True
 
-    def _forgotten(self, load: int) -> list[Piece]:
+    def _forgotten(self, load: int) -> list[Piece | Parity]:
         """Take a load's early pieces out."""
         pieces = self._early.pop(load, [])
         self._early_bytes -= sum(len(piece.data) + PIECE_COST_BYTES for piece in pieces)
@@ -289,7 +367,8 @@ class FlowReceiver:
         self._closed_up_to(max(self._closed_below, below))
 
     def _close(self, load: int) -> None:
-        del self._inboxes[load]
+        inbox = self._inboxes.pop(load)
+        self._parity_bytes -= sum(group.nbytes for group in set(inbox.groups.values()))
         self._ack_at = -inf  # so that nothing of it is sent again
         self._closed.add(load)
         self._closed_up_to(self._closed_below)

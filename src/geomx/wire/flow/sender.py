@@ -8,7 +8,9 @@ Rules
 3. A datagram is lost if one that was sent later has come, and `LATER` numbers or an eighth of a round trip lie between,
    and the reordering that was seen; or if nothing is heard at all for a time-out (both after RFC 8985 and RFC 9002).
    Every sending has a number of its own, so an acknowledgement says which of them has come.
-4. Reliable pieces are sent until they have come. Those of class c have a number of tries; behind the last one they are
+4. Parity pieces (`parity.py`) leave once, behind their group. What is lost of the group is sent again only where what
+   is under way of it cannot be enough to rebuild it.
+5. Reliable pieces are sent until they have come. Those of class c have a number of tries; behind the last one they are
    given up. What the receiver has closed is sent no more.
 
 Loss never slows a flow down: when something may leave is the business of `congestion.py`.
@@ -17,7 +19,7 @@ Loss never slows a flow down: when something may leave is the business of `conge
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable, KeysView, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -25,6 +27,7 @@ from typing import NamedTuple
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion, Mark
 from geomx.wire.flow.packets import MOST_OPEN, MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
+from geomx.wire.flow.parity import Coding, GroupOut, ParityOut, groups
 
 LATER = 3  # numbers: so many datagrams seldom overtake one
 LEAST_TIMEOUT_S = 0.02
@@ -50,11 +53,12 @@ class FlowTerms(NamedTuple):
     """What a sender and a receiver have agreed on.
 
     `tries`: how often a piece of class 1, 2, ... is sent at most. `grace`: how long the receiver waits behind a tail
-    for what is not reliable, in round trips.
+    for what is not reliable, in round trips. `coding`: how parity pieces are made; None: there are none.
     """
 
     tries: tuple[int, ...] = (1,)
     grace: float = 0.0
+    coding: Coding | None = None
 
 
 class _Load:
@@ -62,9 +66,9 @@ class _Load:
 
     __slots__ = ("is_over", "number", "unsent")
 
-    def __init__(self, number: int, pieces: int) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.unsent = pieces  # pieces that have never been sent
+        self.unsent = 0  # pieces that have never been sent
         self.is_over = False
 
 
@@ -72,17 +76,18 @@ Lane = tuple[int, int, int]  # priority, load and class
 
 
 class _Item:
-    """A piece, or a load's header, and how often it may be sent yet."""
+    """A piece, or a load's header, and how often it may be sent yet. `group`, `place`: where parity protects it."""
 
-    __slots__ = ("copies", "key", "load", "missed", "piece", "sendings", "tries")
+    __slots__ = ("copies", "group", "key", "load", "missed", "piece", "place", "sendings", "tries")
 
-    def __init__(self, load: _Load, piece: Piece | Head, key: Lane, tries: float) -> None:
+    def __init__(self, load: _Load, piece: Piece | ParityOut | Head, key: Lane, tries: float) -> None:
         self.load = load
         self.piece = piece
         self.key = key
         self.tries = tries
-        self.sendings = self.copies = 0
+        self.sendings = self.copies = self.place = 0
         self.missed = 0  # sendings that were lost although later datagrams have come
+        self.group: GroupOut[_Item] | None = None
 
 
 class _Sent(NamedTuple):
@@ -99,7 +104,7 @@ class FlowSender:
     def __init__(self, congestion: Congestion, terms: FlowTerms) -> None:
         self._congestion = congestion
         self._tries = (inf, *terms.tries)
-        self._grace = terms.grace
+        self._grace, self._coding = terms.grace, terms.coding
         self._loads: dict[int, _Load] = {}
         self.next_load = self._next_number = 0
         self._lanes: dict[Lane, deque[_Item]] = {}
@@ -117,6 +122,7 @@ class FlowSender:
         self.is_stuck = False  # something is sent again and again, and never comes: it may be too large
         self.sent: dict[int, int] = {}  # pieces by class: for the first time
         self.again: dict[int, int] = {}  # and once more
+        self.parities = 0  # parity pieces sent
 
     # -- what is to be sent -----------------------------------------------------------------------------------
 
@@ -137,15 +143,30 @@ class FlowSender:
             self._began_at = now
         sent = [(block, out) for block, out in enumerate(blocks) if out.level >= RELIABLE]
         pieces = [piece for block, out in sent for piece in self._cut(block, out, piece_bytes)]
-        load = self._loads[self.next_load] = _Load(self.next_load, len(pieces))
+        load = self._loads[self.next_load] = _Load(self.next_load)
         self.next_load += 1
         if len(head) <= piece_bytes:  # else it comes on the connection alone
             self._put(_Item(load, Head(load.number, number, head), (priority, load.number, -1), inf))
-        for piece in pieces:
-            tries = self._tries[min(piece.level, len(self._tries) - 1)]
-            self._put(_Item(load, piece, (priority, load.number, piece.level), tries))
+        for group, parities in groups(pieces, self._coding):
+            self._add(load, priority, group, parities)
         if not pieces:
             self._ends(load, now)
+
+    def _add(self, load: _Load, priority: int, pieces: Sequence[Piece], parities: int) -> None:
+        """Take in a group, or a load without parity."""
+        items = []
+        for piece in pieces:
+            tries = self._tries[min(piece.level, len(self._tries) - 1)]
+            items.append(_Item(load, piece, (priority, load.number, piece.level), tries))
+        if self._coding is not None and parities:
+            group = GroupOut[_Item](pieces, parities, self._coding.code)
+            items += [_Item(load, parity, items[-1].key, 1) for parity in group.parities]
+            group.items = items
+            for place, item in enumerate(items):
+                item.group, item.place = group, place
+        load.unsent += len(items)
+        for item in items:
+            self._put(item)
 
     def _cut(self, block: int, out: BlockOut, piece_bytes: int) -> Iterable[Piece]:
         start, stop, data, level = out
@@ -255,8 +276,11 @@ class FlowSender:
                 self._put(item)
         if isinstance(item.piece, Head):
             return
-        counts = self.again if item.sendings > 1 else self.sent
-        counts[item.piece.level] = counts.get(item.piece.level, 0) + 1
+        if isinstance(item.piece, Piece):
+            counts = self.again if item.sendings > 1 else self.sent
+            counts[item.piece.level] = counts.get(item.piece.level, 0) + 1
+        else:
+            self.parities += 1
         if item.sendings == 1:
             item.load.unsent -= 1
             if not item.load.unsent:
@@ -300,8 +324,16 @@ class FlowSender:
         sent = self._under_way.pop(number)
         self._congestion.acked(sent.mark, now, held_s)
         if sent.item is not None:
-            sent.item.tries = 0
+            self._is_there(sent.item)
         return sent
+
+    @staticmethod
+    def _is_there(item: _Item) -> None:
+        """The receiver has it; with it, it may have rebuilt all of its group."""
+        item.tries = 0
+        if item.group is not None and item.group.came(item.place):
+            for other in item.group.items:
+                other.tries = 0 if other.sendings else other.tries
 
     def _over(self, load: _Load) -> None:
         load.is_over = True
@@ -310,7 +342,7 @@ class FlowSender:
 
     def _came_late(self, number: int) -> None:
         """What was held for lost was only overtaken: wait longer next time."""
-        self._lost.pop(number).tries = 0
+        self._is_there(self._lost.pop(number))
         most_s = self._congestion.round_trip_s / 4
         self._reorder_s = min(max(2 * self._reorder_s, self._congestion.wander_s, 1e-3), most_s)
 
@@ -335,13 +367,20 @@ class FlowSender:
         sent = self._under_way.pop(number)
         self._congestion.lost(sent.mark)
         item = sent.item
-        if item is None or item.load.is_over or not item.tries:  # given up
+        if item is None or item.load.is_over:
+            return None
+        if item.group is not None:
+            again = [other for other in item.group.lost(item.place) if other.tries]
+        elif item.tries:
+            again = [item]
+        else:  # given up
             return None
         self._lost[number] = item
         if len(self._lost) > LOST_KEPT:
             del self._lost[next(iter(self._lost))]
-        item.copies = int(item.tries == inf)
-        self._put(item, first=True)
+        for other in again:
+            other.copies = int(other.tries == inf)
+            self._put(other, first=True)
         return item
 
     # -- silence ----------------------------------------------------------------------------------------------
