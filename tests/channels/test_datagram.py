@@ -39,14 +39,17 @@ class Ends(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def joined(
-    terms: FlowTerms | None = None, secrets: tuple[bytes, bytes] = (SECRET, SECRET), is_open: bool = True
+    terms: FlowTerms | None = None,
+    secrets: tuple[bytes, bytes] = (SECRET, SECRET),
+    is_open: bool = True,
+    fec: float = 0.0,
 ) -> AsyncIterator[Ends]:
     """Flows are open on both sides, as nodes open them; `secrets`: what the dialling and the listening side know.
 
     `is_open`: whether the listening side opens its own.
     """
     mine, theirs = Witness(), Witness()
-    door = await Datagram(EdgeSettings(), Alike()).listen(ANY_PORT, theirs, theirs.accept)
+    door = await Datagram(EdgeSettings(), Alike(fec=fec)).listen(ANY_PORT, theirs, theirs.accept)
     async with relay(door.address) as between:
         sender = await Datagram(EdgeSettings(), Alike()).dial(between.address, mine)
         await theirs.until(lambda: bool(theirs.accepted))
@@ -110,6 +113,24 @@ def test_reliable_blocks_arrive_whatever_is_lost(loop_name: str, share: float) -
                 assert isinstance(payload, Blocks)
                 assert isinstance(message, Push)
                 assert torch.equal(joined_again(payload, message.size)[0], tensor(message.size, number))
+
+    run_on(loop_name, main)
+
+
+def test_lost_pieces_are_rebuilt_from_parity(loop_name: str) -> None:
+    async def main() -> None:
+        coding = Alike(fec=0.5).coding
+        async with joined(FlowTerms(coding=coding), fec=0.5) as ends:
+            await until_open(ends)
+            ends.relay.passes = losing(0.1)
+            sizes = [1, 1400, 1401, 50_000, 300_000]
+            for number, size in enumerate(sizes, 1):
+                write(ends, number, tensor(size, number))
+            await ends.theirs.until(lambda: len(ends.theirs.messages) == len(sizes))
+            for number, message, payload in ends.theirs.messages:
+                assert isinstance(payload, Blocks)
+                assert torch.equal(joined_again(payload, message.size)[0], tensor(message.size, number))
+            assert 0 < ends.receiver.flow_counts.rebuilt <= ends.sender.flow_counts.parity
 
     run_on(loop_name, main)
 

@@ -18,6 +18,8 @@ class FlowCounts:
         came: That have come for a payload that was open, once each; or before it was announced.
         late: That have come for a payload that had closed.
         early: That came before their payload was announced, found no room, and were dropped; of all classes.
+        parity: Parity pieces that were sent; nothing above counts them.
+        rebuilt: What was rebuilt from parity; `came` does not count it.
     """
 
     sent: Mapping[int, int] = field(default_factory=dict)
@@ -25,6 +27,8 @@ class FlowCounts:
     came: Mapping[int, int] = field(default_factory=dict)
     late: Mapping[int, int] = field(default_factory=dict)
     early: int = 0
+    parity: int = 0
+    rebuilt: int = 0
 
     def __add__(self, other: FlowCounts) -> FlowCounts:
         return FlowCounts(
@@ -33,6 +37,8 @@ class FlowCounts:
             _sum(self.came, other.came),
             _sum(self.late, other.late),
             self.early + other.early,
+            self.parity + other.parity,
+            self.rebuilt + other.rebuilt,
         )
 
     @property
@@ -40,7 +46,8 @@ class FlowCounts:
         """What is not zero, as a record has it: its keys are text."""
         by_class = {"sent": self.sent, "again": self.again, "came": self.came, "late": self.late}
         told: dict[str, Any] = {name: textual(counts) for name, counts in by_class.items() if counts}
-        return told | ({"early": self.early} if self.early else {})
+        of_all = {"early": self.early, "parity": self.parity, "rebuilt": self.rebuilt}
+        return told | {name: count for name, count in of_all.items() if count}
 
 
 def textual(counts: Mapping[int, int]) -> dict[str, int]:

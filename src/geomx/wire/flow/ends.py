@@ -123,7 +123,7 @@ class SendingEnd:
     @property
     def counts(self) -> FlowCounts:
         """What was sent."""
-        return FlowCounts(self.sender.sent, self.sender.again)
+        return FlowCounts(self.sender.sent, self.sender.again, parity=self.sender.parities)
 
 
 class ReceivingEnd:
@@ -194,4 +194,6 @@ class ReceivingEnd:
     def counts(self) -> FlowCounts:
         """What has come."""
         receiver = self.receiver
-        return FlowCounts(came=receiver.came, late=receiver.late, early=receiver.dropped)
+        return FlowCounts(
+            came=receiver.came, late=receiver.late, early=receiver.dropped, rebuilt=receiver.rebuilt
+        )
