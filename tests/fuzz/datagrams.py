@@ -245,7 +245,7 @@ def to_the_receiver(number: int, seed: int) -> Counter[str]:
 def check_receiver(end: ReceivingEnd) -> None:
     """What it keeps has bounds, and is in order."""
     receiver = end.receiver
-    runs = receiver._runs
+    runs = receiver._numbers.runs
     assert len(runs) <= MOST_RUNS
     assert all(first <= last for first, last in runs)
     assert all(newer[0] > older[1] + 1 for newer, older in pairwise(runs))
@@ -361,7 +361,7 @@ async def to_the_port(number: int, seed: int) -> Counter[str]:
         await asyncio.sleep(0.3)  # until both ends have told everything
         receiver, address, newest = listening._receiving.receiver, listening._address, listening._newest
         before = (
-            [repr(run) for run in receiver._runs],
+            [repr(run) for run in receiver._numbers.runs],
             dict(receiver.came),
             dict(receiver.late),
             receiver.dropped,
@@ -378,7 +378,7 @@ async def to_the_port(number: int, seed: int) -> Counter[str]:
             siege.look(done, number // 32 * 32)
         await asyncio.sleep(0.2)
         after = (
-            [repr(run) for run in receiver._runs],
+            [repr(run) for run in receiver._numbers.runs],
             dict(receiver.came),
             dict(receiver.late),
             receiver.dropped,

@@ -181,10 +181,10 @@ def test_reordering_is_forgotten_in_time() -> None:
     receiving.announce(0, [1] * 4)
     receiving.receiver.received(1000, piece(0, 0, level=1), 0.0)
     receiving.receiver.received(3, piece(0, 1, level=1), 0.02)
-    assert receiving.receiver._overtaken_s == pytest.approx(0.02)
+    assert receiving.receiver._numbers.overtaken_s == pytest.approx(0.02)
     for number in range(4, 104):
         receiving.receiver.received(number, tail(0), 0.0)
-    assert receiving.receiver._overtaken_s < 0.001
+    assert receiving.receiver._numbers.overtaken_s < 0.001
 
 
 def test_one_tail_ends_several_loads() -> None:

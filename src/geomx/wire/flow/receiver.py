@@ -10,9 +10,6 @@ Rules
 4. What is missing of a group of pieces is rebuilt as soon as enough parity pieces have come (`parity.py`). Those that
    come too early are kept, up to `PARITY_BYTES` of them; others are dropped, and not acknowledged.
 5. Whatever the sender could not have meant raises `ProtocolError`: it is a member of the run, so it is told who it was.
-
-The numbers of what has come are kept as runs. A number that is known, or lies below the oldest run, is dropped: so
-nothing counts twice, and a datagram that somebody sends again changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +19,8 @@ from math import inf
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
-from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, MOST_RUNS, Ack, Head, Parity, Piece, Tail
+from geomx.wire.flow.numbers import Numbers
+from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, Ack, Head, Parity, Piece, Tail
 from geomx.wire.flow.parity import ErasureCode, GroupIn, Place
 from geomx.wire.messages import Beside, Message
 from geomx.wire.presence import unpack as unpack_bitmap
@@ -198,9 +196,7 @@ class FlowReceiver:
 
     def __init__(self, code: ErasureCode | None = None) -> None:
         self._code = code
-        self._runs: list[list[int]] = []  # [first, last] of the numbers that have come, the newest first
-        self._newest_at = -inf
-        self._overtaken_s = 0.0  # how long a datagram came behind one that was sent later
+        self._numbers = Numbers()
         self._inboxes: dict[int, _Inbox] = {}
         self._early: dict[int, list[Piece | Parity]] = {}
         self._early_tails: dict[
@@ -237,13 +233,13 @@ class FlowReceiver:
 
     def received(self, number: int, packet: Piece | Parity | Tail | Head, now: float) -> bool:
         """A datagram has come, and is from whom it says. Returns whether it is new. Raises `ProtocolError`."""
-        if self._is_known(number):
+        if number in self._numbers:
             return False
         if isinstance(packet, Tail):
             self._ends(packet, now)
         elif isinstance(packet, Piece | Parity) and not self._take(packet, now):
             return False
-        self._note(number, now)
+        self._numbers.add(number, now)
         self._unacknowledged += 1
         if isinstance(packet, Tail) or self._unacknowledged >= ACK_EVERY:
             self._ack_at = now
@@ -305,44 +301,13 @@ class FlowReceiver:
         return pieces
 
     def _ends(self, tail: Tail, now: float) -> None:
-        window_s = min(max(2 * self._overtaken_s, LEAST_WINDOW_S), tail.round_trip_s / 4)
+        window_s = min(max(2 * self._numbers.overtaken_s, LEAST_WINDOW_S), tail.round_trip_s / 4)
         for load in tail.loads:
             inbox = self._inboxes.get(load)
             if inbox is not None:
                 inbox.closes_at = min(inbox.closes_at, now + window_s + tail.grace_s)
             elif not self._is_closed(load) and self._may_be(load):
                 self._early_tails.setdefault(load, window_s + tail.grace_s)
-
-    # -- numbers ----------------------------------------------------------------------------------------------
-
-    def _is_known(self, number: int) -> bool:
-        for first, last in self._runs:
-            if number > last:
-                return False
-            if number >= first:
-                return True
-        return len(self._runs) == MOST_RUNS
-
-    def _note(self, number: int, now: float) -> None:
-        """Add a number to the runs."""
-        runs = self._runs
-        if not runs or number > runs[0][1]:
-            self._newest_at = now
-        else:
-            self._overtaken_s = max(now - self._newest_at, self._overtaken_s * 15 / 16)
-        place = next((place for place, run in enumerate(runs) if number > run[1]), len(runs))
-        above = runs[place - 1] if place and runs[place - 1][0] == number + 1 else None
-        below = runs[place] if place < len(runs) and runs[place][1] == number - 1 else None
-        if above is not None and below is not None:
-            above[0] = below[0]
-            del runs[place]
-        elif above is not None:
-            above[0] = number
-        elif below is not None:
-            below[1] = number
-        else:
-            runs.insert(place, [number, number])
-            del runs[MOST_RUNS:]
 
     # -- what is told -----------------------------------------------------------------------------------------
 
@@ -392,8 +357,8 @@ class FlowReceiver:
             return None
         self._ack_at, self._unacknowledged = inf, 0
         shown = sum(1 << place for place in range(CLOSED_SHOWN) if self._closed_below + place in self._closed)
-        runs = tuple((first, last) for first, last in self._runs)
-        return Ack(max(now - self._newest_at, 0.0), self._closed_below, shown, runs)
+        held_s = max(now - self._numbers.newest_at, 0.0)
+        return Ack(held_s, self._closed_below, shown, self._numbers.runs)
 
     @property
     def still_since(self) -> float:

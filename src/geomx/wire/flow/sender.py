@@ -18,14 +18,13 @@ Loss never slows a flow down: when something may leave is the business of `conge
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, KeysView, Sequence
-from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion, Mark
+from geomx.wire.flow.lanes import Lane, Lanes
 from geomx.wire.flow.packets import MOST_OPEN, MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
 from geomx.wire.flow.parity import Coding, GroupOut, ParityOut, groups
 
@@ -72,9 +71,6 @@ class _Load:
         self.is_over = False
 
 
-Lane = tuple[int, int, int]  # priority, load and class
-
-
 class _Item:
     """A piece, or a load's header, and how often it may be sent yet. `group`, `place`: where parity protects it."""
 
@@ -107,8 +103,7 @@ class FlowSender:
         self._grace, self._coding = terms.grace, terms.coding
         self._loads: dict[int, _Load] = {}
         self.next_load = self._next_number = 0
-        self._lanes: dict[Lane, deque[_Item]] = {}
-        self._order: list[Lane] = []  # a heap of the keys of _lanes
+        self._lanes: Lanes[_Item] = Lanes()
         self._tails: dict[int, None] = {}  # loads of which everything was sent once, the oldest first
         self._tails_at = _NOT_DUE  # when they are to be told
         self._repeats = 0
@@ -146,7 +141,7 @@ class FlowSender:
         load = self._loads[self.next_load] = _Load(self.next_load)
         self.next_load += 1
         if len(head) <= piece_bytes:  # else it comes on the connection alone
-            self._put(_Item(load, Head(load.number, number, head), (priority, load.number, -1), inf))
+            self._lanes.put(_Item(load, Head(load.number, number, head), (priority, load.number, -1), inf))
         for group, parities in groups(pieces, self._coding):
             self._add(load, priority, group, parities)
         if not pieces:
@@ -166,7 +161,7 @@ class FlowSender:
                 item.group, item.place = group, place
         load.unsent += len(items)
         for item in items:
-            self._put(item)
+            self._lanes.put(item)
 
     def _cut(self, block: int, out: BlockOut, piece_bytes: int) -> Iterable[Piece]:
         start, stop, data, level = out
@@ -176,23 +171,12 @@ class FlowSender:
             part = data[number * step : (number + 1) * step]
             yield Piece(self.next_load, block, number, count, level, start, stop, part)
 
-    def _put(self, item: _Item, first: bool = False) -> None:
-        lane = self._lanes.get(item.key)
-        if lane is None:
-            lane = self._lanes[item.key] = deque()
-            heappush(self._order, item.key)
-        if first:
-            lane.appendleft(item)
-        else:
-            lane.append(item)
-
     def drop(self) -> list[int]:
         """Forget everything that is not over; returns the loads that are to be sent in another way."""
         loads = [load.number for load in self._loads.values()]
         for load in list(self._loads.values()):
             self._over(load)
         self._lanes.clear()
-        self._order.clear()
         for sent in self._under_way.values():
             self._congestion.lost(sent.mark)
         self._under_way.clear()
@@ -238,11 +222,8 @@ class FlowSender:
         return self._next_number - 1
 
     def _pop(self) -> _Item | None:
-        while self._order:
-            lane = self._lanes[self._order[0]]
-            item = lane.popleft()
-            if not lane:
-                del self._lanes[heappop(self._order)]
+        while self._lanes:
+            item = self._lanes.pop()
             if not item.load.is_over and item.tries:
                 return item
         return None
@@ -272,8 +253,8 @@ class FlowSender:
         item.sendings += 1
         if item.copies:
             item.copies -= 1
-            if not self._order:
-                self._put(item)
+            if not self._lanes:
+                self._lanes.put(item)
         if isinstance(item.piece, Head):
             return
         if isinstance(item.piece, Piece):
@@ -293,7 +274,7 @@ class FlowSender:
 
     def next_at(self) -> float:
         """When to call `next`, or `time_out`, if nothing is heard before; inf: not at all."""
-        wanted_at = -inf if self._order else self._tails_at if self._tails else inf
+        wanted_at = -inf if self._lanes else self._tails_at if self._tails else inf
         return min(max(wanted_at, self._congestion.next_at()), self._times_out_at())
 
     # -- what is heard ----------------------------------------------------------------------------------------
@@ -380,7 +361,7 @@ class FlowSender:
             del self._lost[next(iter(self._lost))]
         for other in again:
             other.copies = int(other.tries == inf)
-            self._put(other, first=True)
+            self._lanes.put(other, first=True)
         return item
 
     # -- silence ----------------------------------------------------------------------------------------------
