@@ -2,10 +2,11 @@
 
 A *load* is the payload of one message, cut into *blocks* that decode on their own. Its header travels on the
 connection, its blocks travel here, each in one *piece* or several. Blocks of class 0 are reliable: they are sent until
-they have arrived. Those of other classes are sent a number of times at most. `packets.py` says how all this lies in
-datagrams, `sender.py` and `receiver.py` are the two ends of a flow, `congestion.py` says when something may leave,
-`parity.py` rebuilds
-lost pieces, `path.py` says whether datagrams pass at all, and which sizes. `ends.py` puts them together.
+they have arrived. Those of other classes are sent a number of times at most.
+
+`packets.py` says how all this lies in datagrams, `sender.py` and `receiver.py` are the two ends of a flow.
+`congestion.py` says when something may leave, `path.py` whether datagrams pass at all, and which sizes; `parity.py`
+rebuilds lost pieces. `ends.py` puts them together.
 
 Both drivers use it: `geomx.channels.datagram` with sockets, `geomx.simulate.flows` with links that lose.
 """
