@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import data
@@ -60,13 +60,19 @@ def next_rounds(
             return
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[list[torch.Tensor]]) -> float:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[list[torch.Tensor]],
+    tell_loss: Callable[[torch.Tensor], None] = lambda loss: None,
+) -> float:
     """Trains on the batches of one epoch; returns the mean loss over its samples."""
     model.train()
     total, samples = 0.0, 0
     for images, labels in batches:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
+        tell_loss(loss)
         loss.backward()
         optimizer.step()
         total += loss.item() * len(labels)
@@ -140,7 +146,8 @@ def main() -> None:
     run.resume(schedule, every="epoch")  # does nothing at a run's beginning
 
     for epoch in range(run.epoch + 1, chosen.epochs + 1):
-        loss = train(model, optimizer, next_rounds(run, endless, chosen.rounds) if chosen.rounds else batches)
+        samples = next_rounds(run, endless, chosen.rounds) if chosen.rounds else batches
+        loss = train(model, optimizer, samples, run.loss)  # for channels that adapt to it, such as `dgt`
         schedule.step()
         if chosen.checkpoint is not None:
             run.save(chosen.checkpoint)

@@ -18,8 +18,8 @@ from geomx.launch.examples import choose, find_examples, listing, results_table,
 
 ROOT = Path(__file__).parents[2]
 TECHNIQUES = (
-    "bisparse", "dcasgd", "diloco", "downpour", "esync", "fp16", "fsa", "hfa", "mixedsync", "mpq", "multigps", "p3",
-    "two-bit",
+    "bisparse", "dcasgd", "dgt", "diloco", "downpour", "esync", "fp16", "fsa", "hfa", "mixedsync", "mpq", "multigps",
+    "p3", "two-bit",
 )  # fmt: skip
 QUICK = """# Two workers that agree on one weight.
 #
