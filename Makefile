@@ -7,7 +7,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo examples test grids faults explore mutants lint docs packages constraints bench-quick bench clean
+.PHONY: help demo lossy-demo examples test grids faults explore mutants lint docs packages constraints bench-quick bench clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ help:  ## print this list
 demo: $(VENV)/.has-examples  ## train one model over two data centers, emulated on this machine
 	@mkdir -p out/demo
 	@$(BIN)/geomx run examples/demo.toml --report out/demo/report.json --trace out/demo/trace.json
+
+lossy-demo: $(VENV)/.has-examples  ## train over links that lose 5 %: with TCP, then with datagrams; four minutes, needs root
+	@$(BIN)/python -m lab demo
 
 examples: $(VENV)/.has-examples  ## run every example, one after the other: one for each technique, and whole runs
 	@$(BIN)/geomx examples all --plain

@@ -1,4 +1,6 @@
-"""The lab's commands: `python -m lab up FILE`, `down`, `status`, `set`, `begin`, `rebind`, `shell`, `exec`, `check`."""
+"""The lab's commands: `python -m lab up FILE`, `down`, `status`, `set`, `begin`, `rebind`, `shell`, `exec`, `check`,
+`demo`.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ from lab.describe import CONGESTION, Network, describe, load
 from lab.errors import LabError, RouterError, Unavailable
 from lab.lab import Lab
 from lab.link import Conditions, Counters
+from lab.lossy_demo import play
 
 SKIPPED = 77  # exit status where this machine or user cannot have a lab, as test runners know it
 _DOWN_AFTER_S = 20.0
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     added = command("check", _check, "measure rates, delays and losses against what was set", of_lab=False)
     added.add_argument("--quick", action="store_true", help="a few cells, in less than 20 s")
     added.add_argument("--seed", type=int, help="of the losses, to repeat a check; else another each time")
+    command("demo", _demo, "train over links that lose 5 %: TCP and datagrams in turn", of_lab=False)
     return parser
 
 
@@ -248,6 +253,15 @@ def _enter(chosen: argparse.Namespace, command: Sequence[str]) -> NoReturn:
 def _check(chosen: argparse.Namespace) -> int:
     seed = secrets.randbits(32) if chosen.seed is None else chosen.seed
     return 0 if check(chosen.quick, seed, lambda line: print(line, flush=True)) else 1
+
+
+def _demo(_: argparse.Namespace) -> int:
+    try:
+        play()
+    except KeyboardInterrupt:
+        print("lab: stopped; its processes and its network are gone", file=sys.stderr)
+        return _INTERRUPTED
+    return 0
 
 
 if __name__ == "__main__":
