@@ -283,7 +283,7 @@ def test_channels_are_compared_where_a_link_loses(capsys: pytest.CaptureFixture[
     assert set(ways) == {(channel, tcp) for channel in ("tcp", "datagram") for tcp in ("bbr", "cubic")}
     assert [way["step_s"] for way in found["channels"]] == sorted(way["step_s"] for way in ways.values())
     steady = ways["tcp", "bbr"]
-    assert steady["step_s"] == found["predictions"][0]["step_s"]  # the ranking's
+    assert steady["step_s"] > found["predictions"][0]["step_s"]  # of an emulated link
     assert ways["tcp", "cubic"]["step_s"] > ways["datagram", "cubic"]["step_s"] > 1.5 * steady["step_s"]
     assert ways["datagram", "bbr"]["step_s"] == pytest.approx(steady["step_s"], rel=0.1)
     again = 1472 / 1428 / 0.99
@@ -292,7 +292,7 @@ def test_channels_are_compared_where_a_link_loses(capsys: pytest.CaptureFixture[
         ("tcp", "cubic")
     ]  # "system" is taken for it
     printed = capsys.readouterr().out
-    for words in ("1 % lost", "Channels, for fsa with dense", "tcp *", "Channels: on a real link"):
+    for words in ("1 % lost", "Channels, for fsa with dense", "tcp *", "Channels are of a real link"):
         assert words in printed
 
 
@@ -302,7 +302,8 @@ def test_the_description_s_own_channel_is_ranked(capsys: pytest.CaptureFixture[s
     own = [way for way in found["channels"] if way["described"]]
     assert [(way["channel"], way["congestion"]) for way in own] == [("dgt k=0.5 drop=true", "bbr")]
     (row,) = found["predictions"]
-    assert (row["step_s"], row["wan_bytes_up"]) == (own[0]["step_s"], own[0]["wan_bytes_up"])
+    assert row["wan_bytes_up"] == own[0]["wan_bytes_up"]
+    assert row["step_s"] == pytest.approx(own[0]["step_s"], rel=0.1)  # but for the way down
     assert row["wan_bytes_up"] == pytest.approx(0.5 * 1472 / 1428 / 0.99 * row["wan_bytes_down"], rel=0.01)
     printed = capsys.readouterr().out
     assert "as in the first round; later ones depend on the loss" in printed

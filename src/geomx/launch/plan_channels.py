@@ -13,7 +13,7 @@ from geomx.config import Run
 from geomx.config.lossy_channels import PLAIN, classes_of, named
 from geomx.predict.facts import Site
 from geomx.predict.steps import Prediction
-from geomx.predict.transports import CubicTcp, Datagrams, SteadyTcp, Transport
+from geomx.predict.transports import BbrTcp, CubicTcp, Datagrams, EmulatedTcp, Transport
 
 Congestion = Literal["cubic", "bbr"]
 CONGESTIONS: tuple[Congestion, ...] = ("cubic", "bbr")
@@ -33,9 +33,11 @@ class Way:
     prediction: Prediction
 
 
-def transports(run: Run, channel: str, congestion: Congestion = "bbr") -> Transports:
-    """What carries bytes up and down the WAN with this channel."""
-    tcp = CubicTcp(run.run.shards) if congestion == "cubic" else SteadyTcp()
+def transports(run: Run, channel: str, congestion: Congestion | None = None) -> Transports:
+    """What carries bytes up and down the WAN with this channel. `congestion`: of TCP on a real link; None: emulated."""
+    tcp: Transport = EmulatedTcp() if congestion is None else BbrTcp()
+    if congestion == "cubic":
+        tcp = CubicTcp(run.run.shards)
     classes = classes_of(run.changed([f"wan.channel={channel}"]), "wan")
     return (tcp if classes is None else Datagrams.of(classes)), tcp
 
@@ -87,8 +89,8 @@ def remarks(run: Run, sites: Sequence[Site]) -> Iterator[str]:
     """What these predictions leave open."""
     if loses(sites):
         yield (
-            "Channels: on a real link. In the ranking above, and with an emulated link, TCP does not slow down for a "
-            "loss, as it nearly does not with bbr."
+            "Channels are of a real link. The ranking above has emulated TCP, as `wan.link` imitates it: it never "
+            "slows down, and waits less for what is sent again."
         )
         if run.wan.congestion == "reno":
             yield "reno is not predicted; it is no faster than cubic."

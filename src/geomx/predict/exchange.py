@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from geomx.config.tables import LinkTable
 from geomx.predict.facts import CLIPPED_PASSES, STEPPED_PASSES, Codecs, Facts, Site
 from geomx.predict.formulas import PassTimes, after, link_bytes, through, together
-from geomx.predict.transports import SteadyTcp, Transport
+from geomx.predict.transports import EmulatedTcp, Transport
 
 Streams = dict[str, PassTimes]  # by party
-TCP = SteadyTcp()
+TCP = EmulatedTcp()
 
 
 class Exchanges:

@@ -8,7 +8,7 @@ from functools import partial
 
 from geomx.config.tables import LinkTable
 from geomx.observe.costs import Cost
-from geomx.predict.transports import SteadyTcp, Transport
+from geomx.predict.transports import EmulatedTcp, Transport
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep, Policy, RoundView, StepController, StepPlan, SyncGroup, Wait
 
@@ -64,8 +64,8 @@ class Facts:
     overlap: bool = False  # the next forward begins before the update is complete
     on_workers: bool = False
     clips: bool = False
-    wan_up: Transport = field(default_factory=SteadyTcp)
-    wan_down: Transport = field(default_factory=SteadyTcp)
+    wan_up: Transport = field(default_factory=EmulatedTcp)
+    wan_down: Transport = field(default_factory=EmulatedTcp)
 
     def passes_s(self, passes: float) -> float:
         """Seconds for so many passes over memory as large as the model: a read or a write each."""

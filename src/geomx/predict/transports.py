@@ -1,18 +1,18 @@
 """What carries messages over a WAN link, as far as it changes how long they take: TCP, or datagrams for the way up.
 
-A link of rate C and round trip R loses a share p of its packets, at random.
+A link of rate C and round trip R loses a share p of its packets, at random. Of n packets of the last round trip that
+must arrive, some are lost with probability 1 − (1 − p)^n, and come one round trip later: a *tail* takes
+R · (1 − (1 − p)^n).
 
-    steady TCP   never slows down for a loss. Busy: bytes · 1500/1448 / (C · (1 − p)); the end is held up as
-                 `formulas.travel_s` says. BBR comes near it, and so does an emulated link
-    cubic TCP    the same, at the rate W · 1448/R a connection, if that is less than C: W is the mean window (RFC 9438,
-                 5.1 and 4.3), max(1.054 · (R/s)^¾ / p^¾, √(1.5/p)) segments
-    datagrams    busy: bytes · 1500/1428 · Σ share · (1 − p^tries)/(1 − p) / C over the classes of blocks. Of the n
-                 reliable ones of the last round trip, some are lost with probability 1 − (1 − p)^n, and come one round
-                 trip and a time-out t = 25 ms later; again with 1 − (1 − p²)^n, and so on: the end is held up by
-                 (R + t) · Σ (1 − (1 − p^i)^n). What is not reliable is waited for as long as the channel says
+    emulated TCP   busy: bytes · 1500/1448 / (C · (1 − p)); the end is held up as `formulas.travel_s` says
+    BBR            busy as long, and a tail: it does not slow down for a loss
+    cubic          as BBR, at the rate W · 1448/R a connection, if that is less than C: W is the mean window (RFC 9438,
+                   5.1 and 4.3), max(1.054 · (R/s)^¾ / p^¾, √(1.5/p)) segments
+    datagrams      busy: bytes · 1500/1428 · Σ share · (1 − p^tries)/(1 − p) / C over the classes of blocks; a tail for
+                   the reliable ones. What is not reliable is waited for as long as the channel says
 
-Left out: datagrams' slow start; the heads of pushes, and tiny slices, which travel by TCP; and that what is lost early
-is found sooner than by a time-out.
+Left out: what is lost twice (at a round's end, datagrams that are sent again go out twice), waiting in order within a
+stream, the start of a connection, BBR's pauses, and tiny slices, which travel by TCP.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from geomx.codecs.contract import Block
 from geomx.config.tables import LinkTable
 from geomx.layout import Layout, Tensor
 from geomx.predict.formulas import link_s, travel_s
-from geomx.wire.flow.sender import ACK_DELAY_S, LEAST_TIMEOUT_S, MOST_SENDINGS
 
 DATAGRAM_BYTES = 1428  # of a payload, in a packet of 1,500
 SEALED_BYTES = 1472  # of it, with what geomx adds: what sockets count
@@ -52,7 +51,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SteadyTcp:
+class EmulatedTcp:
     """See the module's text."""
 
     def busy_s(self, size_bytes: float, link: LinkTable) -> float:
@@ -66,16 +65,21 @@ class SteadyTcp:
 
 
 @dataclass(frozen=True, slots=True)
-class CubicTcp(SteadyTcp):
+class BbrTcp(EmulatedTcp):
+    """See the module's text."""
+
+    def travel_s(self, size_bytes: float, link: LinkTable) -> float:
+        return 1e-3 * link.delay_ms + _tail_s(size_bytes / SEGMENT_BYTES, self.busy_s(size_bytes, link), link)
+
+
+@dataclass(frozen=True, slots=True)
+class CubicTcp(BbrTcp):
     """See the module's text. `connections`: of a party, one to each shard."""
 
     connections: int = 1
 
     def busy_s(self, size_bytes: float, link: LinkTable) -> float:
         return link_s(size_bytes, self._slowed(link))
-
-    def travel_s(self, size_bytes: float, link: LinkTable) -> float:
-        return travel_s(size_bytes, self._slowed(link))
 
     def _slowed(self, link: LinkTable) -> LinkTable:
         """The link as a sender that slows down uses it."""
@@ -129,14 +133,10 @@ class Datagrams:
         return link_s(sent, _lossless(link))
 
     def travel_s(self, size_bytes: float, link: LinkTable) -> float:
-        round_trip_s = 2e-3 * link.delay_ms
-        busy_s = self.busy_s(size_bytes, link)
-        part = min(1.0, round_trip_s / busy_s) if busy_s else 1.0
-        count = part * size_bytes / DATAGRAM_BYTES
-        again_s = round_trip_s + LEAST_TIMEOUT_S + ACK_DELAY_S
-        reliable_s = again_s * _rounds(link.loss, self.reliable * count)
-        others_s = again_s * _rounds(link.loss, count * sum(share for share, _ in self.tried))
-        return 1e-3 * link.delay_ms + max(reliable_s, min(others_s, self.grace * round_trip_s))
+        count, busy_s = size_bytes / DATAGRAM_BYTES, self.busy_s(size_bytes, link)
+        reliable_s = _tail_s(count, busy_s, link, self.reliable)
+        others_s = _tail_s(count, busy_s, link, sum(share for share, _ in self.tried))
+        return 1e-3 * link.delay_ms + max(reliable_s, min(self.grace, 1.0) * others_s)
 
     def sent_bytes(self, size_bytes: float, link: LinkTable) -> float:
         return size_bytes * self.copies(link.loss) * SEALED_BYTES / DATAGRAM_BYTES
@@ -148,6 +148,8 @@ def _lossless(link: LinkTable) -> LinkTable:
     return without
 
 
-def _rounds(loss: float, count: float) -> float:
-    """How often the unluckiest of so many is lost, on average."""
-    return sum(-math.expm1(count * math.log1p(-(loss**times))) for times in range(1, MOST_SENDINGS + 1))
+def _tail_s(packets: float, busy_s: float, link: LinkTable, share: float = 1.0) -> float:
+    """See the module's text. `packets` keep the link busy for so long; the `share` of them must arrive."""
+    round_trip_s = 2e-3 * link.delay_ms
+    last = share * packets * (min(1.0, round_trip_s / busy_s) if busy_s else 1.0)
+    return -round_trip_s * math.expm1(last * math.log1p(-link.loss))
