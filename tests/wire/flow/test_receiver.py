@@ -315,6 +315,10 @@ def test_an_acknowledgement_leaves_when_enough_has_come_or_a_while_has_passed() 
     assert ack is not None
     assert ack.held_s == pytest.approx(ACK_DELAY_S)
     assert receiving.receiver.next_at() == inf
+    for place in range(60, 60 + ACK_EVERY):
+        assert receiving.ack() is None
+        receiving.come(piece(0, place))
+    assert receiving.ack() is not None
     receiving.come(tail(0), after_s=1.0)
     assert receiving.receiver.next_at() == at + 1.0, "a tail is answered at once"
 
