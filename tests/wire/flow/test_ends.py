@@ -12,7 +12,7 @@ import pytest
 from geomx.errors import ProtocolError
 from geomx.wire.flow import ends as ends_module
 from geomx.wire.flow.congestion import Congestion
-from geomx.wire.flow.ends import SILENT_S, STUCK_S, ReceivingEnd, SendingEnd, Whole
+from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, ReceivingEnd, SendingEnd, Whole
 from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Head, Piece, Probe, Probed, Tail
 from geomx.wire.flow.path import LIMIT_S, SIZES
 from geomx.wire.flow.receiver import Delivery
@@ -166,9 +166,9 @@ def test_where_nothing_is_heard_everything_open_goes_over_the_connection() -> No
     began = both.now
     both.write(2, [block(0), block(1)])
     both.write(3, [block(0), block(1)])
-    both.run(began + SILENT_S)
+    both.run(began + 0.99 * SILENT_S)
     assert not both.fallen_back
-    both.run(began + SILENT_S + 2.0)
+    both.run(began + SILENT_S)
     assert [each.number for each in both.fallen_back] == [2, 3]
     assert [each.payload for each in both.fallen_back] == [
         block(0).data.tobytes() + block(1).data.tobytes()
@@ -251,6 +251,17 @@ def test_where_the_connection_is_silent_too_nothing_falls_back_and_nobody_is_bla
     both.passes, both.is_cut = lambda body: True, False
     both.run(both.now + 0.5 * STUCK_S)
     assert [each.number for each in [*both.fallen_back, *both.delivered]] == [1]
+
+
+def test_a_connection_that_speaks_seldom_is_soon_seen_to_speak() -> None:
+    both = Both()
+    both.open()
+    both.write(1, [block(0), block(1)])
+    both.passes, both.is_cut = lambda body: False, True
+    both.run(both.now + 3.3 * STUCK_S)
+    both.is_cut, heard_at = False, both.now
+    both.run(heard_at + LOOK_EVERY_S)
+    assert [each.number for each in both.fallen_back] == [1]
 
 
 # -- liars ----------------------------------------------------------------------------------------------------------

@@ -441,17 +441,17 @@ def test_an_answer_ends_the_doubling() -> None:
 def test_silence_counts_from_when_something_was_to_be_heard_of() -> None:
     sending = Sending()
     sending.now = 50.0
-    assert sending.sender.silent_s(sending.now) == 0.0
+    assert sending.sender.silent_since == inf
     sending.add(blocks(3))
     sending.drain()
-    assert sending.sender.silent_s(51.5) == 1.5
+    assert sending.sender.silent_since == 50.0
     sending.ack([0], after_s=1.0)
-    assert sending.sender.silent_s(51.5) == 0.5
+    assert sending.sender.silent_since == 51.0
     sending.ack(sending.left, closed_below=1, after_s=0.0)
-    assert sending.sender.silent_s(99.0) == 0.0
+    assert sending.sender.silent_since == inf
     sending.now = 100.0
     sending.add(blocks(1))
-    assert sending.sender.silent_s(100.5) == 0.5
+    assert sending.sender.silent_since == 100.0
 
 
 def test_what_never_comes_is_noticed() -> None:

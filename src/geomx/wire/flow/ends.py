@@ -7,6 +7,7 @@ since all receivers of an update must have the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +35,7 @@ from geomx.wire.messages import Beside, Message, Push, decode_head, encode_head
 from geomx.wire.presence import pack as pack_bitmap
 
 SILENT_S = 2.0  # without a word of what was sent, the connection carries everything
+LOOK_EVERY_S = 0.25  # then, whether the connection is silent as well
 STUCK_S = 10.0  # without anything new of what was announced
 WHY = {True: "what is sent by UDP is answered", False: "nothing of what is sent by UDP is answered"}
 
@@ -55,6 +57,7 @@ class SendingEnd:
         self._spare_bytes = PIECE_HEAD_BYTES + (EXTRA_BYTES if terms.coding else 0)
         self.path = Path(now)
         self._told: State = "trying"
+        self._looked_at = -inf
         self._wholes: dict[int, Whole] = {}  # by load
 
     def write(self, whole: Whole, blocks: Sequence[BlockOut], now: float) -> Push | None:
@@ -85,7 +88,10 @@ class SendingEnd:
     def next_at(self) -> float:
         """When to call `datagrams` and `fallen_back`, if nothing is heard before; inf: not at all."""
         at = self.path.next_at()
-        return min(at, self.sender.next_at()) if self.path.is_open else at
+        if not self.path.is_open:
+            return at
+        looks_at = max(self.sender.silent_since + SILENT_S, self._looked_at + LOOK_EVERY_S)
+        return min(at, self.sender.next_at(), looks_at)
 
     def received(self, body: bytes | memoryview, now: float) -> None:
         """A datagram has come. Raises `ProtocolError`."""
@@ -106,7 +112,9 @@ class SendingEnd:
         `heard_at`: when something came on the connection last. Where nothing comes there either, the link is cut, and
         nothing is to be gained.
         """
-        is_silent = self.sender.silent_s(now) > SILENT_S > now - heard_at
+        is_silent = now >= self.sender.silent_since + SILENT_S
+        if is_silent and now - heard_at >= SILENT_S:
+            is_silent, self._looked_at = False, now
         if not (self.path.is_open and (is_silent or self.sender.is_stuck)):
             return []
         self.path.lost(now)

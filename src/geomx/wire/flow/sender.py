@@ -385,6 +385,7 @@ class FlowSender:
         for number in [number for number, sent in self._under_way.items() if sent.at + wait_s <= now]:
             self._lose(number)
 
-    def silent_s(self, now: float) -> float:
-        """For how long nothing has been heard although something was to be sent, or to be heard of."""
-        return now - max(self._heard_at, self._began_at) if self._loads else 0.0
+    @property
+    def silent_since(self) -> float:
+        """Since when nothing has been heard although something was to be sent, or to be heard of; inf: never."""
+        return max(self._heard_at, self._began_at) if self._loads else inf
