@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -15,6 +16,7 @@ from typing import NoReturn
 import torch
 
 from geomx.cli import main
+from lab import system
 
 context = multiprocessing.get_context("forkserver")
 # What they need, imported once; no module of the tests: the server of forks does not see their folders.
@@ -30,16 +32,24 @@ context.set_forkserver_preload(
 
 
 def geomx_command(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, output: Connection
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    output: Connection,
+    namespace: str = "",
 ) -> None:
-    """What `geomx ARGUMENTS` does in a new process, which writes to `output`; a worker's command is a script."""
+    """What `geomx ARGUMENTS` does in a new process, which writes to `output`; a worker's command is a script.
+
+    `namespace`: the network namespace that it runs in; "": that of the tests.
+    """
     _stand(folder, output)
     os.environ.update(environment)
     os.execvpe = _run_script  # type: ignore[assignment]
-    try:
-        sys.exit(main(arguments))
-    finally:
-        atexit._run_exitfuncs()  # multiprocessing ends a process without
+    with system.inside(namespace) if namespace else nullcontext():  # before there are other threads
+        try:
+            sys.exit(main(arguments))
+        finally:
+            atexit._run_exitfuncs()  # multiprocessing ends a process without
 
 
 def printed(command: Sequence[str], folder: Path) -> str:

@@ -154,6 +154,10 @@ listen = "{self.address(party)}"
         """Workers whose script waits at the gate go on."""
         self._gate.close()
 
+    def _namespace(self, name: str) -> str:
+        """The network namespace that a node runs in; "": that of the tests."""
+        return ""
+
     def _job(self, name: str) -> dict[str, str]:
         """What torchrun would set for a worker."""
         party, _, rank = name.partition("/")
@@ -176,7 +180,9 @@ listen = "{self.address(party)}"
         environment = {"GEOMX_RECORDS": str(self.records), **self._job(name)}
         reader, writer = context.Pipe(duplex=False)
         process = context.Process(
-            target=geomx_command, args=(command, environment, self.folder, writer), daemon=True
+            target=geomx_command,
+            args=(command, environment, self.folder, writer, self._namespace(name)),
+            daemon=True,
         )
         process.start()
         writer.close()
