@@ -61,6 +61,7 @@ class Witness:
         self.reasons: list[str] = []
         self.refusals: list[str] = []
         self.failures: list[GeomxError] = []
+        self.breaches: list[str] = []
         self.accepted: list[Any] = []
         self.flows: list[bool] = []
         self._changed = asyncio.Event()
@@ -71,6 +72,10 @@ class Witness:
 
     def received(self, connection: Any, number: int, message: Message, payload: Any) -> None:
         self.messages.append((number, message, payload))
+        self._changed.set()
+
+    def broken(self, connection: Any, error: ProtocolError) -> None:
+        self.breaches.append(str(error))
         self._changed.set()
 
     def closed(self, connection: Any, reason: str) -> None:

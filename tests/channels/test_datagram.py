@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,7 +19,7 @@ from geomx.channels.sealing import SALT_BYTES
 from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.receiver import Blocks
-from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.flow.sender import BlockOut, FlowTerms
 from geomx.wire.messages import Beat, FlowOpen, Push
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
@@ -242,5 +242,58 @@ def test_a_flow_whose_number_cannot_be_ends_the_connection(loop_name: str, flow:
             ends.receiver.write(0, FlowOpen(flow, bytes(SALT_BYTES)), None, 0)
             await ends.mine.until(lambda: bool(ends.mine.reasons))
             assert "flow" in ends.mine.reasons[0].lower()
+
+    run_on(loop_name, main)
+
+
+# -- liars --------------------------------------------------------------------------------------------------------
+
+LIES: dict[str, tuple[Callable[[BlockOut], BlockOut], str]] = {
+    "another class": (lambda block: block._replace(level=1), "announced as reliable, and came in class 1"),
+    "more bytes": (
+        lambda block: block._replace(data=memoryview(bytes(1 << 13))),
+        "more bytes than were announced",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_whoever_sends_other_blocks_than_were_announced_is_told_of_as_a_liar(
+    loop_name: str, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    change, what = LIES[lie]
+
+    async def main() -> None:
+        async with joined() as ends:
+            await until_open(ends)
+            sender = ends.sender._sending.sender
+            add = sender.add
+            monkeypatch.setattr(
+                sender,
+                "add",
+                lambda number, head, blocks, *more: add(number, head, map(change, blocks), *more),
+            )
+            write(ends, 1, tensor(5000, 1))
+            await ends.theirs.until_closed()
+            (breach,) = ends.theirs.breaches
+            assert what in breach
+            assert not ends.theirs.messages
+
+    run_on(loop_name, main)
+
+
+def test_whoever_sends_none_of_the_blocks_that_were_announced_is_hung_up_on(
+    loop_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than that: on the next connection the payload comes whole."""
+    monkeypatch.setattr("geomx.wire.flow.ends.STUCK_S", 0.3)
+
+    async def main() -> None:
+        async with joined() as ends:
+            await until_open(ends)
+            monkeypatch.setattr(ends.sender._sending.sender, "next", lambda *_: None)
+            write(ends, 1, tensor(5000, 1))
+            assert "announced blocks, and sent none" in await ends.theirs.until_closed()
+            assert not ends.theirs.breaches
 
     run_on(loop_name, main)

@@ -65,6 +65,9 @@ class End:
     def closed(self, connection: Any, reason: str) -> None:
         self.heard.put_nowait(None)
 
+    def broken(self, connection: Any, error: Exception) -> None:
+        raise error
+
     def failed(self, error: Exception) -> None:
         raise error
 

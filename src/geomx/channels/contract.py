@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from geomx.channels.emulation.link import LinkSpec
-from geomx.errors import GeomxError
+from geomx.errors import GeomxError, ProtocolError
 from geomx.layout import Slice
 from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.parity import Coding
@@ -52,6 +52,9 @@ class ConnectionHandler(Protocol):
 
     def flow(self, connection: Connection, passes: bool, why: str) -> None:
         """Whether datagrams pass beside the connection has become known, or is otherwise now. `why`: what was seen."""
+
+    def broken(self, connection: Connection, error: ProtocolError) -> None:
+        """The peer has sent what it cannot mean, and is a member of the run for sure, which ends by that."""
 
     def closed(self, connection: Connection, reason: str) -> None:
         """The connection has ended. Call it once, unless `close` or `abort` was called."""

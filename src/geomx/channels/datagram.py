@@ -136,7 +136,10 @@ class DatagramConnection(TcpConnection):
         elif isinstance(message, Push) and message.beside is not None:
             if self._receiving is None:
                 raise ProtocolError("a payload was announced beside the connection, where no flow is open")
-            self._receiving.announced(number, message, now)
+            try:
+                self._receiving.announced(number, message, now)
+            except ProtocolError as error:
+                self._broken_by_peer(error)
             self.run_flow()
         else:
             super().arrived_whole(number, message, payload)
@@ -174,7 +177,7 @@ class DatagramConnection(TcpConnection):
                 try:
                     self._sending.received(opened[1], time.monotonic())
                 except ProtocolError as error:
-                    self._fail(str(error))
+                    self._broken_by_peer(error)
                     return
         self.run_flow()
 
@@ -190,9 +193,15 @@ class DatagramConnection(TcpConnection):
         try:
             self._receiving.received(number, body, time.monotonic())
         except ProtocolError as error:
-            self._fail(str(error))
+            self._broken_by_peer(error)
             return False
         return True
+
+    def _broken_by_peer(self, error: ProtocolError) -> None:
+        """Only a member can have sealed what came: to connect again would not help, so the run ends, and names it."""
+        self._receiver.broken(self, error)
+        if self.is_open:
+            self._fail(str(error))
 
     def run_flow(self) -> None:
         """Send what may leave now, hand on what has closed, and see to it that this is called again in time."""

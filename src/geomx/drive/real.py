@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from geomx.channels.contract import Channel, Connection, FlowConnection, Listener
 from geomx.config import LinkChange
-from geomx.errors import ConfigError, Fault, GeomxError, RunFailed
+from geomx.errors import ConfigError, Fault, GeomxError, ProtocolError, RunFailed
 from geomx.node.contract import (
     Began,
     Closed,
@@ -175,6 +175,9 @@ class Driver:
         note = self._paths.about(peer, passes, why)
         if note is not None:
             self._effect(note)
+
+    def broken(self, connection: Connection, error: ProtocolError) -> None:
+        self.deliver(Failed(error, connection.ident))
 
     def closed(self, connection: Connection, reason: str) -> None:
         peer = self._peer_of.get(connection.ident, "")

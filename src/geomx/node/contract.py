@@ -89,9 +89,13 @@ class Called:
 
 @dataclass(slots=True, eq=False)
 class Failed:
-    """The driver cannot go on: this node ends, and tells the others under its own name."""
+    """The driver cannot go on: this node ends, and tells the others under its own name.
+
+    `conn`: where a connection's peer, a member of the run, is to blame: what it has sent cannot be meant.
+    """
 
     error: GeomxError
+    conn: int = 0
 
 
 def asked_to_end(signal_name: str) -> str:

@@ -49,6 +49,7 @@ from geomx.node.peers.peer import (
     broken_by,
     check_beat,
     printable,
+    raise_failed,
 )
 from geomx.node.peers.stillness import Stillness
 from geomx.node.peers.watch import Watch
@@ -109,7 +110,7 @@ class BaseNode(ABC):
             Fired: self._on_fired,
             JobDone: self._on_job_done,
             Called: self._on_called,
-            Failed: self._on_failed,
+            Failed: lambda event: raise_failed(event.error, event.conn, self._by_conn),
         }
         self._farewell: Farewell | None = None
 
@@ -365,9 +366,6 @@ class BaseNode(ABC):
         if event.error is not None:
             raise RunFailed(self.name, repr(event.error))
         event.job.then(event.result)
-
-    def _on_failed(self, event: Failed) -> None:
-        raise event.error
 
     def _on_called(self, event: Called) -> None:
         self._stillness.moved(self._now)

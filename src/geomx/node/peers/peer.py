@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,11 +74,19 @@ class Handler(Protocol):
         """Raise `ProtocolError` where a message with a `size`, be it 0, cannot have one of that size."""
 
 
-def broken_by(peer: Peer, error: ProtocolError) -> ProtocolError:
+def broken_by(peer: Peer, error: GeomxError) -> ProtocolError:
     """The same error, with the name of who broke the protocol, and what to do."""
     return ProtocolError(
         f"{peer.name} broke the protocol: {error}; see that {peer.name} is healthy and runs the same geomx"
     )
+
+
+def raise_failed(error: GeomxError, conn: int, peers: Mapping[int, Peer]) -> None:
+    """Raise what a driver tells: its own failure, or, with a connection that carries a session, what its peer did."""
+    if not conn:
+        raise error
+    if conn in peers:
+        raise broken_by(peers[conn], error) from error
 
 
 def check_beat(beat: Beat) -> None:
