@@ -13,8 +13,8 @@ from geomx.errors import ProtocolError
 from geomx.wire.flow import ends as ends_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, ReceivingEnd, SendingEnd, Whole
-from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Head, Piece, Probe, Probed, Tail
-from geomx.wire.flow.path import LIMIT_S, SIZES
+from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Head, Piece, Probe, Probed, Tail, unpack
+from geomx.wire.flow.path import LIMIT_S, RETRY_S, SIZES
 from geomx.wire.flow.receiver import Delivery
 from geomx.wire.flow.sender import MOST_SENDINGS, BlockOut, FlowTerms
 from geomx.wire.messages import Ack as Acknowledged
@@ -262,6 +262,30 @@ def test_a_connection_that_speaks_seldom_is_soon_seen_to_speak() -> None:
     both.is_cut, heard_at = False, both.now
     both.run(heard_at + LOOK_EVERY_S)
     assert [each.number for each in both.fallen_back] == [1]
+
+
+def test_where_probes_pass_and_nothing_else_the_path_is_soon_left_alone() -> None:
+    both = Both()
+    both.passes = lambda body: isinstance(unpack(body), Probe | Probed | Ack)
+    for attempt in range(3):
+        both.open()
+        began = both.now
+        assert both.write(attempt, [block(0), block(1)]) is not None
+        both.run(began + SILENT_S)
+        assert [each.number for each in both.fallen_back] == [*range(attempt + 1)]
+        assert both.sending.news() is False
+        both.run(began + SILENT_S + 0.99 * RETRY_S * 2**attempt)
+        assert both.sending.path.state == "blocked"
+        both.run(both.now + RETRY_S)
+        assert both.sending.news() is True
+    both.passes = lambda body: True
+    both.write(3, [block(0), block(1)])
+    both.run(both.now + 1.0)
+    assert [each.number for each in both.delivered] == [3]
+    both.passes = lambda body: False
+    both.write(4, [block(0), block(1)])
+    both.run(both.now + SILENT_S)
+    assert both.sending.path.state == "trying", "it was of use: what is new may be its largest size"
 
 
 # -- liars ----------------------------------------------------------------------------------------------------------

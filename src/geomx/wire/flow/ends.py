@@ -58,6 +58,8 @@ class SendingEnd:
         self.path = Path(now)
         self._told: State = "trying"
         self._looked_at = -inf
+        self._last_probe = -1  # its number: what is sent behind it needs an open path
+        self._is_of_use = False  # the path: something of that has come
         self._wholes: dict[int, Whole] = {}  # by load
 
     def write(self, whole: Whole, blocks: Sequence[BlockOut], now: float) -> Push | None:
@@ -77,7 +79,8 @@ class SendingEnd:
         """What leaves now, at most so many: numbers and bodies."""
         self.sender.time_out(now)
         for probe in self.path.probes(now):
-            yield self.sender.number(), probe.pack()
+            self._last_probe = self.sender.number()
+            yield self._last_probe, probe.pack()
         if self.path.is_open:
             for _ in range(most):
                 datagram = self.sender.next(now, envelope_bytes)
@@ -98,6 +101,7 @@ class SendingEnd:
         packet = unpack(body)
         if isinstance(packet, Ack):
             self.sender.acknowledged(packet, now)
+            self._is_of_use |= bool(packet.runs) and packet.runs[0][1] > self._last_probe
             for load in self._wholes.keys() - self.sender.open_loads:
                 del self._wholes[load]
         elif isinstance(packet, Probed):
@@ -117,7 +121,8 @@ class SendingEnd:
             is_silent, self._looked_at = False, now
         if not (self.path.is_open and (is_silent or self.sender.is_stuck)):
             return []
-        self.path.lost(now)
+        self.path.lost(now, self._is_of_use)
+        self._is_of_use = False
         return [self._wholes.pop(load) for load in self.sender.drop() if load in self._wholes]
 
     def news(self) -> bool | None:

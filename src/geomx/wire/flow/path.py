@@ -6,7 +6,8 @@ States, and what moves a path between them:
              --the largest has come, or `SETTLE_S` after the first that has-->   OPEN
              --`LIMIT_S` without any-->   BLOCKED
     OPEN     datagrams of `datagram_bytes` pass
-             --nothing is heard of what was sent (`lost`)-->   TRYING
+             --nothing is heard any more of what was sent (`lost`)-->   TRYING
+             --nothing was ever heard of it, though probes came-->   BLOCKED, each time for twice as long
     BLOCKED  probes leave every `RETRY_S`
              --one has come-->   TRYING
 """
@@ -22,6 +23,7 @@ from geomx.wire.flow.packets import Probe
 # what every path of IPv6 has to carry.
 SIZES = (1446, 1426, 1350, 1206)
 EVERY_S, SETTLE_S, LIMIT_S, RETRY_S = 0.1, 0.25, 2.0, 10.0
+MOST_DOUBLINGS = 5
 
 State = Literal["trying", "open", "blocked"]
 
@@ -31,6 +33,7 @@ class Path:
 
     def __init__(self, now: float) -> None:
         self._try(now)
+        self._futile = 0  # how often in a row probes passed, and nothing else
         self.round_trip_s = 0.5  # before one was measured
 
     def _try(self, now: float) -> None:
@@ -75,7 +78,12 @@ class Path:
         self.state = "open"
         self._next_at = self._opens_at = inf
 
-    def lost(self, now: float) -> None:
-        """Nothing is heard any more of what is sent."""
-        if self.state == "open":
-            self._try(now)
+    def lost(self, now: float, was_of_use: bool = True) -> None:
+        """Nothing is heard any more of what is sent. `was_of_use`: something was, since the path is open."""
+        if self.state != "open":
+            return
+        self._try(now)
+        self._futile = 0 if was_of_use else self._futile + 1
+        if self._futile:
+            self.state = "blocked"
+            self._next_at = now + RETRY_S * (1 << min(self._futile - 1, MOST_DOUBLINGS))
