@@ -62,6 +62,7 @@ def test_ports_are_free_once_they_are_let_go() -> None:
 
 RUN = """
 run.secret_file = "s"
+wan.channel = "{}"
 [global]
 addresses = ["{}"]
 [[party]]
@@ -70,18 +71,19 @@ workers = 1
 """
 
 
-def run_at(address: str) -> Run:
-    return Run.parse(RUN.format(address), "run.toml")
+def run_at(address: str, channel: str = "tcp") -> Run:
+    return Run.parse(RUN.format(channel, address), "run.toml")
 
 
-def test_an_address_where_somebody_listens_cannot_be_claimed() -> None:
+@pytest.mark.parametrize("channel", ["tcp", "datagram", "dgt k=0.5"])
+def test_an_address_where_somebody_listens_cannot_be_claimed(channel: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door, Ports() as ports:
         address = f"127.0.0.1:{door.getsockname()[1]}"
         with pytest.raises(
             ConfigError,
             match=f"global/0: 1 fault\n.*global\\.addresses\\[0\\]: found {address}.*already in use",
         ):
-            ports.claim(run_at(address), "global/0", by="geomx serve")
+            ports.claim(run_at(address, channel), "global/0", by="geomx serve")
 
 
 def test_an_address_of_another_machine_cannot_be_claimed() -> None:

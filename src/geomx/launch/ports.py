@@ -7,6 +7,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
+from geomx.channels import channels
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
 
@@ -35,12 +36,13 @@ class Ports(ExitStack):
 
         A server imports PyTorch before it listens, for seconds in which nobody else sees its address as taken. So it is
         claimed by a name in Linux's abstract namespace, which ends with this process: two servers, or two runs, that
-        begin at the same time are told at once. Other channels than `tcp` know themselves what is an address.
+        begin at the same time are told at once. Channels that are not geomx's know themselves what is an address.
         """
         address = run.listen_address_of(node)
         host, _, port = address.rpartition(":")
         edge = run.wan if node in run.shard_names else run.lan
-        if edge.channel != "tcp" or not port.isdecimal() or not int(port):
+        is_ours = edge.channel.split(maxsplit=1)[0] in channels.names
+        if not is_ours or not port.isdecimal() or not int(port):
             return
         try:
             for family, *_, place in socket.getaddrinfo(
