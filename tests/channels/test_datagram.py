@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
@@ -218,6 +219,25 @@ def test_without_a_secret_or_tls_nothing_leaves_as_a_datagram(loop_name: str) ->
             await ends.theirs.until(lambda: bool(ends.theirs.messages))
             assert torch.equal(ends.theirs.messages[0][2], tensor(50_000, 1))
             assert ends.relay.datagrams == [0, 0]
+
+    run_on(loop_name, main)
+
+
+def test_where_no_datagram_can_be_sent_the_connection_carries_all(
+    loop_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(family: int) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr("geomx.channels.datagram.udp_socket", refused)
+
+    async def main() -> None:
+        async with joined() as ends:
+            await ends.mine.until(lambda: bool(ends.mine.flows))
+            assert ends.mine.flows == [False]
+            write(ends, 1, tensor(50_000, 1))
+            await ends.theirs.until(lambda: bool(ends.theirs.messages))
+            assert torch.equal(ends.theirs.messages[0][2], tensor(50_000, 1))
 
     run_on(loop_name, main)
 

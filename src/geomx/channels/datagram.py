@@ -149,9 +149,13 @@ class DatagramConnection(TcpConnection):
             raise ProtocolError("FlowOpen came where no flow can be opened")
         if not (self._secret or self._channel.is_secured):
             return
-        peer = self._transport.get_extra_info("peername")
-        self._udp = udp_socket(self._transport.get_extra_info("socket").family)
-        self._udp.connect(peer)
+        try:
+            self._udp = udp_socket(self.socket.family)
+            self._udp.connect(self._transport.get_extra_info("peername"))
+        except OSError as error:
+            why = f"this machine cannot send them ({error.strerror or error})"
+            self._receiver.flow(self, False, why)
+            return
         self._flow = message.flow
         self._up, self._down = seals(message.flow, message.salt, self._secret)
         congestion = Congestion(SIZES[0] + ENVELOPE_BYTES, self._channel.pace_mbps)
