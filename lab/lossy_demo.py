@@ -28,6 +28,8 @@ from rich.table import Table
 from lab.errors import LabError
 from lab.lab import Lab
 
+# SIGINT as well: it is ignored by what a shell starts in the background.
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ROOT = Path(__file__).resolve().parents[1]
 NETWORK = ROOT / "lab" / "networks" / "20mbit-100ms-5loss.toml"
 HUB, SITES = "hub", ("A", "B")
@@ -134,7 +136,7 @@ def _words(lab: Lab) -> str:
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """What ends this process is a KeyboardInterrupt, so that the lab is taken down."""
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, _interrupt) for number in STOPS}
     try:
         yield
     finally:

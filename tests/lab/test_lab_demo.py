@@ -90,13 +90,15 @@ def test_a_system_has_its_turn_and_nothing_is_left(name: str, capsys: pytest.Cap
 @needs_a_lab
 @pytest.mark.lab
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_stops_it_leaves_nothing_behind(number: signal.Signals) -> None:
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN], ids=["", "in the background"])
+def test_what_stops_it_leaves_nothing_behind(number: signal.Signals, before: signal.Handlers) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "lab", "demo"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, before) and None,  # noqa: PLW1509 (no threads here)
     )
     assert demo.stdout is not None
     assert "4 runs over" in demo.stdout.readline()
