@@ -34,7 +34,7 @@ from geomx.wire.flow.sender import BlockOut, FlowTerms
 from geomx.wire.messages import FlowBroken, FlowOpen, Message, Push
 
 BATCH = 32  # datagrams in a row before others have their turn
-LEAST_WAIT_S = 0.0005
+LEAST_WAIT_S, MOST_WAIT_S = 0.0005, 0.004  # waking up costs more than what a datagram does
 
 
 class DatagramListener(TcpListener):
@@ -274,7 +274,12 @@ class DatagramConnection(TcpConnection):
         elif due_at <= now:
             self._timer = self._loop.call_soon(self._due)
         else:
-            self._timer = self._loop.call_later(max(due_at - now, LEAST_WAIT_S), self._due)
+            self._timer = self._loop.call_later(max(due_at - now, self._least_wait_s()), self._due)
+
+    def _least_wait_s(self) -> float:
+        """For so long datagrams are held back, to leave together: a sixteenth of a round trip makes no queue."""
+        round_trip_s = self._sending.sender.round_trip_s if self._sending is not None else 0.0
+        return min(max(round_trip_s / 16, LEAST_WAIT_S), MOST_WAIT_S)
 
     def _due(self) -> None:
         self._timer = None

@@ -234,7 +234,7 @@ class FlowSender:
             return ()
         self._repeats += 1
         wait_s = (
-            self._round_trip_s
+            self.round_trip_s
             / (8 if self._repeats == 1 else 4)
             * (1 << min(self._repeats // 8, MOST_BACKOFFS))
         )
@@ -242,10 +242,11 @@ class FlowSender:
         return tuple(reversed(self._tails))[:MOST_TAILS]
 
     def _tail(self, loads: tuple[int, ...]) -> bytes:
-        return Tail(loads, self._round_trip_s, self._grace * self._round_trip_s).pack()
+        return Tail(loads, self.round_trip_s, self._grace * self.round_trip_s).pack()
 
     @property
-    def _round_trip_s(self) -> float:
+    def round_trip_s(self) -> float:
+        """Smoothed, in seconds; before there is one, what the path's first probe took."""
         return self._congestion.round_trip_s or self.first_round_trip_s
 
     def _count(self, item: _Item, now: float) -> None:
@@ -329,7 +330,7 @@ class FlowSender:
 
     def _look_for_losses(self, newest: int, newest_at: float) -> None:
         lost = []
-        later_s = self._round_trip_s / 8
+        later_s = self.round_trip_s / 8
         for number, sent in self._under_way.items():
             if number > newest:
                 break
@@ -374,7 +375,7 @@ class FlowSender:
 
     def _timeout_s(self) -> float:
         wander_s = max(4 * self._congestion.wander_s, LEAST_TIMEOUT_S)
-        return self._round_trip_s + wander_s + ACK_DELAY_S
+        return self.round_trip_s + wander_s + ACK_DELAY_S
 
     def time_out(self, now: float) -> None:
         """Hold for lost what should have been heard of by now."""
