@@ -85,7 +85,7 @@ class DatagramConnection(TcpConnection):
     def open_flow(self, secret: bytes, terms: FlowTerms) -> None:
         """See `FlowConnection.open_flow`. Whoever listens says how the flow's datagrams are to be sealed."""
         self._secret, self._terms = secret, terms
-        port = self._channel.port_of(self)
+        port = self._channel.port
         if port is None or not (secret or self._channel.is_secured):
             return
         salt = secrets.token_bytes(SALT_BYTES)
@@ -254,7 +254,7 @@ class DatagramConnection(TcpConnection):
 
     def _put(self, datagram: bytes) -> None:
         """Into the socket; what it does not take is lost."""
-        port = self._channel.port_of(self)
+        port = self._channel.port
         if self._udp is not None:
             with contextlib.suppress(OSError):
                 self._udp.send(datagram)
@@ -295,7 +295,7 @@ class DatagramConnection(TcpConnection):
             self._loop.remove_reader(self._udp)
             self._udp.close()
             self._udp = None
-        port = self._channel.port_of(self)
+        port = self._channel.port
         if port is not None and self._flow:
             port.forget(self._flow)
         self._counted = self.flow_counts
@@ -317,11 +317,7 @@ class Datagram(Tcp):
         self.classes = classes
         self.pace_mbps = edge.pace_mbps
         self.is_secured = edge.tls is not None
-        self._port: DatagramPort | None = None
-
-    def port_of(self, connection: Connection) -> DatagramPort | None:
-        """The UDP socket of an accepted connection."""
-        return self._port
+        self.port: DatagramPort | None = None  # of accepted connections, once it listens
 
     async def listen(
         self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
@@ -329,11 +325,11 @@ class Datagram(Tcp):
         """See `Channel.listen`."""
         listener = await super().listen(address, receiver, accepted)
         try:
-            self._port = DatagramPort(*split_address(listener.address))
+            self.port = DatagramPort(*split_address(listener.address))
         except OSError as error:
             why = f"no datagrams can be received at {listener.address} ({error.strerror}): TCP carries everything"
             receiver.refused(why)
-        return DatagramListener(listener, self._port)
+        return DatagramListener(listener, self.port)
 
     def new_connection(
         self,

@@ -36,7 +36,6 @@ MOST_SENDINGS = 8  # at a loss of 10 %, one of 10^8 needs more
 LOST_KEPT = 64
 RELIABLE = 0
 LEAST_REPEAT_S = 0.005
-_NOT_DUE = inf
 
 
 class BlockOut(NamedTuple):
@@ -105,7 +104,7 @@ class FlowSender:
         self.next_load = self._next_number = 0
         self._lanes: Lanes[_Item] = Lanes()
         self._tails: dict[int, None] = {}  # loads of which everything was sent once, the oldest first
-        self._tails_at = _NOT_DUE  # when they are to be told
+        self._tails_at = inf  # when they are to be told
         self._repeats = 0
         self._under_way: dict[int, _Sent] = {}  # by number, the oldest first
         self._lost: dict[int, _Item] = {}  # held for lost, the oldest first
