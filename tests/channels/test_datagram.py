@@ -286,7 +286,7 @@ def test_whoever_sends_other_blocks_than_were_announced_is_told_of_as_a_liar(
     async def main() -> None:
         async with joined() as ends:
             await until_open(ends)
-            sender = ends.sender._sending.sender
+            sender = ends.sender._end.sender
             add = sender.add
             monkeypatch.setattr(
                 sender,
@@ -311,7 +311,7 @@ def test_whoever_sends_none_of_the_blocks_that_were_announced_is_hung_up_on(
     async def main() -> None:
         async with joined() as ends:
             await until_open(ends)
-            monkeypatch.setattr(ends.sender._sending.sender, "next", lambda *_: None)
+            monkeypatch.setattr(ends.sender._end.sender, "next", lambda *_: None)
             write(ends, 1, tensor(5000, 1))
             assert "announced blocks, and sent none" in await ends.theirs.until_closed()
             assert not ends.theirs.breaches

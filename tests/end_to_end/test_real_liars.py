@@ -26,8 +26,8 @@ class Liar(Datagram):
 
 class LyingConnection(DatagramConnection):
     def write_blocks(self, *arguments):
-        if self._sending is not None and self._sending.path.is_open and is_liar():
-            sender = self._sending.sender
+        if self._end is not None and self._end.path.is_open and is_liar():
+            sender = self._end.sender
             add = type(sender).add.__get__(sender)
             lie = LIES[self._channel.lie]
             sender.add = lambda number, head, blocks, *more: add(number, head, list(map(lie, blocks)), *more)

@@ -28,7 +28,7 @@ from geomx.node.server import Server
 from geomx.node.topology import AS_WAN, Edge, Topology
 from geomx.node.uplink import Uplink
 from geomx.node.worker import Worker
-from geomx.simulate.flows import SimulatedFlow
+from geomx.simulate.flows import SimulatedEnd
 from geomx.simulate.network import Network
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Simulator
@@ -101,13 +101,13 @@ class Watch:
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
-        self._flows: dict[int, SimulatedFlow] = {}
+        self._flows: dict[int, SimulatedEnd] = {}
         self._look()
 
     def _look(self) -> None:
         hosts = self._simulator.hosts.values()
-        found = [connection.flow for host in hosts for connection in host.connections.values()]
-        self._flows |= {id(flow): flow for flow in found if flow is not None}
+        connections = [connection for host in hosts for connection in host.connections.values()]
+        self._flows |= {id(end): end for connection in connections for end in connection.flow.values()}
         if not all(host.stopped for host in hosts):
             self._simulator.at(self._simulator.now + 0.02, self._look)
 
@@ -115,7 +115,7 @@ class Watch:
         """Pieces that were sent, and sent again; that came, and that came too late."""
         counts: Counter[str] = Counter()
         for flow in self._flows.values():
-            sender, receiver = flow.sending.sender, flow._receiving.receiver
+            sender, receiver = flow.end.sender, flow.end.receiver
             for name in ("sent", "again"):
                 counts[name] += sum(getattr(sender, name).values())
             for name in ("came", "late"):

@@ -57,7 +57,7 @@ class Alike:
             raise ConfigError("channel datagram", faults)
         self.coding = Coding(fec, ReedSolomon()) if fec else None
         self.grace = deadline
-        self._level = int(deadline > 0.0)
+        self.loses = deadline > 0.0
 
     def levels(
         self,
@@ -67,7 +67,7 @@ class Alike:
         values: Callable[[], torch.Tensor],
         loss: float | None,
     ) -> list[int]:
-        return [self._level] * len(blocks)
+        return [int(self.loses)] * len(blocks)
 
 
 class Dgt:
@@ -87,6 +87,7 @@ class Dgt:
         ConfigError: A parameter is out of range.
     """
 
+    loses = True
     grace = 0.0
     coding: Coding | None = None
 

@@ -167,15 +167,17 @@ class EdgeSettings:
 
 
 class BlockClasses(Protocol):
-    """How blocks of a payload are sent by a channel that may lose some. One object serves one node.
+    """How payloads are sent by a channel that puts them in datagrams. One object serves one node.
 
     Attributes:
+        loses: Whether blocks of what goes up may be lost; if not, all payloads travel as they stand.
         tries: How often a block of class 1, 2, ... is sent at most. Blocks of class 0 are sent until they have come.
         grace: How long the receiver waits, behind a payload's end, for what is not reliable: in round trips.
         needs_loss: The script has to tell its loss (`run.loss`).
         coding: How parity pieces are made, from which lost ones are rebuilt; None: there are none.
     """
 
+    loses: bool
     tries: tuple[int, ...]
     grace: float
     needs_loss: bool

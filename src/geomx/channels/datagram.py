@@ -1,4 +1,4 @@
-"""The channels `datagram` and `dgt`: TCP, and beside it payloads in datagrams on their way up.
+"""The channels `datagram` and `dgt`: TCP, and beside it payloads in datagrams, both ways.
 
 Who listens has one UDP socket, at the number of its TCP port. Who dials sends from a port of its own: nothing has to
 reach it that it has not asked for, and answers go to wherever its newest datagram came from, so a NAT may give it
@@ -18,8 +18,10 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import torch
+
 from geomx.channels.block_classes import Alike, Dgt
-from geomx.channels.connection import TcpConnection, views_of
+from geomx.channels.connection import TcpConnection, view_of, views_of
 from geomx.channels.contract import BlockClasses, Connection, ConnectionHandler, EdgeSettings
 from geomx.channels.datagram_port import READS, DatagramPort, udp_socket
 from geomx.channels.emulation.pacing import LinkPacer
@@ -28,10 +30,11 @@ from geomx.channels.tcp import Tcp, TcpListener, split_address
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
-from geomx.wire.flow.ends import WHY, ReceivingEnd, SendingEnd, Whole
+from geomx.wire.flow.ends import WHY, Carried, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.path import SIZES, State
+from geomx.wire.flow.receiver import Blocks
 from geomx.wire.flow.sender import BlockOut, FlowTerms
-from geomx.wire.messages import FlowBroken, FlowOpen, Message, Push
+from geomx.wire.messages import FlowBroken, FlowOpen, Message
 
 BATCH = 32  # datagrams in a row before others have their turn
 LEAST_WAIT_S, MOST_WAIT_S = 0.0005, 0.004  # waking up costs more than what a datagram does
@@ -62,21 +65,22 @@ class DatagramConnection(TcpConnection):
         pacer: LinkPacer | None,
         connected: Callable[[TcpConnection, Any], None],
         channel: Datagram,
+        *,
+        dials: bool,
     ) -> None:
         super().__init__(receiver, chunk_bytes, pacer, connected)
         self._channel = channel
+        self._dials = dials
         self._secret: bytes | None = None  # None: the peer has not proved who it is
         self._terms = FlowTerms()
         self._flow = 0
-        self._up: Seal
-        self._down: Seal
-        self._sending: SendingEnd | None = None
-        self._receiving: ReceivingEnd | None = None
+        self._out: Seal
+        self._in: Seal
+        self._end: FlowEnd | None = None
         self._counted = FlowCounts()  # of a flow that has ended
         self._udp: socket.socket | None = None  # of whoever dials
         self._address: Any = None  # of whoever has dialled
         self._newest = -1
-        self._answers = 0
         self._timer: asyncio.Handle | None = None
         self._due_at = inf
 
@@ -86,66 +90,94 @@ class DatagramConnection(TcpConnection):
         """See `FlowConnection.open_flow`. Whoever listens says how the flow's datagrams are to be sealed."""
         self._secret, self._terms = secret, terms
         port = self._channel.port
-        if port is None or not (secret or self._channel.is_secured):
+        if self._dials or port is None or not (secret or self._channel.is_secured):
             return
         salt = secrets.token_bytes(SALT_BYTES)
         self._flow = port.register(self)
-        self._up, self._down = seals(self._flow, salt, secret)
-        coding = self._channel.classes.coding
-        self._receiving = ReceivingEnd(lambda message: self._receiver.admit(self, message), coding)
+        self._in, self._out = seals(self._flow, salt, secret)
+        self._begin(0.0)
         self.write(0, FlowOpen(self._flow, salt), None, 0)
+
+    def _begin(self, pace_mbps: float) -> None:
+        congestion = Congestion(SIZES[0] + ENVELOPE_BYTES, pace_mbps)
+        admit = partial(self._receiver.admit, self)
+        self._end = FlowEnd(congestion, self._terms, admit, time.monotonic(), dials=self._dials)
+
+    def write(self, number: int, message: Message, payload: Any, priority: int) -> None:
+        """Queue a message, see `Connection.write`; its payload goes in datagrams where they pass."""
+        if payload is None or not self._writes_beside(number, message, payload, priority, view_of(payload)):
+            super().write(number, message, payload, priority)
 
     def write_blocks(
         self, number: int, message: Message, payload: Any, priority: int, blocks: Sequence[tuple[Any, int]]
     ) -> None:
         """See `FlowConnection.write_blocks`."""
-        if self._sending is not None and isinstance(message, Push):
-            views = views_of(block.payload for block, _ in blocks)
-            outs = [
-                BlockOut(block.start, block.stop, view, level)
-                for (block, level), view in zip(blocks, views, strict=True)
-            ]
-            header = self._sending.write(Whole(number, message, payload, priority), outs, time.monotonic())
-            if header is not None:
-                self.write(number, header, None, priority)
-                self.run_flow()
-                return
-        self.write(number, message, payload, priority)
+        views = views_of(block.payload for block, _ in blocks)
+        outs = [
+            BlockOut(block.start, block.stop, view, level)
+            for (block, level), view in zip(blocks, views, strict=True)
+        ]
+        if not self._writes_beside(number, message, payload, priority, outs):
+            super().write(number, message, payload, priority)
+
+    def _writes_beside(
+        self,
+        number: int,
+        message: Message,
+        payload: Any,
+        priority: int,
+        data: Sequence[BlockOut] | memoryview,
+    ) -> bool:
+        if self._end is None or not isinstance(message, Carried):
+            return False
+        whole = OnConnection(number, message, payload, priority)
+        if not self._end.write(Outgoing(whole, data), time.monotonic()):
+            return False
+        self.run_flow()
+        return True
 
     @property
-    def flow_state(self) -> State | None:
-        """Whether payloads can travel in datagrams; None: nothing is known yet, or it is for the other end to say."""
-        return None if self._sending is None else self._sending.path.state
+    def flow_state(self) -> State:
+        """Whether payloads can leave in datagrams."""
+        return "waiting" if self._end is None else self._end.path.state
 
     @property
     def flow_counts(self) -> FlowCounts:
         """See `FlowConnection.flow_counts`."""
-        end = self._sending or self._receiving
-        return self._counted if end is None else end.counts
+        return self._counted if self._end is None else self._end.counts
 
     # -- what comes on the connection ------------------------------------------------------------------------------
 
     def arrived_whole(self, number: int, message: Message, payload: Any) -> None:
         """A message has come on the connection. Raises `ProtocolError`."""
-        now = time.monotonic()
         if isinstance(message, FlowOpen):
-            self._begin_sending(message, now)
+            self._opened_by_peer(message)
         elif isinstance(message, FlowBroken):
-            if self._receiving is not None:
-                self._receiving.receiver.forget(message.below)
-        elif isinstance(message, Push) and message.beside is not None:
-            if self._receiving is None:
-                raise ProtocolError("a payload was announced beside the connection, where no flow is open")
-            try:
-                self._receiving.announced(number, message, now)
-            except ProtocolError as error:
-                self._broken_by_peer(error)
-            self.run_flow()
+            self._opened().broken(message)
+        elif isinstance(message, Carried) and message.beside is not None:
+            self._announced(number, message, self._opened())
         else:
             super().arrived_whole(number, message, payload)
 
-    def _begin_sending(self, message: FlowOpen, now: float) -> None:
-        if self._secret is None or self._udp is not None or len(message.salt) != SALT_BYTES:
+    def _opened(self) -> FlowEnd:
+        if self._end is None:
+            raise ProtocolError("a payload was announced beside the connection, where no flow is open")
+        return self._end
+
+    def _announced(self, number: int, message: Carried, end: FlowEnd) -> None:
+        try:
+            end.announced(number, message, time.monotonic())
+        except ProtocolError as error:
+            self._broken_by_peer(error)
+        self.run_flow()
+
+    def _opened_by_peer(self, message: FlowOpen) -> None:
+        if (
+            self._secret is None
+            or self._end is not None
+            or not self._dials
+            or len(message.salt) != SALT_BYTES
+        ):
             raise ProtocolError("FlowOpen came where no flow can be opened")
         if not (self._secret or self._channel.is_secured):
             return
@@ -157,9 +189,8 @@ class DatagramConnection(TcpConnection):
             self._receiver.flow(self, False, why)
             return
         self._flow = message.flow
-        self._up, self._down = seals(message.flow, message.salt, self._secret)
-        congestion = Congestion(SIZES[0] + ENVELOPE_BYTES, self._channel.pace_mbps)
-        self._sending = SendingEnd(congestion, self._terms, now)
+        self._out, self._in = seals(message.flow, message.salt, self._secret)
+        self._begin(self._channel.pace_mbps)
         self._loop.add_reader(self._udp, self._readable)
         self.run_flow()
 
@@ -168,34 +199,29 @@ class DatagramConnection(TcpConnection):
     def _readable(self) -> None:
         """For whoever dials."""
         assert self._udp is not None
-        assert self._sending is not None
         for _ in range(READS):
             try:
                 datagram = self._udp.recv(1 << 16)
             except OSError:
                 break
-            self.bytes_received += len(datagram)
-            opened = self._down.open(datagram)
-            if opened is not None and opened[0] > self._newest - 1024:
-                self._newest = max(self._newest, opened[0])
-                try:
-                    self._sending.received(opened[1], time.monotonic())
-                except ProtocolError as error:
-                    self._broken_by_peer(error)
-                    return
+            self.arrived(memoryview(datagram), None)
+            if not self.is_open:
+                return
         self.run_flow()
 
     def arrived(self, datagram: memoryview, address: Any) -> bool:
-        """For whoever listens: a datagram has come for this flow. Returns whether it is the peer's."""
-        opened = self._up.open(datagram)
-        if opened is None or self._receiving is None:
+        """A datagram has come for this flow. Returns whether it is the peer's."""
+        if self._end is None:
+            return False
+        opened = self._in.open(datagram)
+        if opened is None:
             return False
         number, body = opened
         self.bytes_received += len(datagram)
         if number > self._newest:
             self._newest, self._address = number, address
         try:
-            self._receiving.received(number, body, time.monotonic())
+            self._end.received(number, body, time.monotonic())
         except ProtocolError as error:
             self._broken_by_peer(error)
             return False
@@ -209,40 +235,32 @@ class DatagramConnection(TcpConnection):
 
     def run_flow(self) -> None:
         """Send what may leave now, hand on what has closed, and see to it that this is called again in time."""
+        if self._end is None or not self.is_open:
+            return
+        end, now = self._end, time.monotonic()
+        self._hand_on(end, now)
         if not self.is_open:
             return
-        now = time.monotonic()
-        if self._sending is not None:
-            self._send(self._sending, now)
-        elif self._receiving is not None:
-            self._answer(self._receiving, now)
-        self._plan(now)
-
-    def _send(self, sending: SendingEnd, now: float) -> None:
-        for number, body in sending.datagrams(now, ENVELOPE_BYTES, BATCH):
-            self._depart(self._up.close(number, body))
-        wholes = sending.fallen_back(now, self.heard_at)
-        if wholes:
-            self.write(0, FlowBroken(sending.sender.next_load), None, 0)
-        for whole in wholes:
-            self.write(*whole)
-        passes = sending.news()
+        for number, body in end.datagrams(now, ENVELOPE_BYTES, BATCH):
+            self._depart(self._out.close(number, body))
+        for message in end.to_write(now, self.heard_at):
+            super().write(*message)
+        passes = end.news(now)
         if passes is not None:
             self._receiver.flow(self, passes, WHY[passes])
+        self._plan(end, now)
 
-    def _answer(self, receiving: ReceivingEnd, now: float) -> None:
+    def _hand_on(self, end: FlowEnd, now: float) -> None:
         try:
-            closed = list(receiving.closed(now, self.heard_at))
-            for number, message, payload in closed:
-                self._receiver.received(self, number, message, payload)
+            for number, message, payload in list(end.closed(now, self.heard_at)):
+                whole = (
+                    payload if isinstance(payload, Blocks) else torch.frombuffer(payload, dtype=torch.uint8)
+                )
+                self._receiver.received(self, number, message, whole)
                 if not self.is_open:
                     return
         except ProtocolError as error:
             self._fail(str(error))
-            return
-        for body in receiving.bodies(now):
-            self._depart(self._down.close(self._answers, body))
-            self._answers += 1
 
     def _depart(self, datagram: bytes) -> None:
         """A datagram leaves, through the emulated link if there is one."""
@@ -261,9 +279,8 @@ class DatagramConnection(TcpConnection):
         elif port is not None and self._address is not None:
             port.send(datagram, self._address)
 
-    def _plan(self, now: float) -> None:
-        end = self._sending or self._receiving
-        due_at = inf if end is None else end.next_at()
+    def _plan(self, end: FlowEnd, now: float) -> None:
+        due_at = end.next_at()
         if self._timer is not None:
             if self._due_at == due_at:
                 return
@@ -274,12 +291,9 @@ class DatagramConnection(TcpConnection):
         elif due_at <= now:
             self._timer = self._loop.call_soon(self._due)
         else:
-            self._timer = self._loop.call_later(max(due_at - now, self._least_wait_s()), self._due)
-
-    def _least_wait_s(self) -> float:
-        """For so long datagrams are held back, to leave together: a sixteenth of a round trip makes no queue."""
-        round_trip_s = self._sending.sender.round_trip_s if self._sending is not None else 0.0
-        return min(max(round_trip_s / 16, LEAST_WAIT_S), MOST_WAIT_S)
+            # For so long datagrams are held back, to leave together: a sixteenth of a round trip makes no queue.
+            least_s = min(max(end.sender.round_trip_s / 16, LEAST_WAIT_S), MOST_WAIT_S)
+            self._timer = self._loop.call_later(max(due_at - now, least_s), self._due)
 
     def _due(self) -> None:
         self._timer = None
@@ -296,10 +310,9 @@ class DatagramConnection(TcpConnection):
             self._udp.close()
             self._udp = None
         port = self._channel.port
-        if port is not None and self._flow:
+        if port is not None and self._flow and not self._dials:
             port.forget(self._flow)
-        self._counted = self.flow_counts
-        self._sending = self._receiving = None
+        self._counted, self._end = self.flow_counts, None
 
 
 class Datagram(Tcp):
@@ -337,8 +350,10 @@ class Datagram(Tcp):
         chunk_bytes: int,
         pacer: LinkPacer | None,
         connected: Callable[[TcpConnection, Any], None],
+        *,
+        dials: bool,
     ) -> DatagramConnection:
-        return DatagramConnection(receiver, chunk_bytes, pacer, connected, self)
+        return DatagramConnection(receiver, chunk_bytes, pacer, connected, self, dials=dials)
 
 
 def datagram(edge: EdgeSettings, *, deadline: float = 0.0, fec: float = 0.0) -> Datagram:

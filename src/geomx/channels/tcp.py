@@ -97,7 +97,9 @@ class Tcp:
         async with asyncio.timeout(DIAL_LIMIT_S):
             sock = await _connected(host, port)
             _, connection = await loop.create_connection(
-                lambda: self._connection(receiver, self.uplink, TcpConnection.hold), sock=sock, **tls
+                lambda: self._connection(receiver, self.uplink, TcpConnection.hold, dials=True),
+                sock=sock,
+                **tls,
             )
         self.pace(connection, self._pace_mbps)
         loop.call_soon(connection.release)
@@ -111,7 +113,7 @@ class Tcp:
         loop = asyncio.get_running_loop()
 
         def connection() -> TcpConnection:
-            return self._connection(receiver, self._new_pacer(), accepted)
+            return self._connection(receiver, self._new_pacer(), accepted, dials=False)
 
         if self._tls is None:
             server = await loop.create_server(connection, host, port, backlog=BACKLOG)
@@ -138,13 +140,18 @@ class Tcp:
         return None if self._link is None else self.downlink(self._link)
 
     def _connection(
-        self, receiver: ConnectionHandler, pacer: LinkPacer | None, stands: Callable[[TcpConnection], None]
+        self,
+        receiver: ConnectionHandler,
+        pacer: LinkPacer | None,
+        stands: Callable[[TcpConnection], None],
+        *,
+        dials: bool,
     ) -> TcpConnection:
         def connected(connection: TcpConnection, sock: Any) -> None:
             self._set_options(sock)
             stands(connection)
 
-        return self.new_connection(receiver, self._chunk_bytes, pacer, connected)
+        return self.new_connection(receiver, self._chunk_bytes, pacer, connected, dials=dials)
 
     def new_connection(
         self,
@@ -152,8 +159,11 @@ class Tcp:
         chunk_bytes: int,
         pacer: LinkPacer | None,
         connected: Callable[[TcpConnection, Any], None],
+        *,
+        dials: bool,
     ) -> TcpConnection:
-        """Of the class that this channel's connections have."""
+        """Of the class that this channel's connections have. `dials`: this end makes the connection."""
+        del dials
         return TcpConnection(receiver, chunk_bytes, pacer, connected)
 
     def _set_options(self, sock: Any) -> None:

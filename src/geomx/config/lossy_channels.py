@@ -26,7 +26,7 @@ def edge_of(run: Description, tier: Tier) -> EdgeTable:
 
 
 def classes_of(run: Description, tier: Tier) -> BlockClasses | None:
-    """How a tier's channel sends blocks; None: it loses nothing. Raises `ConfigError` where it cannot be made."""
+    """How a tier's channel sends blocks; None: it has no datagrams. Raises `ConfigError` where it cannot be made."""
     spec = edge_of(run, tier).channel
     if spec == PLAIN:
         return None
@@ -35,7 +35,7 @@ def classes_of(run: Description, tier: Tier) -> BlockClasses | None:
 
 
 def channels_that_lose(run: Description) -> dict[Tier, BlockClasses]:
-    """By tier, those that may lose blocks."""
+    """By tier, those that put payloads in datagrams."""
     found = {tier: classes_of(run, tier) for tier in TIERS}
     return {tier: classes for tier, classes in found.items() if classes is not None}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
 from geomx.node.slices.update_stream import UpdateEncoder
 from geomx.wire.session import Patience
@@ -13,11 +14,11 @@ from geomx.wire.session import Patience
 class ChildEdges:
     """Those of one server. `children`: each child's leaves, in the order of the run.
 
-    `loses`: whether their channel may lose blocks of what children push.
+    `classes`: how their channel sends blocks; None: everything goes over connections.
     """
 
     children: dict[str, tuple[str, ...]]
     patience: Patience
     up: Codec
     down: UpdateEncoder
-    loses: bool = False
+    classes: BlockClasses | None = None

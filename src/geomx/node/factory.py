@@ -118,13 +118,12 @@ def _child_edges(
     """The upper ends of a server's downward edges. All children get the same bytes, whoever sends them."""
     stream = RngKey(topology.seed)
     sender = UpdateEncoder(make_codec(edge.codec_down, stream), passes)
-    loses = edge.classes() is not None
-    return ChildEdges(children, edge.patience, make_codec(edge.codec_up, stream), sender, loses)
+    return ChildEdges(children, edge.patience, make_codec(edge.codec_up, stream), sender, edge.classes())
 
 
 def _ends(topology: Topology, edge: Edge, name: str) -> tuple[Codec, UpdateDecoder, BlockClasses | None]:
     """The lower ends of a node's upward edges, and how blocks go up there."""
     up, classes = make_codec(edge.codec_up, RngKey(topology.seed, name)), edge.classes()
-    if classes is not None:
+    if classes is not None and classes.loses:
         up = for_lossy_channel(up)
     return up, UpdateDecoder(make_codec(edge.codec_down, RngKey(topology.seed))), classes

@@ -28,7 +28,7 @@ from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
 from geomx.node.same_data import SameDataWatch
-from geomx.node.slices.blocks import Receipts, receipted
+from geomx.node.slices.blocks import Receipts, flows_to, receipted
 from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState, check_reached
 from geomx.node.slices.payloads import check_size, pack_turns, unpack_layout
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
@@ -85,7 +85,7 @@ class Server(BaseNode):
         flows: Mapping[str, FlowTerms] | None = None,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
-        flows = {**(flows or {}), **dict.fromkeys(edges.children if edges.loses else (), FlowTerms())}
+        flows = {**(flows or {}), **flows_to(edges.children, edges.classes)}
         super().__init__(identity, limits, dials or {}, expects, flows)
         self._edges = edges
         self._policy = policy
@@ -94,7 +94,7 @@ class Server(BaseNode):
         self._members = Members(leaf for leaves in edges.children.values() for leaf in leaves)
         self._gathering = Gathering(policy, self._members, self._closed, self._wake)
         self.sink = make_sink(self)
-        self._receipts = Receipts(edges.loses)
+        self._receipts = Receipts(edges.classes is not None and edges.classes.loses)
         self._has_workers = all(leaves == (name,) for name, leaves in edges.children.items())
         self._layout: Layout | None = None
         self._settings: dict[str, Value] = {}

@@ -29,7 +29,7 @@ class Edge:
     channel: str = "tcp"
 
     def classes(self) -> BlockClasses | None:
-        """How blocks are sent that the channel may lose; None: it loses nothing. Each node has its own."""
+        """How the channel sends blocks; None: everything goes over connections. Each node has its own."""
         channel = channels.make(self.channel, EdgeSettings())
         found: BlockClasses | None = getattr(channel, "classes", None)
         return found

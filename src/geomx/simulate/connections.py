@@ -9,19 +9,22 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
+
+import torch
 
 from geomx.errors import GeomxError
 from geomx.node.contract import Closed, Effect, Event, Node, Opened, OpenFlow, Received, Write
 from geomx.node.path_news import PathNews
-from geomx.simulate.flows import SimulatedFlow
+from geomx.simulate.flows import SimulatedEnd
 from geomx.simulate.network import Clock, Network, SimulatedConnection, SimulatedLink
 from geomx.simulate.programs import Program
-from geomx.wire.flow.ends import WHY, Whole
-from geomx.wire.flow.receiver import Delivery
-from geomx.wire.messages import FlowBroken, Message, Push
+from geomx.wire.flow.ends import WHY, OnConnection
+from geomx.wire.flow.receiver import Blocks, Delivery
+from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.messages import Message
 from geomx.wire.proof import NONCE_BYTES
 
 HEADER_BYTES = 96  # what a message's frame and head take, about
@@ -68,7 +71,7 @@ class Connections:
         self._numbers = count(1)
         self.links: dict[tuple[str, str], SimulatedLink] = {}
         self.networks: dict[tuple[str, str], Network] = {}
-        self.flows: list[tuple[str, str, SimulatedFlow]] = []  # all that there were: who dialled whom
+        self.flows: list[tuple[str, str, SimulatedEnd]] = []  # all that there were: whose, and to whom
 
     def _plan(self, delay_s: float, action: Callable[[], None]) -> None:
         self._simulation.at(self._simulation.now + delay_s, action)
@@ -102,14 +105,18 @@ class Connections:
         self._simulation.deliver(host, Opened(mine, peer, mine.to_bytes(NONCE_BYTES)))
 
     def write(self, host: Host, write: Write) -> None:
-        """A node writes a message on a connection."""
+        """A node writes a message on a connection; its payload goes in datagrams where they pass."""
+        connection = host.connections.get(write.conn)
+        end = None if connection is None else connection.flow.get(host.node.name)
+        if end is None or not end.write(write):
+            self._put(host, write)
+
+    def _put(self, host: Host, write: Write) -> None:
+        """Onto the connection itself."""
         connection = host.connections.get(write.conn)
         if connection is None or not connection.alive:
             return
         target, number = connection.ends[host.node.name]
-        if write.blocks and connection.flow is not None:
-            header = connection.flow.write(write)
-            write = write if header is None else replace(write, message=header, payload=None)
         size = HEADER_BYTES + (0 if write.payload is None else write.payload.nbytes)
         link = self.link(host.node.name, target)
         surely = write.message is _GOODBYE or link.network.keeps_streams
@@ -122,10 +129,6 @@ class Connections:
         if write.message is _GOODBYE:
             self._part(host, number, connection)
             return
-        if isinstance(write.message, FlowBroken):
-            if connection.flow is not None:
-                connection.flow.broken(write.message.below)
-            return
         try:
             host.node.admit(number, write.message)
         except GeomxError as error:
@@ -133,49 +136,64 @@ class Connections:
             if not lossy:  # a stream in order never brings a message too early
                 self.break_(connection, str(error))
             return
-        if isinstance(write.message, Push) and write.message.beside is not None:
-            assert connection.flow is not None
-            connection.flow.announced(write.number, write.message)
-            return
-        self._simulation.deliver(host, Received(number, write.number, write.message, _own(write.payload)))
+        end = connection.flow.get(target)
+        if end is None or not end.arrived_whole(write.number, write.message):
+            self._simulation.deliver(host, Received(number, write.number, write.message, _own(write.payload)))
 
     def open_flow(self, host: Host, effect: OpenFlow) -> None:
         """Whoever dials has heard last that the other end is known."""
         connection = host.connections.get(effect.conn)
-        if connection is None or not connection.alive or connection.flow is not None:
+        if connection is None or not connection.alive or connection.flow:
             return
         target, number = connection.ends[host.node.name]
         if not self._dialled(host, connection):
             return
-        listener = self._simulation.hosts[target]
+        mine = self._flow_end(host, effect.conn, connection, effect.terms, dials=True)
+        theirs = self._flow_end(self._simulation.hosts[target], number, connection, effect.terms, dials=False)
+        connection.flow = {host.node.name: mine, target: theirs}
+        theirs.meet(mine)
+        mine.meet(theirs)
+        self.flows += [(host.node.name, target, mine), (target, host.node.name, theirs)]
 
-        def deliver(delivery: Delivery) -> None:
-            if connection.alive and listener.connections.get(number) is connection:
-                self._simulation.deliver(listener, Received(number, *delivery))
+    def _flow_end(
+        self, host: Host, number: int, connection: SimulatedConnection, terms: FlowTerms, *, dials: bool
+    ) -> SimulatedEnd:
+        """A node's end of a connection's flow; once it has hung up, it hears nothing any more."""
+        peer, _ = connection.ends[host.node.name]
 
-        def send(whole: Whole) -> None:
-            self.write(host, Write(effect.conn, *whole))
-
-        def broken(below: int) -> None:
-            self.write(host, Write(effect.conn, 0, FlowBroken(below)))
-
-        up, down = self.link(host.node.name, target), self.link(target, host.node.name)
-        refuse = functools.partial(self.break_, connection)
+        def is_up() -> bool:
+            return connection.alive and host.connections.get(number) is connection
 
         def admit(message: Message) -> None:
-            # An end that has hung up hears nothing any more.
-            if listener.connections.get(number) is connection:
-                listener.node.admit(number, message)
+            if is_up():
+                host.node.admit(number, message)
+
+        def deliver(delivery: Delivery) -> None:
+            if is_up():
+                load, message, payload = delivery
+                whole = (
+                    payload if isinstance(payload, Blocks) else torch.frombuffer(payload, dtype=torch.uint8)
+                )
+                self._simulation.deliver(host, Received(number, load, message, whole))
+
+        def send(message: OnConnection) -> None:
+            self._put(host, Write(number, *message))
 
         def tell(passes: bool) -> None:
-            note = host.paths.about(target, passes, WHY[passes])
+            note = host.paths.about(peer, passes, WHY[passes])
             self._simulation.carry_out(host, [] if note is None else [note])
 
-        flow = SimulatedFlow(
-            self._simulation, up, down, effect.terms, deliver, send, broken, refuse, admit, tell
+        return SimulatedEnd(
+            self._simulation,
+            self.link(host.node.name, peer),
+            terms,
+            dials=dials,
+            admit=admit,
+            deliver=deliver,
+            send=send,
+            refuse=functools.partial(self.break_, connection),
+            tell=tell,
         )
-        connection.flow = flow
-        self.flows.append((host.node.name, target, flow))
 
     def hang_up(self, host: Host, number: int) -> None:
         """Close one end: what is urgent and was written before still arrives, then the other end sees it close."""

@@ -5,133 +5,121 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import inf
+from typing import Any
 
 from geomx.errors import ProtocolError
 from geomx.node.contract import Write
 from geomx.simulate.network import Clock, SimulatedLink
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
-from geomx.wire.flow.ends import ReceivingEnd, SendingEnd, Whole
+from geomx.wire.flow.ends import Carried, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import Delivery
 from geomx.wire.flow.sender import BlockOut, FlowTerms
-from geomx.wire.messages import Message, Push
+from geomx.wire.messages import FlowBroken, Message
 
 ENVELOPE_BYTES = 54  # of a datagram: seal, UDP, IPv4
 MOST_AT_ONCE = 1 << 16
 PRIORITY = 0  # as on the wire, where nothing waits for more than the chunk before it
 
 
-class SimulatedFlow:
-    """Both ends of one connection's flow. `up`, `down`: the links; `passes()`: whether the connection stands.
+class SimulatedEnd:
+    """One end of a connection's flow. `link`: to the other end.
 
-    `deliver`: gives the listening node a message that has closed. `send`: writes one on the connection, whole;
-    `broken`: says there which loads come so. `refuse`: ends the connection. `admit`: that of the listening node.
-    `tell`: hears whether datagrams pass.
+    `admit`: that of its node. `deliver`: gives the node a message that has closed. `send`: writes one on the
+    connection. `refuse`: ends the connection. `tell`: hears whether datagrams pass.
     """
 
     def __init__(
         self,
         clock: Clock,
-        up: SimulatedLink,
-        down: SimulatedLink,
+        link: SimulatedLink,
         terms: FlowTerms,
-        deliver: Callable[[Delivery], None],
-        send: Callable[[Whole], None],
-        broken: Callable[[int], None],
-        refuse: Callable[[str], None],
+        *,
+        dials: bool,
         admit: Callable[[Message], None],
+        deliver: Callable[[Delivery], None],
+        send: Callable[[OnConnection], None],
+        refuse: Callable[[str], None],
         tell: Callable[[bool], None],
     ) -> None:
-        self._clock = clock
-        self._up, self._down = up, down
-        self._deliver, self._send, self._tell_broken, self._refuse = deliver, send, broken, refuse
-        self._tell = tell
-        self._sending = SendingEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms, clock.now)
-        self._receiving = ReceivingEnd(admit, terms.coding)
+        self._clock, self._link = clock, link
+        self._deliver, self._send, self._refuse, self._tell = deliver, send, refuse, tell
+        self.end = FlowEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms, admit, clock.now, dials=dials)
+        self._peer: SimulatedEnd
         self._due_at = inf
         self.is_alive = True
-        self._run()
+
+    def meet(self, peer: SimulatedEnd) -> None:
+        """The other end stands as well."""
+        self._peer = peer
+        self.run()
 
     @property
-    def sending(self) -> SendingEnd:
-        """The end that dialled."""
-        return self._sending
+    def counts(self) -> FlowCounts:
+        """What it has counted."""
+        return self.end.counts
 
-    @property
-    def counts(self) -> tuple[FlowCounts, FlowCounts]:
-        """What the end that dialled, and the other one, have counted."""
-        return self._sending.counts, self._receiving.counts
+    def write(self, write: Write) -> bool:
+        """Take a message; False: the connection has to carry all of it."""
+        if write.payload is None or not isinstance(write.message, Carried):
+            return False
+        data: Any = [BlockOut(b.start, b.stop, _view(b.payload), level) for b, level in write.blocks]
+        whole = OnConnection(write.number, write.message, write.payload, write.priority)
+        if not self.end.write(Outgoing(whole, data or _view(write.payload)), self._clock.now):
+            return False
+        self.run()
+        return True
 
-    def write(self, write: Write) -> Push | None:
-        """Take a payload; returns the header for the connection, or None: that has to carry all of it."""
-        assert isinstance(write.message, Push)
-        blocks = [
-            BlockOut(b.start, b.stop, memoryview(b.payload.numpy()), level) for b, level in write.blocks
-        ]
-        whole = Whole(write.number, write.message, write.payload, write.priority)
-        header = self._sending.write(whole, blocks, self._clock.now)
-        self._run()
-        return header
+    def arrived_whole(self, number: int, message: Message) -> bool:
+        """A message has come on the connection; False: it is not for the flow."""
+        if isinstance(message, FlowBroken):
+            self._guarded(lambda: self.end.broken(message))
+        elif isinstance(message, Carried) and message.beside is not None:
+            self._guarded(lambda: self.end.announced(number, message, self._clock.now))
+            self.run()
+        else:
+            return False
+        return True
 
-    def announced(self, number: int, message: Push) -> None:
-        """A header has come on the connection. Raises `ProtocolError`."""
-        self._receiving.announced(number, message, self._clock.now)
-        self._run()
-
-    def broken(self, below: int) -> None:
-        """What is open comes on the connection."""
-        self._receiving.receiver.forget(below)
-
-    def _run(self) -> None:
-        """Do what is due now at both ends, and come again when something is."""
+    def run(self) -> None:
+        """Do what is due now, and come again when something is."""
         if not self.is_alive:
             return
         now = self._clock.now
-        for number, body in self._sending.datagrams(now, ENVELOPE_BYTES, MOST_AT_ONCE):
-            self._travel(self._up, body, partial(self._came_up, number))
-        wholes = self._sending.fallen_back(now, now)
-        if wholes:
-            self._tell_broken(self._sending.sender.next_load)
-        for whole in wholes:
-            self._send(whole)
-        passes = self._sending.news()
+        deliveries: list[Delivery] = []
+        self._guarded(lambda: deliveries.extend(self.end.closed(now, now)))
+        for delivery in deliveries:
+            self._deliver(delivery)
+        for number, body in self.end.datagrams(now, ENVELOPE_BYTES, MOST_AT_ONCE):
+            arrived = partial(self._peer.arrived, number, body)
+            self._link.put(len(body) + ENVELOPE_BYTES, PRIORITY, arrived, surely=False)
+        for message in self.end.to_write(now, now):
+            self._send(message)
+        passes = self.end.news(now)
         if passes is not None:
             self._tell(passes)
-        self._answer(now)
-        due_at = min(self._sending.next_at(), self._receiving.next_at())
+        due_at = self.end.next_at()
         if due_at < self._due_at:
             self._due_at = due_at
             self._clock.at(due_at, self._wake)
 
     def _wake(self) -> None:
         self._due_at = inf
-        self._run()
+        self.run()
 
-    def _answer(self, now: float) -> None:
-        deliveries: list[Delivery] = []
-        self._guarded(lambda: deliveries.extend(self._receiving.closed(now, now)))
-        for delivery in deliveries:
-            self._deliver(delivery)
-        for body in self._receiving.bodies(now):
-            self._travel(self._down, body, self._came_down)
-
-    def _came_up(self, number: int, body: bytes) -> None:
-        self._receiving.received(number, body, self._clock.now)
-
-    def _came_down(self, body: bytes) -> None:
-        self._sending.received(body, self._clock.now)
-
-    def _travel(self, link: SimulatedLink, body: bytes, arrive: Callable[[bytes], None]) -> None:
-        def arrived() -> None:
-            if self.is_alive:
-                self._guarded(lambda: arrive(body))
-                self._run()
-
-        link.put(len(body) + ENVELOPE_BYTES, PRIORITY, arrived, surely=False)
+    def arrived(self, number: int, body: bytes) -> None:
+        """A datagram has come."""
+        if self.is_alive:
+            self._guarded(lambda: self.end.received(number, body, self._clock.now))
+            self.run()
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:
             act()
         except ProtocolError as error:
             self._refuse(str(error))
+
+
+def _view(payload: Any) -> memoryview:
+    return memoryview(payload.numpy())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from geomx.channels.emulation.link import Line, LinkSpec
 
 if TYPE_CHECKING:
-    from geomx.simulate.flows import SimulatedFlow
+    from geomx.simulate.flows import SimulatedEnd
 
 LATE_S = 0.05  # at most, of a message that others overtake
 Waiting = tuple[
@@ -125,7 +125,7 @@ class SimulatedConnection:
 
     ends: dict[str, tuple[str, int]]  # node -> (other node, the other's number)
     alive: bool = True
-    flow: SimulatedFlow | None = None
+    flow: dict[str, SimulatedEnd] = field(default_factory=dict)  # by node, once it is open
 
     def end(self) -> None:
         """Nothing of it arrives any more."""
@@ -134,5 +134,5 @@ class SimulatedConnection:
 
     def end_flow(self) -> None:
         """No more datagrams."""
-        if self.flow is not None:
-            self.flow.is_alive = False
+        for end in self.flow.values():
+            end.is_alive = False

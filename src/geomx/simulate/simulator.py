@@ -189,10 +189,9 @@ class Simulator:
         Nothing counts what has come: `received` is what has left for the node.
         """
         flows: dict[str, FlowCounts] = defaultdict(FlowCounts)
-        for sender, receiver, flow in self._connections.flows:
-            for end, peer, counts in zip((sender, receiver), (receiver, sender), flow.counts, strict=True):
-                if end == name:
-                    flows[peer] += counts
+        for node, peer, end in self._connections.flows:
+            if node == name:
+                flows[peer] += end.counts
         sent = {
             target: link.sent_bytes
             for (source, target), link in self._connections.links.items()

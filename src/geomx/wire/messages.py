@@ -162,13 +162,14 @@ class Beside(msgspec.Struct, frozen=True, array_like=True):
     """The payload of this message does not follow it: it comes in datagrams, see `geomx.wire.flow`.
 
     `load`: its number there. `blocks`: how many. `reliable`: a bitmap of those that are sent until they have come, as
-    in `geomx.wire.presence`. `size`: their bytes together.
+    in `geomx.wire.presence`. `size`: their bytes together. `is_whole`: they are the payload as it stands, byte by byte.
     """
 
     load: int
     blocks: int
     reliable: bytes | None
     size: int
+    is_whole: bool = False
 
 
 class Push(Message, frozen=True, array_like=True, tag=True):
@@ -210,6 +211,7 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     cohort: str = ""
     size: int = 0
     receipt: bytes | None = None
+    beside: Beside | None = None  # as in `Push`
 
 
 class Stepped(Message, frozen=True, array_like=True, tag=True):
@@ -260,7 +262,7 @@ class FlowOpen(Message, frozen=True, array_like=True, tag=True):
 
 
 class FlowBroken(Message, frozen=True, array_like=True, tag=True):
-    """From whoever dials: datagrams do not pass. Loads below this number that are open come on the connection."""
+    """Datagrams do not pass: the sender's loads below this number that are open come on the connection."""
 
     below: int
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from random import Random
 
@@ -12,68 +13,102 @@ import pytest
 from geomx.errors import ProtocolError
 from geomx.wire.flow import ends as ends_module
 from geomx.wire.flow.congestion import Congestion
-from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, ReceivingEnd, SendingEnd, Whole
+from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, Carried, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Head, Piece, Probe, Probed, Tail, unpack
 from geomx.wire.flow.path import LIMIT_S, RETRY_S, SIZES
 from geomx.wire.flow.receiver import Delivery
 from geomx.wire.flow.sender import MOST_SENDINGS, BlockOut, FlowTerms
 from geomx.wire.messages import Ack as Acknowledged
-from geomx.wire.messages import Beside, Message, Push, encode_head
+from geomx.wire.messages import Beside, FlowBroken, Message, Push, Update, encode_head
 
 TRIP_S, ENVELOPE_BYTES = 0.1, 54
 PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
+UPDATE = Update(1, 0, "gradient", 1.0, None, False)
 
 
 def block(place: int, level: int = 0, size: int = 1000) -> BlockOut:
     return BlockOut(place, place + 1, memoryview(bytes([place % 256]) * size), level)
 
 
-class Both:
-    """Two ends, and a network between them that carries what `passes` lets through, in half a round trip."""
+class Side:
+    """An end, and what has come of it. `passes`: which of its datagrams reach the other end."""
 
-    def __init__(self, terms: FlowTerms | None = None) -> None:
-        self.now = 0.0
-        self.sending = SendingEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms or FlowTerms(), 0.0)
+    def __init__(self, terms: FlowTerms, dials: bool) -> None:
         self.admitted: list[Message] = []
-        self.receiving = ReceivingEnd(self.admitted.append)
-        self.heard_at = 0.0  # on the connection, beside what a test writes
-        self.is_cut = False
+        congestion = Congestion(SIZES[0] + ENVELOPE_BYTES)
+        self.end = FlowEnd(congestion, terms, self.admitted.append, 0.0, dials=dials)
         self.passes: Callable[[bytes], bool] = lambda body: True
         self.delivered: list[Delivery] = []
-        self.fallen_back: list[Whole] = []
+        self.headers: list[OnConnection] = []
+        self.fallen_back: list[OnConnection] = []
+
+
+class Both:
+    """Two ends, and a network between them that carries what passes, in half a round trip; connections take no time."""
+
+    def __init__(self, terms: FlowTerms | None = None, announces: bool = True) -> None:
+        self.now = 0.0
+        self.mine, self.theirs = (Side(terms or FlowTerms(), dials) for dials in (True, False))
+        self.announces = announces
+        self.heard_at = 0.0  # on the connection, beside what a test writes
+        self.is_cut = False
         self.sizes: list[int] = []
         self._coming: list[tuple[float, int, Callable[[], None]]] = []
 
-    def write(self, number: int, blocks: list[BlockOut], announces: bool = True) -> Push | None:
+    def filter(self, passes: Callable[[bytes], bool]) -> None:
+        """In both directions."""
+        self.mine.passes = self.theirs.passes = passes
+
+    def write(self, number: int, blocks: list[BlockOut], slice_: int | None = None) -> Push | None:
+        """The header that goes over the connection; None: the connection has to carry all."""
         payload = b"".join(each.data for each in blocks)
-        header = self.sending.write(Whole(number, PUSH, payload, 1), blocks, self.now)
-        if header is not None and announces:
-            self.receiving.announced(number, header, self.now)
-        return header
+        message = msgspec.structs.replace(PUSH, slice=number if slice_ is None else slice_, size=len(payload))
+        if not self.mine.end.write(Outgoing(OnConnection(number, message, payload, 1), blocks), self.now):
+            return None
+        self._over_the_connection(self.mine, self.theirs)
+        headers = [each.message for each in self.mine.headers if each.number == number]
+        assert all(isinstance(header, Push) for header in headers)
+        return headers[-1] if headers else message  # type: ignore[return-value]
+
+    def write_whole(self, side: Side, number: int, payload: bytes, slice_: int) -> bool:
+        """An update on its way down, or up."""
+        message = msgspec.structs.replace(UPDATE, slice=slice_, size=len(payload))
+        return side.end.write(
+            Outgoing(OnConnection(number, message, payload, 1), memoryview(payload)), self.now
+        )
 
     def step(self) -> None:
         """What is due now, at both ends."""
-        for number, body in self.sending.datagrams(self.now, ENVELOPE_BYTES, 1000):
-            self.sizes.append(len(body))
-            self._send(body, lambda n=number, b=body: self.receiving.received(n, b, self.now))
         self.heard_at = self.heard_at if self.is_cut else self.now
-        wholes = self.sending.fallen_back(self.now, self.heard_at)
-        if wholes:
-            self.receiving.receiver.forget(self.sending.sender.next_load)
-            self.fallen_back += wholes
-        self.delivered += self.receiving.closed(self.now, self.heard_at)
-        for body in self.receiving.bodies(self.now):
-            self._send(body, lambda b=body: self.sending.received(b, self.now))
+        for side, other in ((self.mine, self.theirs), (self.theirs, self.mine)):
+            for number, body in side.end.datagrams(self.now, ENVELOPE_BYTES, 1000):
+                self.sizes.append(len(body))
+                if side.passes(body):
+                    arrive = partial(self._arrive, other, number, body)
+                    self._coming.append((self.now + TRIP_S / 2, len(self._coming), arrive))
+            self._over_the_connection(side, other)
+            side.delivered += side.end.closed(self.now, self.heard_at)
 
-    def _send(self, body: bytes, arrive: Callable[[], None]) -> None:
-        if self.passes(body):
-            self._coming.append((self.now + TRIP_S / 2, len(self._coming), arrive))
+    def _arrive(self, side: Side, number: int, body: bytes) -> None:
+        side.end.received(number, body, self.now)
+
+    def _over_the_connection(self, side: Side, other: Side) -> None:
+        for each in side.end.to_write(self.now, self.heard_at):
+            if isinstance(each.message, FlowBroken):
+                other.end.broken(each.message)
+            elif each.payload is not None:
+                side.fallen_back.append(each)
+            else:
+                side.headers.append(each)
+                if self.announces:
+                    assert isinstance(each.message, Carried)
+                    other.end.announced(each.number, each.message, self.now)
 
     def run(self, until: float, while_: Callable[[], bool] = lambda: True) -> None:
         while while_():
             self.step()
             coming = min((at for at, _, _ in self._coming), default=inf)
-            due_at = min(coming, self.sending.next_at(), self.receiving.next_at())
+            due_at = min(coming, self.mine.end.next_at(), self.theirs.end.next_at())
             if due_at > until:
                 self.now = until
                 return
@@ -84,8 +119,14 @@ class Both:
                 arrive()
 
     def open(self) -> None:
-        self.run(self.now + 20.0, lambda: not self.sending.path.is_open)
-        assert self.sending.path.is_open
+        """Until datagrams pass both ways."""
+        self.run(self.now + 40.0, lambda: not (self.mine.end.path.is_open and self.theirs.end.path.is_open))
+        assert self.mine.end.path.is_open
+        assert self.theirs.end.path.is_open
+
+
+def listening(admit: Callable[[Message], None] = lambda message: None) -> FlowEnd:
+    return FlowEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), FlowTerms(), admit, 0.0, dials=False)
 
 
 def losing(share: float, seed: int = 1) -> Callable[[bytes], bool]:
@@ -110,8 +151,8 @@ def test_a_header_says_what_comes_beside_it() -> None:
     assert header.beside.reliable == b"\5"
     assert both.write(8, [block(0), block(1)]).beside.load == 1  # type: ignore[union-attr]
     both.run(both.now + 1.0)
-    assert [each.number for each in both.delivered] == [7, 8]
-    assert [bytes(each.data) for each in both.delivered[0].payload.blocks] == [
+    assert [each.number for each in both.theirs.delivered] == [7, 8]
+    assert [bytes(each.data) for each in both.theirs.delivered[0].payload.blocks] == [
         b"\0" * 10,
         b"\1" * 20,
         b"\2" * 30,
@@ -120,17 +161,17 @@ def test_a_header_says_what_comes_beside_it() -> None:
 
 def test_reliable_blocks_come_whatever_is_lost_and_datagrams_fit() -> None:
     both = Both()
-    both.passes = losing(0.2)
+    both.filter(losing(0.2))
     both.open()
-    largest = both.sending.path.datagram_bytes
+    largest = both.mine.end.path.datagram_bytes
     both.sizes.clear()
     for number in range(20):
         both.write(number, [block(place, size=3000) for place in range(10)])
-    both.run(both.now + 60.0, lambda: len(both.delivered) + len(both.fallen_back) < 20)
-    whole = {each.number for each in both.fallen_back}
+    both.run(both.now + 60.0, lambda: len(both.theirs.delivered) + len(both.mine.fallen_back) < 20)
+    whole = {each.number for each in both.mine.fallen_back}
     assert len(whole) < 10
-    assert sorted([*whole, *(each.number for each in both.delivered)]) == list(range(20))
-    for each in both.delivered:
+    assert sorted([*whole, *(each.number for each in both.theirs.delivered)]) == list(range(20))
+    for each in both.theirs.delivered:
         assert [bytes(b.data) for b in each.payload.blocks] == [bytes([place]) * 3000 for place in range(10)]
     assert max(both.sizes) <= largest or whole
 
@@ -145,12 +186,14 @@ def test_a_payload_in_too_many_blocks_goes_over_the_connection(count: int) -> No
 def test_no_more_loads_are_open_than_the_receiver_takes() -> None:
     both = Both()
     both.open()
-    both.passes = lambda body: False
-    headers = [both.write(number, [block(0, size=1), block(1, size=1)]) for number in range(MOST_OPEN + 3)]
-    assert [header is None for header in headers] == [False] * MOST_OPEN + [True] * 3
-    both.passes = lambda body: True
-    both.run(both.now + 60.0, lambda: not both.sending.sender.has_room)
-    assert both.write(9999, [block(0), block(1)]) is not None
+    both.filter(lambda body: False)
+    for number in range(MOST_OPEN + 3):
+        assert both.write(number, [block(0, size=1), block(1, size=1)]) is not None
+    assert not both.mine.end.sender.has_room
+    assert [each.number for each in both.mine.headers] == [*range(MOST_OPEN)]
+    both.filter(lambda body: True)
+    both.run(both.now + 60.0, lambda: len(both.theirs.delivered) < MOST_OPEN + 3)
+    assert sorted(each.number for each in both.theirs.delivered) == [*range(MOST_OPEN + 3)]
 
 
 # -- back onto the connection -------------------------------------------------------------------------------------
@@ -161,131 +204,134 @@ def test_where_nothing_is_heard_everything_open_goes_over_the_connection() -> No
     both.open()
     both.write(1, [block(0), block(1)])
     both.run(both.now + 1.0)
-    assert [each.number for each in both.delivered] == [1]
-    both.passes = lambda body: False
+    assert [each.number for each in both.theirs.delivered] == [1]
+    both.filter(lambda body: False)
     began = both.now
     both.write(2, [block(0), block(1)])
     both.write(3, [block(0), block(1)])
     both.run(began + 0.99 * SILENT_S)
-    assert not both.fallen_back
+    assert not both.mine.fallen_back
     both.run(began + SILENT_S)
-    assert [each.number for each in both.fallen_back] == [2, 3]
-    assert [each.payload for each in both.fallen_back] == [
+    assert [each.number for each in both.mine.fallen_back] == [2, 3]
+    assert [each.payload for each in both.mine.fallen_back] == [
         block(0).data.tobytes() + block(1).data.tobytes()
     ] * 2
-    assert not both.sending.path.is_open
+    assert not both.mine.end.path.is_open
     assert both.write(4, [block(0), block(1)]) is None
-    assert not both.sending._wholes
-    both.passes = lambda body: True
+    assert not both.mine.end._under_way
+    both.filter(lambda body: True)
     both.open()
     assert both.write(5, [block(0), block(1)]) is not None
     both.run(both.now + 1.0)
-    assert [each.number for each in both.delivered] == [1, 5]
-    assert len(both.fallen_back) == 2
+    assert [each.number for each in both.theirs.delivered] == [1, 5]
+    assert len(both.mine.fallen_back) == 2
 
 
 def test_a_sender_with_nothing_to_say_falls_back_on_nothing() -> None:
     both = Both()
     both.open()
-    both.passes = lambda body: False
+    both.filter(lambda body: False)
     both.run(both.now + 100.0)
-    assert both.sending.path.is_open
-    assert both.sending.next_at() == inf
+    assert both.mine.end.path.is_open
+    assert both.mine.end.next_at() == inf
 
 
 def test_a_piece_that_never_passes_is_noticed_though_others_do() -> None:
     both = Both()
     both.open()
-    both.passes = lambda body: len(body) < 1300
+    both.filter(lambda body: len(body) < 1300)
     both.write(1, [block(0, size=1400), *(block(place, size=500) for place in range(1, 30))])
-    both.run(both.now + 30.0, lambda: not both.fallen_back)
-    assert [each.number for each in both.fallen_back] == [1]
-    assert both.sending.sender.again[0] <= 3 * MOST_SENDINGS
+    both.run(both.now + 30.0, lambda: not both.mine.fallen_back)
+    assert [each.number for each in both.mine.fallen_back] == [1]
+    assert both.mine.end.sender.again[0] <= 3 * MOST_SENDINGS
     both.open()
-    assert both.sending.path.datagram_bytes == SIZES[-1]
+    assert both.mine.end.path.datagram_bytes == SIZES[-1]
 
 
 def test_what_has_become_of_the_path_is_told_once() -> None:
     both = Both()
-    assert both.sending.news() is None
+    assert both.mine.end.news(both.now) is None
     both.open()
-    assert both.sending.news() is True
-    assert both.sending.news() is None
-    both.passes = lambda body: False
+    assert both.mine.end.news(both.now) is True
+    assert both.mine.end.news(both.now) is None
+    both.filter(lambda body: False)
     both.write(1, [block(0), block(1)])
     both.run(both.now + SILENT_S + LIMIT_S + 1.0)
-    assert both.sending.news() is False
-    assert both.sending.news() is None
-    both.passes = lambda body: True
+    assert both.mine.end.news(both.now) is False
+    assert both.mine.end.news(both.now) is None
+    both.filter(lambda body: True)
     both.open()
-    assert both.sending.news() is True
-    assert both.sending.news() is None
+    assert both.mine.end.news(both.now) is True
+    assert both.mine.end.news(both.now) is None
 
 
 def test_a_path_that_never_was_is_told() -> None:
     both = Both()
-    both.passes = lambda body: False
+    both.filter(lambda body: False)
     both.run(LIMIT_S + 1.0)
-    assert both.sending.news() is False
+    assert both.mine.end.news(both.now) is False
 
 
 def test_the_first_that_is_heard_may_be_that_all_is_broken() -> None:
-    receiving, both = ReceivingEnd(lambda message: None), Both()
+    receiving, both = listening(), Both(announces=False)
     both.open()
-    header = both.write(1, [block(0), block(1)], announces=False)
+    header = both.write(1, [block(0), block(1)])
     assert header is not None
     receiving.announced(1, header, 0.0)
-    receiving.receiver.forget(1)
-    (body,) = receiving.bodies(0.0)
-    both.sending.received(body, both.now)
-    assert not both.sending.sender.open_loads
+    receiving.broken(FlowBroken(1))
+    ((_, body),) = receiving.datagrams(0.0, ENVELOPE_BYTES, 1000)
+    both.mine.end.received(999, body, both.now)
+    assert not both.mine.end.sender.open_loads
 
 
 def test_where_the_connection_is_silent_too_nothing_falls_back_and_nobody_is_blamed() -> None:
     both = Both()
     both.open()
     both.write(1, [block(0), block(1)])
-    both.passes, both.is_cut = lambda body: False, True
+    both.filter(lambda body: False)
+    both.is_cut = True
     both.run(both.now + 3.3 * STUCK_S)
-    assert not both.fallen_back
-    both.passes, both.is_cut = lambda body: True, False
+    assert not both.mine.fallen_back
+    both.filter(lambda body: True)
+    both.is_cut = False
     both.run(both.now + 0.5 * STUCK_S)
-    assert [each.number for each in [*both.fallen_back, *both.delivered]] == [1]
+    assert [each.number for each in [*both.mine.fallen_back, *both.theirs.delivered]] == [1]
 
 
 def test_a_connection_that_speaks_seldom_is_soon_seen_to_speak() -> None:
     both = Both()
     both.open()
     both.write(1, [block(0), block(1)])
-    both.passes, both.is_cut = lambda body: False, True
+    both.filter(lambda body: False)
+    both.is_cut = True
     both.run(both.now + 3.3 * STUCK_S)
     both.is_cut, heard_at = False, both.now
     both.run(heard_at + LOOK_EVERY_S)
-    assert [each.number for each in both.fallen_back] == [1]
+    assert [each.number for each in both.mine.fallen_back] == [1]
 
 
 def test_where_probes_pass_and_nothing_else_the_path_is_soon_left_alone() -> None:
     both = Both()
-    both.passes = lambda body: isinstance(unpack(body), Probe | Probed | Ack)
+    both.filter(lambda body: isinstance(unpack(body), Probe | Probed | Ack))
     for attempt in range(3):
         both.open()
         began = both.now
         assert both.write(attempt, [block(0), block(1)]) is not None
         both.run(began + SILENT_S)
-        assert [each.number for each in both.fallen_back] == [*range(attempt + 1)]
-        assert both.sending.news() is False
+        assert [each.number for each in both.mine.fallen_back] == [*range(attempt + 1)]
+        assert both.mine.end.news(both.now) is False
         both.run(began + SILENT_S + 0.99 * RETRY_S * 2**attempt)
-        assert both.sending.path.state == "blocked"
+        assert both.mine.end.path.state == "blocked"
         both.run(both.now + RETRY_S)
-        assert both.sending.news() is True
-    both.passes = lambda body: True
+        assert both.mine.end.news(both.now) is True
+    both.filter(lambda body: True)
     both.write(3, [block(0), block(1)])
     both.run(both.now + 1.0)
-    assert [each.number for each in both.delivered] == [3]
-    both.passes = lambda body: False
+    assert [each.number for each in both.theirs.delivered] == [3]
+    both.filter(lambda body: False)
     both.write(4, [block(0), block(1)])
     both.run(both.now + SILENT_S)
-    assert both.sending.path.state == "trying", "it was of use: what is new may be its largest size"
+    assert both.mine.end.path.state == "trying", "it was of use: what is new may be its largest size"
 
 
 # -- liars ----------------------------------------------------------------------------------------------------------
@@ -297,17 +343,17 @@ def test_whoever_announces_and_never_sends_is_noticed_though_nothing_else_happen
     both.run(both.now + 1.0)
     both.write(1, [block(0), block(1)])  # its sender is silent from now on
     announced_at = both.now
-    assert both.receiving.next_at() == announced_at + STUCK_S
-    assert list(both.receiving.closed(announced_at + 0.99 * STUCK_S, announced_at)) == []
-    due_at = both.receiving.next_at()
+    assert both.theirs.end.next_at() == announced_at + STUCK_S
+    assert list(both.theirs.end.closed(announced_at + 0.99 * STUCK_S, announced_at)) == []
+    due_at = both.theirs.end.next_at()
     with pytest.raises(ProtocolError, match="announced blocks, and sent none"):
-        both.receiving.closed(due_at, due_at)
+        both.theirs.end.closed(due_at, due_at)
 
 
 def test_whoever_sends_a_little_now_and_then_is_awaited() -> None:
-    receiving, both = ReceivingEnd(lambda message: None), Both()
+    receiving, both = listening(), Both(announces=False)
     both.open()
-    header = both.write(1, [block(place) for place in range(5)], announces=False)
+    header = both.write(1, [block(place) for place in range(5)])
     assert header is not None
     receiving.announced(1, header, 0.0)
     for place in range(4):
@@ -318,29 +364,13 @@ def test_whoever_sends_a_little_now_and_then_is_awaited() -> None:
         receiving.closed(now + STUCK_S, now + STUCK_S)
 
 
-@pytest.mark.parametrize(
-    "packet",
-    [Piece(0, 0, 0, 1, 0, 0, 1, b"x"), Tail((0,), 0.1, 0.0), Probe(1206), Head(0, 1, encode_head(PUSH))],
-)
-def test_what_only_a_sender_says_is_refused_by_a_sender(packet: Piece | Tail | Probe | Head) -> None:
-    both = Both()
-    with pytest.raises(ProtocolError, match="sent down"):
-        both.sending.received(packet.pack(), 0.0)
-
-
-@pytest.mark.parametrize("packet", [Ack(0.0, 0, 0, ()), Probed(1206)])
-def test_what_only_a_receiver_says_is_refused_by_a_receiver(packet: Ack | Probed) -> None:
-    with pytest.raises(ProtocolError, match="sent up"):
-        ReceivingEnd(lambda message: None).received(0, packet.pack(), 0.0)
-
-
 def header(beside: Beside | None) -> bytes:
     return encode_head(msgspec.structs.replace(PUSH, beside=beside))
 
 
 def test_a_header_in_a_datagram_announces_its_load_once_it_was_admitted() -> None:
     admitted: list[Message] = []
-    receiving = ReceivingEnd(admitted.append)
+    receiving = listening(admitted.append)
     for number in (0, 0, 1):  # once more, and the same again
         receiving.received(number, Head(0, 7, header(Beside(0, 1, None, 1))).pack(), 0.0)
     assert [type(message) for message in admitted] == [Push, Push]
@@ -353,7 +383,7 @@ def test_a_header_that_is_not_admitted_announces_nothing() -> None:
     def admit(message: Message) -> None:
         raise ProtocolError("no")
 
-    receiving = ReceivingEnd(admit)
+    receiving = listening(admit)
     with pytest.raises(ProtocolError, match="no"):
         receiving.received(0, Head(0, 7, header(Beside(0, 1, None, 1))).pack(), 0.0)
     assert receiving.receiver.still_since == inf
@@ -378,18 +408,136 @@ def test_a_header_that_is_not_admitted_announces_nothing() -> None:
 def test_a_header_that_is_none_of_its_load_is_refused(head: bytes) -> None:
     both = Both()
     with pytest.raises(ProtocolError):
-        both.receiving.received(0, Head(0, 7, head).pack(), 0.0)
-    assert not both.admitted
-    assert both.receiving.receiver.still_since == inf
+        both.theirs.end.received(0, Head(0, 7, head).pack(), 0.0)
+    assert not both.theirs.admitted
+    assert both.theirs.end.receiver.still_since == inf
 
 
-def test_a_probe_is_answered_once_and_leaves_nothing_behind() -> None:
-    receiving = ReceivingEnd(lambda message: None)
+def test_a_probe_is_answered_once_and_whoever_listens_sends_only_then() -> None:
+    receiving = listening()
+    assert receiving.next_at() == inf
     receiving.received(0, Probe(1350).pack(), 0.0)
     receiving.received(1, Probe(1206).pack(), 0.0)
-    assert list(receiving.bodies(0.0)) == [Probed(1350).pack(), Probed(1206).pack()]
-    assert list(receiving.bodies(10.0)) == []
-    assert receiving.next_at() == inf
+    receiving.received(1, Probe(1206).pack(), 0.0)
+    found = [unpack(body) for _, body in receiving.datagrams(0.0, ENVELOPE_BYTES, 1000)]
+    assert [each.size for each in found if isinstance(each, Probed)] == [1350, 1206]
+    assert [each.size for each in found if isinstance(each, Probe)] == list(SIZES)
+    assert not [
+        each for _, each in receiving.datagrams(10.0, ENVELOPE_BYTES, 9) if isinstance(unpack(each), Probed)
+    ]
+
+
+def test_a_datagram_that_somebody_sends_again_changes_nothing() -> None:
+    both = Both()
+    both.open()
+    both.write(1, [block(0), block(1)])
+    seen: list[bytes] = []
+    both.theirs.passes = lambda body: bool(seen.append(body)) or True
+    both.run(both.now + 1.0)
+    heard_at = both.mine.end.sender._heard_at
+    ack = next(body for body in seen if isinstance(unpack(body), Ack))
+    known = both.mine.end.receiver._numbers.runs[0][1]
+    both.mine.end.received(known, ack, both.now + 5.0)
+    assert both.mine.end.sender._heard_at == heard_at
+
+
+# -- payloads as they stand, both ways --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 1400, 100_000])
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+def test_payloads_come_as_they_stand_both_ways_at_once(size: int, loss: float) -> None:
+    both = Both()
+    both.open()
+    both.mine.passes, both.theirs.passes = losing(loss, 1), losing(loss, 2)
+    payload = Random(1).randbytes(size)
+    for number in range(1, 6):
+        for side in (both.mine, both.theirs):
+            assert both.write_whole(side, number, payload, number)
+    both.run(both.now + 60.0, lambda: len(both.theirs.delivered) + len(both.mine.delivered) < 10)
+    for side in (both.mine, both.theirs):
+        assert sorted(each.number for each in side.delivered) == [1, 2, 3, 4, 5]
+        assert {bytes(each.payload) for each in side.delivered} == {payload}  # type: ignore[arg-type]
+        assert all(each.message.beside is None for each in side.delivered)  # type: ignore[attr-defined]
+        assert not side.fallen_back
+
+
+def test_what_belongs_to_one_slice_comes_in_order_and_the_rest_as_it_can() -> None:
+    both = Both()
+    both.open()
+    dropped: list[bytes] = []
+    both.theirs.passes = lambda body: (
+        not (isinstance(unpack(body), Piece) and not dropped and not dropped.append(body))
+    )
+    for number, slice_ in ((1, 7), (2, 7), (3, 8), (4, 7)):
+        assert both.write_whole(both.theirs, number, bytes([number]), slice_)
+    assert [each.number for each in both.theirs.end.to_write(both.now, both.now)] == [1, 3]
+    both.announces = False
+    both.run(both.now + 10.0, lambda: len(both.mine.delivered) < 4)
+    assert dropped
+    assert [each.number for each in both.mine.delivered] == [3, 1, 2, 4]
+
+
+def test_what_waits_for_its_slice_falls_back_behind_it() -> None:
+    both = Both()
+    both.open()
+    both.filter(lambda body: False)
+    for number, slice_ in ((1, 7), (2, 7), (3, 8)):
+        assert both.write_whole(both.theirs, number, bytes(10), slice_)
+    both.run(both.now + SILENT_S)
+    assert [each.number for each in both.theirs.fallen_back] == [1, 3, 2]
+    assert not both.write_whole(both.theirs, 4, bytes(10), 7)
+
+
+@pytest.mark.parametrize(
+    ("beside", "size"),
+    [
+        (Beside(0, 1, None, 10, True), 11),
+        (Beside(0, 2, b"\1", 10, True), 10),
+        (Beside(0, 1, None, 10, False), 10),
+    ],
+)
+def test_an_update_in_blocks_or_of_another_size_is_refused(beside: Beside, size: int) -> None:
+    message = msgspec.structs.replace(UPDATE, size=size, beside=beside)
+    with pytest.raises(ProtocolError, match="blocks of 10 bytes are announced beside Update"):
+        listening().announced(1, message, 0.0)
+
+
+@pytest.mark.parametrize(("first", "second"), [((0, 5), (6, 11)), ((0, 5), (4, 9)), ((0, 4), (5, 10))])
+def test_bytes_that_do_not_follow_each_other_are_refused(
+    first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    receiving = listening()
+    receiving.announced(1, msgspec.structs.replace(UPDATE, size=10, beside=Beside(0, 2, None, 10, True)), 0.0)
+    for number, (start, stop) in enumerate((first, second)):
+        receiving.received(number, Piece(0, number, 0, 1, 0, start, stop, bytes(5)).pack(), 0.0)
+    with pytest.raises(ProtocolError, match="of a payload follow byte"):
+        list(receiving.closed(0.0, 0.0))
+
+
+def test_whoever_listens_tells_what_the_other_end_cannot_know() -> None:
+    both = Both()
+    both.open()
+    assert both.theirs.end.news(both.now) is True
+    both.theirs.passes = lambda body: not isinstance(unpack(body), Piece | Head | Tail | Probe)
+    assert both.write_whole(both.theirs, 1, bytes(10), 7)
+    while both.theirs.end.news(both.now) is None:
+        both.write(2 + len(both.theirs.delivered), [block(0), block(1)])
+        both.run(both.now + 0.5)
+    assert both.mine.end.path.is_open
+    assert [each.number for each in both.theirs.fallen_back] == [1]
+
+
+def test_whoever_listens_says_nothing_where_nothing_comes() -> None:
+    both = Both()
+    both.open()
+    assert both.theirs.end.news(both.now) is True
+    both.filter(lambda body: False)
+    assert both.write_whole(both.theirs, 1, bytes(10), 7)
+    for _ in range(100):
+        both.run(both.now + 0.1)
+        assert both.theirs.end.news(both.now) is None
+    assert both.theirs.end.path.state == "blocked"
 
 
 def test_limits_are_in_an_order_that_works() -> None:

@@ -52,12 +52,13 @@ class Answered(NamedTuple):
     lost: list[Block]
 
 
-def flows_to(parents: Iterable[str], classes: BlockClasses | None) -> dict[str, FlowTerms]:
-    """The flows beside a node's connections to its parents."""
-    return {} if classes is None else dict.fromkeys(parents, _terms(classes))
+def flows_to(peers: Iterable[str], classes: BlockClasses | None) -> dict[str, FlowTerms]:
+    """The flows beside a node's connections to those at the other end of its edges."""
+    return {} if classes is None else dict.fromkeys(peers, terms_of(classes))
 
 
-def _terms(classes: BlockClasses) -> FlowTerms:
+def terms_of(classes: BlockClasses) -> FlowTerms:
+    """What both ends of an edge keep to."""
     return FlowTerms(classes.tries, classes.grace, classes.coding)
 
 
@@ -66,7 +67,7 @@ class BlockSender:
 
     def __init__(self, codec: Codec, classes: BlockClasses | None, counts: BlockCounts) -> None:
         self._codec = codec
-        self._classes = classes  # None: the channel loses nothing
+        self._classes = classes if classes is not None and classes.loses else None  # None: nothing is lost
         self._counts = counts
         self._sent: dict[Key, tuple[Levelled, ...]] = {}
 
@@ -113,7 +114,7 @@ class Receipts:
     def check(self, push: Push, slice_: Slice) -> None:
         """Whether a push may announce blocks; raises `ProtocolError`."""
         beside = push.beside
-        if beside is None:
+        if beside is None or beside.is_whole:
             return
         fits = 0 < beside.blocks <= min(slice_.elements, MOST_BLOCKS)
         fits = fits and 0 <= beside.size <= push.size + HEAD_BYTES * beside.blocks

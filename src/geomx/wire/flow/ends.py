@@ -1,7 +1,13 @@
-"""What the two ends of a connection do beside it: the flow, the path, and the way back onto the connection.
+"""One end of the flow beside a connection: both directions, the path, and the way back onto the connection.
 
-A `SendingEnd` belongs to whoever dials, a `ReceivingEnd` to whoever listens: payloads may only be lost on their way up,
-since all receivers of an update must have the same bits.
+Both ends are alike, but for who begins: whoever dials sends first, so that a NAT lets the answers in; whoever listens
+sends as soon as something has come.
+
+What a load carries is either in blocks of which some may be lost, as the sender has cut it, or the payload as it
+stands, cut into bytes that must all arrive (`Beside.is_whole`); what is delivered is `Blocks`, or the bytes.
+
+A message that follows another one of the same slice waits until that one's load has closed: loads may overtake each
+other, and what belongs to one slice may not.
 """
 
 from __future__ import annotations
@@ -27,11 +33,11 @@ from geomx.wire.flow.packets import (
     Tail,
     unpack,
 )
-from geomx.wire.flow.parity import EXTRA_BYTES, Coding
+from geomx.wire.flow.parity import EXTRA_BYTES
 from geomx.wire.flow.path import Path, State
-from geomx.wire.flow.receiver import Delivery, FlowReceiver
+from geomx.wire.flow.receiver import Blocks, Delivery, FlowReceiver
 from geomx.wire.flow.sender import RELIABLE, BlockOut, FlowSender, FlowTerms
-from geomx.wire.messages import Beside, Message, Push, decode_head, encode_head
+from geomx.wire.messages import Beside, FlowBroken, Message, Push, Update, decode_head, encode_head
 from geomx.wire.presence import pack as pack_bitmap
 
 SILENT_S = 2.0  # without a word of what was sent, the connection carries everything
@@ -39,48 +45,115 @@ LOOK_EVERY_S = 0.25  # then, whether the connection is silent as well
 STUCK_S = 10.0  # without anything new of what was announced
 WHY = {True: "what is sent by UDP is answered", False: "nothing of what is sent by UDP is answered"}
 
+Carried = Push | Update  # the messages whose payloads may travel in datagrams
 
-class Whole(NamedTuple):
+
+class OnConnection(NamedTuple):
     """A message as it goes over the connection: number, header, payload and priority, as in `Write`."""
 
     number: int
-    message: Push
+    message: Message
     payload: Any
     priority: int
 
 
-class SendingEnd:
-    """Of whoever dials."""
+class Outgoing(NamedTuple):
+    """A payload to be sent in datagrams. `whole`: its message, as the connection would carry it.
 
-    def __init__(self, congestion: Congestion, terms: FlowTerms, now: float) -> None:
+    `data`: blocks with their classes; or all the bytes, which must arrive.
+    """
+
+    whole: OnConnection
+    data: Sequence[BlockOut] | memoryview
+
+    @property
+    def message(self) -> Carried:
+        message = self.whole.message
+        assert isinstance(message, Carried)
+        return message
+
+
+class FlowEnd:
+    """See the module's text. It reads no clock; times are seconds.
+
+    `admit`: raises `ProtocolError` for a header that may not come, as `Node.admit` does. `dials`: whether this end has
+    made the connection.
+    """
+
+    def __init__(
+        self,
+        congestion: Congestion,
+        terms: FlowTerms,
+        admit: Callable[[Message], None],
+        now: float,
+        *,
+        dials: bool,
+    ) -> None:
+        self._admit = admit
+        self._dials = dials
+        self.path = Path()
+        if dials:
+            self.path.begin(now)
         self.sender = FlowSender(congestion, terms)
         self._spare_bytes = PIECE_HEAD_BYTES + (EXTRA_BYTES if terms.coding else 0)
-        self.path = Path(now)
-        self._told: State = "trying"
-        self._looked_at = -inf
-        self._last_probe = -1  # its number: what is sent behind it needs an open path
-        self._is_of_use = False  # the path: something of that has come
-        self._wholes: dict[int, Whole] = {}  # by load
+        self.receiver = FlowReceiver(None if terms.coding is None else terms.coding.code)
+        self._has_parity = terms.coding is not None
+        self._answers: list[Probed] = []
+        self._under_way: dict[int, Outgoing] = {}  # by load
+        self._waiting: list[Outgoing] = []  # for another load of their slice, or for room
+        self._to_write: list[OnConnection] = []
+        self._told: State = "waiting"
+        self._looked_at = self._came_at = -inf
+        self._is_of_use = False  # the path: something has come but probes
 
-    def write(self, whole: Whole, blocks: Sequence[BlockOut], now: float) -> Push | None:
-        """Take a payload in; returns the header for the connection. None: the connection has to carry all of it."""
-        if not (self.path.is_open and self.sender.has_room and 0 < len(blocks) <= MOST_BLOCKS):
-            return None
+    # -- what is sent -----------------------------------------------------------------------------------------
+
+    def write(self, outgoing: Outgoing, now: float) -> bool:
+        """Take a payload in, if datagrams pass; `to_write` then says what the connection has to carry of it."""
+        data = outgoing.data
+        if not (self.path.is_open and data and (isinstance(data, memoryview) or len(data) <= MOST_BLOCKS)):
+            return False
+        self._waiting.append(outgoing)
+        self._begin_loads(now)
+        return True
+
+    def _begin_loads(self, now: float) -> None:
+        """Of what waits for nothing any more."""
+        if not self._waiting:
+            return
+        slices = {outgoing.message.slice for outgoing in self._under_way.values()}
+        waiting, self._waiting = self._waiting, []
+        for outgoing in waiting:
+            if outgoing.message.slice in slices or not self.sender.has_room:
+                self._waiting.append(outgoing)
+            else:
+                self._begin_load(outgoing, now)
+            slices.add(outgoing.message.slice)
+
+    def _begin_load(self, outgoing: Outgoing, now: float) -> None:
+        (number, message, _, priority), data = outgoing
         piece_bytes = self.path.datagram_bytes - self._spare_bytes
-        self._wholes[self.sender.next_load] = whole
+        is_whole = isinstance(data, memoryview)
+        blocks = data if not isinstance(data, memoryview) else _cut(data, piece_bytes)
         reliable = pack_bitmap([block.level == RELIABLE for block in blocks])
         size = sum(len(block.data) for block in blocks)
-        beside = Beside(self.sender.next_load, len(blocks), reliable, size)
-        header = msgspec.structs.replace(whole.message, beside=beside)
-        self.sender.add(whole.number, encode_head(header), blocks, whole.priority, piece_bytes, now)
-        return header
+        beside = Beside(self.sender.next_load, len(blocks), reliable, size, is_whole)
+        header = msgspec.structs.replace(message, beside=beside)
+        self._under_way[self.sender.next_load] = outgoing
+        self.sender.add(number, encode_head(header), blocks, priority, piece_bytes, now)
+        self._to_write.append(OnConnection(number, header, None, priority))
 
     def datagrams(self, now: float, envelope_bytes: int, most: int) -> Iterator[tuple[int, bytes]]:
-        """What leaves now, at most so many: numbers and bodies."""
+        """What leaves now, of payloads at most so many: numbers and bodies."""
         self.sender.time_out(now)
         for probe in self.path.probes(now):
-            self._last_probe = self.sender.number()
-            yield self._last_probe, probe.pack()
+            yield self.sender.number(), probe.pack()
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            yield self.sender.number(), answer.pack()
+        ack = self.receiver.ack(now)
+        if ack is not None:
+            yield self.sender.number(), ack.pack()
         if self.path.is_open:
             for _ in range(most):
                 datagram = self.sender.next(now, envelope_bytes)
@@ -88,30 +161,8 @@ class SendingEnd:
                     return
                 yield datagram
 
-    def next_at(self) -> float:
-        """When to call `datagrams` and `fallen_back`, if nothing is heard before; inf: not at all."""
-        at = self.path.next_at()
-        if not self.path.is_open:
-            return at
-        looks_at = max(self.sender.silent_since + SILENT_S, self._looked_at + LOOK_EVERY_S)
-        return min(at, self.sender.next_at(), looks_at)
-
-    def received(self, body: bytes | memoryview, now: float) -> None:
-        """A datagram has come. Raises `ProtocolError`."""
-        packet = unpack(body)
-        if isinstance(packet, Ack):
-            self.sender.acknowledged(packet, now)
-            self._is_of_use |= bool(packet.runs) and packet.runs[0][1] > self._last_probe
-            for load in self._wholes.keys() - self.sender.open_loads:
-                del self._wholes[load]
-        elif isinstance(packet, Probed):
-            self.path.probed(packet.size, now)
-            self.sender.first_round_trip_s = self.path.round_trip_s
-        else:
-            raise ProtocolError(f"a {type(packet).__name__} was sent down")
-
-    def fallen_back(self, now: float, heard_at: float) -> list[Whole]:
-        """What has to go over the connection now, since datagrams no longer pass.
+    def to_write(self, now: float, heard_at: float) -> list[OnConnection]:
+        """What has to go over the connection now: headers, and everything where datagrams no longer pass.
 
         `heard_at`: when something came on the connection last. Where nothing comes there either, the link is cut, and
         nothing is to be gained.
@@ -119,62 +170,80 @@ class SendingEnd:
         is_silent = now >= self.sender.silent_since + SILENT_S
         if is_silent and now - heard_at >= SILENT_S:
             is_silent, self._looked_at = False, now
-        if not (self.path.is_open and (is_silent or self.sender.is_stuck)):
-            return []
+        if self.path.is_open and (is_silent or self.sender.is_stuck):
+            self._fall_back(now)
+        to_write, self._to_write = self._to_write, []
+        return to_write
+
+    def _fall_back(self, now: float) -> None:
         self.path.lost(now, self._is_of_use)
         self._is_of_use = False
-        return [self._wholes.pop(load) for load in self.sender.drop() if load in self._wholes]
+        self._to_write.append(OnConnection(0, FlowBroken(self.sender.next_load), None, 0))
+        open_loads = self.sender.drop()
+        back = [self._under_way[load] for load in open_loads if load in self._under_way] + self._waiting
+        self._to_write += [outgoing.whole for outgoing in back]
+        self._under_way, self._waiting = {}, []
 
-    def news(self) -> bool | None:
-        """Whether datagrams pass, each time that this has become known, or is otherwise; else None. `WHY` says why."""
-        state = self.path.state
-        if state in (self._told, "trying"):
-            return None
-        self._told = state
-        return state == "open"
+    # -- what comes -------------------------------------------------------------------------------------------
 
-    @property
-    def counts(self) -> FlowCounts:
-        """What was sent."""
-        return FlowCounts(self.sender.sent, self.sender.again, parity=self.sender.parities)
-
-
-class ReceivingEnd:
-    """Of whoever listens. `admit`: raises `ProtocolError` for a header that may not come, as `Node.admit` does.
-
-    `coding`: how parity pieces are made that may come; None: none may.
-    """
-
-    def __init__(self, admit: Callable[[Message], None], coding: Coding | None = None) -> None:
-        self._admit = admit
-        self._has_parity = coding is not None
-        self.receiver = FlowReceiver(None if coding is None else coding.code)
-        self._answers: list[Probed] = []
-
-    def announced(self, number: int, message: Push, now: float) -> None:
+    def announced(self, number: int, message: Carried, now: float) -> None:
         """A header has come on the connection whose payload is beside it. Raises `ProtocolError`."""
-        assert message.beside is not None  # as whoever calls has seen
-        self.receiver.announced(number, message, message.beside, now)
+        beside = message.beside
+        assert beside is not None  # as whoever calls has seen
+        fits = (
+            beside.size == message.size and beside.reliable is None
+            if beside.is_whole
+            else isinstance(message, Push)
+        )
+        if not fits:
+            raise ProtocolError(
+                f"{beside.blocks} blocks of {beside.size} bytes are announced beside {type(message).__name__} of "
+                f"{message.size} bytes"
+            )
+        self.receiver.announced(number, message, beside, now)
+
+    def broken(self, message: FlowBroken) -> None:
+        """What was announced comes on the connection. Raises `ProtocolError`."""
+        self.receiver.forget(message.below)
 
     def received(self, number: int, body: bytes | memoryview, now: float) -> None:
         """A datagram has come. Raises `ProtocolError`."""
+        if self.receiver.is_known(number):
+            return
         packet = unpack(body)
+        self._came_at = now
+        self.path.begin(now)
         if isinstance(packet, Piece | Tail) or (isinstance(packet, Parity) and self._has_parity):
             self.receiver.received(number, packet, now)
         elif isinstance(packet, Head):
             if self.receiver.received(number, packet, now):
                 self._announced(packet, now)
-        elif isinstance(packet, Probe):
-            self._answers.append(Probed(packet.size))
+        elif isinstance(packet, Parity):
+            raise ProtocolError("a parity piece, where none may come")
         else:
-            raise ProtocolError(f"a {type(packet).__name__} was sent up")
+            self.receiver.noted(number)
+            self._heard(packet, now)
+
+    def _heard(self, packet: Ack | Probe | Probed, now: float) -> None:
+        if isinstance(packet, Ack):
+            self._is_of_use |= self.sender.acknowledged(packet, now)
+            closed = self._under_way.keys() - self.sender.open_loads
+            for load in closed:
+                del self._under_way[load]
+            if closed:
+                self._begin_loads(now)
+        elif isinstance(packet, Probed):
+            self.path.probed(packet.size, now)
+            self.sender.first_round_trip_s = self.path.round_trip_s
+        else:
+            self._answers.append(Probed(packet.size))
 
     def _announced(self, packet: Head, now: float) -> None:
         try:
             message = decode_head(packet.head)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ProtocolError(f"a datagram with a header that is none: {error}") from error
-        if not isinstance(message, Push) or message.beside is None or message.beside.load != packet.load:
+        if not isinstance(message, Carried) or message.beside is None or message.beside.load != packet.load:
             raise ProtocolError(f"a {type(message).__name__} announces load {packet.load}")
         self._admit(message)
         self.announced(packet.number, message, now)
@@ -188,25 +257,68 @@ class ReceivingEnd:
             if now - heard_at < SILENT_S:
                 raise ProtocolError(f"it has announced blocks, and sent none of them for {STUCK_S:.0f} s")
             self.receiver.excuse(now)
-        return self.receiver.closed(now)
+        return map(_joined, self.receiver.closed(now))
 
-    def bodies(self, now: float) -> Iterator[bytes]:
-        """What is to be sent back now."""
-        answers, self._answers = self._answers, []
-        for answer in answers:
-            yield answer.pack()
-        ack = self.receiver.ack(now)
-        if ack is not None:
-            yield ack.pack()
+    # -- when, and what of it -----------------------------------------------------------------------------------
 
     def next_at(self) -> float:
-        """When to call `closed` and `bodies`, if nothing comes before; inf: not at all."""
-        return min(self.receiver.next_at(), self.receiver.still_since + STUCK_S)
+        """When to call `datagrams`, `to_write` and `closed`, if nothing comes before; inf: not at all."""
+        at = min(self.path.next_at(), self.receiver.next_at(), self.receiver.still_since + STUCK_S)
+        if not self.path.is_open:
+            return at
+        looks_at = max(self.sender.silent_since + SILENT_S, self._looked_at + LOOK_EVERY_S)
+        return min(at, self.sender.next_at(), looks_at)
+
+    def news(self, now: float) -> bool | None:
+        """Whether datagrams pass, each time that this has become known, or is otherwise; else None. `WHY` says why.
+
+        Whoever has listened says only what the other end cannot know: that nothing passes, while something comes.
+        """
+        state = self.path.state
+        if state in (self._told, "waiting", "trying"):
+            return None
+        if not self._dials and now - self._came_at >= SILENT_S:
+            return None
+        self._told = state
+        return state == "open"
 
     @property
     def counts(self) -> FlowCounts:
-        """What has come."""
-        receiver = self.receiver
+        """What was sent, and what has come."""
+        sender, receiver = self.sender, self.receiver
         return FlowCounts(
-            came=receiver.came, late=receiver.late, early=receiver.dropped, rebuilt=receiver.rebuilt
+            sender.sent,
+            sender.again,
+            receiver.came,
+            receiver.late,
+            receiver.dropped,
+            sender.parities,
+            receiver.rebuilt,
         )
+
+
+def _cut(data: memoryview, piece_bytes: int) -> list[BlockOut]:
+    """A payload as it stands, in blocks that fit a datagram; of the largest, in fewer that do not."""
+    step = piece_bytes * max(1, -(-len(data) // (piece_bytes * MOST_BLOCKS)))
+    return [
+        BlockOut(start, min(start + step, len(data)), data[start : start + step], RELIABLE)
+        for start in range(0, len(data), step)
+    ]
+
+
+def _joined(delivery: Delivery) -> Delivery:
+    """What was cut into bytes is put together. Raises `ProtocolError`."""
+    message, blocks = delivery.message, delivery.payload
+    assert isinstance(message, Carried)
+    assert isinstance(blocks, Blocks)
+    if message.beside is None or not message.beside.is_whole:
+        return delivery
+    end = 0
+    for block in blocks.blocks:
+        if block.start != end or block.stop - block.start != len(block.data):
+            raise ProtocolError(f"bytes {block.start} to {block.stop} of a payload follow byte {end}")
+        end = block.stop
+    if end != message.size or not all(blocks.came):
+        raise ProtocolError(f"a payload of {end} bytes, where {message.size} were announced")
+    plain = msgspec.structs.replace(message, beside=None)
+    return Delivery(delivery.number, plain, bytearray().join(block.data for block in blocks.blocks))

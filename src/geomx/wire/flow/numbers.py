@@ -33,12 +33,16 @@ class Numbers:
         return len(self._runs) == MOST_RUNS
 
     def add(self, number: int, now: float) -> None:
-        """A datagram has come, which is not known."""
-        runs = self._runs
-        if not runs or number > runs[0][1]:
+        """A datagram has come that is to be acknowledged, and is not known."""
+        if not self._runs or number > self._runs[0][1]:
             self.newest_at = now
         else:
             self.overtaken_s = max(now - self.newest_at, self.overtaken_s * 15 / 16)
+        self.note(number)
+
+    def note(self, number: int) -> None:
+        """The same of one that is not, whose time says nothing."""
+        runs = self._runs
         place = next((place for place, run in enumerate(runs) if number > run[1]), len(runs))
         above = runs[place - 1] if place and runs[place - 1][0] == number + 1 else None
         below = runs[place] if place < len(runs) and runs[place][1] == number - 1 else None

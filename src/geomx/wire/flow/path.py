@@ -2,6 +2,8 @@
 
 States, and what moves a path between them:
 
+    WAITING  nothing leaves
+             --`begin`-->   TRYING
     TRYING   probes of every size leave every `EVERY_S`
              --the largest has come, or `SETTLE_S` after the first that has-->   OPEN
              --`LIMIT_S` without any-->   BLOCKED
@@ -25,19 +27,26 @@ SIZES = (1446, 1426, 1350, 1206)
 EVERY_S, SETTLE_S, LIMIT_S, RETRY_S = 0.1, 0.25, 2.0, 10.0
 MOST_DOUBLINGS = 5
 
-State = Literal["trying", "open", "blocked"]
+State = Literal["waiting", "trying", "open", "blocked"]
 
 
 class Path:
     """See the module's text. It reads no clock; times are seconds."""
 
-    def __init__(self, now: float) -> None:
-        self._try(now)
+    def __init__(self) -> None:
+        self.state: State = "waiting"
+        self.datagram_bytes = 0
+        self._since = self._next_at = self._opens_at = inf
         self._futile = 0  # how often in a row probes passed, and nothing else
         self.round_trip_s = 0.5  # before one was measured
 
+    def begin(self, now: float) -> None:
+        """Something may leave."""
+        if self.state == "waiting":
+            self._try(now)
+
     def _try(self, now: float) -> None:
-        self.state: State = "trying"
+        self.state = "trying"
         self.datagram_bytes = 0
         self._since = self._next_at = now
         self._opens_at = inf
@@ -63,7 +72,7 @@ class Path:
 
     def probed(self, size: int, now: float) -> None:
         """A probe of this size has come."""
-        if size not in SIZES or self.state == "open":
+        if size not in SIZES or self.state in ("waiting", "open"):
             return
         if self.state == "blocked":
             self._try(now)

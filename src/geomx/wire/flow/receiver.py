@@ -56,11 +56,11 @@ class Blocks(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A load has closed: the message that it belongs to, and its payload."""
+    """A load has closed: the message that it belongs to, and its payload: `Blocks`, or the bytes as they stand."""
 
     number: int
     message: Message
-    payload: Blocks
+    payload: Blocks | bytearray
 
 
 class _Inbox:
@@ -246,6 +246,14 @@ class FlowReceiver:
         else:
             self._ack_at = min(self._ack_at, now + ACK_DELAY_S)
         return True
+
+    def is_known(self, number: int) -> bool:
+        """Whether a datagram has come before, or is so old that nobody can say."""
+        return number in self._numbers
+
+    def noted(self, number: int) -> None:
+        """A datagram has come that nothing is to be said of."""
+        self._numbers.note(number)
 
     def _take(self, piece: Piece | Parity, now: float) -> bool:
         """Whether a piece could be kept, or is not needed."""

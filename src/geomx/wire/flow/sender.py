@@ -279,8 +279,8 @@ class FlowSender:
 
     # -- what is heard ----------------------------------------------------------------------------------------
 
-    def acknowledged(self, ack: Ack, now: float) -> None:
-        """The receiver has told what has come. Raises `ProtocolError`."""
+    def acknowledged(self, ack: Ack, now: float) -> bool:
+        """The receiver has told what has come. Returns whether any of it is news. Raises `ProtocolError`."""
         if ack.runs and ack.runs[0][1] >= self._next_number:
             raise ProtocolError(f"datagram {ack.runs[0][1]} has come, and {self._next_number} were sent")
         if ack.closed_below + ack.closed.bit_length() > self.next_load:
@@ -299,6 +299,7 @@ class FlowSender:
             self._look_for_losses(ack.runs[0][1], sent.at)
         for load in [load for load in self._loads.values() if ack.has_closed(load.number)]:
             self._over(load)
+        return sent is not None
 
     def _come(self, number: int, now: float, held_s: float) -> _Sent:
         """A datagram has come."""
