@@ -102,11 +102,12 @@ class SimulatedEnd:
         due_at = self.end.next_at()
         if due_at < self._due_at:
             self._due_at = due_at
-            self._clock.at(due_at, self._wake)
+            self._clock.at(due_at, partial(self._wake, due_at))
 
-    def _wake(self) -> None:
-        self._due_at = inf
-        self.run()
+    def _wake(self, due_at: float) -> None:
+        if due_at == self._due_at:  # else something was due before
+            self._due_at = inf
+            self.run()
 
     def arrived(self, number: int, body: bytes) -> None:
         """A datagram has come."""
