@@ -100,8 +100,7 @@ channel](extending.md#write-a-channel).
 
 PARAMETERS = {
     "deadline": "For how long blocks are sent again, in round trips behind a payload's end. 0: until all have come.",
-    "fec": "Parity datagrams for each datagram, up to 1, from which lost ones are rebuilt. 0: none. Needs "
-    "`pip install 'geomx[fec]'`.",
+    "fec": "Parity datagrams for each datagram, up to 1, from which lost ones are rebuilt. 0: none.",
     "k": "Fraction of blocks, by contribution, that is sent until it has come; 0 to 1.",
     "k_least": "The least that `adaptive` makes of `k`.",
     "channels": "Classes of the other blocks, 1 to 254: those of the first are sent at most so many times, those of "

@@ -120,8 +120,7 @@ def test_reliable_blocks_arrive_whatever_is_lost(loop_name: str, share: float) -
 
 def test_lost_pieces_are_rebuilt_from_parity(loop_name: str) -> None:
     async def main() -> None:
-        coding = Alike(fec=0.5).coding
-        async with joined(FlowTerms(coding=coding), fec=0.5) as ends:
+        async with joined(FlowTerms(parity_share=0.5), fec=0.5) as ends:
             await until_open(ends)
             ends.relay.passes = losing(0.1)
             sizes = [1, 1400, 1401, 50_000, 300_000]

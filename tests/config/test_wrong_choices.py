@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from config_runs import TWO_PARTIES, fault_of_file
-
-from geomx.config import Run
 
 
 class Halfway:
@@ -54,18 +51,6 @@ def test_a_choice_that_does_not_exist_is_told_at_its_key_and_line(
     fault = fault_of_file(tmp_path, f"# a run\n{line}\n{TWO_PARTIES}")
     assert fault.where == f"{key} (line 2)"
     assert piece in str(fault)
-
-
-def test_parity_without_its_library_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = f'wan.channel = "datagram fec=0.1"\n{TWO_PARTIES}'
-    (tmp_path / "run.toml").write_text(run)
-    Run.load(tmp_path / "run.toml")
-    monkeypatch.setitem(sys.modules, "zfec", None)
-    fault = fault_of_file(tmp_path, run)
-    assert fault.where == "wan.channel.fec (line 1)"
-    assert "pip install 'geomx[fec]'" in str(fault)
 
 
 @pytest.mark.parametrize(

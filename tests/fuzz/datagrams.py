@@ -42,9 +42,21 @@ from geomx.codecs.contract import Block
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import ReceivingEnd, SendingEnd, Whole
-from geomx.wire.flow.packets import MOST_OPEN, MOST_RUNS, Ack, Head, Piece, Probe, Probed, Tail, unpack
+from geomx.wire.flow.packets import (
+    MOST_OPEN,
+    MOST_RUNS,
+    PIECE_COST_BYTES,
+    Ack,
+    Head,
+    Parity,
+    Piece,
+    Probe,
+    Probed,
+    Tail,
+    unpack,
+)
 from geomx.wire.flow.path import SIZES
-from geomx.wire.flow.receiver import EARLY_BYTES, PIECE_COST_BYTES
+from geomx.wire.flow.receiver import EARLY_BYTES, PARITY_BYTES
 from geomx.wire.flow.sender import LOST_KEPT, BlockOut, FlowTerms
 from geomx.wire.messages import Beside, Message, Push, encode_head
 
@@ -68,7 +80,7 @@ class Nonsense:
         if kind == 0:
             return chance.randbytes(chance.choice((0, 1, 8, 18, 30, 200, 1446)))
         if kind == 1:
-            return bytes([chance.randrange(1, 7)]) + chance.randbytes(
+            return bytes([chance.randrange(1, 8)]) + chance.randbytes(
                 chance.choice((2, 8, 16, 17, 28, 40, 100))
             )
         if kind == 2:
@@ -85,12 +97,14 @@ class Nonsense:
         """One that says what it says in the right form."""
         chance = self.chance
         load, size = self.number(32), chance.choice((0, 1, 100, 1400))
-        kind = chance.randrange(9)
+        kind = chance.randrange(11)
         if kind == 8:
             head = chance.choice(
                 (b"", b"\xc1", encode_head(self.header(load)), encode_head(self.header(load)))
             )
             return Head(load, self.number(64), head[: chance.choice((3, 1400))]).pack()
+        if kind > 8:
+            return self.parity(load, size)
         if kind < 4:
             parts = chance.choice((1, 1, 2, 255))
             start, level = self.number(32), chance.choice((0, 0, 1, 2, 255))
@@ -107,6 +121,15 @@ class Nonsense:
             runs = tuple((first, last) for last, first in zip(ends[::2], ends[1::2], strict=False))
             return Ack(chance.choice((0.0, 0.01, 1e9)), load, self.number(64), runs).pack()
         return (Probe(chance.choice((3, *SIZES))) if kind == 6 else Probed(chance.choice((0, *SIZES)))).pack()
+
+    def parity(self, load: int, size: int) -> bytes:
+        """One that fits a group of blocks, or none."""
+        chance = self.chance
+        blocks, pieces = chance.choice((1, 2, 9, 20, 128, 255)), chance.choice((1, 1, 1, 2, 3, 255))
+        parities = chance.choice((1, 2, 9, min(blocks * pieces, 255)))
+        place = chance.choice((0, chance.randrange(parities), chance.randrange(parities), 255))
+        data = chance.choice((bytes(size), chance.randbytes(size)))
+        return Parity(load, self.number(16), blocks, pieces, parities, place, data).pack()
 
     def header(self, load: int) -> Push:
         """One that announces what cannot be, or may be."""
@@ -172,7 +195,7 @@ class Player:
     def __init__(self, chance: Random, nonsense: Nonsense) -> None:
         self.chance, self.nonsense = chance, nonsense
         self.now, self.number = 0.0, 0
-        self.sending = SendingEnd(Congestion(1500), FlowTerms((2, 1), 0.5), 0.0)
+        self.sending = SendingEnd(Congestion(1500), FlowTerms((2, 1), 0.5, parity_share=0.3), 0.0)
         self.receiving = ReceivingEnd(admit)
         self.broken: set[str] = set()
 
@@ -251,6 +274,9 @@ def check_receiver(end: ReceivingEnd) -> None:
     assert all(newer[0] > older[1] + 1 for newer, older in pairwise(runs))
     early = [piece for pieces in receiver._early.values() for piece in pieces]
     assert receiver._early_bytes == sum(len(piece.data) + PIECE_COST_BYTES for piece in early) <= EARLY_BYTES
+    parities = sum(len(piece.data) + PIECE_COST_BYTES for piece in early if isinstance(piece, Parity))
+    groups = {group for inbox in receiver._inboxes.values() for group in inbox.groups.values()}
+    assert receiver._parity_bytes == sum(group.nbytes for group in groups) + parities <= PARITY_BYTES
     assert len(receiver._early) <= MOST_OPEN
     assert len(receiver._early_tails) <= MOST_OPEN
     assert len(receiver._inboxes) <= MOST_OPEN

@@ -22,10 +22,8 @@ from random import Random
 import torch
 
 from geomx.channels.contract import NOT_SENT, Ranged
-from geomx.channels.erasure import ReedSolomon, is_installed
 from geomx.errors import ConfigError, Fault, LossUnknown
 from geomx.layout import Slice
-from geomx.wire.flow.parity import Coding
 
 ALWAYS = 1 << 30  # tries: until the receiver has closed
 RANKINGS = ("contribution", "random")
@@ -39,7 +37,7 @@ class Alike:
         fec: Parity pieces for each piece, up to 1; 0: none.
 
     Raises:
-        ConfigError: A parameter is out of range, or there is no `zfec` to make parity pieces with.
+        ConfigError: A parameter is out of range.
     """
 
     needs_loss = False
@@ -51,11 +49,9 @@ class Alike:
             faults.append(Fault("deadline", f"{deadline}", "a number of round trips, 0 or more"))
         if not 0.0 <= fec <= 1.0:
             faults.append(Fault("fec", f"{fec}", "a number from 0 to 1"))
-        elif fec and not is_installed():
-            faults.append(Fault("fec", f"{fec}, and no `zfec`", "0", "or run: pip install 'geomx[fec]'"))
         if faults:
             raise ConfigError("channel datagram", faults)
-        self.coding = Coding(fec, ReedSolomon()) if fec else None
+        self.parity_share = fec
         self.grace = deadline
         self.loses = deadline > 0.0
 
@@ -89,7 +85,7 @@ class Dgt:
 
     loses = True
     grace = 0.0
-    coding: Coding | None = None
+    parity_share = 0.0
 
     def __init__(
         self,

@@ -16,7 +16,6 @@ from geomx.channels.emulation.link import LinkSpec
 from geomx.errors import GeomxError, ProtocolError
 from geomx.layout import Slice
 from geomx.wire.flow.counts import FlowCounts
-from geomx.wire.flow.parity import Coding
 from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Message
 
@@ -174,14 +173,14 @@ class BlockClasses(Protocol):
         tries: How often a block of class 1, 2, ... is sent at most. Blocks of class 0 are sent until they have come.
         grace: How long the receiver waits, behind a payload's end, for what is not reliable: in round trips.
         needs_loss: The script has to tell its loss (`run.loss`).
-        coding: How parity pieces are made, from which lost ones are rebuilt; None: there are none.
+        parity_share: Parity pieces for each piece, from 0 to 1, from which lost ones are rebuilt.
     """
 
     loses: bool
     tries: tuple[int, ...]
     grace: float
     needs_loss: bool
-    coding: Coding | None
+    parity_share: float
 
     def levels(
         self,

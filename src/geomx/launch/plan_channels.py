@@ -99,7 +99,7 @@ def remarks(run: Run, sites: Sequence[Site]) -> Iterator[str]:
         yield f"{named(run, 'wan')}: no link loses packets here, so `{PLAIN}` is as fast."
     if classes is not None and classes.needs_loss:
         yield f"{named(run, 'wan')}: as in the first round; later ones depend on the loss, which nobody knows."
-    if classes is not None and classes.coding is not None:
+    if classes is not None and classes.parity_share:
         yield f"{named(run, 'wan')}: what parity rebuilds, and costs, is not predicted; it is predicted as without."
     if classes is None and run.wan.channel != PLAIN:
         yield f"{named(run, 'wan')}: how it carries bytes is not known; it is predicted as `{PLAIN}`."

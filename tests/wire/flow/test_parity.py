@@ -9,19 +9,17 @@ from exploring import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.channels.erasure import ReedSolomon
 from geomx.errors import ProtocolError
 from geomx.wire.flow import receiver as receiver_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import ReceivingEnd
-from geomx.wire.flow.packets import MOST_IN_GROUP, Ack, Head, Parity, Piece, Tail, unpack
-from geomx.wire.flow.parity import Coding, GroupOut, groups
+from geomx.wire.flow.packets import MOST_IN_GROUP, PIECE_COST_BYTES, Ack, Head, Parity, Piece, Tail, unpack
+from geomx.wire.flow.parity import GroupOut, groups
 from geomx.wire.flow.receiver import Delivery, FlowReceiver
 from geomx.wire.flow.sender import BlockOut, FlowSender, FlowTerms
 from geomx.wire.messages import Beside, Push
 from geomx.wire.presence import pack
 
-CODE = ReedSolomon()
 LOAD = 3
 
 
@@ -45,8 +43,8 @@ def pieces_of(blocks: Sequence[bytes], step: int) -> list[Piece]:
 
 def parities_of(pieces: Sequence[Piece], share: float) -> list[Parity]:
     """Those of a load with one group, as they are on the wire."""
-    ((group, count),) = groups(pieces, Coding(share, CODE))
-    made = [unpack(parity.pack()) for parity in GroupOut[None](group, count, CODE).parities]
+    ((group, count),) = groups(pieces, share)
+    made = [unpack(parity.pack()) for parity in GroupOut[None](group, count).parities]
     return [parity for parity in made if isinstance(parity, Parity)]
 
 
@@ -55,7 +53,7 @@ def blocks_of(count: int, size: int) -> list[bytes]:
 
 
 def opened(blocks: Sequence[bytes]) -> FlowReceiver:
-    receiver = FlowReceiver(CODE)
+    receiver = FlowReceiver()
     announce(receiver, blocks)
     return receiver
 
@@ -87,7 +85,7 @@ def test_any_k_of_k_plus_m_rebuild_the_group(
     everything = [*pieces, *parities_of(pieces, share)]
     chosen = data.draw(st.permutations(everything))[: len(pieces)]
     early = data.draw(st.integers(0, len(chosen) - 1))
-    receiver = FlowReceiver(CODE)
+    receiver = FlowReceiver()
     for number, packet in enumerate(chosen[:early]):
         assert receiver.received(number, packet, 0.0)
     announce(receiver, blocks)
@@ -104,10 +102,10 @@ def test_any_k_of_k_plus_m_rebuild_the_group(
 
 def test_groups_are_even_and_have_blocks_of_equally_many_pieces() -> None:
     pieces = pieces_of([*blocks_of(300, 10), *blocks_of(100, 20), *blocks_of(1, 10 * MOST_IN_GROUP + 1)], 10)
-    found = [(len(group), group[0].pieces, parities) for group, parities in groups(pieces, Coding(0.1, CODE))]
+    found = [(len(group), group[0].pieces, parities) for group, parities in groups(pieces, 0.1)]
     whole = [(100, 1, 10)] * 3 + [(100, 2, 10)] * 2
     assert found == [*whole, (MOST_IN_GROUP + 1, MOST_IN_GROUP + 1, 0)]
-    assert [len(group) for group, _ in groups(pieces, None)] == [len(pieces)]
+    assert [len(group) for group, _ in groups(pieces, 0.0)] == [len(pieces)]
 
 
 BLOCKS = blocks_of(6, 20)
@@ -133,11 +131,18 @@ def test_parity_that_does_not_fit_is_refused(parity: Parity, match: str) -> None
         receiver.received(9, parity, 0.0)
 
 
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9])
+def test_parity_too_short_for_any_piece_is_refused(size: int) -> None:
+    """Also where nothing else has come of its group."""
+    with pytest.raises(ProtocolError, match="fit none"):
+        opened(blocks_of(1, 20)).received(0, Parity(LOAD, 0, 1, 1, 1, 0, b"\1" * size), 0.0)
+
+
 @pytest.mark.parametrize(
     "other",
     [
         PARITY._replace(parity=1, data=bytes(4)),
-        PARITY._replace(parity=1, parities=2),
+        PARITY._replace(parity=1, blocks=5),
         PARITY._replace(block=2, blocks=3, parities=2),
     ],
 )
@@ -159,16 +164,42 @@ def test_counts_that_no_code_has_are_refused(changed: dict[str, int]) -> None:
         unpack(PARITY.pack()[:8])
 
 
-def test_parity_that_was_not_agreed_on_is_refused() -> None:
-    ReceivingEnd(lambda message: None, Coding(0.1, CODE)).received(0, PARITY.pack(), 0.0)
-    with pytest.raises(ProtocolError, match="Parity was sent up"):
-        ReceivingEnd(lambda message: None).received(0, PARITY.pack(), 0.0)
+def test_an_end_takes_parity_although_nothing_was_agreed_on() -> None:
+    end = ReceivingEnd(lambda message: None)
+    announce(end.receiver, BLOCKS)
+    for number, packet in enumerate([*PIECES[1:], PARITY]):
+        end.received(number, packet.pack(), 0.0)
+    (delivery,) = end.closed(0.0, 0.0)
+    assert [bytes(block.data) for block in delivery.payload.blocks] == BLOCKS
+
+
+def test_parity_that_was_made_later_rebuilds_with_what_was_made_first() -> None:
+    """A group may get more parity than its first parity pieces say that there is."""
+    first, later = parities_of(PIECES, 0.1)[0], parities_of(PIECES, 1.0)[5]
+    assert (first.parities, later.parities) == (1, 6)
+    receiver = opened(BLOCKS)
+    for number, packet in enumerate([*PIECES[2:], first, later]):
+        receiver.received(number, packet, 0.0)
+    (delivery,) = closed(receiver)
+    assert [bytes(block.data) for block in delivery.payload.blocks] == BLOCKS
+
+
+def test_of_a_block_that_is_whole_its_pieces_stand_in_for_others() -> None:
+    """Pieces of different lengths, of blocks that came in several."""
+    blocks = [*blocks_of(2, 25), *blocks_of(1, 30)]
+    pieces = pieces_of(blocks, 10)
+    receiver = opened(blocks)
+    for number, packet in enumerate([*pieces[:7], *parities_of(pieces, 1.0)[7:]]):
+        receiver.received(number, packet, 0.0)
+    (delivery,) = closed(receiver)
+    assert [bytes(block.data) for block in delivery.payload.blocks] == blocks
+    assert receiver.rebuilt == 2
 
 
 def test_parity_for_which_there_is_no_room_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor kept; there is room again as soon as some was used."""
     first, second, third = parities_of(PIECES, 0.5)
-    monkeypatch.setattr(receiver_module, "PARITY_BYTES", 2 * len(first.data))
+    monkeypatch.setattr(receiver_module, "PARITY_BYTES", 2 * (len(first.data) + PIECE_COST_BYTES))
     receiver = opened(BLOCKS)
     assert receiver.received(0, first, 0.0)
     assert receiver.received(1, second, 0.0)
@@ -181,12 +212,29 @@ def test_parity_for_which_there_is_no_room_is_not_acknowledged(monkeypatch: pyte
 
 
 def test_what_was_kept_of_a_load_that_has_closed_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiver_module, "PARITY_BYTES", len(PARITY.data))
+    monkeypatch.setattr(receiver_module, "PARITY_BYTES", len(PARITY.data) + PIECE_COST_BYTES)
     receiver = opened(BLOCKS)
     assert receiver.received(0, PARITY, 0.0)
     receiver.forget(LOAD + 1)
     announce(receiver, BLOCKS, LOAD + 1)
     assert receiver.received(1, PARITY._replace(load=LOAD + 1), 0.0)
+
+
+def test_parity_that_came_before_its_header_takes_room_for_parity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what was acknowledged then is kept, and headers do not make room for more and more."""
+    first, second, third = parities_of(PIECES, 0.5)
+    monkeypatch.setattr(receiver_module, "PARITY_BYTES", 2 * (len(first.data) + PIECE_COST_BYTES))
+    receiver = FlowReceiver()
+    assert receiver.received(0, first, 0.0)
+    assert receiver.received(1, second._replace(load=LOAD + 1), 0.0)
+    assert not receiver.received(2, third, 0.0)
+    announce(receiver, BLOCKS)
+    assert not receiver.received(2, third, 0.0)
+    receiver.forget(LOAD + 2)
+    announce(receiver, BLOCKS, LOAD + 2)
+    assert receiver.received(3, first._replace(load=LOAD + 2), 0.0)
+    assert receiver.received(4, second._replace(load=LOAD + 2), 0.0)
+    assert not receiver.received(5, third._replace(load=LOAD + 2), 0.0)
 
 
 # -- the sender ----------------------------------------------------------------------------------------------------
@@ -196,7 +244,7 @@ class Sending:
     """A sender of one load of eight blocks with two parity pieces, and what has left."""
 
     def __init__(self) -> None:
-        self.sender = FlowSender(Congestion(1500), FlowTerms(coding=Coding(0.25, CODE)))
+        self.sender = FlowSender(Congestion(1500), FlowTerms(parity_share=0.25))
         blocks = [BlockOut(n, n + 1, memoryview(data), 0) for n, data in enumerate(blocks_of(8, 20))]
         self.sender.add(1, b"head", blocks, 1, 1000, 0.0)
         self.sent = self.leaving(0.0)
@@ -253,7 +301,7 @@ def test_only_so_many_pieces_are_sent_again_as_parity_cannot_rebuild() -> None:
 
 
 def test_what_is_sent_again_are_pieces_until_as_many_are_under_way_as_are_needed() -> None:
-    group = GroupOut[int](PIECES, 3, CODE)
+    group = GroupOut[int](PIECES, 3)
     group.items = list(range(9))
     assert not any(group.came(place) for place in range(2, 6))
     assert [group.lost(0), group.lost(1)] == [[], []]

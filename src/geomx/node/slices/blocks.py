@@ -59,7 +59,7 @@ def flows_to(peers: Iterable[str], classes: BlockClasses | None) -> dict[str, Fl
 
 def terms_of(classes: BlockClasses) -> FlowTerms:
     """What both ends of an edge keep to."""
-    return FlowTerms(classes.tries, classes.grace, classes.coding)
+    return FlowTerms(classes.tries, classes.grace, classes.parity_share)
 
 
 class BlockSender:
@@ -76,7 +76,7 @@ class BlockSender:
         classes = self._classes
         if classes is None or codec is not self._codec or not takes_back(codec, slice_):
             return Encoded(payload)
-        blocks = codec.cut(slice_, payload, BLOCK_BYTES - (EXTRA_BYTES if classes.coding else 0))
+        blocks = codec.cut(slice_, payload, BLOCK_BYTES - (EXTRA_BYTES if classes.parity_share else 0))
         if not 1 < len(blocks) <= MOST_BLOCKS:
             return Encoded(payload)
         levels = classes.levels(slice_, push.turn, blocks, lambda: codec.decode(slice_, payload), push.loss)

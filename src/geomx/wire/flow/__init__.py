@@ -6,7 +6,7 @@ they have arrived. Those of other classes are sent a number of times at most.
 
 `packets.py` says how all this lies in datagrams, `sender.py` and `receiver.py` are the two ends of a flow.
 `congestion.py` says when something may leave, `path.py` whether datagrams pass at all, and which sizes; `parity.py`
-rebuilds lost pieces. `ends.py` puts them together.
+rebuilds lost pieces, `erasure.py` is the code that does. `ends.py` puts all together.
 
 Both drivers use it: `geomx.channels.datagram` with sockets, `geomx.simulate.flows` with links that lose.
 """

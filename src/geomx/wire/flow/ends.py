@@ -95,9 +95,8 @@ class FlowEnd:
         if dials:
             self.path.begin(now)
         self.sender = FlowSender(congestion, terms)
-        self._spare_bytes = PIECE_HEAD_BYTES + (EXTRA_BYTES if terms.coding else 0)
-        self.receiver = FlowReceiver(None if terms.coding is None else terms.coding.code)
-        self._has_parity = terms.coding is not None
+        self._spare_bytes = PIECE_HEAD_BYTES + (EXTRA_BYTES if terms.parity_share else 0)
+        self.receiver = FlowReceiver()
         self._answers: list[Probed] = []
         self._under_way: dict[int, Outgoing] = {}  # by load
         self._waiting: list[Outgoing] = []  # for another load of their slice, or for room
@@ -213,13 +212,11 @@ class FlowEnd:
         packet = unpack(body)
         self._came_at = now
         self.path.begin(now)
-        if isinstance(packet, Piece | Tail) or (isinstance(packet, Parity) and self._has_parity):
+        if isinstance(packet, Piece | Parity | Tail):
             self.receiver.received(number, packet, now)
         elif isinstance(packet, Head):
             if self.receiver.received(number, packet, now):
                 self._announced(packet, now)
-        elif isinstance(packet, Parity):
-            raise ProtocolError("a parity piece, where none may come")
         else:
             self.receiver.noted(number)
             self._heard(packet, now)

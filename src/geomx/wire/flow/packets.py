@@ -25,6 +25,7 @@ import struct
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
+from geomx.wire.flow.erasure import MOST_SYMBOLS
 
 _PIECE = struct.Struct("<BIHBBBII")
 _TAIL = struct.Struct("<BII")
@@ -40,7 +41,8 @@ MOST_BLOCKS, MOST_PIECES, MOST_LOADS = 1 << 16, 255, 1 << 32
 MOST_OPEN = 4096  # from the oldest load that is open to the newest
 MOST_RUNS = MOST_TAILS = 64
 CLOSED_SHOWN = 64
-MOST_IN_GROUP = 128  # pieces: with as many parity pieces, a code over GF(2^8) has room for them
+PIECE_COST_BYTES = 512  # what a piece that is kept takes beside its bytes
+MOST_IN_GROUP = MOST_SYMBOLS  # pieces: with as many parity pieces, a code over GF(2^8) has room for them
 _MOST_US = (1 << 32) - 1
 
 

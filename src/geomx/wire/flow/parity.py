@@ -1,13 +1,13 @@
 """Forward error correction: parity pieces, from which a receiver rebuilds lost pieces before they are sent again.
 
 Consecutive blocks of a load form a *group* of k pieces, with m = ⌈share · k⌉ parity pieces behind them. Any k of these
-k + m pieces rebuild all k (Reed and Solomon 1960). A *symbol* is what the code works on: the elements of a block, a
+k + m pieces rebuild all k (`erasure.py`). A *symbol* is what the code works on: the elements of a block, a
 piece's bytes, and zeros behind a mark up to the length of the group's longest symbol:
 
     start u32, stop u32, the bytes, 1, and zeros
 
 A symbol's place in its group says which piece of which block it is, so all blocks of a group have equally many pieces.
-The code itself is handed in (`ErasureCode`): nothing here imports one.
+How many parity pieces there are changes none of them, so a receiver does not have to know.
 
 A piece that was rebuilt has no datagram that could be acknowledged. The sender counts instead: as soon as k of a
 group's datagrams have been acknowledged, the receiver has all of it (`GroupOut`). Until then a lost piece is sent again
@@ -18,13 +18,21 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from geomx.errors import ProtocolError
-from geomx.wire.flow.packets import MOST_IN_GROUP, PARITY_HEAD_BYTES, PIECE_HEAD_BYTES, Parity, Piece
+from geomx.wire.flow import erasure
+from geomx.wire.flow.packets import (
+    MOST_IN_GROUP,
+    PARITY_HEAD_BYTES,
+    PIECE_COST_BYTES,
+    PIECE_HEAD_BYTES,
+    Parity,
+    Piece,
+)
 
 _RANGE = struct.Struct("<II")
 _MARK = b"\1"
@@ -34,43 +42,12 @@ EXTRA_BYTES = (
 )  # what a parity piece has beyond other pieces
 
 
-class ErasureCode(Protocol):
-    """A systematic code over symbols of the same length: any `len(symbols)` of all symbols give the others."""
+def groups(pieces: Sequence[Piece], share: float) -> Iterator[tuple[list[Piece], int]]:
+    """The groups of a load, in order, each with its number of parity pieces; 0: it has no parity.
 
-    def encode(self, symbols: Sequence[bytes], parities: int) -> list[bytes]:
-        """Make parity symbols.
-
-        Args:
-            symbols: At most `MOST_IN_GROUP`, of the same length.
-            parities: How many to make, at most as many.
-
-        Returns:
-            The parity symbols, each as long as the others.
-        """
-
-    def decode(self, known: Mapping[int, bytes], count: int, parities: int) -> list[bytes]:
-        """Rebuild symbols.
-
-        Args:
-            known: Symbols by place, `count` of them: the i-th is at place i, the j-th parity symbol at `count` + j.
-            count: How many symbols there are without parity.
-            parities: How many parity symbols were made.
-
-        Returns:
-            All `count` symbols, in order.
-        """
-
-
-class Coding(NamedTuple):
-    """How parity pieces are made. `share`: parity pieces for each piece, above 0 and at most 1."""
-
-    share: float
-    code: ErasureCode
-
-
-def groups(pieces: Sequence[Piece], coding: Coding | None) -> Iterator[tuple[list[Piece], int]]:
-    """The groups of a load, in order, each with its number of parity pieces; 0: it has no parity."""
-    if coding is None:
+    `share`: parity pieces for each piece, from 0 to 1.
+    """
+    if not share:
         yield list(pieces), 0
         return
     for run in _runs(pieces):
@@ -81,7 +58,7 @@ def groups(pieces: Sequence[Piece], coding: Coding | None) -> Iterator[tuple[lis
         blocks = len(run) // count
         parts = math.ceil(blocks / (MOST_IN_GROUP // count))
         for begin, end in pairwise(blocks * part // parts * count for part in range(parts + 1)):
-            yield run[begin:end], max(math.ceil(coding.share * (end - begin) - 1e-9), 1)
+            yield run[begin:end], max(math.ceil(share * (end - begin) - 1e-9), 1)
 
 
 def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -119,8 +96,8 @@ class GroupOut(Generic[T]):
     `items`: what the sender keeps for each piece, those of parity pieces last; it gets them back.
     """
 
-    def __init__(self, pieces: Sequence[Piece], parities: int, code: ErasureCode) -> None:
-        self._pieces, self._count, self._code = pieces, len(pieces), code
+    def __init__(self, pieces: Sequence[Piece], parities: int) -> None:
+        self._pieces, self._count = pieces, len(pieces)
         self._encoded: list[Parity] = []
         self.parities = [ParityOut(partial(self._parities, parities), number) for number in range(parities)]
         self.items: list[T] = []
@@ -133,7 +110,7 @@ class GroupOut(Generic[T]):
             size = SYMBOL_BYTES + max(len(piece.data) for piece in self._pieces)
             symbols = [_symbol(piece.start, piece.stop, piece.data, size) for piece in self._pieces]
             shape = (first.load, first.block, last.block - first.block + 1, first.pieces, count)
-            made = self._code.encode(symbols, count)
+            made = erasure.encode(symbols, count)
             self._encoded = [Parity(*shape, number, data) for number, data in enumerate(made)]
         return self._encoded
 
@@ -170,22 +147,20 @@ class GroupIn:
 
     def __init__(self, parity: Parity) -> None:
         self.first, self.blocks, self.pieces = parity.block, parity.blocks, parity.pieces
-        self._parities, self._size = parity.parities, len(parity.data)
+        self._size = len(parity.data)
         self._came: dict[int, bytes] = {}
 
     def add(self, parity: Parity) -> bool:
         """Keep one; False: it is here already. Raises `ProtocolError`."""
-        known = (self.first, self.blocks, self.pieces, self._parities, self._size)
-        if known != (*parity[1:5], len(parity.data)):
+        known = (self.first, self.blocks, self.pieces, self._size)
+        if known != (parity.block, parity.blocks, parity.pieces, len(parity.data)):
             raise ProtocolError(f"the parity pieces of block {parity.block} belong to two groups")
         if parity.parity in self._came:
             return False
         self._came[parity.parity] = bytes(parity.data)
         return True
 
-    def rebuilt(
-        self, load: int, there: Sequence[Place], levels: Sequence[int], code: ErasureCode
-    ) -> list[Piece]:
+    def rebuilt(self, load: int, there: Sequence[Place], levels: Sequence[int]) -> list[Piece]:
         """The pieces that are missing, if they can be rebuilt now; what was kept for that is let go.
 
         `there`: what has come, by place. `levels`: the class of each block. Raises `ProtocolError`.
@@ -199,7 +174,7 @@ class GroupIn:
             return []
         known = {place: _symbol(*symbol, self._size) for place, symbol in enumerate(there) if symbol}
         known |= {len(there) + number: data for number, data in parities}
-        symbols = code.decode(known, len(there), self._parities)
+        symbols = erasure.decode(known, len(there))
         pieces = []
         for place in missing:
             block, piece = divmod(place, self.pieces)
@@ -211,8 +186,8 @@ class GroupIn:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept."""
-        return self._size * len(self._came)
+        """What is kept takes so many bytes."""
+        return (self._size + PIECE_COST_BYTES) * len(self._came)
 
 
 def _symbol(start: int, stop: int, data: bytes | memoryview, size: int) -> bytes:
@@ -223,7 +198,7 @@ def _symbol(start: int, stop: int, data: bytes | memoryview, size: int) -> bytes
 
 def _unpacked(symbol: bytes) -> tuple[int, int, memoryview]:
     end = len(symbol.rstrip(b"\0")) - 1
-    start, stop = _RANGE.unpack_from(symbol)
-    if end < _RANGE.size or symbol[end : end + 1] != _MARK or start >= stop:
+    start, stop = _RANGE.unpack_from(symbol) if end >= _RANGE.size else (0, 0)
+    if start >= stop or symbol[end : end + 1] != _MARK:
         raise ProtocolError("parity pieces that fit none of what has come")
     return start, stop, memoryview(symbol)[_RANGE.size : end]

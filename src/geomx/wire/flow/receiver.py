@@ -15,18 +15,18 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.numbers import Numbers
-from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, Ack, Head, Parity, Piece, Tail
-from geomx.wire.flow.parity import ErasureCode, GroupIn, Place
+from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, PIECE_COST_BYTES, Ack, Head, Parity, Piece, Tail
+from geomx.wire.flow.parity import GroupIn, Place
 from geomx.wire.messages import Beside, Message
 from geomx.wire.presence import unpack as unpack_bitmap
 
 EARLY_BYTES = PARITY_BYTES = 8 << 20
-PIECE_COST_BYTES = 512  # what a piece takes beside its bytes
 ACK_EVERY = 8
 ACK_DELAY_S = 0.005
 LEAST_WINDOW_S = 0.001
@@ -70,7 +70,6 @@ class _Inbox:
         "blocks",
         "bytes_left",
         "closes_at",
-        "code",
         "groups",
         "load",
         "message",
@@ -78,17 +77,18 @@ class _Inbox:
         "number",
         "parts",
         "reliable",
+        "sizes",
     )
 
-    def __init__(self, number: int, message: Message, beside: Beside, code: ErasureCode | None) -> None:
+    def __init__(self, number: int, message: Message, beside: Beside) -> None:
         self.number = number
         self.message = message
         self.load = beside.load
-        self.code = code
         self.groups: dict[int, GroupIn] = {}  # of which parity pieces have come; by block
         self.reliable = unpack_bitmap(beside.reliable, beside.blocks)
         self.blocks: list[BlockIn | None] = [None] * beside.blocks
-        self.parts: dict[int, list[Piece | None]] = {}  # of blocks in several pieces
+        self.parts: dict[int, list[Piece | None]] = {}  # of blocks in several pieces that are not whole
+        self.sizes: dict[int, list[int]] = {}  # of those pieces, once their block is whole
         self.missing = [beside.blocks, sum(self.reliable)]  # of all, and of those that are reliable
         self.bytes_left = beside.size
         self.closes_at = inf  # behind its tail
@@ -130,8 +130,8 @@ class _Inbox:
         parts[piece.piece] = piece
         if any(part is None for part in parts):
             return True
-        if self.code is None:  # else others may be rebuilt from it
-            del self.parts[piece.block]
+        del self.parts[piece.block]
+        self.sizes[piece.block] = [len(part.data) for part in parts if part is not None]
         return BlockIn(piece.start, piece.stop, b"".join(part.data for part in parts if part is not None))
 
     def parity(self, parity: Parity) -> bool:
@@ -153,12 +153,12 @@ class _Inbox:
         Raises `ProtocolError`.
         """
         group = self.groups.get(block)
-        if group is None or self.code is None or not group.nbytes:
+        if group is None or not group.nbytes:
             return 0
         covered = range(group.first, group.first + group.blocks)
         there = [place for block in covered for place in self._places(block, group.pieces)]
         levels = [int(not self.reliable[block]) for block in covered]
-        pieces = group.rebuilt(self.load, there, levels, self.code)
+        pieces = group.rebuilt(self.load, there, levels)
         for piece in pieces:
             self.put(piece)
         return len(pieces)
@@ -170,13 +170,16 @@ class _Inbox:
 
     def _places(self, block: int, pieces: int) -> Sequence[Place]:
         """What has come of a block, by piece."""
-        whole = self.blocks[block]
-        if pieces == 1 and block not in self.parts:
-            return (whole,)
-        parts = self.parts.get(block, [] if whole else [None] * pieces)
-        if len(parts) != pieces:
+        whole, parts = self.blocks[block], self.parts.get(block)
+        sizes = self.sizes.get(block, [1])
+        if (parts is not None and len(parts) != pieces) or (whole is not None and len(sizes) != pieces):
             raise ProtocolError(f"block {block} did not come in {pieces} pieces, as its parity says")
-        return [part and (part.start, part.stop, part.data) for part in parts]
+        if parts is not None:
+            return [part and (part.start, part.stop, part.data) for part in parts]
+        if whole is None or pieces == 1:
+            return [whole] * pieces
+        ends, data = [0, *accumulate(sizes)], memoryview(whole.data)
+        return [(whole.start, whole.stop, data[begin:end]) for begin, end in pairwise(ends)]
 
     def is_over(self, now: float) -> bool:
         every, reliable = self.missing
@@ -194,8 +197,7 @@ class _Inbox:
 class FlowReceiver:
     """See the module's rules. Times are seconds on any one clock."""
 
-    def __init__(self, code: ErasureCode | None = None) -> None:
-        self._code = code
+    def __init__(self) -> None:
         self._numbers = Numbers()
         self._inboxes: dict[int, _Inbox] = {}
         self._early: dict[int, list[Piece | Parity]] = {}
@@ -210,7 +212,7 @@ class FlowReceiver:
         self._moved_at = -inf
         self.came: dict[int, int] = {}  # pieces by class
         self.late: dict[int, int] = {}  # of loads that had closed
-        self._parity_bytes = 0  # kept of loads that are open
+        self._parity_bytes = 0  # kept of all loads
         self.dropped = 0  # too early, and no room
         self.rebuilt = 0  # pieces
 
@@ -223,7 +225,7 @@ class FlowReceiver:
             return
         if not self._may_be(load):
             raise ProtocolError(f"load {load} was announced, and {self._closed_below} is open")
-        self._inboxes[load] = inbox = _Inbox(number, message, beside, self._code)
+        self._inboxes[load] = inbox = _Inbox(number, message, beside)
         self._moved_at = now
         for piece in self._forgotten(load):
             self._put(inbox, piece)
@@ -259,7 +261,7 @@ class FlowReceiver:
         """Whether a piece could be kept, or is not needed."""
         inbox = self._inboxes.get(piece.load)
         if inbox is not None:
-            if isinstance(piece, Parity) and self._parity_bytes + len(piece.data) > PARITY_BYTES:
+            if not self._has_room(piece):
                 return False
             if self._put(inbox, piece):
                 self._moved_at = now
@@ -280,9 +282,11 @@ class FlowReceiver:
     def _put(self, inbox: _Inbox, piece: Piece | Parity) -> bool:
         """Give a load what is of it, and rebuild what can be rebuilt with it; False: it is not new."""
         before = inbox.parity_bytes(piece.block)
-        is_new = inbox.put(piece) if isinstance(piece, Piece) else inbox.parity(piece)
-        self.rebuilt += inbox.rebuild(piece.block)
-        self._parity_bytes += inbox.parity_bytes(piece.block) - before
+        try:
+            is_new = inbox.put(piece) if isinstance(piece, Piece) else inbox.parity(piece)
+            self.rebuilt += inbox.rebuild(piece.block)
+        finally:
+            self._parity_bytes += inbox.parity_bytes(piece.block) - before
         return is_new
 
     def _is_closed(self, load: int) -> bool:
@@ -296,9 +300,15 @@ class FlowReceiver:
     def _keep_early(self, piece: Piece | Parity) -> bool:
         """Keep what has overtaken its header, if there is room for it."""
         size = len(piece.data) + PIECE_COST_BYTES
-        if self._early_bytes + size > EARLY_BYTES or not self._may_be(piece.load):
+        if (
+            self._early_bytes + size > EARLY_BYTES
+            or not self._may_be(piece.load)
+            or not self._has_room(piece)
+        ):
             return False
         self._early_bytes += size
+        if isinstance(piece, Parity):
+            self._parity_bytes += size
         self._early.setdefault(piece.load, []).append(piece)
         return True
 
@@ -306,7 +316,15 @@ class FlowReceiver:
         """Take a load's early pieces out."""
         pieces = self._early.pop(load, [])
         self._early_bytes -= sum(len(piece.data) + PIECE_COST_BYTES for piece in pieces)
+        self._parity_bytes -= sum(
+            len(piece.data) + PIECE_COST_BYTES for piece in pieces if isinstance(piece, Parity)
+        )
         return pieces
+
+    def _has_room(self, piece: Piece | Parity) -> bool:
+        """Whether it can be kept as parity, if it is; so what is acknowledged before its header stays, too."""
+        size = len(piece.data) + PIECE_COST_BYTES
+        return isinstance(piece, Piece) or self._parity_bytes + size <= PARITY_BYTES
 
     def _ends(self, tail: Tail, now: float) -> None:
         window_s = min(max(2 * self._numbers.overtaken_s, LEAST_WINDOW_S), tail.round_trip_s / 4)

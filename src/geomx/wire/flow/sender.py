@@ -26,7 +26,7 @@ from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion, Mark
 from geomx.wire.flow.lanes import Lane, Lanes
 from geomx.wire.flow.packets import MOST_OPEN, MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
-from geomx.wire.flow.parity import Coding, GroupOut, ParityOut, groups
+from geomx.wire.flow.parity import GroupOut, ParityOut, groups
 
 LATER = 3  # numbers: so many datagrams seldom overtake one
 LEAST_TIMEOUT_S = 0.02
@@ -51,12 +51,12 @@ class FlowTerms(NamedTuple):
     """What a sender and a receiver have agreed on.
 
     `tries`: how often a piece of class 1, 2, ... is sent at most. `grace`: how long the receiver waits behind a tail
-    for what is not reliable, in round trips. `coding`: how parity pieces are made; None: there are none.
+    for what is not reliable, in round trips. `parity_share`: parity pieces for each piece, from 0 to 1.
     """
 
     tries: tuple[int, ...] = (1,)
     grace: float = 0.0
-    coding: Coding | None = None
+    parity_share: float = 0.0
 
 
 class _Load:
@@ -99,7 +99,7 @@ class FlowSender:
     def __init__(self, congestion: Congestion, terms: FlowTerms) -> None:
         self._congestion = congestion
         self._tries = (inf, *terms.tries)
-        self._grace, self._coding = terms.grace, terms.coding
+        self._grace, self._parity_share = terms.grace, terms.parity_share
         self._loads: dict[int, _Load] = {}
         self.next_load = self._next_number = 0
         self._lanes: Lanes[_Item] = Lanes()
@@ -141,7 +141,7 @@ class FlowSender:
         self.next_load += 1
         if len(head) <= piece_bytes:  # else it comes on the connection alone
             self._lanes.put(_Item(load, Head(load.number, number, head), (priority, load.number, -1), inf))
-        for group, parities in groups(pieces, self._coding):
+        for group, parities in groups(pieces, self._parity_share):
             self._add(load, priority, group, parities)
         if not pieces:
             self._ends(load, now)
@@ -152,8 +152,8 @@ class FlowSender:
         for piece in pieces:
             tries = self._tries[min(piece.level, len(self._tries) - 1)]
             items.append(_Item(load, piece, (priority, load.number, piece.level), tries))
-        if self._coding is not None and parities:
-            group = GroupOut[_Item](pieces, parities, self._coding.code)
+        if parities:
+            group = GroupOut[_Item](pieces, parities)
             items += [_Item(load, parity, items[-1].key, 1) for parity in group.parities]
             group.items = items
             for place, item in enumerate(items):
