@@ -129,7 +129,8 @@ class Nonsense:
         parities = chance.choice((1, 2, 9, min(blocks * pieces, 255)))
         place = chance.choice((0, chance.randrange(parities), chance.randrange(parities), 255))
         data = chance.choice((bytes(size), chance.randbytes(size)))
-        return Parity(load, self.number(16), blocks, pieces, parities, place, data).pack()
+        block = chance.choice((0, 0, self.number(16)))
+        return Parity(load, block, blocks, pieces, parities, place, data).pack()
 
     def header(self, load: int) -> Push:
         """One that announces what cannot be, or may be."""

@@ -1,8 +1,8 @@
 """Forward error correction: parity pieces, from which a receiver rebuilds lost pieces before they are sent again.
 
 Consecutive blocks of a load form a *group* of k pieces, with m = ⌈share · k⌉ parity pieces behind them. Any k of these
-k + m pieces rebuild all k (`erasure.py`). A *symbol* is what the code works on: the elements of a block, a
-piece's bytes, and zeros behind a mark up to the length of the group's longest symbol:
+k + m pieces rebuild all k (`erasure.py`). A *symbol* is what the code works on: the elements of a block, a piece's
+bytes, and zeros behind a mark up to the length of the group's longest symbol:
 
     start u32, stop u32, the bytes, 1, and zeros
 
