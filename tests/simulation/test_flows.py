@@ -52,7 +52,6 @@ CHANNELS = (
 )
 USUAL, MORE = (0, 1), (2,)  # seeds of each cell of the grid
 PATIENCE = Patience(heartbeat_s=0.5, timeout_s=30.0)
-RESENDS = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.5)
 
 
 class Recorder:
@@ -270,7 +269,7 @@ def run(seed: int, policy: str, codec: str, channel: str, shards: int) -> Traine
     chance = random.Random(f"{seed} {policy} {codec} {channel} {shards}")
     network = replace(bad_network(chance), loss=chance.choice((0.0, 0.02, 0.1, 0.2)), keeps_streams=True)
     lan = Edge(chance.choice(("dense", "fp16")), AS_WAN, channel=chance.choice(("tcp", "tcp", channel)))
-    patience = RESENDS if network.reorder else PATIENCE  # there a message may come too early, and is dropped
+    patience = PATIENCE
     wan = Edge(codec, channel=channel)
     topology = topology_of([2, 2], shards, patience, policy=policy, lan=lan, wan=wan)
     try:

@@ -132,7 +132,7 @@ class Connections:
         try:
             host.node.admit(number, write.message)
         except GeomxError as error:
-            lossy = self._network.reorder or self._network.loss
+            lossy = not self._network.keeps_streams and (self._network.reorder or self._network.loss)
             if not lossy:  # a stream in order never brings a message too early
                 self.break_(connection, str(error))
             return
