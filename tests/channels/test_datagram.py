@@ -13,6 +13,7 @@ import torch
 from relays import Relay, losing, relay
 from wires import ANY_PORT, LOOPS, Witness, run_on, tensor
 
+from geomx.channels import udp
 from geomx.channels.block_classes import Alike
 from geomx.channels.contract import EdgeSettings
 from geomx.channels.datagram import Datagram
@@ -99,6 +100,15 @@ def joined_again(payload: Any, size: int) -> tuple[torch.Tensor, int]:
     return whole, sum(not came for came in payload.came)
 
 
+@pytest.fixture(params=["together", "one by one"])
+def offload(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the kernel takes several datagrams with one call: there is no option 9999, so it refuses that."""
+    if request.param == "one by one":
+        monkeypatch.setattr(udp, "UDP_SEGMENT", 9999)
+        monkeypatch.setattr(udp, "UDP_GRO", 9999)
+
+
+@pytest.mark.usefixtures("offload")
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_reliable_blocks_arrive_whatever_is_lost(loop_name: str, share: float) -> None:
     async def main() -> None:
@@ -114,6 +124,31 @@ def test_reliable_blocks_arrive_whatever_is_lost(loop_name: str, share: float) -
                 assert isinstance(payload, Blocks)
                 assert isinstance(message, Push)
                 assert torch.equal(joined_again(payload, message.size)[0], tensor(message.size, number))
+
+    run_on(loop_name, main)
+
+
+@pytest.mark.usefixtures("offload")
+def test_without_a_relay_both_ends_count_the_same(loop_name: str) -> None:
+    """Without a relay between them: what leaves together arrives together."""
+
+    async def main() -> None:
+        mine, theirs = Witness(), Witness()
+        door = await Datagram(EdgeSettings(), Alike()).listen(ANY_PORT, theirs, theirs.accept)
+        sender: Any = await Datagram(EdgeSettings(), Alike()).dial(door.address, mine)
+        await theirs.until(lambda: bool(theirs.accepted))
+        (receiver,) = theirs.accepted
+        sender.open_flow(SECRET, FlowTerms())
+        receiver.open_flow(SECRET, FlowTerms())
+        ends = Ends(sender, receiver, mine, theirs, None)
+        await until_open(ends)
+        write(ends, 1, tensor(100_000, 1))
+        await theirs.until(lambda: bool(theirs.messages))
+        assert torch.equal(joined_again(theirs.messages[0][2], 100_000)[0], tensor(100_000, 1))
+        assert receiver.flow_counts.came == sender.flow_counts.sent == {0: 72}
+        assert sender.bytes_sent >= receiver.bytes_received > 100_000
+        sender.close("the test is over")
+        await door.close()
 
     run_on(loop_name, main)
 
@@ -228,7 +263,7 @@ def test_where_no_datagram_can_be_sent_the_connection_carries_all(
     def refused(family: int) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr("geomx.channels.datagram.udp_socket", refused)
+    monkeypatch.setattr("geomx.channels.datagram.UdpSocket", refused)
 
     async def main() -> None:
         async with joined() as ends:

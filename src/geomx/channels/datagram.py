@@ -9,9 +9,7 @@ pass, TCP carries everything (`geomx.wire.flow.path`). `block_classes.py` says w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,10 +21,11 @@ import torch
 from geomx.channels.block_classes import Alike, Dgt
 from geomx.channels.connection import TcpConnection, view_of, views_of
 from geomx.channels.contract import BlockClasses, Connection, ConnectionHandler, EdgeSettings
-from geomx.channels.datagram_port import READS, DatagramPort, udp_socket
+from geomx.channels.datagram_port import READS, DatagramPort
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.sealing import ENVELOPE_BYTES, SALT_BYTES, Seal, seals
 from geomx.channels.tcp import Tcp, TcpListener, split_address
+from geomx.channels.udp import UdpSocket
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
@@ -78,7 +77,7 @@ class DatagramConnection(TcpConnection):
         self._in: Seal
         self._end: FlowEnd | None = None
         self._counted = FlowCounts()  # of a flow that has ended
-        self._udp: socket.socket | None = None  # of whoever dials
+        self._udp: UdpSocket | None = None  # of whoever dials
         self._address: Any = None  # of whoever has dialled
         self._newest = -1
         self._timer: asyncio.Handle | None = None
@@ -182,7 +181,7 @@ class DatagramConnection(TcpConnection):
         if not (self._secret or self._channel.is_secured):
             return
         try:
-            self._udp = udp_socket(self.socket.family)
+            self._udp = UdpSocket(self.socket.family)
             self._udp.connect(self._transport.get_extra_info("peername"))
         except OSError as error:
             why = f"this machine cannot send them ({error.strerror or error})"
@@ -199,12 +198,8 @@ class DatagramConnection(TcpConnection):
     def _readable(self) -> None:
         """For whoever dials."""
         assert self._udp is not None
-        for _ in range(READS):
-            try:
-                datagram = self._udp.recv(1 << 16)
-            except OSError:
-                break
-            self.arrived(memoryview(datagram), None)
+        for datagram, _ in self._udp.receive(READS):
+            self.arrived(datagram, None)
             if not self.is_open:
                 return
         self.run_flow()
@@ -241,8 +236,7 @@ class DatagramConnection(TcpConnection):
         self._hand_on(end, now)
         if not self.is_open:
             return
-        for number, body in end.datagrams(now, ENVELOPE_BYTES, BATCH):
-            self._depart(self._out.close(number, body))
+        self._send([self._out.close(*each) for each in end.datagrams(now, ENVELOPE_BYTES, BATCH)], end)
         for message in end.to_write(now, self.heard_at):
             super().write(*message)
         passes = end.news(now)
@@ -262,6 +256,14 @@ class DatagramConnection(TcpConnection):
         except ProtocolError as error:
             self._fail(str(error))
 
+    def _send(self, datagrams: list[bytes], end: FlowEnd) -> None:
+        if self._udp is not None and self._pacer is None and end.path.is_open:  # probes leave alone
+            self.bytes_sent += sum(map(len, datagrams))
+            self._udp.send_together(datagrams)
+        else:
+            for datagram in datagrams:
+                self._depart(datagram)
+
     def _depart(self, datagram: bytes) -> None:
         """A datagram leaves, through the emulated link if there is one."""
         self.bytes_sent += len(datagram)
@@ -274,8 +276,7 @@ class DatagramConnection(TcpConnection):
         """Into the socket; what it does not take is lost."""
         port = self._channel.port
         if self._udp is not None:
-            with contextlib.suppress(OSError):
-                self._udp.send(datagram)
+            self._udp.send(datagram)
         elif port is not None and self._address is not None:
             port.send(datagram, self._address)
 

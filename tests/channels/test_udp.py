@@ -1,0 +1,136 @@
+"""Datagrams that leave together and come together, and kernels that refuse that."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import pytest
+from exploring import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geomx.channels import udp
+from geomx.channels.udp import UdpSocket
+
+_SO_NO_CHECK = 11  # without checksums, Linux refuses to cut datagrams: EINVAL
+HOSTS = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+
+
+@contextlib.contextmanager
+def pair(family: socket.AddressFamily = socket.AF_INET) -> Iterator[tuple[UdpSocket, UdpSocket]]:
+    """A socket, and one that it is connected to."""
+    near, far = UdpSocket(family), UdpSocket(family)
+    try:
+        far.bind((HOSTS[family], 0))
+        near.connect(far._socket.getsockname())
+        yield near, far
+    finally:
+        near.close()
+        far.close()
+
+
+def received(end: UdpSocket, count: int) -> list[bytes]:
+    """The next datagrams."""
+    came: list[bytes] = []
+    while len(came) < count:
+        select.select([end], [], [])
+        came += [bytes(datagram) for datagram, _ in end.receive(count)]
+    return came
+
+
+def datagrams(sizes: Sequence[int]) -> list[bytes]:
+    chance = Random(0)
+    return [chance.randbytes(size) for size in sizes]
+
+
+SIZES = {
+    "none": [],
+    "one": [1400],
+    "equal": [1400] * 20,
+    "the last one shorter": [1400] * 5 + [3],
+    "short ones between": [1400, 3, 1400, 1400, 3, 3, 1400],
+    "growing": [1, 2, 3, 1000],
+    "more than one call takes": [1400] * 100 + [10] * 100,
+    "large": [30_000] * 5,
+    "an empty one": [1400, 1400, 0, 1400],
+}
+
+
+@pytest.mark.parametrize("family", HOSTS, ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_what_leaves_together_arrives_one_by_one_and_in_order(
+    family: socket.AddressFamily, sizes: list[int]
+) -> None:
+    with pair(family) as (near, far):
+        sent = datagrams(sizes)
+        near.send_together(sent)
+        expected = [datagram for datagram in sent if datagram]
+        assert received(far, len(expected)) == expected
+
+
+@given(sizes=st.lists(st.sampled_from([1, 700, 1400, 1472]), max_size=80))
+@examples(30)
+def test_any_sizes_arrive(sizes: list[int]) -> None:
+    with pair() as (near, far):
+        near.send_together(datagrams(sizes))
+        assert received(far, len(sizes)) == datagrams(sizes)
+
+
+def test_several_leave_with_one_call_and_come_with_one() -> None:
+    with pair() as (near, far):
+        if not near._sends_together:
+            pytest.skip("this kernel sends datagrams one by one")
+        near.send_together(datagrams([1400] * 10 + [7]))
+        select.select([far], [], [])
+        assert [len(datagram) for datagram, _ in far.receive(1)] == [1400] * 10 + [7]
+
+
+def test_a_socket_that_does_not_take_several_gets_them_one_by_one() -> None:
+    with pair() as (near, far), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+        plain.bind(("127.0.0.1", 0))
+        near.connect(plain.getsockname())
+        near.send_together(datagrams([1400] * 3))
+        assert [plain.recv(1 << 16) for _ in range(3)] == datagrams([1400] * 3)
+        assert not list(far.receive(1))
+
+
+def test_a_kernel_without_the_options_sends_and_receives_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp, "UDP_SEGMENT", 9999)  # there is no such option
+    monkeypatch.setattr(udp, "UDP_GRO", 9999)
+    with pair() as (near, far):
+        assert not near._sends_together
+        near.send_together(datagrams([1400] * 5))
+        assert len(list(far.receive(1))) == 1
+        assert received(far, 4) == datagrams([1400] * 5)[1:]
+
+
+def test_where_the_kernel_refuses_to_cut_nothing_is_lost_and_it_is_asked_once() -> None:
+    with pair() as (near, far):
+        near._socket.setsockopt(socket.SOL_SOCKET, _SO_NO_CHECK, 1)
+        for _ in range(2):
+            near.send_together(datagrams([1400] * 5 + [9]))
+            assert received(far, 6) == datagrams([1400] * 5 + [9])
+            assert not near._sends_together
+
+
+def test_what_cannot_be_sent_is_lost_without_a_word() -> None:
+    with pair() as (near, far):
+        far.close()
+        for _ in range(3):
+            near.send_together(datagrams([1400] * 3))
+            near.send(b"alone")
+        assert near._sends_together
+        assert not list(near.receive(1))
+
+
+def test_answers_go_to_whom_a_datagram_came_from() -> None:
+    with pair() as (near, far):
+        near.send_together(datagrams([100, 100]))
+        select.select([far], [], [])
+        for _, address in far.receive(2):
+            far.send(b"answer", address)
+        assert received(near, 2) == [b"answer", b"answer"]
