@@ -44,10 +44,10 @@ class Seal:
         """The number and body of a datagram; None: it is not from the other end of this flow."""
         if len(datagram) < SEAL_BYTES:
             return None
-        head = bytes(datagram[: HEAD.size])
-        _, low, high = HEAD.unpack(head)
+        _, low, high = HEAD.unpack_from(datagram)
+        head, sealed = datagram[: HEAD.size], datagram[HEAD.size :]
         try:
-            body = self._cipher.decrypt(_NONCE.pack(low, high), bytes(datagram[HEAD.size :]), head)
+            body = self._cipher.decrypt(_NONCE.pack(low, high), sealed, head)
         except InvalidTag:
             return None
         return low | high << 32, body

@@ -70,10 +70,20 @@ class Congestion:
         self._round_rate, self._round_least, self._is_ending, self._is_limited = 0.0, inf, False, False
         self._phase, self._age, self._stalls, self._base = _Phase.START, 0, 0, 0.0
         self._arrived, self._lost = 1.0, 0.0  # bytes sent at gain 1; old rounds count less
+        self._is_stale, self._most_under_way, self._pace = True, 0.0, inf
 
     def next_at(self) -> float:
         """When the next packet may leave; inf while as much is under way as may be."""
-        return self._next_at if self.under_way + self._datagram_bytes <= self._cap() else inf
+        if self._is_stale:
+            self._refresh()
+        return self._next_at if self.under_way + self._datagram_bytes <= self._most_under_way else inf
+
+    def _refresh(self) -> None:
+        """The limits change with what is heard, not with what is sent: many packets leave between two changes."""
+        self._is_stale, self._most_under_way = False, self._cap()
+        is_short = self.round_trip_s < (1.0 + PROBE_GAIN) / 2.0 * self.least_round_trip_s
+        pace = self._phase.value * self.rate * (self._made_up() if is_short else 1.0)
+        self._pace = min(pace or inf, self._most)
 
     def _cap(self) -> float:
         product = self.rate * self.least_round_trip_s if self.rate else 0.0
@@ -93,10 +103,10 @@ class Congestion:
             self._limited_until = self._gone + 1  # a round trip has to pass before anything can be told
             if now > self._least_at + LEAST_AGE_S:
                 self._begin_look(now)
-        is_short = self.round_trip_s < (1.0 + PROBE_GAIN) / 2.0 * self.least_round_trip_s
-        pace = self._phase.value * self.rate * (self._made_up() if is_short else 1.0)
+        if self._is_stale:
+            self._refresh()
         slack_s = max(_SLACK_S, self._before[0] / 8.0)
-        self._next_at = max(self._next_at, now - slack_s) + size / min(pace or inf, self._most)
+        self._next_at = max(self._next_at, now - slack_s) + size / self._pace
         self.under_way += size
         limited, steady = self._gone < self._limited_until, self._phase is _Phase.STEADY
         return Mark(size, now, self._earlier_at, self._delivered, self._delivered_at, limited, steady)
@@ -107,6 +117,7 @@ class Congestion:
 
     def lost(self, mark: Mark) -> None:
         """A packet is taken for lost: it is no longer under way. It may still be acknowledged."""
+        self._is_stale = True
         if self._leave(mark) and mark.steady:
             self._lost += mark.size
 
@@ -121,6 +132,7 @@ class Congestion:
 
         `delay_s`: how long the receiver held the acknowledgement after its newest packet.
         """
+        self._is_stale = True
         if self._is_ending and now > self._delivered_at:
             self._end_round(now)
         if self._leave(mark) and mark.steady:
@@ -153,6 +165,7 @@ class Congestion:
             self.least_round_trip_s, self._least_at = trip_s, now
 
     def _begin_look(self, now: float) -> None:  # the queue is as empty as we can make it
+        self._is_stale = True
         self._pausing, self._look, self._look_from, self._round_end = False, inf, now, self._delivered + 1
 
     def _end_round(self, now: float) -> None:

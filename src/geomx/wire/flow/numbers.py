@@ -36,6 +36,9 @@ class Numbers:
         """A datagram has come that is to be acknowledged, and is not known."""
         if not self._runs or number > self._runs[0][1]:
             self.newest_at = now
+            if runs and number == runs[0][1] + 1:  # nothing was lost or overtaken, as nearly always
+                runs[0][1] = number
+                return
         else:
             self.overtaken_s = max(now - self.newest_at, self.overtaken_s * 15 / 16)
         self.note(number)

@@ -239,7 +239,7 @@ class FlowReceiver:
             return False
         if isinstance(packet, Tail):
             self._ends(packet, now)
-        elif isinstance(packet, Piece | Parity) and not self._take(packet, now):
+        elif not isinstance(packet, Head) and not self._take(packet, now):
             return False
         self._numbers.add(number, now)
         self._unacknowledged += 1
@@ -281,6 +281,8 @@ class FlowReceiver:
 
     def _put(self, inbox: _Inbox, piece: Piece | Parity) -> bool:
         """Give a load what is of it, and rebuild what can be rebuilt with it; False: it is not new."""
+        if isinstance(piece, Piece) and not inbox.groups:
+            return inbox.put(piece)
         before = inbox.parity_bytes(piece.block)
         try:
             is_new = inbox.put(piece) if isinstance(piece, Piece) else inbox.parity(piece)
@@ -382,7 +384,8 @@ class FlowReceiver:
         if self._ack_at > now:
             return None
         self._ack_at, self._unacknowledged = inf, 0
-        shown = sum(1 << place for place in range(CLOSED_SHOWN) if self._closed_below + place in self._closed)
+        places = [load - self._closed_below for load in self._closed]
+        shown = sum(1 << place for place in places if place < CLOSED_SHOWN)
         held_s = max(now - self._numbers.newest_at, 0.0)
         return Ack(held_s, self._closed_below, shown, self._numbers.runs)
 
