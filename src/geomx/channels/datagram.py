@@ -36,7 +36,7 @@ from geomx.wire.flow.sender import BlockOut, FlowTerms
 from geomx.wire.messages import FlowBroken, FlowOpen, Message
 
 BATCH = 32  # datagrams in a row before others have their turn
-LEAST_WAIT_S, MOST_WAIT_S = 0.0005, 0.004  # waking up costs more than what a datagram does
+LEAST_WAIT_S, MOST_WAIT_S = 0.0005, 0.0125  # waking up costs more than what a datagram does
 
 
 class DatagramListener(TcpListener):
