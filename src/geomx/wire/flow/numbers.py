@@ -36,9 +36,6 @@ class Numbers:
         """A datagram has come that is to be acknowledged, and is not known."""
         if not self._runs or number > self._runs[0][1]:
             self.newest_at = now
-            if runs and number == runs[0][1] + 1:  # nothing was lost or overtaken, as nearly always
-                runs[0][1] = number
-                return
         else:
             self.overtaken_s = max(now - self.newest_at, self.overtaken_s * 15 / 16)
         self.note(number)
@@ -46,6 +43,9 @@ class Numbers:
     def note(self, number: int) -> None:
         """The same of one that is not, whose time says nothing."""
         runs = self._runs
+        if runs and number == runs[0][1] + 1:  # nothing was lost or overtaken, as nearly always
+            runs[0][1] = number
+            return
         place = next((place for place, run in enumerate(runs) if number > run[1]), len(runs))
         above = runs[place - 1] if place and runs[place - 1][0] == number + 1 else None
         below = runs[place] if place < len(runs) and runs[place][1] == number - 1 else None

@@ -181,9 +181,11 @@ class _Inbox:
         ends, data = [0, *accumulate(sizes)], memoryview(whole.data)
         return [(whole.start, whole.stop, data[begin:end]) for begin, end in pairwise(ends)]
 
-    def is_over(self, now: float) -> bool:
+    @property
+    def due_at(self) -> float:
+        """When it closes if nothing more comes, which is never later with more; inf: not at all."""
         every, reliable = self.missing
-        return not every or (not reliable and now >= self.closes_at)
+        return inf if reliable else self.closes_at if every else -inf
 
     def delivery(self) -> Delivery:
         came = tuple(block is not None for block in self.blocks)
@@ -207,6 +209,7 @@ class FlowReceiver:
         self._early_bytes = 0
         self._closed_below = 0
         self._closed: set[int] = set()  # at or above it
+        self._closing_at = inf  # the first of the loads that are open, if nothing more comes
         self._unacknowledged = 0
         self._ack_at = inf
         self._moved_at = -inf
@@ -232,6 +235,7 @@ class FlowReceiver:
         wait_s = self._early_tails.pop(load, None)
         if wait_s is not None:
             inbox.closes_at = now + wait_s
+        self._closing_at = min(self._closing_at, inbox.due_at)
 
     def received(self, number: int, packet: Piece | Parity | Tail | Head, now: float) -> bool:
         """A datagram has come, and is from whom it says. Returns whether it is new. Raises `ProtocolError`."""
@@ -282,13 +286,16 @@ class FlowReceiver:
     def _put(self, inbox: _Inbox, piece: Piece | Parity) -> bool:
         """Give a load what is of it, and rebuild what can be rebuilt with it; False: it is not new."""
         if isinstance(piece, Piece) and not inbox.groups:
-            return inbox.put(piece)
+            is_new = inbox.put(piece)
+            self._closing_at = min(self._closing_at, inbox.due_at)
+            return is_new
         before = inbox.parity_bytes(piece.block)
         try:
             is_new = inbox.put(piece) if isinstance(piece, Piece) else inbox.parity(piece)
             self.rebuilt += inbox.rebuild(piece.block)
         finally:
             self._parity_bytes += inbox.parity_bytes(piece.block) - before
+        self._closing_at = min(self._closing_at, inbox.due_at)
         return is_new
 
     def _is_closed(self, load: int) -> bool:
@@ -334,6 +341,7 @@ class FlowReceiver:
             inbox = self._inboxes.get(load)
             if inbox is not None:
                 inbox.closes_at = min(inbox.closes_at, now + window_s + tail.grace_s)
+                self._closing_at = min(self._closing_at, inbox.due_at)
             elif not self._is_closed(load) and self._may_be(load):
                 self._early_tails.setdefault(load, window_s + tail.grace_s)
 
@@ -341,10 +349,13 @@ class FlowReceiver:
 
     def closed(self, now: float) -> Iterable[Delivery]:
         """The loads that close now."""
-        over = [(load, inbox) for load, inbox in self._inboxes.items() if inbox.is_over(now)]
+        if now < self._closing_at:
+            return
+        over = [(load, inbox) for load, inbox in self._inboxes.items() if now >= inbox.due_at]
         for load, inbox in over:
             self._close(load)
             yield inbox.delivery()
+        self._closing_at = min((inbox.due_at for inbox in self._inboxes.values()), default=inf)
 
     def forget(self, below: int) -> None:
         """Loads below this number come on the connection, whole. Raises `ProtocolError`."""
@@ -374,10 +385,7 @@ class FlowReceiver:
 
     def next_at(self) -> float:
         """When to call `closed` and `ack`, if nothing comes before; inf: not at all."""
-        closing = min(
-            (inbox.closes_at for inbox in self._inboxes.values() if not inbox.missing[1]), default=inf
-        )
-        return min(closing, self._ack_at)
+        return min(self._closing_at, self._ack_at)
 
     def ack(self, now: float) -> Ack | None:
         """What is to be told now; None: nothing yet."""

@@ -108,6 +108,7 @@ class FlowSender:
         self._repeats = 0
         self._under_way: dict[int, _Sent] = {}  # by number, the oldest first
         self._lost: dict[int, _Item] = {}  # held for lost, the oldest first
+        self._closed = (0, 0)  # loads, as the newest acknowledgement said
         self._reorder_s = 0.0
         self._heard_at = -inf
         self._began_at = -inf  # since when something was always to be sent, or to be heard of
@@ -297,8 +298,10 @@ class FlowSender:
             self._came_late(number)
         if sent is not None:
             self._look_for_losses(ack.runs[0][1], sent.at)
-        for load in [load for load in self._loads.values() if ack.has_closed(load.number)]:
-            self._over(load)
+        if self._closed != (ack.closed_below, ack.closed):
+            self._closed = (ack.closed_below, ack.closed)
+            for load in [load for load in self._loads.values() if ack.has_closed(load.number)]:
+                self._over(load)
         return sent is not None
 
     def _come(self, number: int, now: float, held_s: float) -> _Sent:
