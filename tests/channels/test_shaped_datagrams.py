@@ -22,7 +22,7 @@ from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.shaping import QUEUE_S, UDP_BYTES, EmulatedLink
 from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
-from geomx.wire.flow.receiver import Blocks
+from geomx.wire.flow.inbox import Blocks
 from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Push
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from geomx.node.slices.blocks import NOTHING, Receipts, receipted
-from geomx.wire.flow.receiver import Blocks
+from geomx.wire.flow.inbox import Blocks
 from geomx.wire.messages import Push, Update
 from geomx.wire.presence import unpack
 

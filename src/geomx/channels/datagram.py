@@ -29,11 +29,11 @@ from geomx.channels.udp import UdpSocket
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
-from geomx.wire.flow.ends import WHY, Carried, FlowEnd, OnConnection, Outgoing
+from geomx.wire.flow.ends import WHY, FlowEnd, OnConnection, Outgoing
+from geomx.wire.flow.inbox import Blocks
 from geomx.wire.flow.path import SIZES, State
-from geomx.wire.flow.receiver import Blocks
 from geomx.wire.flow.sender import BlockOut, FlowTerms
-from geomx.wire.messages import FlowBroken, FlowOpen, Message
+from geomx.wire.messages import Carried, FlowBroken, FlowOpen, Message
 
 BATCH = 32  # datagrams in a row before others have their turn
 LEAST_WAIT_S, MOST_WAIT_S = 0.0005, 0.0125  # waking up costs more than what a datagram does
@@ -152,9 +152,12 @@ class DatagramConnection(TcpConnection):
         if isinstance(message, FlowOpen):
             self._opened_by_peer(message)
         elif isinstance(message, FlowBroken):
-            self._opened().broken(message)
+            end = self._opened()
+            self._judged(lambda: end.broken(message))
         elif isinstance(message, Carried) and message.beside is not None:
-            self._announced(number, message, self._opened())
+            end = self._opened()
+            self._judged(lambda: end.announced(number, message, time.monotonic()))
+            self.run_flow()
         else:
             super().arrived_whole(number, message, payload)
 
@@ -162,13 +165,6 @@ class DatagramConnection(TcpConnection):
         if self._end is None:
             raise ProtocolError("a payload was announced beside the connection, where no flow is open")
         return self._end
-
-    def _announced(self, number: int, message: Carried, end: FlowEnd) -> None:
-        try:
-            end.announced(number, message, time.monotonic())
-        except ProtocolError as error:
-            self._broken_by_peer(error)
-        self.run_flow()
 
     def _opened_by_peer(self, message: FlowOpen) -> None:
         if (
@@ -215,18 +211,22 @@ class DatagramConnection(TcpConnection):
         self.bytes_received += len(datagram)
         if number > self._newest:
             self._newest, self._address = number, address
+        end = self._end
+        return self._judged(lambda: end.received(number, body, time.monotonic()))
+
+    def _judged(self, act: Callable[[], None]) -> bool:
+        """Whether the peer could have meant this.
+
+        Only a member can have sealed what came: to connect again would not help, so the run ends, and names it.
+        """
         try:
-            self._end.received(number, body, time.monotonic())
+            act()
         except ProtocolError as error:
-            self._broken_by_peer(error)
+            self._receiver.broken(self, error)
+            if self.is_open:
+                self._fail(str(error))
             return False
         return True
-
-    def _broken_by_peer(self, error: ProtocolError) -> None:
-        """Only a member can have sealed what came: to connect again would not help, so the run ends, and names it."""
-        self._receiver.broken(self, error)
-        if self.is_open:
-            self._fail(str(error))
 
     def run_flow(self) -> None:
         """Send what may leave now, hand on what has closed, and see to it that this is called again in time."""

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 import torch
 
-from geomx.errors import GeomxError
-from geomx.node.contract import Closed, Effect, Event, Node, Opened, OpenFlow, Received, Write
+from geomx.errors import GeomxError, ProtocolError
+from geomx.node.contract import Closed, Effect, Event, Failed, Node, Opened, OpenFlow, Received, Write
 from geomx.node.path_news import PathNews
 from geomx.simulate.flows import SimulatedEnd
 from geomx.simulate.network import Clock, Network, SimulatedConnection, SimulatedLink
 from geomx.simulate.programs import Program
 from geomx.wire.flow.ends import WHY, OnConnection
-from geomx.wire.flow.receiver import Blocks, Delivery
+from geomx.wire.flow.inbox import Blocks, Delivery
 from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Message
 from geomx.wire.proof import NONCE_BYTES
@@ -129,6 +129,9 @@ class Connections:
         if write.message is _GOODBYE:
             self._part(host, number, connection)
             return
+        end = connection.flow.get(target)
+        if end is not None:
+            end.heard_at = self._simulation.now
         try:
             host.node.admit(number, write.message)
         except GeomxError as error:
@@ -136,7 +139,6 @@ class Connections:
             if not lossy:  # a stream in order never brings a message too early
                 self.break_(connection, str(error))
             return
-        end = connection.flow.get(target)
         if end is None or not end.arrived_whole(write.number, write.message):
             self._simulation.deliver(host, Received(number, write.number, write.message, _own(write.payload)))
 
@@ -179,6 +181,10 @@ class Connections:
         def send(message: OnConnection) -> None:
             self._put(host, Write(number, *message))
 
+        def broken(error: ProtocolError) -> None:
+            self._simulation.deliver(host, Failed(error, number))
+            self.break_(connection, str(error))
+
         def tell(passes: bool) -> None:
             note = host.paths.about(peer, passes, WHY[passes])
             self._simulation.carry_out(host, [] if note is None else [note])
@@ -191,7 +197,8 @@ class Connections:
             admit=admit,
             deliver=deliver,
             send=send,
-            refuse=functools.partial(self.break_, connection),
+            broken=broken,
+            stuck=functools.partial(self.break_, connection),
             tell=tell,
         )
 

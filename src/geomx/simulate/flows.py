@@ -12,11 +12,11 @@ from geomx.node.contract import Write
 from geomx.simulate.network import Clock, SimulatedLink
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
-from geomx.wire.flow.ends import Carried, FlowEnd, OnConnection, Outgoing
+from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
+from geomx.wire.flow.inbox import Delivery
 from geomx.wire.flow.path import SIZES
-from geomx.wire.flow.receiver import Delivery
 from geomx.wire.flow.sender import BlockOut, FlowTerms
-from geomx.wire.messages import FlowBroken, Message
+from geomx.wire.messages import Carried, FlowBroken, Message
 
 ENVELOPE_BYTES = 54  # of a datagram: seal, UDP, IPv4
 MOST_AT_ONCE = 1 << 16
@@ -27,7 +27,8 @@ class SimulatedEnd:
     """One end of a connection's flow. `link`: to the other end.
 
     `admit`: that of its node. `deliver`: gives the node a message that has closed. `send`: writes one on the
-    connection. `refuse`: ends the connection. `tell`: hears whether datagrams pass.
+    connection. `broken`: hears what the peer could not mean, `stuck`: that it is to be connected to again. `tell`:
+    hears whether datagrams pass.
     """
 
     def __init__(
@@ -40,14 +41,17 @@ class SimulatedEnd:
         admit: Callable[[Message], None],
         deliver: Callable[[Delivery], None],
         send: Callable[[OnConnection], None],
-        refuse: Callable[[str], None],
+        broken: Callable[[ProtocolError], None],
+        stuck: Callable[[str], None],
         tell: Callable[[bool], None],
     ) -> None:
         self._clock, self._link = clock, link
-        self._deliver, self._send, self._refuse, self._tell = deliver, send, refuse, tell
+        self._deliver, self._send, self._broken, self._tell = deliver, send, broken, tell
+        self._stuck = stuck
         self.end = FlowEnd(Congestion(SIZES[0] + ENVELOPE_BYTES), terms, admit, clock.now, dials=dials)
         self._peer: SimulatedEnd
         self._due_at = inf
+        self.heard_at = -inf  # when something came on the connection last
         self.is_alive = True
 
     def meet(self, peer: SimulatedEnd) -> None:
@@ -87,14 +91,17 @@ class SimulatedEnd:
         if not self.is_alive:
             return
         now = self._clock.now
-        deliveries: list[Delivery] = []
-        self._guarded(lambda: deliveries.extend(self.end.closed(now, now)))
+        try:
+            deliveries = list(self.end.closed(now, self.heard_at))
+        except ProtocolError as error:
+            self._stuck(str(error))
+            return
         for delivery in deliveries:
             self._deliver(delivery)
         for number, body in self.end.datagrams(now, ENVELOPE_BYTES, MOST_AT_ONCE):
             arrived = partial(self._peer.arrived, number, body)
             self._link.put(len(body) + ENVELOPE_BYTES, PRIORITY, arrived, surely=False)
-        for message in self.end.to_write(now, now):
+        for message in self.end.to_write(now, self.heard_at):
             self._send(message)
         passes = self.end.news(now)
         if passes is not None:
@@ -119,7 +126,7 @@ class SimulatedEnd:
         try:
             act()
         except ProtocolError as error:
-            self._refuse(str(error))
+            self._broken(error)
 
 
 def _view(payload: Any) -> memoryview:

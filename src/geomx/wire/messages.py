@@ -214,6 +214,9 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     beside: Beside | None = None  # as in `Push`
 
 
+Carried = Push | Update  # the messages whose payloads may travel in datagrams
+
+
 class Stepped(Message, frozen=True, array_like=True, tag=True):
     """To the first shard: a worker has taken its `steps`-th step towards round `turn`, which took so many seconds."""
 

@@ -15,14 +15,18 @@ def pack(present: Sequence[bool]) -> bytes | None:
     """The bitmap of one truth value a part."""
     if all(present):
         return None
-    bits = sum(1 << part for part, is_present in enumerate(present) if is_present)
-    return bits.to_bytes(_size_bytes(len(present)), "little")
+    bitmap = bytearray(_size_bytes(len(present)))
+    for part, is_present in enumerate(present):
+        bitmap[part >> 3] |= is_present << (part & 7)
+    return bytes(bitmap)
 
 
 def unpack(bitmap: bytes | None, parts: int) -> list[bool]:
     """One truth value a part; raises `ProtocolError` where the bitmap is not one of `parts` parts."""
-    bits = _checked(bitmap, parts)
-    return [bool(bits >> part & 1) for part in range(parts)]
+    if bitmap is None:
+        return [True] * parts
+    _checked(bitmap, parts)
+    return [bool(bitmap[part >> 3] >> (part & 7) & 1) for part in range(parts)]
 
 
 def union(first: bytes | None, second: bytes | None) -> bytes | None:

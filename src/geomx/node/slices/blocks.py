@@ -22,14 +22,15 @@ from geomx.codecs.returning import takes_back
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.counts import BlockCounts
-from geomx.wire.flow.packets import MOST_BLOCKS
+from geomx.wire.flow.inbox import Blocks
+from geomx.wire.flow.packets import MOST_BLOCKS, PIECE_HEAD_BYTES
 from geomx.wire.flow.parity import EXTRA_BYTES
-from geomx.wire.flow.receiver import Blocks
+from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Push, Update
 from geomx.wire.presence import pack, unpack
 
-BLOCK_BYTES = 1428  # what is left of 1,500 bytes behind all headers
+BLOCK_BYTES = SIZES[1] - PIECE_HEAD_BYTES - EXTRA_BYTES  # fits one datagram over IPv6, and through PPPoE
 HEAD_BYTES = 64  # more than any codec's blocks have each, beyond their share of the whole
 NOTHING = b""  # a receipt: the push was not added at all
 
@@ -76,7 +77,7 @@ class BlockSender:
         classes = self._classes
         if classes is None or codec is not self._codec or not takes_back(codec, slice_):
             return Encoded(payload)
-        blocks = codec.cut(slice_, payload, BLOCK_BYTES - (EXTRA_BYTES if classes.parity_share else 0))
+        blocks = codec.cut(slice_, payload, BLOCK_BYTES)
         if not 1 < len(blocks) <= MOST_BLOCKS:
             return Encoded(payload)
         levels = classes.levels(slice_, push.turn, blocks, lambda: codec.decode(slice_, payload), push.loss)

@@ -21,6 +21,7 @@ import msgspec
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
+from geomx.wire.flow.inbox import Blocks, Delivery
 from geomx.wire.flow.packets import (
     MOST_BLOCKS,
     PIECE_HEAD_BYTES,
@@ -35,17 +36,15 @@ from geomx.wire.flow.packets import (
 )
 from geomx.wire.flow.parity import EXTRA_BYTES
 from geomx.wire.flow.path import Path, State
-from geomx.wire.flow.receiver import Blocks, Delivery, FlowReceiver
+from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import RELIABLE, BlockOut, FlowSender, FlowTerms
-from geomx.wire.messages import Beside, FlowBroken, Message, Push, Update, decode_head, encode_head
+from geomx.wire.messages import Beside, Carried, FlowBroken, Message, Push, decode_head, encode_head
 from geomx.wire.presence import pack as pack_bitmap
 
 SILENT_S = 2.0  # without a word of what was sent, the connection carries everything
 LOOK_EVERY_S = 0.25  # then, whether the connection is silent as well
 STUCK_S = 10.0  # without anything new of what was announced
 WHY = {True: "what is sent by UDP is answered", False: "nothing of what is sent by UDP is answered"}
-
-Carried = Push | Update  # the messages whose payloads may travel in datagrams
 
 
 class OnConnection(NamedTuple):
@@ -95,7 +94,7 @@ class FlowEnd:
         if dials:
             self.path.begin(now)
         self.sender = FlowSender(congestion, terms)
-        self._spare_bytes = PIECE_HEAD_BYTES + (EXTRA_BYTES if terms.parity_share else 0)
+        self._spare_bytes = PIECE_HEAD_BYTES + EXTRA_BYTES
         self.receiver = FlowReceiver()
         self._answers: list[Probed] = []
         self._under_way: dict[int, Outgoing] = {}  # by load

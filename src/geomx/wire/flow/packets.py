@@ -12,9 +12,9 @@
     5 PROBED   size u16: a probe of that size has come
     6 HEAD     load u32, number u64, and the header of the load's message, which travels on the connection as well: the
                first of the two that comes announces the load
-    7 PARITY   load u32, block u16, blocks u8, pieces u8, parities u8, parity u8, and the bytes
-               One of the parity pieces of a group: of `blocks` blocks from `block` on, of `pieces` pieces each.
-               `parity.py` says how they are made.
+    7 PARITY   load u32, block u16, blocks u16, pieces u8, class u8, parity u8, and the bytes
+               Parity piece `parity` of a group: of the reliable blocks (class 0) or the others (1) among `blocks`
+               blocks from `block` on, of `pieces` pieces each. `parity.py` says how it is made.
 
 Datagrams of each direction have numbers of their own, which never repeat: what is sent again has a new number.
 """
@@ -33,7 +33,7 @@ _LOAD = struct.Struct("<I")
 _ACK = struct.Struct("<BIIQ")
 _PROBE = struct.Struct("<BH")
 _HEAD = struct.Struct("<BIQ")
-_PARITY = struct.Struct("<BIHBBBB")
+_PARITY = struct.Struct("<BIHHBBB")
 _RUN = struct.Struct("<IHIH")
 
 PIECE_HEAD_BYTES, PARITY_HEAD_BYTES = _PIECE.size, _PARITY.size
@@ -136,13 +136,13 @@ class Head(NamedTuple):
 
 
 class Parity(NamedTuple):
-    """One of the `parities` parity pieces of a group: of blocks from `block` on, of `pieces` pieces each."""
+    """A parity piece of a group: of the blocks of a class (0: reliable, 1: not) among `blocks` from `block` on."""
 
     load: int
     block: int
     blocks: int
     pieces: int
-    parities: int
+    level: int
     parity: int
     data: bytes | memoryview
 
@@ -178,12 +178,12 @@ def unpack(body: bytes | memoryview) -> Packet:
             _, load, number = _HEAD.unpack_from(body)
             return Head(load, number, bytes(memoryview(body)[_HEAD.size :]))
         if kind == 7:
-            _, load, block, blocks, pieces, parities, parity = _PARITY.unpack_from(body)
-            if not parity < parities <= blocks * pieces <= MOST_IN_GROUP:
+            _, load, block, blocks, pieces, level, parity = _PARITY.unpack_from(body)
+            if parity >= MOST_IN_GROUP or level > 1 or not blocks * pieces:
                 raise ProtocolError(
-                    f"parity piece {parity} of {parities}, of {blocks} blocks in {pieces} pieces"
+                    f"parity piece {parity} of class {level}, of {blocks} blocks in {pieces} pieces"
                 )
-            return Parity(load, block, blocks, pieces, parities, parity, memoryview(body)[_PARITY.size :])
+            return Parity(load, block, blocks, pieces, level, parity, memoryview(body)[_PARITY.size :])
     except struct.error as error:
         raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes") from error
     raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes")

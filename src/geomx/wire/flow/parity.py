@@ -1,13 +1,14 @@
 """Forward error correction: parity pieces, from which a receiver rebuilds lost pieces before they are sent again.
 
-Consecutive blocks of a load form a *group* of k pieces, with m = ⌈share · k⌉ parity pieces behind them. Any k of these
-k + m pieces rebuild all k (`erasure.py`). A *symbol* is what the code works on: the elements of a block, a piece's
-bytes, and zeros behind a mark up to the length of the group's longest symbol:
+Pieces of a load form *groups* of at most `MOST_IN_GROUP`: of consecutive reliable blocks, or of consecutive blocks of
+another class. Any k of a group's k pieces and its parity pieces rebuild all k (`erasure.py`). A *symbol* is what the
+code works on: the elements of a block, a piece's bytes, and zeros behind a mark up to the length of the group's longest
+symbol:
 
     start u32, stop u32, the bytes, 1, and zeros
 
 A symbol's place in its group says which piece of which block it is, so all blocks of a group have equally many pieces.
-How many parity pieces there are changes none of them, so a receiver does not have to know.
+How many parity pieces there are changes none of them: more can be made at any time.
 
 A piece that was rebuilt has no datagram that could be acknowledged. The sender counts instead: as soon as k of a
 group's datagrams have been acknowledged, the receiver has all of it (`GroupOut`). Until then a lost piece is sent again
@@ -18,10 +19,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow import erasure
@@ -36,42 +36,41 @@ from geomx.wire.flow.packets import (
 
 _RANGE = struct.Struct("<II")
 _MARK = b"\1"
+DEVIATIONS = 3.0  # above the mean of what is lost: so once in a thousand times, more is
 SYMBOL_BYTES = _RANGE.size + len(_MARK)  # what a symbol has beyond the bytes of its piece
 EXTRA_BYTES = (
     PARITY_HEAD_BYTES + SYMBOL_BYTES - PIECE_HEAD_BYTES
 )  # what a parity piece has beyond other pieces
 
 
-def groups(pieces: Sequence[Piece], share: float) -> Iterator[tuple[list[Piece], int]]:
-    """The groups of a load, in order, each with its number of parity pieces; 0: it has no parity.
-
-    `share`: parity pieces for each piece, from 0 to 1.
-    """
-    if not share:
-        yield list(pieces), 0
-        return
+def groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """The groups of a load's pieces, which are in order; and as lists of their own, pieces that can be in none."""
     for run in _runs(pieces):
         count = run[0].pieces
         if count > MOST_IN_GROUP:
-            yield run, 0
+            yield run
             continue
         blocks = len(run) // count
         parts = math.ceil(blocks / (MOST_IN_GROUP // count))
         for begin, end in pairwise(blocks * part // parts * count for part in range(parts + 1)):
-            yield run[begin:end], max(math.ceil(share * (end - begin) - 1e-9), 1)
+            yield run[begin:end]
 
 
-def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Pieces of consecutive blocks of one class with equally many pieces."""
-    run: list[Piece] = []
+def _runs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces of blocks with equally many pieces: all that are reliable, and of each other class those in a row."""
+    open_runs: dict[bool, list[Piece]] = {True: [], False: []}
     for piece in pieces:
-        last = run[-1] if run else piece
-        if piece.block - last.block > 1 or (piece.pieces, piece.level) != (last.pieces, last.level):
+        is_reliable = piece.level == 0
+        run = open_runs[is_reliable]
+        if run and not (piece.pieces == run[-1].pieces and (is_reliable or _follows(piece, run[-1]))):
             yield run
-            run = []
+            run = open_runs[is_reliable] = []
         run.append(piece)
-    if run:
-        yield run
+    yield from filter(None, open_runs.values())
+
+
+def _follows(piece: Piece, last: Piece) -> bool:
+    return piece.level == last.level and piece.block - last.block <= 1
 
 
 # -- the sending end ----------------------------------------------------------------------------------------------
@@ -79,40 +78,55 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 T = TypeVar("T")
 
 
-class ParityOut:
-    """A parity piece to be sent; its group is encoded when the first one leaves."""
+class ParityOut(NamedTuple):
+    """A parity piece to be sent; it is made when it leaves."""
 
-    def __init__(self, made: Callable[[], Sequence[Parity]], number: int) -> None:
-        self._made = made
-        self._number = number
+    group: GroupOut[Any]
+    number: int
 
     def pack(self) -> bytes:
-        return self._made()[self._number].pack()
+        return self.group.parity(self.number).pack()
 
 
 class GroupOut(Generic[T]):
-    """A group on its way: its parity pieces, and what has come of all, and what is lost.
+    """A group on its way: what has come of its pieces and parity pieces, and what is lost.
 
-    `items`: what the sender keeps for each piece, those of parity pieces last; it gets them back.
+    `items`: what the sender keeps for each, those of parity pieces last, as they are made; it gets them back.
     """
 
-    def __init__(self, pieces: Sequence[Piece], parities: int) -> None:
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces, self._count = pieces, len(pieces)
-        self._encoded: list[Parity] = []
-        self.parities = [ParityOut(partial(self._parities, parities), number) for number in range(parities)]
+        self._symbols: list[bytes] = []
         self.items: list[T] = []
         self._came: set[int] = set()
         self._lost: dict[int, None] = {}  # places of those that are lost and not sent again, the oldest first
 
-    def _parities(self, count: int) -> Sequence[Parity]:
-        if not self._encoded:
-            first, last = self._pieces[0], self._pieces[-1]
+    def parity(self, number: int) -> Parity:
+        """Make a parity piece."""
+        first, last = self._pieces[0], self._pieces[-1]
+        if not self._symbols:
             size = SYMBOL_BYTES + max(len(piece.data) for piece in self._pieces)
-            symbols = [_symbol(piece.start, piece.stop, piece.data, size) for piece in self._pieces]
-            shape = (first.load, first.block, last.block - first.block + 1, first.pieces, count)
-            made = erasure.encode(symbols, count)
-            self._encoded = [Parity(*shape, number, data) for number, data in enumerate(made)]
-        return self._encoded
+            self._symbols = [_symbol(piece.start, piece.stop, piece.data, size) for piece in self._pieces]
+        (data,) = erasure.encode(self._symbols, 1, number)
+        blocks = last.block - first.block + 1
+        return Parity(first.load, first.block, blocks, first.pieces, int(first.level > 0), number, data)
+
+    def more(self, count: int) -> list[ParityOut]:
+        """So many more parity pieces, of `MOST_IN_GROUP` at most; whoever asks adds an item for each."""
+        made = len(self.items) - self._count
+        return [ParityOut(self, number) for number in range(made, min(made + count, MOST_IN_GROUP))]
+
+    def wanted(self, loss: float) -> int:
+        """How many more make it very likely that what is under way is enough, if a share `loss` of it is lost."""
+        missing = self._count - len(self._came)
+        under_way = len(self.items) - len(self._came) - len(self._lost)
+        if missing <= 0 or not loss:
+            return 0
+        more = 0
+        for _ in range(2):  # parity pieces are lost, too
+            mean = loss * (under_way + more)
+            more = max(missing - under_way + round(mean + DEVIATIONS * math.sqrt(mean)), 0)
+        return more
 
     def came(self, place: int) -> bool:
         """One has come. Returns whether the receiver has all of the group with it."""
@@ -143,31 +157,38 @@ Place = tuple[int, int, bytes | memoryview] | None  # start, stop and bytes of a
 
 
 class GroupIn:
-    """The parity pieces of a group that have come: of `blocks` blocks from `first` on, of `pieces` pieces each."""
+    """The parity pieces of a group that have come.
 
-    def __init__(self, parity: Parity) -> None:
-        self.first, self.blocks, self.pieces = parity.block, parity.blocks, parity.pieces
-        self._size = len(parity.data)
+    `members`: its blocks, of `pieces` pieces each. `missing`: how many of its pieces have not come; kept by whoever
+    takes them in.
+    """
+
+    def __init__(self, parity: Parity, members: Sequence[int], missing: int) -> None:
+        self.members, self.pieces, self.missing = members, parity.pieces, missing
+        self._span, self._size = (parity.block, parity.blocks), len(parity.data)
         self._came: dict[int, bytes] = {}
 
     def add(self, parity: Parity) -> bool:
         """Keep one; False: it is here already. Raises `ProtocolError`."""
-        known = (self.first, self.blocks, self.pieces, self._size)
-        if known != (parity.block, parity.blocks, parity.pieces, len(parity.data)):
+        known = (self._span, self.pieces, self._size)
+        if known != ((parity.block, parity.blocks), parity.pieces, len(parity.data)):
             raise ProtocolError(f"the parity pieces of block {parity.block} belong to two groups")
         if parity.parity in self._came:
             return False
         self._came[parity.parity] = bytes(parity.data)
         return True
 
-    def rebuilt(self, load: int, there: Sequence[Place], levels: Sequence[int]) -> list[Piece]:
-        """The pieces that are missing, if they can be rebuilt now; what was kept for that is let go.
+    @property
+    def is_enough(self) -> bool:
+        """Whether what is missing can be rebuilt, or nothing is, and something is kept all the same."""
+        return bool(self._came) and self.missing <= len(self._came)
 
-        `there`: what has come, by place. `levels`: the class of each block. Raises `ProtocolError`.
+    def rebuilt(self, load: int, there: Sequence[Place], level: int) -> list[Piece]:
+        """The pieces that are missing, where parity pieces are enough; what was kept for that is let go.
+
+        `there`: what has come, by place. `level`: of its blocks. Raises `ProtocolError`.
         """
         missing = [place for place, symbol in enumerate(there) if symbol is None]
-        if len(missing) > len(self._came):
-            return []
         parities = list(self._came.items())[: len(missing)]
         self._came.clear()
         if not missing:
@@ -179,9 +200,7 @@ class GroupIn:
         for place in missing:
             block, piece = divmod(place, self.pieces)
             start, stop, data = _unpacked(symbols[place])
-            pieces.append(
-                Piece(load, self.first + block, piece, self.pieces, levels[block], start, stop, data)
-            )
+            pieces.append(Piece(load, self.members[block], piece, self.pieces, level, start, stop, data))
         return pieces
 
     @property

@@ -14,17 +14,14 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable
 from math import inf
-from typing import NamedTuple
 
 from geomx.errors import ProtocolError
+from geomx.wire.flow.inbox import Delivery, Inbox
 from geomx.wire.flow.numbers import Numbers
 from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, PIECE_COST_BYTES, Ack, Head, Parity, Piece, Tail
-from geomx.wire.flow.parity import GroupIn, Place
-from geomx.wire.messages import Beside, Message
-from geomx.wire.presence import unpack as unpack_bitmap
+from geomx.wire.messages import Beside, Carried
 
 EARLY_BYTES = PARITY_BYTES = 8 << 20
 ACK_EVERY = 8
@@ -32,181 +29,18 @@ ACK_DELAY_S = 0.005
 LEAST_WINDOW_S = 0.001
 
 
-class BlockIn(NamedTuple):
-    """A block that has come: elements [start, stop) of a slice."""
-
-    start: int
-    stop: int
-    data: bytes | memoryview
-
-
-class Blocks(NamedTuple):
-    """What has come of a load: the payload of a message that has closed.
-
-    `came`: one truth value for each block that was sent, `blocks`: those that have come, in order.
-    """
-
-    came: tuple[bool, ...]
-    blocks: tuple[BlockIn, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that have come."""
-        return sum(len(block.data) for block in self.blocks)
-
-
-class Delivery(NamedTuple):
-    """A load has closed: the message that it belongs to, and its payload: `Blocks`, or the bytes as they stand."""
-
-    number: int
-    message: Message
-    payload: Blocks | bytearray
-
-
-class _Inbox:
-    """A load that is open."""
-
-    __slots__ = (
-        "blocks",
-        "bytes_left",
-        "closes_at",
-        "groups",
-        "load",
-        "message",
-        "missing",
-        "number",
-        "parts",
-        "reliable",
-        "sizes",
-    )
-
-    def __init__(self, number: int, message: Message, beside: Beside) -> None:
-        self.number = number
-        self.message = message
-        self.load = beside.load
-        self.groups: dict[int, GroupIn] = {}  # of which parity pieces have come; by block
-        self.reliable = unpack_bitmap(beside.reliable, beside.blocks)
-        self.blocks: list[BlockIn | None] = [None] * beside.blocks
-        self.parts: dict[int, list[Piece | None]] = {}  # of blocks in several pieces that are not whole
-        self.sizes: dict[int, list[int]] = {}  # of those pieces, once their block is whole
-        self.missing = [beside.blocks, sum(self.reliable)]  # of all, and of those that are reliable
-        self.bytes_left = beside.size
-        self.closes_at = inf  # behind its tail
-
-    def put(self, piece: Piece) -> bool:
-        """Take a piece in; False: it is here already. Raises `ProtocolError`."""
-        if piece.block >= len(self.blocks):
-            raise ProtocolError(f"block {piece.block} of a load of {len(self.blocks)}")
-        if self.reliable[piece.block] != (piece.level == 0):
-            announced = "reliable" if self.reliable[piece.block] else "one that may be lost"
-            raise ProtocolError(
-                f"block {piece.block} was announced as {announced}, and came in class {piece.level}"
-            )
-        if self.blocks[piece.block] is not None:
-            return False
-        block = self._joined(piece)
-        if block is False:
-            return False
-        self.bytes_left -= len(piece.data)
-        if self.bytes_left < 0:
-            raise ProtocolError("a load has more bytes than were announced")
-        if block is True:
-            return True
-        self.blocks[piece.block] = block
-        self.missing[0] -= 1
-        self.missing[1] -= self.reliable[piece.block]
-        return True
-
-    def _joined(self, piece: Piece) -> BlockIn | bool:
-        """The block that is complete with this piece; else whether the piece is new."""
-        if piece.pieces == 1 and piece.block not in self.parts:
-            return BlockIn(piece.start, piece.stop, piece.data)
-        parts = self.parts.setdefault(piece.block, [None] * piece.pieces)
-        known = next((part for part in parts if part is not None), piece)
-        if (known.pieces, known.start, known.stop) != (piece.pieces, piece.start, piece.stop):
-            raise ProtocolError(f"the pieces of block {piece.block} belong to two blocks")
-        if parts[piece.piece] is not None:
-            return False
-        parts[piece.piece] = piece
-        if any(part is None for part in parts):
-            return True
-        del self.parts[piece.block]
-        self.sizes[piece.block] = [len(part.data) for part in parts if part is not None]
-        return BlockIn(piece.start, piece.stop, b"".join(part.data for part in parts if part is not None))
-
-    def parity(self, parity: Parity) -> bool:
-        """Keep a parity piece; False: it is here already, or not needed. Raises `ProtocolError`."""
-        covered = range(parity.block, parity.block + parity.blocks)
-        if covered.stop > len(self.blocks):
-            raise ProtocolError(f"parity of blocks {covered} of a load of {len(self.blocks)}")
-        group = self.groups.get(parity.block)
-        if group is None:
-            if any(block in self.groups for block in covered):
-                raise ProtocolError(f"parity of blocks {covered}, of which some are in another group")
-            group = GroupIn(parity)
-            self.groups |= dict.fromkeys(covered, group)
-        return group.add(parity)
-
-    def rebuild(self, block: int) -> int:
-        """Rebuild what is missing in a block's group, if that can be done now; returns how many pieces.
-
-        Raises `ProtocolError`.
-        """
-        group = self.groups.get(block)
-        if group is None or not group.nbytes:
-            return 0
-        covered = range(group.first, group.first + group.blocks)
-        there = [place for block in covered for place in self._places(block, group.pieces)]
-        levels = [int(not self.reliable[block]) for block in covered]
-        pieces = group.rebuilt(self.load, there, levels)
-        for piece in pieces:
-            self.put(piece)
-        return len(pieces)
-
-    def parity_bytes(self, block: int) -> int:
-        """What is kept of parity for a block's group."""
-        group = self.groups.get(block)
-        return 0 if group is None else group.nbytes
-
-    def _places(self, block: int, pieces: int) -> Sequence[Place]:
-        """What has come of a block, by piece."""
-        whole, parts = self.blocks[block], self.parts.get(block)
-        sizes = self.sizes.get(block, [1])
-        if (parts is not None and len(parts) != pieces) or (whole is not None and len(sizes) != pieces):
-            raise ProtocolError(f"block {block} did not come in {pieces} pieces, as its parity says")
-        if parts is not None:
-            return [part and (part.start, part.stop, part.data) for part in parts]
-        if whole is None or pieces == 1:
-            return [whole] * pieces
-        ends, data = [0, *accumulate(sizes)], memoryview(whole.data)
-        return [(whole.start, whole.stop, data[begin:end]) for begin, end in pairwise(ends)]
-
-    @property
-    def due_at(self) -> float:
-        """When it closes if nothing more comes, which is never later with more; inf: not at all."""
-        every, reliable = self.missing
-        return inf if reliable else self.closes_at if every else -inf
-
-    def delivery(self) -> Delivery:
-        came = tuple(block is not None for block in self.blocks)
-        return Delivery(
-            self.number,
-            self.message,
-            Blocks(came, tuple(block for block in self.blocks if block is not None)),
-        )
-
-
 class FlowReceiver:
     """See the module's rules. Times are seconds on any one clock."""
 
     def __init__(self) -> None:
         self._numbers = Numbers()
-        self._inboxes: dict[int, _Inbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._early: dict[int, list[Piece | Parity]] = {}
         self._early_tails: dict[
             int, float
         ] = {}  # of loads that are not announced: how long to wait behind them
         self._early_bytes = 0
+        self._slices: set[int] = set()  # of loads that are open
         self._closed_below = 0
         self._closed: set[int] = set()  # at or above it
         self._closing_at = inf  # the first of the loads that are open, if nothing more comes
@@ -221,14 +55,19 @@ class FlowReceiver:
 
     # -- what comes -------------------------------------------------------------------------------------------
 
-    def announced(self, number: int, message: Message, beside: Beside, now: float) -> None:
+    def announced(self, number: int, message: Carried, beside: Beside, now: float) -> None:
         """The header of a load has come, for the first time or once more. Raises `ProtocolError`."""
         load = beside.load
         if self._is_closed(load) or load in self._inboxes:
             return
         if not self._may_be(load):
             raise ProtocolError(f"load {load} was announced, and {self._closed_below} is open")
-        self._inboxes[load] = inbox = _Inbox(number, message, beside)
+        if message.slice in self._slices:  # so what is open is never larger than the model
+            raise ProtocolError(
+                f"load {load} was announced, and another one of slice {message.slice} is open"
+            )
+        self._slices.add(message.slice)
+        self._inboxes[load] = inbox = Inbox(number, message, beside)
         self._moved_at = now
         for piece in self._forgotten(load):
             self._put(inbox, piece)
@@ -283,7 +122,7 @@ class FlowReceiver:
         """Whether a sender may be so far: it waits for the oldest load that is open."""
         return load < self._closed_below + MOST_OPEN
 
-    def _put(self, inbox: _Inbox, piece: Piece | Parity) -> bool:
+    def _put(self, inbox: Inbox, piece: Piece | Parity) -> bool:
         """Give a load what is of it, and rebuild what can be rebuilt with it; False: it is not new."""
         if isinstance(piece, Piece) and not inbox.groups:
             is_new = inbox.put(piece)
@@ -372,6 +211,7 @@ class FlowReceiver:
 
     def _close(self, load: int) -> None:
         inbox = self._inboxes.pop(load)
+        self._slices.discard(inbox.message.slice)
         self._parity_bytes -= sum(group.nbytes for group in set(inbox.groups.values()))
         self._ack_at = -inf  # so that nothing of it is sent again
         self._closed.add(load)

@@ -2,13 +2,15 @@
 
 Rules
 1. The most urgent load first (P3), within a load its header, then the lowest class; what is sent again goes before what
-   was never sent. Where nothing else waits, it is sent twice: to lose it again would cost one more round trip.
+   was never sent.
 2. Behind the first sending of a load's last piece goes its tail. While nothing else is to be sent, the tails of all
    loads that the receiver has not closed are repeated: so what a round waits for last is missed soon.
 3. A datagram is lost if one that was sent later has come, and `LATER` numbers or an eighth of a round trip lie between,
    and the reordering that was seen; or if nothing is heard at all for a time-out (both after RFC 8985 and RFC 9002).
    Every sending has a number of its own, so an acknowledgement says which of them has come.
-4. Parity pieces (`parity.py`) leave once, behind their group. What is lost of the group is sent again only where what
+4. When nothing is left to be sent, what is reliable and still under way gets parity pieces (`parity.py`), as many as
+   the loss that is measured makes likely, and headers leave once more: to lose the last ones would cost a round trip.
+   A share of parity pieces can be had behind each group as well. What is lost of a group is sent again only where what
    is under way of it cannot be enough to rebuild it.
 5. Reliable pieces are sent until they have come. Those of class c have a number of tries; behind the last one they are
    given up. What the receiver has closed is sent no more.
@@ -18,6 +20,7 @@ Loss never slows a flow down: when something may leave is the business of `conge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, KeysView, Sequence
 from math import inf
 from typing import NamedTuple
@@ -25,14 +28,17 @@ from typing import NamedTuple
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion, Mark
 from geomx.wire.flow.lanes import Lane, Lanes
-from geomx.wire.flow.packets import MOST_OPEN, MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
+from geomx.wire.flow.packets import MOST_IN_GROUP, MOST_OPEN, MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
 from geomx.wire.flow.parity import GroupOut, ParityOut, groups
+from geomx.wire.flow.path import SIZES
 
 LATER = 3  # numbers: so many datagrams seldom overtake one
 LEAST_TIMEOUT_S = 0.02
 ACK_DELAY_S = 0.005
 MOST_BACKOFFS = 6
-MOST_SENDINGS = 8  # at a loss of 10 %, one of 10^8 needs more
+LARGE_BYTES = SIZES[-1]  # smaller ones pass wherever a path is open
+MOST_LARGE_LOST, LARGE_LOST_S = 16, 1.0  # in a row, for so long: they no longer pass
+LAST = 1 << 62  # a priority behind all others
 LOST_KEPT = 64
 RELIABLE = 0
 LEAST_REPEAT_S = 0.005
@@ -51,7 +57,8 @@ class FlowTerms(NamedTuple):
     """What a sender and a receiver have agreed on.
 
     `tries`: how often a piece of class 1, 2, ... is sent at most. `grace`: how long the receiver waits behind a tail
-    for what is not reliable, in round trips. `parity_share`: parity pieces for each piece, from 0 to 1.
+    for what is not reliable, in round trips. `parity_share`: parity pieces for each piece, from 0 to 1, of rule 4's
+    second kind.
     """
 
     tries: tuple[int, ...] = (1,)
@@ -62,10 +69,12 @@ class FlowTerms(NamedTuple):
 class _Load:
     """One load that the receiver has not closed."""
 
-    __slots__ = ("is_over", "number", "unsent")
+    __slots__ = ("groups", "head", "is_over", "number", "unsent")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.head: _Item | None = None
+        self.groups: list[GroupOut[_Item]] = []  # those that are reliable
         self.unsent = 0  # pieces that have never been sent
         self.is_over = False
 
@@ -73,15 +82,14 @@ class _Load:
 class _Item:
     """A piece, or a load's header, and how often it may be sent yet. `group`, `place`: where parity protects it."""
 
-    __slots__ = ("copies", "group", "key", "load", "missed", "piece", "place", "sendings", "tries")
+    __slots__ = ("group", "key", "load", "piece", "place", "sendings", "tries")
 
     def __init__(self, load: _Load, piece: Piece | ParityOut | Head, key: Lane, tries: float) -> None:
         self.load = load
         self.piece = piece
         self.key = key
         self.tries = tries
-        self.sendings = self.copies = self.place = 0
-        self.missed = 0  # sendings that were lost although later datagrams have come
+        self.sendings = self.place = 0
         self.group: GroupOut[_Item] | None = None
 
 
@@ -91,6 +99,7 @@ class _Sent(NamedTuple):
     item: _Item | None
     at: float
     mark: Mark
+    is_large: bool
 
 
 class FlowSender:
@@ -114,7 +123,12 @@ class FlowSender:
         self._began_at = -inf  # since when something was always to be sent, or to be heard of
         self._backoff = 0
         self.first_round_trip_s = 0.5  # before one was measured
-        self.is_stuck = False  # something is sent again and again, and never comes: it may be too large
+        self._unprotected = False  # something has left since parity was last made
+        self._large_lost, self._large_lost_from = (
+            0,
+            inf,
+        )  # large datagrams in a row, and when the first one left
+        self.is_stuck = False  # large datagrams no longer come, and others do
         self.sent: dict[int, int] = {}  # pieces by class: for the first time
         self.again: dict[int, int] = {}  # and once more
         self.parities = 0  # parity pieces sent
@@ -141,26 +155,36 @@ class FlowSender:
         load = self._loads[self.next_load] = _Load(self.next_load)
         self.next_load += 1
         if len(head) <= piece_bytes:  # else it comes on the connection alone
-            self._lanes.put(_Item(load, Head(load.number, number, head), (priority, load.number, -1), inf))
-        for group, parities in groups(pieces, self._parity_share):
-            self._add(load, priority, group, parities)
+            load.head = _Item(load, Head(load.number, number, head), (priority, load.number, -1), inf)
+            self._lanes.put(load.head)
+        load.unsent = len(pieces)
+        for group in groups(pieces):
+            self._add(load, priority, group)
         if not pieces:
             self._ends(load, now)
 
-    def _add(self, load: _Load, priority: int, pieces: Sequence[Piece], parities: int) -> None:
-        """Take in a group, or a load without parity."""
-        items = []
-        for piece in pieces:
-            tries = self._tries[min(piece.level, len(self._tries) - 1)]
-            items.append(_Item(load, piece, (priority, load.number, piece.level), tries))
-        if parities:
-            group = GroupOut[_Item](pieces, parities)
-            items += [_Item(load, parity, items[-1].key, 1) for parity in group.parities]
-            group.items = items
-            for place, item in enumerate(items):
-                item.group, item.place = group, place
-        load.unsent += len(items)
+    def _add(self, load: _Load, priority: int, pieces: Sequence[Piece]) -> None:
+        """Take in a group, or pieces that are in none."""
+        level, tries = pieces[0].level, self._tries[min(pieces[0].level, len(self._tries) - 1)]
+        items = [_Item(load, piece, (priority, load.number, level), tries) for piece in pieces]
         for item in items:
+            self._lanes.put(item)
+        if pieces[0].pieces > MOST_IN_GROUP or (level != RELIABLE and not self._parity_share):
+            return
+        group = GroupOut[_Item](pieces)
+        group.items = items
+        for place, item in enumerate(items):
+            item.group, item.place = group, place
+        if level == RELIABLE:
+            load.groups.append(group)
+        if self._parity_share:
+            self._add_parity(load, group, math.ceil(self._parity_share * len(pieces) - 1e-9), items[0].key)
+
+    def _add_parity(self, load: _Load, group: GroupOut[_Item], count: int, key: Lane) -> None:
+        for parity in group.more(count):
+            item = _Item(load, parity, key, 1)
+            item.group, item.place = group, len(group.items)
+            group.items.append(item)
             self._lanes.put(item)
 
     def _cut(self, block: int, out: BlockOut, piece_bytes: int) -> Iterable[Piece]:
@@ -181,6 +205,7 @@ class FlowSender:
             self._congestion.lost(sent.mark)
         self._under_way.clear()
         self._backoff, self.is_stuck = 0, False
+        self._large_lost, self._large_lost_from = 0, inf
         return loads
 
     @property
@@ -205,13 +230,16 @@ class FlowSender:
         item, tails = None, self._due_tails(now)
         if not tails:
             item = self._pop()
+            if item is None and self._unprotected:
+                self._protect()
+                item = self._pop()
             if item is None:
                 self._congestion.limited()
                 return None
         body = self._tail(tails) if item is None else item.piece.pack()
         number = self.number()
         mark = self._congestion.sent(len(body) + envelope_bytes, now, not self._under_way)
-        self._under_way[number] = _Sent(item, now, mark)
+        self._under_way[number] = _Sent(item, now, mark, len(body) > LARGE_BYTES)
         if item is not None:
             self._count(item, now)
         return number, body
@@ -227,6 +255,17 @@ class FlowSender:
             if not item.load.is_over and item.tries:
                 return item
         return None
+
+    def _protect(self) -> None:
+        """Rule 4: nothing is left to be sent."""
+        self._unprotected = False
+        loss = self._congestion.loss
+        for number in self._tails:
+            load = self._loads[number]
+            if load.head is not None and load.head.tries and load.head.sendings == 1:
+                self._lanes.put(load.head)
+            for group in load.groups:
+                self._add_parity(load, group, group.wanted(loss), (LAST, number, RELIABLE))
 
     def _due_tails(self, now: float) -> tuple[int, ...]:
         """The tails that leave now, the newest first."""
@@ -252,17 +291,13 @@ class FlowSender:
     def _count(self, item: _Item, now: float) -> None:
         item.tries -= 1
         item.sendings += 1
-        if item.copies:
-            item.copies -= 1
-            if not self._lanes:
-                self._lanes.put(item)
-        if isinstance(item.piece, Head):
-            return
-        if isinstance(item.piece, Piece):
-            counts = self.again if item.sendings > 1 else self.sent
-            counts[item.piece.level] = counts.get(item.piece.level, 0) + 1
-        else:
+        if isinstance(item.piece, ParityOut):
             self.parities += 1
+        if not isinstance(item.piece, Piece):
+            return
+        self._unprotected = True
+        counts = self.again if item.sendings > 1 else self.sent
+        counts[item.piece.level] = counts.get(item.piece.level, 0) + 1
         if item.sendings == 1:
             item.load.unsent -= 1
             if not item.load.unsent:
@@ -308,6 +343,8 @@ class FlowSender:
         """A datagram has come."""
         sent = self._under_way.pop(number)
         self._congestion.acked(sent.mark, now, held_s)
+        if sent.is_large:
+            self._large_lost, self._large_lost_from = 0, inf
         if sent.item is not None:
             self._is_there(sent.item)
         return sent
@@ -318,7 +355,7 @@ class FlowSender:
         item.tries = 0
         if item.group is not None and item.group.came(item.place):
             for other in item.group.items:
-                other.tries = 0 if other.sendings else other.tries
+                other.tries = 0 if other.sendings or isinstance(other.piece, ParityOut) else other.tries
 
     def _over(self, load: _Load) -> None:
         load.is_over = True
@@ -342,31 +379,31 @@ class FlowSender:
             ):
                 lost.append(number)
         for number in lost:
-            item = self._lose(number)
-            if item is not None:
-                item.missed += 1
-                self.is_stuck |= item.missed == MOST_SENDINGS
+            self._lose(number)
 
-    def _lose(self, number: int) -> _Item | None:
-        """Hold a datagram for lost; returns what is to be sent again."""
+    def _lose(self, number: int) -> None:
+        """Hold a datagram for lost, and see to it that what has to be is sent again."""
         sent = self._under_way.pop(number)
         self._congestion.lost(sent.mark)
+        if sent.is_large:
+            self._large_lost += 1
+            self._large_lost_from = min(self._large_lost_from, sent.at)
+            lasts_s = sent.at - self._large_lost_from
+            self.is_stuck |= self._large_lost >= MOST_LARGE_LOST and lasts_s >= LARGE_LOST_S
         item = sent.item
         if item is None or item.load.is_over:
-            return None
+            return
         if item.group is not None:
             again = [other for other in item.group.lost(item.place) if other.tries]
         elif item.tries:
             again = [item]
         else:  # given up
-            return None
+            return
         self._lost[number] = item
         if len(self._lost) > LOST_KEPT:
             del self._lost[next(iter(self._lost))]
         for other in again:
-            other.copies = int(other.tries == inf)
             self._lanes.put(other, first=True)
-        return item
 
     # -- silence ----------------------------------------------------------------------------------------------
 
