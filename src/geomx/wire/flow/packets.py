@@ -5,8 +5,9 @@
     2 TAIL     round_trip_us u32, grace_us u32, and loads: u32 each
                Every block of these loads has been sent at least once. The sender's round trip, and how long it wants
                what is still on its way, or sent again, to be awaited beyond reordering.
-    3 ACK      held_us u32, closed_below u32, closed u64, and runs: (last u48, first u48), the newest first
-               Which datagrams have come, by number, and since when the newest of them is here. Loads below
+    3 ACK      held_us u32, closed_below u32, closed u64, newest u48, and lengths: u16 each
+               Which datagrams have come, by number, and since when the newest of them is here: as many as the first
+               length up to `newest`; before them as many are missing as the second says, and so on. Loads below
                `closed_below` are closed, and the i-th behind it if bit i of `closed` is set: nothing of them is needed.
     4 PROBE    size u16, and zeros up to that size
     5 PROBED   size u16: a probe of that size has come
@@ -30,16 +31,17 @@ from geomx.wire.flow.erasure import MOST_SYMBOLS
 _PIECE = struct.Struct("<BIHBBBII")
 _TAIL = struct.Struct("<BII")
 _LOAD = struct.Struct("<I")
-_ACK = struct.Struct("<BIIQ")
+_ACK = struct.Struct("<BIIQIH")
 _PROBE = struct.Struct("<BH")
 _HEAD = struct.Struct("<BIQ")
 _PARITY = struct.Struct("<BIHHBBB")
-_RUN = struct.Struct("<IHIH")
 
 PIECE_HEAD_BYTES, PARITY_HEAD_BYTES = _PIECE.size, _PARITY.size
 MOST_BLOCKS, MOST_PIECES, MOST_LOADS = 1 << 16, 255, 1 << 32
 MOST_OPEN = 4096  # from the oldest load that is open to the newest
 MOST_RUNS = MOST_TAILS = 64
+MOST_TOLD = 16  # runs in an acknowledgement: so at 5 % loss, what has come of each window is told forty times
+_MOST_LENGTH = (1 << 16) - 1
 CLOSED_SHOWN = 64
 PIECE_COST_BYTES = 512  # what a piece that is kept takes beside its bytes
 MOST_IN_GROUP = MOST_SYMBOLS  # pieces: with as many parity pieces, a code over GF(2^8) has room for them
@@ -84,12 +86,21 @@ class Ack(NamedTuple):
     runs: tuple[tuple[int, int], ...]
 
     def pack(self) -> bytes:
-        head = _ACK.pack(3, _us(self.held_s), self.closed_below, self.closed)
-        runs = (
-            _RUN.pack(last & 0xFFFFFFFF, last >> 32, first & 0xFFFFFFFF, first >> 32)
-            for first, last in self.runs[:MOST_RUNS]
+        newest = self.runs[0][1] if self.runs else 0
+        lengths: list[int] = []
+        below = newest + 1
+        for first, last in self.runs[:MOST_TOLD]:
+            came, missing = last - first + 1, below - last - 1
+            if missing > _MOST_LENGTH:
+                break  # the sender has long known what lies so far back, and what of a long run
+            lengths += [missing, min(came, _MOST_LENGTH)]
+            if came > _MOST_LENGTH:
+                break
+            below = first
+        head = _ACK.pack(
+            3, _us(self.held_s), self.closed_below, self.closed, newest & 0xFFFFFFFF, newest >> 32
         )
-        return head + b"".join(runs)
+        return head + struct.pack(f"<{max(len(lengths) - 1, 0)}H", *lengths[1:])
 
     def has(self, number: int) -> bool:
         """Whether the datagram of this number has come."""
@@ -190,14 +201,17 @@ def unpack(body: bytes | memoryview) -> Packet:
 
 
 def _unpack_ack(body: bytes | memoryview) -> Ack:
-    _, held, closed_below, closed = _ACK.unpack_from(body)
-    if (len(body) - _ACK.size) // _RUN.size > MOST_RUNS:
+    _, held, closed_below, closed, low, high = _ACK.unpack_from(body)
+    count, rest = divmod(len(body) - _ACK.size, 2)
+    if rest or (count and not count % 2) or count > 2 * MOST_TOLD:
         raise ProtocolError(f"an acknowledgement of {len(body)} bytes")
-    runs = []
-    above = MOST_NUMBER
-    for last_low, last_high, first_low, first_high in _RUN.iter_unpack(memoryview(body)[_ACK.size :]):
-        first, last = first_low | first_high << 32, last_low | last_high << 32
-        if not first <= last < above:
+    lengths = [0, *struct.unpack_from(f"<{count}H", body, _ACK.size)] if count else []
+    runs: list[tuple[int, int]] = []
+    above = (low | high << 32) + 1
+    for missing, came in zip(lengths[::2], lengths[1::2], strict=True):
+        last = above - missing - 1
+        first = last - came + 1
+        if not came or first < 0 or (runs and not missing):
             raise ProtocolError(f"an acknowledgement of datagrams {first} to {last}, behind {above}")
         runs.append((first, last))
         above = first

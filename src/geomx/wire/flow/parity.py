@@ -36,7 +36,6 @@ from geomx.wire.flow.packets import (
 
 _RANGE = struct.Struct("<II")
 _MARK = b"\1"
-DEVIATIONS = 3.0  # above the mean of what is lost: so once in a thousand times, more is
 SYMBOL_BYTES = _RANGE.size + len(_MARK)  # what a symbol has beyond the bytes of its piece
 EXTRA_BYTES = (
     PARITY_HEAD_BYTES + SYMBOL_BYTES - PIECE_HEAD_BYTES
@@ -116,8 +115,11 @@ class GroupOut(Generic[T]):
         made = len(self.items) - self._count
         return [ParityOut(self, number) for number in range(made, min(made + count, MOST_IN_GROUP))]
 
-    def wanted(self, loss: float) -> int:
-        """How many more make it very likely that what is under way is enough, if a share `loss` of it is lost."""
+    def wanted(self, loss: float, deviations: float) -> int:
+        """How many more make it likely that what is under way is enough, if a share `loss` of it is lost.
+
+        `deviations`: of what is lost from its mean, that are provided for.
+        """
         missing = self._count - len(self._came)
         under_way = len(self.items) - len(self._came) - len(self._lost)
         if missing <= 0 or not loss:
@@ -125,7 +127,7 @@ class GroupOut(Generic[T]):
         more = 0
         for _ in range(2):  # parity pieces are lost, too
             mean = loss * (under_way + more)
-            more = max(missing - under_way + round(mean + DEVIATIONS * math.sqrt(mean)), 0)
+            more = max(missing - under_way + round(mean + deviations * math.sqrt(mean)), 0)
         return more
 
     def came(self, place: int) -> bool:

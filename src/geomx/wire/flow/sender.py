@@ -38,6 +38,7 @@ ACK_DELAY_S = 0.005
 MOST_BACKOFFS = 6
 LARGE_BYTES = SIZES[-1]  # smaller ones pass wherever a path is open
 MOST_LARGE_LOST, LARGE_LOST_S = 16, 1.0  # in a row, for so long: they no longer pass
+BEHIND, AT_THE_END = 2.0, 3.0  # deviations: how much more parity than what is lost on average
 LAST = 1 << 62  # a priority behind all others
 LOST_KEPT = 64
 RELIABLE = 0
@@ -177,8 +178,9 @@ class FlowSender:
             item.group, item.place = group, place
         if level == RELIABLE:
             load.groups.append(group)
-        if self._parity_share:
-            self._add_parity(load, group, math.ceil(self._parity_share * len(pieces) - 1e-9), items[0].key)
+        share = math.ceil(self._parity_share * len(pieces) - 1e-9)
+        count = share if self._parity_share else group.wanted(self._congestion.loss, BEHIND)
+        self._add_parity(load, group, count, items[0].key)
 
     def _add_parity(self, load: _Load, group: GroupOut[_Item], count: int, key: Lane) -> None:
         for parity in group.more(count):
@@ -265,7 +267,7 @@ class FlowSender:
             if load.head is not None and load.head.tries and load.head.sendings == 1:
                 self._lanes.put(load.head)
             for group in load.groups:
-                self._add_parity(load, group, group.wanted(loss), (LAST, number, RELIABLE))
+                self._add_parity(load, group, group.wanted(loss, AT_THE_END), (LAST, number, RELIABLE))
 
     def _due_tails(self, now: float) -> tuple[int, ...]:
         """The tails that leave now, the newest first."""
