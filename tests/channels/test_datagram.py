@@ -21,7 +21,7 @@ from geomx.channels.sealing import SALT_BYTES
 from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.inbox import Blocks
-from geomx.wire.flow.sender import BlockOut, FlowTerms
+from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.messages import Beat, FlowOpen, Push
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)

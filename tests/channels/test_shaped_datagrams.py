@@ -23,7 +23,7 @@ from geomx.channels.emulation.shaping import QUEUE_S, UDP_BYTES, EmulatedLink
 from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.inbox import Blocks
-from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.messages import Push
 
 FULL = 1500 - UDP_BYTES  # a datagram that fills a packet of 1,500 bytes

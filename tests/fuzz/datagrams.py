@@ -42,6 +42,7 @@ from geomx.codecs.contract import Block
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import ReceivingEnd, SendingEnd, Whole
+from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import (
     MOST_OPEN,
     MOST_RUNS,
@@ -57,7 +58,7 @@ from geomx.wire.flow.packets import (
 )
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import EARLY_BYTES, PARITY_BYTES
-from geomx.wire.flow.sender import LOST_KEPT, BlockOut, FlowTerms
+from geomx.wire.flow.sender import LOST_KEPT
 from geomx.wire.messages import Beside, Message, Push, encode_head
 
 SLACK_MB = 48

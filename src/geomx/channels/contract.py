@@ -16,7 +16,7 @@ from geomx.channels.emulation.link import LinkSpec
 from geomx.errors import GeomxError, ProtocolError
 from geomx.layout import Slice
 from geomx.wire.flow.counts import FlowCounts
-from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.messages import Message
 
 if TYPE_CHECKING:

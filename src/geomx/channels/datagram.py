@@ -31,8 +31,8 @@ from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.ends import WHY, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Blocks
+from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES, State
-from geomx.wire.flow.sender import BlockOut, FlowTerms
 from geomx.wire.messages import Carried, FlowBroken, FlowOpen, Message
 
 BATCH = 32  # datagrams in a row before others have their turn

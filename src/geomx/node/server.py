@@ -39,7 +39,7 @@ from geomx.rounds.round import Round
 from geomx.rounds.step_control import StepControl
 from geomx.rounds.turn_log import TurnLog, check_stillness
 from geomx.sync.contract import GradientStep, Policy, StepController, cohort_of
-from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.messages import (
     Advice,
     Allowance,

@@ -23,7 +23,7 @@ from geomx.simulate.network import Clock, Network, SimulatedConnection, Simulate
 from geomx.simulate.programs import Program
 from geomx.wire.flow.ends import WHY, OnConnection
 from geomx.wire.flow.inbox import Blocks, Delivery
-from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.messages import Message
 from geomx.wire.proof import NONCE_BYTES
 

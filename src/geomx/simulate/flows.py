@@ -14,8 +14,8 @@ from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Delivery
+from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES
-from geomx.wire.flow.sender import BlockOut, FlowTerms
 from geomx.wire.messages import Carried, FlowBroken, Message
 
 ENVELOPE_BYTES = 54  # of a datagram: seal, UDP, IPv4

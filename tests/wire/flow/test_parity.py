@@ -14,10 +14,11 @@ from geomx.wire.flow import receiver as receiver_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import ReceivingEnd
 from geomx.wire.flow.inbox import Delivery
+from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import MOST_IN_GROUP, PIECE_COST_BYTES, Ack, Head, Parity, Piece, Tail, unpack
 from geomx.wire.flow.parity import GroupOut, groups
 from geomx.wire.flow.receiver import FlowReceiver
-from geomx.wire.flow.sender import BlockOut, FlowSender, FlowTerms
+from geomx.wire.flow.sender import FlowSender
 from geomx.wire.messages import Beside, Push
 from geomx.wire.presence import pack
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
+from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, PIECE_HEAD_BYTES, Ack, Head, Piece, Tail, unpack
-from geomx.wire.flow.sender import LATER, LOST_KEPT, MOST_SENDINGS, BlockOut, FlowSender, FlowTerms
+from geomx.wire.flow.sender import LATER, LOST_KEPT, MOST_SENDINGS, FlowSender
 
 PIECE_BYTES, TRIP_S = 1400, 0.1
 ALWAYS = 1 << 30

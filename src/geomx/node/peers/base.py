@@ -53,7 +53,7 @@ from geomx.node.peers.peer import (
 )
 from geomx.node.peers.stillness import Stillness
 from geomx.node.peers.watch import Watch
-from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.messages import (
     Ack,
     Beat,

@@ -23,10 +23,10 @@ from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.counts import BlockCounts
 from geomx.wire.flow.inbox import Blocks
+from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.flow.packets import MOST_BLOCKS, PIECE_HEAD_BYTES
 from geomx.wire.flow.parity import EXTRA_BYTES
 from geomx.wire.flow.path import SIZES
-from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Push, Update
 from geomx.wire.presence import pack, unpack
 

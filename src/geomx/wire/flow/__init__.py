@@ -1,4 +1,4 @@
-"""Payloads beside a connection: blocks in datagrams, some of which may be lost. No sockets, no clock, no keys.
+"""Payloads beside a connection, in datagrams: what may be lost, and what must arrive. No sockets, clock or keys.
 
 A *load* is the payload of one message, cut into *blocks* that decode on their own. Its header travels on the
 connection, its blocks travel here, each in one *piece* or several. Blocks of class 0 are reliable: they are sent until

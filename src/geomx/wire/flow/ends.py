@@ -22,6 +22,7 @@ from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.inbox import Blocks, Delivery
+from geomx.wire.flow.outbox import RELIABLE, BlockOut, FlowTerms
 from geomx.wire.flow.packets import (
     MOST_BLOCKS,
     PIECE_HEAD_BYTES,
@@ -37,7 +38,7 @@ from geomx.wire.flow.packets import (
 from geomx.wire.flow.parity import EXTRA_BYTES
 from geomx.wire.flow.path import Path, State
 from geomx.wire.flow.receiver import FlowReceiver
-from geomx.wire.flow.sender import RELIABLE, BlockOut, FlowSender, FlowTerms
+from geomx.wire.flow.sender import FlowSender
 from geomx.wire.messages import Beside, Carried, FlowBroken, Message, Push, decode_head, encode_head
 from geomx.wire.presence import pack as pack_bitmap
 

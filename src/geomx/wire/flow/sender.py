@@ -20,16 +20,16 @@ Loss never slows a flow down: when something may leave is the business of `conge
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Iterable, KeysView
 from math import inf
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion, Mark
-from geomx.wire.flow.lanes import Lane, Lanes
-from geomx.wire.flow.packets import MOST_IN_GROUP, MOST_OPEN, MOST_PIECES, MOST_TAILS, Ack, Head, Piece, Tail
-from geomx.wire.flow.parity import GroupOut, ParityOut, groups
+from geomx.wire.flow.lanes import Lanes
+from geomx.wire.flow.outbox import BlockOut, FlowTerms, Item, Outbox
+from geomx.wire.flow.packets import MOST_OPEN, MOST_TAILS, Ack, Piece, Tail
+from geomx.wire.flow.parity import ParityOut
 from geomx.wire.flow.path import SIZES
 
 LATER = 3  # numbers: so many datagrams seldom overtake one
@@ -38,66 +38,14 @@ ACK_DELAY_S = 0.005
 MOST_BACKOFFS = 6
 LARGE_BYTES = SIZES[-1]  # smaller ones pass wherever a path is open
 MOST_LARGE_LOST, LARGE_LOST_S = 16, 1.0  # in a row, for so long: they no longer pass
-BEHIND, AT_THE_END = 2.0, 3.0  # deviations: how much more parity than what is lost on average
-LAST = 1 << 62  # a priority behind all others
 LOST_KEPT = 64
-RELIABLE = 0
 LEAST_REPEAT_S = 0.005
-
-
-class BlockOut(NamedTuple):
-    """A block: elements [start, stop) of a slice. `level`: its class, 0 is reliable, and below 0 it is not sent."""
-
-    start: int
-    stop: int
-    data: memoryview
-    level: int
-
-
-class FlowTerms(NamedTuple):
-    """What a sender and a receiver have agreed on.
-
-    `tries`: how often a piece of class 1, 2, ... is sent at most. `grace`: how long the receiver waits behind a tail
-    for what is not reliable, in round trips. `parity_share`: parity pieces for each piece, from 0 to 1, of rule 4's
-    second kind.
-    """
-
-    tries: tuple[int, ...] = (1,)
-    grace: float = 0.0
-    parity_share: float = 0.0
-
-
-class _Load:
-    """One load that the receiver has not closed."""
-
-    __slots__ = ("groups", "head", "is_over", "number", "unsent")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.head: _Item | None = None
-        self.groups: list[GroupOut[_Item]] = []  # those that are reliable
-        self.unsent = 0  # pieces that have never been sent
-        self.is_over = False
-
-
-class _Item:
-    """A piece, or a load's header, and how often it may be sent yet. `group`, `place`: where parity protects it."""
-
-    __slots__ = ("group", "key", "load", "piece", "place", "sendings", "tries")
-
-    def __init__(self, load: _Load, piece: Piece | ParityOut | Head, key: Lane, tries: float) -> None:
-        self.load = load
-        self.piece = piece
-        self.key = key
-        self.tries = tries
-        self.sendings = self.place = 0
-        self.group: GroupOut[_Item] | None = None
 
 
 class _Sent(NamedTuple):
     """A datagram of which nothing has been heard. `item` None: it has told tails."""
 
-    item: _Item | None
+    item: Item | None
     at: float
     mark: Mark
     is_large: bool
@@ -108,16 +56,15 @@ class FlowSender:
 
     def __init__(self, congestion: Congestion, terms: FlowTerms) -> None:
         self._congestion = congestion
-        self._tries = (inf, *terms.tries)
-        self._grace, self._parity_share = terms.grace, terms.parity_share
-        self._loads: dict[int, _Load] = {}
+        self._terms = terms
+        self._loads: dict[int, Outbox] = {}
         self.next_load = self._next_number = 0
-        self._lanes: Lanes[_Item] = Lanes()
+        self._lanes: Lanes[Item] = Lanes()
         self._tails: dict[int, None] = {}  # loads of which everything was sent once, the oldest first
         self._tails_at = inf  # when they are to be told
         self._repeats = 0
         self._under_way: dict[int, _Sent] = {}  # by number, the oldest first
-        self._lost: dict[int, _Item] = {}  # held for lost, the oldest first
+        self._lost: dict[int, Item] = {}  # held for lost, the oldest first
         self._closed = (0, 0)  # loads, as the newest acknowledgement said
         self._reorder_s = 0.0
         self._heard_at = -inf
@@ -151,51 +98,15 @@ class FlowSender:
         """
         if not self._loads:
             self._began_at = now
-        sent = [(block, out) for block, out in enumerate(blocks) if out.level >= RELIABLE]
-        pieces = [piece for block, out in sent for piece in self._cut(block, out, piece_bytes)]
-        load = self._loads[self.next_load] = _Load(self.next_load)
+        outbox = Outbox(
+            self.next_load, number, head, blocks, priority, piece_bytes, self._terms, self._congestion.loss
+        )
+        self._loads[self.next_load] = outbox
         self.next_load += 1
-        if len(head) <= piece_bytes:  # else it comes on the connection alone
-            load.head = _Item(load, Head(load.number, number, head), (priority, load.number, -1), inf)
-            self._lanes.put(load.head)
-        load.unsent = len(pieces)
-        for group in groups(pieces):
-            self._add(load, priority, group)
-        if not pieces:
-            self._ends(load, now)
-
-    def _add(self, load: _Load, priority: int, pieces: Sequence[Piece]) -> None:
-        """Take in a group, or pieces that are in none."""
-        level, tries = pieces[0].level, self._tries[min(pieces[0].level, len(self._tries) - 1)]
-        items = [_Item(load, piece, (priority, load.number, level), tries) for piece in pieces]
-        for item in items:
+        for item in outbox.items:
             self._lanes.put(item)
-        if pieces[0].pieces > MOST_IN_GROUP or (level != RELIABLE and not self._parity_share):
-            return
-        group = GroupOut[_Item](pieces)
-        group.items = items
-        for place, item in enumerate(items):
-            item.group, item.place = group, place
-        if level == RELIABLE:
-            load.groups.append(group)
-        share = math.ceil(self._parity_share * len(pieces) - 1e-9)
-        count = share if self._parity_share else group.wanted(self._congestion.loss, BEHIND)
-        self._add_parity(load, group, count, items[0].key)
-
-    def _add_parity(self, load: _Load, group: GroupOut[_Item], count: int, key: Lane) -> None:
-        for parity in group.more(count):
-            item = _Item(load, parity, key, 1)
-            item.group, item.place = group, len(group.items)
-            group.items.append(item)
-            self._lanes.put(item)
-
-    def _cut(self, block: int, out: BlockOut, piece_bytes: int) -> Iterable[Piece]:
-        start, stop, data, level = out
-        step = max(piece_bytes, -(-len(data) // MOST_PIECES))
-        count = max(1, -(-len(data) // step))
-        for number in range(count):
-            part = data[number * step : (number + 1) * step]
-            yield Piece(self.next_load, block, number, count, level, start, stop, part)
+        if not outbox.unsent:
+            self._ends(outbox, now)
 
     def drop(self) -> list[int]:
         """Forget everything that is not over; returns the loads that are to be sent in another way."""
@@ -251,7 +162,7 @@ class FlowSender:
         self._next_number += 1
         return self._next_number - 1
 
-    def _pop(self) -> _Item | None:
+    def _pop(self) -> Item | None:
         while self._lanes:
             item = self._lanes.pop()
             if not item.load.is_over and item.tries:
@@ -263,11 +174,8 @@ class FlowSender:
         self._unprotected = False
         loss = self._congestion.loss
         for number in self._tails:
-            load = self._loads[number]
-            if load.head is not None and load.head.tries and load.head.sendings == 1:
-                self._lanes.put(load.head)
-            for group in load.groups:
-                self._add_parity(load, group, group.wanted(loss, AT_THE_END), (LAST, number, RELIABLE))
+            for item in self._loads[number].protection(loss):
+                self._lanes.put(item)
 
     def _due_tails(self, now: float) -> tuple[int, ...]:
         """The tails that leave now, the newest first."""
@@ -283,14 +191,14 @@ class FlowSender:
         return tuple(reversed(self._tails))[:MOST_TAILS]
 
     def _tail(self, loads: tuple[int, ...]) -> bytes:
-        return Tail(loads, self.round_trip_s, self._grace * self.round_trip_s).pack()
+        return Tail(loads, self.round_trip_s, self._terms.grace * self.round_trip_s).pack()
 
     @property
     def round_trip_s(self) -> float:
         """Smoothed, in seconds; before there is one, what the path's first probe took."""
         return self._congestion.round_trip_s or self.first_round_trip_s
 
-    def _count(self, item: _Item, now: float) -> None:
+    def _count(self, item: Item, now: float) -> None:
         item.tries -= 1
         item.sendings += 1
         if isinstance(item.piece, ParityOut):
@@ -305,7 +213,7 @@ class FlowSender:
             if not item.load.unsent:
                 self._ends(item.load, now)
 
-    def _ends(self, load: _Load, now: float) -> None:
+    def _ends(self, load: Outbox, now: float) -> None:
         """All of a load was sent once: its tail is to be told."""
         self._tails[load.number] = None
         self._tails_at, self._repeats = now, 0
@@ -352,14 +260,14 @@ class FlowSender:
         return sent
 
     @staticmethod
-    def _is_there(item: _Item) -> None:
+    def _is_there(item: Item) -> None:
         """The receiver has it; with it, it may have rebuilt all of its group."""
         item.tries = 0
         if item.group is not None and item.group.came(item.place):
             for other in item.group.items:
                 other.tries = 0 if other.sendings or isinstance(other.piece, ParityOut) else other.tries
 
-    def _over(self, load: _Load) -> None:
+    def _over(self, load: Outbox) -> None:
         load.is_over = True
         self._loads.pop(load.number, None)
         self._tails.pop(load.number, None)
