@@ -504,6 +504,15 @@ def test_an_update_in_blocks_or_of_another_size_is_refused(beside: Beside, size:
         listening().announced(1, message, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "size"), [(0, 10), (-1, 10), (11, 10), (0, 0), (MOST_BLOCKS + 1, 1 << 20), (1 << 40, 1 << 41)]
+)
+def test_bytes_in_more_blocks_than_can_be_are_refused_before_memory_is_taken(blocks: int, size: int) -> None:
+    message = msgspec.structs.replace(UPDATE, size=size, beside=Beside(0, blocks, None, size, True))
+    with pytest.raises(ProtocolError, match="are announced beside Update"):
+        listening().announced(1, message, 0.0)
+
+
 @pytest.mark.parametrize(("first", "second"), [((0, 5), (6, 11)), ((0, 5), (4, 9)), ((0, 4), (5, 10))])
 def test_bytes_that_do_not_follow_each_other_are_refused(
     first: tuple[int, int], second: tuple[int, int]

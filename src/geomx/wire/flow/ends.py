@@ -190,7 +190,9 @@ class FlowEnd:
         beside = message.beside
         assert beside is not None  # as whoever calls has seen
         fits = (
-            beside.size == message.size and beside.reliable is None
+            beside.size == message.size
+            and beside.reliable is None
+            and 0 < beside.blocks <= min(beside.size, MOST_BLOCKS)
             if beside.is_whole
             else isinstance(message, Push)
         )
