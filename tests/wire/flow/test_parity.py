@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
+import msgspec
 import pytest
 from exploring import examples
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from geomx.errors import ProtocolError
 from geomx.wire.flow import receiver as receiver_module
 from geomx.wire.flow.congestion import Congestion
-from geomx.wire.flow.ends import ReceivingEnd
+from geomx.wire.flow.ends import FlowEnd
 from geomx.wire.flow.inbox import Delivery
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import MOST_IN_GROUP, PIECE_COST_BYTES, Ack, Head, Parity, Piece, Tail, unpack
@@ -45,8 +47,10 @@ def pieces_of(blocks: Sequence[bytes], step: int) -> list[Piece]:
 
 def parities_of(pieces: Sequence[Piece], share: float) -> list[Parity]:
     """Those of a load with one group, as they are on the wire."""
-    ((group, count),) = groups(pieces, share)
-    made = [unpack(parity.pack()) for parity in GroupOut[None](group, count).parities]
+    (group,) = groups(pieces)
+    out = GroupOut[None](group)
+    out.items = [None] * len(group)
+    made = [unpack(parity.pack()) for parity in out.more(ceil(share * len(group)))]
     return [parity for parity in made if isinstance(parity, Parity)]
 
 
@@ -104,10 +108,18 @@ def test_any_k_of_k_plus_m_rebuild_the_group(
 
 def test_groups_are_even_and_have_blocks_of_equally_many_pieces() -> None:
     pieces = pieces_of([*blocks_of(300, 10), *blocks_of(100, 20), *blocks_of(1, 10 * MOST_IN_GROUP + 1)], 10)
-    found = [(len(group), group[0].pieces, parities) for group, parities in groups(pieces, 0.1)]
-    whole = [(100, 1, 10)] * 3 + [(100, 2, 10)] * 2
-    assert found == [*whole, (MOST_IN_GROUP + 1, MOST_IN_GROUP + 1, 0)]
-    assert [len(group) for group, _ in groups(pieces, 0.0)] == [len(pieces)]
+    found = [(len(group), group[0].pieces) for group in groups(pieces)]
+    assert found == [*[(100, 1)] * 3, *[(100, 2)] * 2, (MOST_IN_GROUP + 1, MOST_IN_GROUP + 1)]
+
+
+def test_reliable_blocks_form_groups_across_others_which_form_groups_in_a_row() -> None:
+    levels = [0, 1, 1, 0, 2, 0, 1]
+    pieces = [
+        piece._replace(level=level)
+        for piece, level in zip(pieces_of(blocks_of(7, 10), 10), levels, strict=True)
+    ]
+    found = [[piece.block for piece in group] for group in groups(pieces)]
+    assert sorted(found) == [[0, 3, 5], [1, 2], [4], [6]]
 
 
 BLOCKS = blocks_of(6, 20)
@@ -137,7 +149,7 @@ def test_parity_that_does_not_fit_is_refused(parity: Parity, match: str) -> None
 def test_parity_too_short_for_any_piece_is_refused(size: int) -> None:
     """Also where nothing else has come of its group."""
     with pytest.raises(ProtocolError, match="fit none"):
-        opened(blocks_of(1, 20)).received(0, Parity(LOAD, 0, 1, 1, 1, 0, b"\1" * size), 0.0)
+        opened(blocks_of(1, 20)).received(0, Parity(LOAD, 0, 1, 1, 0, 0, b"\1" * size), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +157,7 @@ def test_parity_too_short_for_any_piece_is_refused(size: int) -> None:
     [
         PARITY._replace(parity=1, data=bytes(4)),
         PARITY._replace(parity=1, blocks=5),
-        PARITY._replace(block=2, blocks=3, parities=2),
+        PARITY._replace(block=2, blocks=3),
     ],
 )
 def test_parity_of_two_groups_for_one_block_is_refused(other: Parity) -> None:
@@ -157,7 +169,7 @@ def test_parity_of_two_groups_for_one_block_is_refused(other: Parity) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"parities": 0}, {"parity": 3}, {"parities": 7}, {"blocks": 0}, {"blocks": 129}, {"pieces": 22}],
+    [{"parity": MOST_IN_GROUP}, {"level": 2}, {"blocks": 0}, {"pieces": 0}],
 )
 def test_counts_that_no_code_has_are_refused(changed: dict[str, int]) -> None:
     with pytest.raises(ProtocolError):
@@ -167,7 +179,7 @@ def test_counts_that_no_code_has_are_refused(changed: dict[str, int]) -> None:
 
 
 def test_an_end_takes_parity_although_nothing_was_agreed_on() -> None:
-    end = ReceivingEnd(lambda message: None)
+    end = FlowEnd(Congestion(1500), FlowTerms(), lambda message: None, 0.0, dials=False)
     announce(end.receiver, BLOCKS)
     for number, packet in enumerate([*PIECES[1:], PARITY]):
         end.received(number, packet.pack(), 0.0)
@@ -176,14 +188,30 @@ def test_an_end_takes_parity_although_nothing_was_agreed_on() -> None:
 
 
 def test_parity_that_was_made_later_rebuilds_with_what_was_made_first() -> None:
-    """A group may get more parity than its first parity pieces say that there is."""
     first, later = parities_of(PIECES, 0.1)[0], parities_of(PIECES, 1.0)[5]
-    assert (first.parities, later.parities) == (1, 6)
+    assert (first.parity, later.parity) == (0, 5)
     receiver = opened(BLOCKS)
     for number, packet in enumerate([*PIECES[2:], first, later]):
         receiver.received(number, packet, 0.0)
     (delivery,) = closed(receiver)
     assert [bytes(block.data) for block in delivery.payload.blocks] == BLOCKS
+
+
+def test_what_is_missing_is_counted_right_where_a_piece_was_refused() -> None:
+    """A piece that is larger than what is left of its load changes nothing."""
+    pieces = pieces_of(blocks_of(2, 20), 10)
+    first, *others = parities_of(pieces, 0.75)
+    push = message(blocks_of(2, 10), LOAD)
+    assert push.beside is not None
+    receiver = FlowReceiver()
+    receiver.announced(1, push, msgspec.structs.replace(push.beside, size=19), 0.0)
+    receiver.received(0, first, 0.0)
+    receiver.received(1, pieces[0], 0.0)
+    with pytest.raises(ProtocolError, match="more bytes than were announced"):
+        receiver.received(2, pieces[1], 0.0)
+    receiver.received(3, others[0], 0.0)
+    with pytest.raises(ProtocolError, match="more bytes than were announced"):
+        receiver.received(4, others[1], 0.0)  # now that is rebuilt
 
 
 def test_of_a_block_that_is_whole_its_pieces_stand_in_for_others() -> None:
@@ -271,9 +299,10 @@ class Sending:
         return [number for number, _ in self.sent if number not in pieces[:lost]]
 
 
-def test_parity_leaves_once_behind_its_group_and_before_the_tail() -> None:
+def test_parity_leaves_once_behind_its_group() -> None:
+    """And the header once more, as nothing else is left to be sent."""
     kinds = [type(packet) for _, packet in Sending().sent]
-    assert kinds == [Head, *[Piece] * 8, *[Parity] * 2, Tail]
+    assert kinds == [Head, *[Piece] * 8, Tail, *[Parity] * 2, Head]
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -303,8 +332,8 @@ def test_only_so_many_pieces_are_sent_again_as_parity_cannot_rebuild() -> None:
 
 
 def test_what_is_sent_again_are_pieces_until_as_many_are_under_way_as_are_needed() -> None:
-    group = GroupOut[int](PIECES, 3)
-    group.items = list(range(9))
+    group = GroupOut[int](PIECES)
+    group.items = list(range(9))  # three are of parity pieces
     assert not any(group.came(place) for place in range(2, 6))
     assert [group.lost(0), group.lost(1)] == [[], []]
     assert not group.came(0)  # it was overtaken: one more is needed, and three parity pieces are under way

@@ -90,8 +90,6 @@ class Inbox:
         if block is False:
             return False
         self.bytes_left -= len(piece.data)
-        if self.bytes_left < 0:
-            raise ProtocolError("a load has more bytes than were announced")
         group = self.groups.get(piece.block)
         if group is not None:
             group.missing -= 1
@@ -104,20 +102,29 @@ class Inbox:
 
     def _joined(self, piece: Piece) -> BlockIn | bool:
         """The block that is complete with this piece; else whether the piece is new."""
-        if piece.pieces == 1 and piece.block not in self.parts:
+        parts = self.parts.get(piece.block)
+        if piece.pieces == 1 and parts is None:
+            self._check_size(piece)
             return BlockIn(piece.start, piece.stop, piece.data)
-        parts = self.parts.setdefault(piece.block, [None] * piece.pieces)
+        parts = parts or [None] * piece.pieces
         known = next((part for part in parts if part is not None), piece)
         if (known.pieces, known.start, known.stop) != (piece.pieces, piece.start, piece.stop):
             raise ProtocolError(f"the pieces of block {piece.block} belong to two blocks")
         if parts[piece.piece] is not None:
             return False
+        self._check_size(piece)
+        self.parts[piece.block] = parts
         parts[piece.piece] = piece
         if any(part is None for part in parts):
             return True
         del self.parts[piece.block]
         self.sizes[piece.block] = [len(part.data) for part in parts if part is not None]
         return BlockIn(piece.start, piece.stop, b"".join(part.data for part in parts if part is not None))
+
+    def _check_size(self, piece: Piece) -> None:
+        """Before anything is changed, so that what is counted stays right."""
+        if len(piece.data) > self.bytes_left:
+            raise ProtocolError("a load has more bytes than were announced")
 
     def parity(self, parity: Parity) -> bool:
         """Keep a parity piece; False: it is here already, or not needed. Raises `ProtocolError`."""
