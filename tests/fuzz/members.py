@@ -18,13 +18,14 @@ from fuzz.sieges import Siege
 from geomx.errors import ProtocolError
 from geomx.wire.flow import receiver as receiver_module
 from geomx.wire.flow.congestion import Congestion
-from geomx.wire.flow.ends import Carried, FlowEnd, OnConnection, Outgoing
+from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
+from geomx.wire.flow.inbox import Blocks, Delivery
 from geomx.wire.flow.numbers import Numbers
 from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, MOST_RUNS, PIECE_COST_BYTES, Parity
 from geomx.wire.flow.path import SIZES
-from geomx.wire.flow.receiver import Blocks, Delivery, FlowReceiver
+from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import LOST_KEPT, BlockOut, FlowSender, FlowTerms
-from geomx.wire.messages import FlowBroken, Message
+from geomx.wire.messages import Carried, FlowBroken, Message
 
 LIVES, OF_EACH = (500, 2000, 20_000), (12, 6, 1)  # after so many datagrams two others talk
 ROOM_BYTES = (1 << 16, 8 << 20)  # the usual room for what is early, and for parity, takes long to fill
@@ -241,8 +242,10 @@ def check_receiver(receiver: FlowReceiver) -> None:
     assert len(receiver._inboxes) <= MOST_OPEN
     assert len(receiver._closed) <= MOST_OPEN
     assert 0 <= receiver._closed_below < 1 << 32
-    for inbox in receiver._inboxes.values():
-        assert 0 < len(inbox.blocks) <= MOST_BLOCKS
+    slices = [inbox.message.slice for inbox in receiver._inboxes.values()]
+    assert len(slices) == len(set(slices)), "more is open than a model has"
+    assert receiver._slices.issuperset(slices)
+    assert all(0 < len(inbox.blocks) <= MOST_BLOCKS for inbox in receiver._inboxes.values())
 
 
 def check_sender(sender: FlowSender, now: float) -> None:

@@ -8,10 +8,10 @@ from random import Random
 
 import msgspec
 
-from geomx.wire.flow.ends import Carried, FlowEnd
+from geomx.wire.flow.ends import FlowEnd
 from geomx.wire.flow.packets import MOST_RUNS, MOST_TAILS, Ack, Head, Parity, Piece, Probe, Probed, Tail
 from geomx.wire.flow.path import SIZES
-from geomx.wire.messages import Beside, Push, Update, encode_head
+from geomx.wire.messages import Beside, Carried, Push, Update, encode_head
 
 KEPT = 256
 PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
@@ -84,19 +84,19 @@ class Nonsense:
         """One that fits a group of blocks that there is, or might be, or none."""
         chance, size = self.chance, chance_size(self.chance)
         inbox = victim.receiver._inboxes.get(load)
-        block, blocks = chance.choice((0, 0, self.number(16))), chance.choice((1, 2, 9, 20, 128, 255))
-        pieces = chance.choice((1, 1, 1, 2, 3, 255))
+        block, blocks = chance.choice((0, 0, self.number(16))), chance.choice((1, 2, 9, 20, 200, 65_535))
+        pieces, level = chance.choice((1, 1, 1, 2, 3, 255)), chance.choice((0, 0, 1, 1, 2))
         if inbox is not None and chance.random() < 0.9:
             block = chance.randrange(len(inbox.blocks))
-            blocks = chance.randint(1, min(len(inbox.blocks) - block, 255))
+            blocks = chance.randint(1, len(inbox.blocks) - block)
+            level = int(not inbox.reliable[block])
             group = inbox.groups.get(block)
             if group is not None and chance.random() < 0.7:
-                block, blocks, pieces = group.first, group.blocks, group.pieces
+                (block, blocks), pieces = group._span, group.pieces
                 size = chance.choice((group._size, group._size, size))
-        parities = chance.choice((1, 2, 9, min(blocks * pieces, 255)))
-        place = chance.choice((0, chance.randrange(parities), chance.randrange(parities), 255))
+        place = chance.choice((0, chance.randrange(9), chance.randrange(128), 255))
         data = chance.choice((bytes(size), chance.randbytes(size)))
-        return Parity(load, block, blocks, pieces, parities, place, data).pack()
+        return Parity(load, block, blocks, pieces, level, place, data).pack()
 
     def ack(self, victim: FlowEnd) -> bytes:
         """Of what was sent, or not."""
@@ -119,7 +119,7 @@ class Nonsense:
         size = chance.choice((0, 1, 100, 100, 1400, 1 << 20))
         message = msgspec.structs.replace(
             chance.choice((PUSH, UPDATE)),
-            slice=chance.randrange(4),
+            slice=chance.randrange(64),
             size=chance.choice((size, size, size, 1 << 40)),
         )
         bitmap = (count + 7) // 8
