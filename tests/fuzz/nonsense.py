@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 
 from geomx.wire.flow.ends import FlowEnd
-from geomx.wire.flow.packets import MOST_RUNS, MOST_TAILS, Ack, Head, Parity, Piece, Probe, Probed, Tail
+from geomx.wire.flow.packets import MOST_TAILS, MOST_TOLD, Ack, Head, Parity, Piece, Probe, Probed, Tail
 from geomx.wire.flow.path import SIZES
 from geomx.wire.messages import Beside, Carried, Push, Update, encode_head
 
@@ -101,7 +101,7 @@ class Nonsense:
     def ack(self, victim: FlowEnd) -> bytes:
         """Of what was sent, or not."""
         chance, sender = self.chance, victim.sender
-        count = 2 * chance.choice((0, 1, 2, 2, MOST_RUNS, MOST_RUNS + 1))
+        count = 2 * chance.choice((0, 1, 2, 2, MOST_TOLD))
         is_near = chance.random() < 0.7
         newest = sender._next_number
         ends = {
@@ -111,7 +111,8 @@ class Nonsense:
         runs = tuple((first, last) for last, first in zip(down[::2], down[1::2], strict=False))
         below = chance.choice((0, 0, max(sender.next_load - chance.randrange(4), 0), self.number(32)))
         closed = chance.choice((0, 0, 1 << chance.randrange(64), self.number(64)))
-        return Ack(chance.choice((0.0, 0.01, 1e9)), below, closed, runs).pack()
+        more = chance.choice((b"", b"", b"", b"\1\0\1\0", b"\1", bytes(4), b"\1\0" * 2 * MOST_TOLD))
+        return Ack(chance.choice((0.0, 0.01, 1e9)), below, closed, runs).pack() + more
 
     def header(self, load: int) -> Carried:
         """One that announces what cannot be, or may be."""

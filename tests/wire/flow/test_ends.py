@@ -15,10 +15,9 @@ from geomx.wire.flow import ends as ends_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, Carried, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Delivery
-from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Head, Piece, Probe, Probed, Tail, unpack
 from geomx.wire.flow.path import LIMIT_S, RETRY_S, SIZES
-from geomx.wire.flow.sender import MOST_SENDINGS
+from geomx.wire.flow.sender import MOST_LARGE_LOST, BlockOut, FlowTerms
 from geomx.wire.messages import Ack as Acknowledged
 from geomx.wire.messages import Beside, FlowBroken, Message, Push, Update, encode_head
 
@@ -244,7 +243,7 @@ def test_a_piece_that_never_passes_is_noticed_though_others_do() -> None:
     both.write(1, [block(0, size=1400), *(block(place, size=500) for place in range(1, 30))])
     both.run(both.now + 30.0, lambda: not both.mine.fallen_back)
     assert [each.number for each in both.mine.fallen_back] == [1]
-    assert both.mine.end.sender.again[0] <= 3 * MOST_SENDINGS
+    assert both.mine.end.sender.again[0] <= 3 * MOST_LARGE_LOST
     both.open()
     assert both.mine.end.path.datagram_bytes == SIZES[-1]
 

@@ -12,13 +12,17 @@ from hypothesis import strategies as st
 from geomx.errors import ProtocolError
 from geomx.wire.flow.packets import (
     CLOSED_SHOWN,
+    MOST_IN_GROUP,
     MOST_NUMBER,
     MOST_RUNS,
     MOST_TAILS,
+    MOST_TOLD,
+    PARITY_HEAD_BYTES,
     PIECE_HEAD_BYTES,
     Ack,
     Head,
     Packet,
+    Parity,
     Piece,
     Probe,
     Probed,
@@ -26,6 +30,8 @@ from geomx.wire.flow.packets import (
     unpack,
 )
 
+Runs = tuple[tuple[int, int], ...]
+LONGEST = (1 << 16) - 1  # of a run, or of what is missing, in an acknowledgement
 U8, U16, U32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
 SECONDS = st.integers(0, (1 << 32) - 1).map(lambda microseconds: microseconds / 1e6)
 
@@ -42,8 +48,11 @@ def pieces(draw: st.DrawFn) -> Piece:
 
 @st.composite
 def acks(draw: st.DrawFn) -> Ack:
-    ends = draw(st.sets(st.integers(0, MOST_NUMBER - 1), max_size=2 * MOST_RUNS))
-    ordered = sorted(ends, reverse=True)
+    most = draw(st.sampled_from([2 * MOST_RUNS, 1 << 18, MOST_NUMBER])) - 1
+    ends = draw(st.sets(st.integers(0, most), max_size=2 * MOST_RUNS))
+    ordered = [
+        2 * end for end in sorted(ends, reverse=True) if 2 * end < MOST_NUMBER
+    ]  # so that they are apart
     runs = tuple((first, last) for last, first in zip(ordered[::2], ordered[1::2], strict=False))
     return Ack(draw(SECONDS), draw(U32), draw(st.integers(0, (1 << CLOSED_SHOWN) - 1)), runs)
 
@@ -52,20 +61,46 @@ tails = st.builds(
     Tail, st.lists(U32, min_size=1, max_size=MOST_TAILS).map(tuple), round_trip_s=SECONDS, grace_s=SECONDS
 )
 heads = st.builds(Head, U32, st.integers(0, (1 << 64) - 1), st.binary(max_size=1400))
+parities = st.builds(
+    Parity, U32, U16, st.integers(1, (1 << 16) - 1), st.integers(1, 255), st.integers(0, 1),
+    st.integers(0, MOST_IN_GROUP - 1), st.binary(max_size=1500),
+)  # fmt: skip
 packets = st.one_of(
-    pieces(), acks(), tails, heads, st.builds(Probe, st.integers(3, (1 << 16) - 1)), st.builds(Probed, U16)
+    pieces(),
+    acks(),
+    tails,
+    heads,
+    parities,
+    st.builds(Probe, st.integers(3, (1 << 16) - 1)),
+    st.builds(Probed, U16),
 )
 
 
 def same(packet: Packet) -> Packet:
     """As it can be compared: data as bytes, and microseconds, of which packing may cut one off."""
-    if isinstance(packet, Piece):
+    if isinstance(packet, Piece | Parity):
         return packet._replace(data=bytes(packet.data))
     return packet
 
 
+def told(runs: Runs) -> Runs:
+    """What an acknowledgement tells of runs: up to the first that is far behind another, or long."""
+    kept: list[tuple[int, int]] = []
+    for first, last in runs[:MOST_TOLD]:
+        if kept and kept[-1][0] - last - 1 > LONGEST:
+            break
+        kept.append((max(first, last - LONGEST + 1), last))
+        if first != kept[-1][0]:
+            break
+    return tuple(kept)
+
+
 @given(packets)
 @example(Ack(0.0, 0, 0, ((0, 0),)))
+@example(Ack(0.0, 0, 0, ((9 + LONGEST, 9 + LONGEST), (0, 8))))
+@example(Ack(0.0, 0, 0, ((10 + LONGEST, 10 + LONGEST), (0, 8))))
+@example(Ack(0.0, 0, 0, ((9, 8 + LONGEST), (3, 7))))
+@example(Ack(0.0, 0, 0, ((8, 8 + LONGEST), (3, 6))))
 @example(Ack(0.0, 0, 0, ((MOST_NUMBER - 1, MOST_NUMBER - 1), (0, MOST_NUMBER - 3))))
 def test_a_packet_comes_back_as_it_was(packet: Packet) -> None:
     found = unpack(memoryview(packet.pack()))
@@ -75,7 +110,8 @@ def test_a_packet_comes_back_as_it_was(packet: Packet) -> None:
         assert found.round_trip_s == pytest.approx(packet.round_trip_s, abs=1.1e-6)
         assert found.grace_s == pytest.approx(packet.grace_s, abs=1.1e-6)
     elif isinstance(packet, Ack):
-        assert found[1:] == packet[1:]
+        assert found[1:3] == packet[1:3]
+        assert found.runs == told(packet.runs)
         assert found.held_s == pytest.approx(packet.held_s, abs=1.1e-6)
     else:
         assert same(found) == same(packet)
@@ -94,10 +130,12 @@ def test_no_shorter_one_passes_for_another_packet(packet: Packet) -> None:
         assert type(found) is type(packet)
         if isinstance(packet, Piece):
             assert size >= PIECE_HEAD_BYTES
+        elif isinstance(packet, Parity):
+            assert size >= PARITY_HEAD_BYTES
         elif isinstance(packet, Head):
             assert packet.head.startswith(found.head)
         elif isinstance(packet, Ack):
-            assert found.runs == packet.runs[: len(found.runs)]
+            assert found.runs == told(packet.runs)[: len(found.runs)]
         else:
             assert isinstance(packet, Tail)
             assert found.loads == packet.loads[: len(found.loads)]
@@ -110,10 +148,10 @@ def test_any_bytes_are_a_packet_or_refused(body: bytes) -> None:
         found = unpack(body)
     except ProtocolError:
         return
-    assert isinstance(found, Piece | Tail | Ack | Probe | Probed | Head)
+    assert isinstance(found, Packet)
 
 
-@given(st.integers(0, 6), st.binary(max_size=80))
+@given(st.integers(0, 7), st.binary(max_size=80))
 def test_any_bytes_of_a_known_kind_are_a_packet_or_refused(kind: int, rest: bytes) -> None:
     try:
         found = unpack(bytes([kind]) + rest)
@@ -129,14 +167,13 @@ def test_any_bytes_of_a_known_kind_are_a_packet_or_refused(kind: int, rest: byte
         assert 0 < len(found.loads) <= MOST_TAILS
 
 
-def ack_of(*runs: tuple[int, int]) -> bytes:
-    return Ack(0.0, 0, 0, runs).pack()
+def ack_of(newest: int, *lengths: int) -> bytes:
+    """`lengths`: in turn of what has come, and of what is missing before it."""
+    return struct.pack(f"<BIIQIH{len(lengths)}H", 3, 0, 0, 0, newest & 0xFFFFFFFF, newest >> 32, *lengths)
 
 
 def long_ack(runs: int) -> bytes:
-    return Ack(0.0, 0, 0, ()).pack() + b"".join(
-        struct.pack("<IHIH", number, 0, number, 0) for number in range(2 * runs, 0, -2)
-    )
+    return ack_of(2 * runs, *[1] * (2 * runs - 1))
 
 
 @pytest.mark.parametrize(
@@ -156,14 +193,16 @@ def long_ack(runs: int) -> bytes:
         pytest.param(Tail((1,) * (MOST_TAILS + 1), 0.1, 0.0).pack(), id="a tail of too many"),
         pytest.param(Tail((1,), 0.1, 0.0).pack() + b"\0", id="a tail and a byte"),
         pytest.param(Tail((1,), 0.1, 0.0).pack()[:8], id="a tail, cut"),
-        pytest.param(ack_of((1, 2)) + b"\0", id="an acknowledgement and a byte"),
-        pytest.param(ack_of((1, 2))[:-1], id="an acknowledgement, cut"),
-        pytest.param(ack_of()[:-1], id="an acknowledgement's head, cut"),
-        pytest.param(ack_of((3, 2)), id="a run that ends before it begins"),
-        pytest.param(ack_of((1, 2), (3, 4)), id="runs in the wrong order"),
-        pytest.param(ack_of((3, 4), (2, 3)), id="runs that overlap"),
-        pytest.param(ack_of((3, 4), (3, 4)), id="a run twice"),
-        pytest.param(long_ack(MOST_RUNS + 1), id="too many runs"),
+        pytest.param(ack_of(2, 2) + b"\0", id="an acknowledgement and a byte"),
+        pytest.param(ack_of(2, 2)[:-1], id="an acknowledgement, cut"),
+        pytest.param(ack_of(0)[:-1], id="an acknowledgement's head, cut"),
+        pytest.param(ack_of(3, 0), id="a run of nothing"),
+        pytest.param(ack_of(3, 1, 1, 0), id="a run of nothing behind another"),
+        pytest.param(ack_of(3, 1, 0, 1), id="two runs that are one"),
+        pytest.param(ack_of(3, 1, 1), id="something missing before nothing"),
+        pytest.param(ack_of(3, 5), id="a run that begins below 0"),
+        pytest.param(ack_of(3, 1, 3, 1), id="a run below 0"),
+        pytest.param(long_ack(MOST_TOLD + 1), id="too many runs"),
         pytest.param(Probe(100).pack()[:-1], id="a probe that is shorter than it says"),
         pytest.param(Probe(100).pack() + b"\0", id="a probe that is longer than it says"),
         pytest.param(b"\4", id="a probe, cut"),
@@ -178,9 +217,9 @@ def test_what_nobody_can_have_meant_is_refused(body: bytes) -> None:
 
 
 def test_as_many_runs_as_there_may_be_pass() -> None:
-    found = unpack(long_ack(MOST_RUNS))
+    found = unpack(long_ack(MOST_TOLD))
     assert isinstance(found, Ack)
-    assert len(found.runs) == MOST_RUNS
+    assert len(found.runs) == MOST_TOLD
 
 
 @given(acks())

@@ -11,12 +11,29 @@ from geomx.wire.flow.path import EVERY_S, LIMIT_S, RETRY_S, SETTLE_S, SIZES, Pat
 SMALL, LARGE = SIZES[-1], SIZES[0]
 
 
+def begun(now: float) -> Path:
+    path = Path()
+    path.begin(now)
+    return path
+
+
 def sizes(path: Path, now: float) -> list[int]:
     return [probe.size for probe in path.probes(now)]
 
 
+def test_before_something_may_leave_nothing_does() -> None:
+    path = Path()
+    path.probed(LARGE, 1.0)
+    assert sizes(path, 2.0) == []
+    assert (path.state, path.next_at()) == ("waiting", inf)
+    path.begin(3.0)
+    path.probed(LARGE, 3.1)
+    path.begin(4.0)
+    assert path.state == "open"
+
+
 def test_every_size_is_tried_again_and_again() -> None:
-    path = Path(5.0)
+    path = begun(5.0)
     assert path.next_at() == 5.0
     assert sizes(path, 5.0) == list(SIZES)
     assert sizes(path, 5.0) == []
@@ -26,7 +43,7 @@ def test_every_size_is_tried_again_and_again() -> None:
 
 
 def test_it_opens_at_once_when_the_largest_has_come() -> None:
-    path = Path(0.0)
+    path = begun(0.0)
     path.probes(0.0)
     path.probed(LARGE, 0.08)
     assert (path.state, path.is_open, path.datagram_bytes) == ("open", True, LARGE)
@@ -36,7 +53,7 @@ def test_it_opens_at_once_when_the_largest_has_come() -> None:
 
 
 def test_it_opens_with_the_largest_that_has_come_within_a_while() -> None:
-    path = Path(0.0)
+    path = begun(0.0)
     path.probes(0.0)
     path.probed(SIZES[2], 0.08)
     path.probed(SIZES[3], 0.09)
@@ -52,7 +69,7 @@ def test_it_opens_with_the_largest_that_has_come_within_a_while() -> None:
 
 
 def test_a_size_that_was_not_tried_opens_nothing() -> None:
-    path = Path(0.0)
+    path = begun(0.0)
     path.probes(0.0)
     for size in (0, 3, SMALL - 1, SMALL + 1, LARGE + 1, 65_535):
         path.probed(size, 0.1)
@@ -71,7 +88,7 @@ def play(path: Path, now: float, until: float) -> list[float]:
 
 
 def test_it_is_blocked_when_nothing_has_come_for_a_while_and_tried_seldom() -> None:
-    path = Path(0.0)
+    path = begun(0.0)
     times = play(path, 0.0, LIMIT_S + 3 * RETRY_S)
     assert path.state == "blocked"
     assert times[1] - times[0] == pytest.approx(EVERY_S)
@@ -80,7 +97,7 @@ def test_it_is_blocked_when_nothing_has_come_for_a_while_and_tried_seldom() -> N
 
 
 def test_an_answer_on_a_blocked_path_makes_it_try() -> None:
-    path = Path(0.0)
+    path = begun(0.0)
     play(path, 0.0, LIMIT_S + 1.0)
     path.probed(SMALL, 20.0)
     assert (path.state, path.datagram_bytes) == ("trying", SMALL)
@@ -91,7 +108,7 @@ def test_an_answer_on_a_blocked_path_makes_it_try() -> None:
 
 
 def test_it_is_not_blocked_while_only_large_ones_are_lost() -> None:
-    path = Path(0.0)
+    path = begun(0.0)
     path.probes(0.0)
     path.probed(SMALL, 0.1)
     play(path, 0.1, LIMIT_S + 1.0)
@@ -99,7 +116,7 @@ def test_it_is_not_blocked_while_only_large_ones_are_lost() -> None:
 
 
 def test_a_path_on_which_nothing_is_heard_begins_anew() -> None:
-    path = Path(0.0)
+    path = begun(0.0)
     path.probes(0.0)
     path.probed(LARGE, 0.1)
     path.lost(30.0)

@@ -43,10 +43,10 @@ class Receiving:
         self.number = 0
 
     def announce(self, load: int, levels: Sequence[int], size: int | None = None) -> None:
-        """A header; its message has the number of the load, plus 100."""
+        """A header; its message has the number of the load, plus 100, and is of a slice of its own."""
         reliable = pack([level == 0 for level in levels])
         beside = Beside(load, len(levels), reliable, SIZE * len(levels) if size is None else size)
-        push = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False, beside=beside)
+        push = Push(1, load, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False, beside=beside)
         self.receiver.announced(load + 100, push, beside, self.now)
 
     def come(self, *packets: Piece | Tail, after_s: float = 0.0) -> None:
