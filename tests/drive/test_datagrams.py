@@ -125,6 +125,7 @@ async def trained(train: Callable[[Tree], Any]) -> Tree:
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long this machine stands still, TCP takes nothing over."""
     monkeypatch.setattr("geomx.wire.flow.ends.SILENT_S", PATIENCE_S)
+    monkeypatch.setattr("geomx.wire.flow.path.LIMIT_S", PATIENCE_S)
 
 
 @pytest.mark.usefixtures("_patient")
@@ -138,9 +139,10 @@ def test_what_was_lost_is_recorded_at_both_ends(loop_name: str) -> None:
     tree = run_on(loop_name, lambda: trained(train))
     usage = tree.records["A"].named("usage")[-1]
     report = make_report(Run.parse('[[party]]\nname = "A"\nworkers = 1\n', "one.toml"), tree.told(), 1.0)
-    (name,) = report["datagrams"]["wan"]["A"]["classes"]
-    assert name == "class 1"
-    counts = report["datagrams"]["wan"]["A"]["classes"][name]
+    classes = report["datagrams"]["wan"]["A"]["classes"]
+    assert list(classes) == ["reliable", "class 1"]  # what is not in blocks is reliable
+    assert 0 < classes["reliable"]["came"] <= classes["reliable"]["sent"]  # others are rebuilt
+    counts = classes["class 1"]
     assert counts["given"] == counts["answered"] == counts["sent"] == usage["flows"]["global/0"]["sent"]["1"]
     assert counts["again"] > 0
     assert counts["returned"] > 0

@@ -63,6 +63,22 @@ def whole_run() -> list[Record]:
     ]  # fmt: skip
 
 
+def test_what_goes_down_is_not_taken_for_what_goes_up(run: Run) -> None:
+    """Both ends of each flow have sent, and have heard; on both tiers."""
+    records = [
+        usage(
+            "A", global_0={"sent": {"0": 15}, "came": {"0": 70}}, A_0={"sent": {"0": 80}, "came": {"0": 24}}
+        ),
+        usage("A/0", A={"sent": {"0": 25}, "again": {"0": 1}, "came": {"0": 79}}),
+        usage("global/0", A={"sent": {"0": 71}, "again": {"0": 5}, "came": {"0": 14}, "early": 2}),
+    ]
+    told = make_report(run, records, 1.0)["datagrams"]
+    assert {tier: list(parties) for tier, parties in told.items()} == {"wan": ["A"], "lan": ["A"]}
+    up, below = told["wan"]["A"]["classes"]["reliable"], told["lan"]["A"]["classes"]["reliable"]
+    assert (up["sent"], up["again"], up["came"], told["wan"]["A"]["dropped_early"]) == (15, 0, 14, 2)
+    assert (below["sent"], below["again"], below["came"]) == (25, 1, 24)
+
+
 def rows_of(run: Run, records: list[Record]) -> dict[str, str]:
     return {name: text for name, text, _ in closing_rows(make_report(run, records, 1.0))}
 

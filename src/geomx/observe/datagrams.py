@@ -24,6 +24,7 @@ UNSENT = str(NOT_SENT)
 LEAST_SHARE = 0.0005  # less would be shown as 0.0%
 PATHS_SHOWN = 4
 FLOW_COUNTS = ("sent", "again", "came", "late")
+_SENT, _RECEIVED = ("sent", "again"), ("came", "late", "early")
 BLOCK_COUNTS = ("given", "answered", "returned")
 
 
@@ -114,11 +115,16 @@ class Datagrams:
         return found
 
     def _flows_of(self, sender: str) -> Iterable[Fields]:
-        """Both ends of the flows on which a node sends up: its own counts, and those of the nodes that receive."""
-        yield from (flow for flow in self._flows.get(sender, {}).values() if "sent" in flow)
-        for flows in self._flows.values():
-            if sender in flows and "sent" not in flows[sender]:
-                yield flows[sender]
+        """Of what a node sends up: its own counts of what left, and those of what came, of the nodes that receive it.
+
+        Both ends of a flow send and receive: what updates make of the same counts is not in it.
+        """
+        below = self._run.workers_of(sender) if sender in self._run.servers else ()
+        own, others = self._flows.get(sender, {}), self._flows.items()
+        left = [(_SENT, flow) for peer, flow in own.items() if peer not in below]
+        came = [(_RECEIVED, flows.get(sender, {})) for node, flows in others if node not in below]
+        told = ({name: flow[name] for name in names if name in flow} for names, flow in [*left, *came])
+        return [fields for fields in told if fields]
 
 
 def _by_class(flows: Iterable[Fields], blocks: Iterable[Fields]) -> dict[str, dict[str, int]]:
