@@ -39,7 +39,7 @@ from geomx.channels.sealing import HEAD, SALT_BYTES, seals
 from geomx.channels.tcp import split_address
 from geomx.codecs.contract import Block
 from geomx.wire.flow.ends import FlowEnd
-from geomx.wire.flow.sender import FlowTerms
+from geomx.wire.flow.outbox import FlowTerms
 
 SECRET = b"s" * 32
 

@@ -21,10 +21,11 @@ from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Blocks, Delivery
 from geomx.wire.flow.numbers import Numbers
+from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, MOST_RUNS, PIECE_COST_BYTES, Parity
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import FlowReceiver
-from geomx.wire.flow.sender import LOST_KEPT, BlockOut, FlowSender, FlowTerms
+from geomx.wire.flow.sender import LOST_KEPT, FlowSender
 from geomx.wire.messages import Carried, FlowBroken, Message
 
 LIVES, OF_EACH = (500, 2000, 20_000), (12, 6, 1)  # after so many datagrams two others talk

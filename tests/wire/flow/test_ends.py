@@ -15,9 +15,10 @@ from geomx.wire.flow import ends as ends_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, Carried, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Delivery
+from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Head, Piece, Probe, Probed, Tail, unpack
 from geomx.wire.flow.path import LIMIT_S, RETRY_S, SIZES
-from geomx.wire.flow.sender import MOST_LARGE_LOST, BlockOut, FlowTerms
+from geomx.wire.flow.sender import MOST_LARGE_LOST
 from geomx.wire.messages import Ack as Acknowledged
 from geomx.wire.messages import Beside, FlowBroken, Message, Push, Update, encode_head
 
