@@ -29,8 +29,8 @@ class FlowTerms(NamedTuple):
     """What a sender and a receiver have agreed on.
 
     `tries`: how often a piece of class 1, 2, ... is sent at most. `grace`: how long the receiver waits behind a tail
-    for what is not reliable, in round trips. `parity_share`: parity pieces for each piece, from 0 to 1, of rule 4's
-    second kind.
+    for what is not reliable, in round trips. `parity_share`: parity pieces for each piece, up to 1; 0: as many as the
+    loss that is measured makes likely, of what is reliable.
     """
 
     tries: tuple[int, ...] = (1,)
@@ -119,15 +119,11 @@ class Outbox:
 
     def protection(self, loss: float) -> list[Item]:
         """What protects it when nothing is left to be sent: its header once more, and more parity."""
-        head = (
-            [self._head] if self._head is not None and self._head.tries and self._head.sendings == 1 else []
-        )
         key = (LAST, self.number, RELIABLE)
-        return [
-            *head,
-            *(
-                item
-                for group in self._groups
-                for item in self._parity(group, group.wanted(loss, AT_THE_END), key)
-            ),
+        items = [
+            item
+            for group in self._groups
+            for item in self._parity(group, group.wanted(loss, AT_THE_END), key)
         ]
+        head = self._head
+        return [head, *items] if head is not None and head.tries and head.sendings == 1 else items

@@ -8,10 +8,10 @@ Rules
 3. A datagram is lost if one that was sent later has come, and `LATER` numbers or an eighth of a round trip lie between,
    and the reordering that was seen; or if nothing is heard at all for a time-out (both after RFC 8985 and RFC 9002).
    Every sending has a number of its own, so an acknowledgement says which of them has come.
-4. When nothing is left to be sent, what is reliable and still under way gets parity pieces (`parity.py`), as many as
-   the loss that is measured makes likely, and headers leave once more: to lose the last ones would cost a round trip.
-   A share of parity pieces can be had behind each group as well. What is lost of a group is sent again only where what
-   is under way of it cannot be enough to rebuild it.
+4. Behind each group of reliable pieces go parity pieces (`parity.py`), as many as the loss that is measured makes
+   likely, or a fixed share. When nothing is left to be sent, more follow for what is still under way, and headers leave
+   once more: to lose the last ones costs a round trip. What is lost of a group is sent again only where what is under
+   way of it cannot be enough to rebuild it.
 5. Reliable pieces are sent until they have come. Those of class c have a number of tries; behind the last one they are
    given up. What the receiver has closed is sent no more.
 
