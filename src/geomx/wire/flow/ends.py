@@ -45,7 +45,10 @@ from geomx.wire.presence import pack as pack_bitmap
 SILENT_S = 2.0  # without a word of what was sent, the connection carries everything
 LOOK_EVERY_S = 0.25  # then, whether the connection is silent as well
 STUCK_S = 10.0  # without anything new of what was announced
-WHY = {True: "what is sent by UDP is answered", False: "nothing of what is sent by UDP is answered"}
+WHY = {
+    True: "what is sent by UDP is answered",
+    False: "nothing of what is sent by UDP is answered; let UDP through both ways at the same port as TCP",
+}
 
 
 class OnConnection(NamedTuple):
