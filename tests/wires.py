@@ -64,6 +64,7 @@ class Witness:
         self.breaches: list[str] = []
         self.accepted: list[Any] = []
         self.flows: list[bool] = []
+        self.whys: list[str] = []  # of the flows
         self._changed = asyncio.Event()
 
     def admit(self, connection: Any, message: Message) -> None:
@@ -86,12 +87,17 @@ class Witness:
         self.failures.append(error)
         self._changed.set()
 
+    def no_datagrams(self, why: str) -> None:
+        self.refusals.append(why)
+        self._changed.set()
+
     def refused(self, reason: str) -> None:
         self.refusals.append(reason)
         self._changed.set()
 
     def flow(self, connection: Any, passes: bool, why: str) -> None:
         self.flows.append(passes)
+        self.whys.append(why)
         self._changed.set()
 
     def accept(self, connection: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,10 @@ from geomx.node.contract import Called
 from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Left, Ready
 from geomx.node.topology import Edge
+from geomx.observe.datagrams import datagram_lines
 from geomx.observe.records import Record
 from geomx.observe.report import make_report
+from geomx.observe.sentences import sentence
 from geomx.wire.flow import path as path_module
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
@@ -103,10 +106,10 @@ class Tree:
         ]
 
 
-async def trained(train: Callable[[Tree], Any]) -> Tree:
-    """A run from its start to its end."""
+async def trained(train: Callable[[Tree], Any], address: str = ANY_PORT) -> Tree:
+    """A run from its start to its end. `address`: where the root listens."""
     records = {"global/0": Records()}
-    door = ListeningEdge(Datagram(EdgeSettings(), Alike(1.0)), ANY_PORT)
+    door = ListeningEdge(Datagram(EdgeSettings(), Alike(1.0)), address)
     root = Driver(make_node(TOPOLOGY, "global/0"), Wiring(door), records["global/0"])
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(root.run())
@@ -197,3 +200,28 @@ def test_where_datagrams_do_not_pass_is_recorded_once_and_when_they_pass_again(
     assert len(told) >= 3
     blocks = tree.records["A"].named("usage")[-1]["blocks"]
     assert blocks["given"] == blocks["answered"]
+
+
+def test_where_another_program_has_the_port_each_end_says_so_once(loop_name: str) -> None:
+    async def train(tree: Tree) -> None:
+        await tree.until_datagrams(False)
+        tree.relay.break_connections()
+        await tree.records["A"].until("resumed")
+        await tree.step()
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        tree = run_on(loop_name, lambda: trained(train, f"127.0.0.1:{port}"))
+    (listener,) = tree.records["global/0"].named("no_datagrams")
+    said = f"UDP port {port} is in use by another program, so TCP carries everything"
+    assert sentence("no_datagrams", listener) == said
+    assert not tree.records["global/0"].named("refused")
+    (party,) = tree.records["A"].named("datagrams")
+    assert sentence("datagrams", party) == (
+        "datagrams do not pass to global/0, so TCP carries everything: its UDP port cannot be used; its log says why"
+    )
+    report = make_report(Run.parse('[[party]]\nname = "A"\nworkers = 1\n', "one.toml"), tree.told(), 1.0)
+    assert report["datagram_paths"] == [{"node": "A", **party}]
+    row = datagram_lines(report["datagrams"].get("wan", {}), report["datagram_paths"])
+    assert row.splitlines()[-1] == "do not pass from A to global/0: TCP carries everything"

@@ -74,6 +74,9 @@ class End:
     def refused(self, reason: str) -> None:
         pass
 
+    def no_datagrams(self, why: str) -> None:
+        pass
+
 
 class Records:
     """Counts what the server tells."""

@@ -61,6 +61,9 @@ class ConnectionHandler(Protocol):
     def failed(self, error: GeomxError) -> None:
         """This process itself cannot go on, whatever the peer does, such as for want of memory."""
 
+    def no_datagrams(self, why: str) -> None:
+        """Whoever listens cannot receive datagrams: everything that comes comes over TCP. `why`: a whole sentence."""
+
     def refused(self, reason: str) -> None:
         """The channel has turned somebody away before there was a connection, such as in a TLS handshake."""
 

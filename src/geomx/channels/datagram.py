@@ -1,9 +1,10 @@
 """The channels `datagram` and `dgt`: TCP, and beside it payloads in datagrams, both ways.
 
-Who listens has one UDP socket, at the number of its TCP port. Who dials sends from a port of its own: nothing has to
-reach it that it has not asked for, and answers go to wherever its newest datagram came from, so a NAT may give it
-another address at any time. Datagrams of a flow begin only when both ends have proved who they are; where they do not
-pass, TCP carries everything (`geomx.wire.flow.path`). `block_classes.py` says which blocks may be lost.
+Who listens has a UDP socket beside each TCP socket, at the same address and port number, and answers from the address
+that was dialled. Who dials sends from a port of its own: nothing has to reach it that it has not asked for, and answers
+go to wherever its newest datagram came from, so a NAT may give it another address at any time. Datagrams of a flow
+begin only when both ends have proved who they are; where they do not pass, TCP carries everything
+(`geomx.wire.flow.path`). `block_classes.py` says which blocks may be lost.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import torch
 from geomx.channels.block_classes import Alike, Dgt
 from geomx.channels.connection import TcpConnection, view_of, views_of
 from geomx.channels.contract import BlockClasses, Connection, ConnectionHandler, EdgeSettings
-from geomx.channels.datagram_port import READS, DatagramPort
+from geomx.channels.datagram_port import READS, Answers, DatagramListener, DatagramPort, open_ports
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.sealing import ENVELOPE_BYTES, SALT_BYTES, Seal, seals
-from geomx.channels.tcp import Tcp, TcpListener, split_address
+from geomx.channels.tcp import Tcp
 from geomx.channels.udp import UdpSocket
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
@@ -35,23 +36,9 @@ from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES, State
 from geomx.wire.messages import Carried, FlowBroken, FlowOpen, Message
 
-BATCH = 32  # datagrams in a row before others have their turn
+NO_FLOW = FlowOpen(0, b"")  # whoever listens cannot receive datagrams
+MOST_TOGETHER, LEAST_TOGETHER = 32, 2  # datagrams in a row before others have their turn
 LEAST_WAIT_S, MOST_WAIT_S = 0.0005, 0.0125  # waking up costs more than what a datagram does
-
-
-class DatagramListener(TcpListener):
-    """An open door for TCP and UDP."""
-
-    def __init__(self, listener: TcpListener, port: DatagramPort | None) -> None:
-        self.address = listener.address
-        self._listener = listener
-        self._port = port
-
-    async def close(self) -> None:
-        """Take no more connections. The datagrams of those that stand still come: the loop's end closes the socket."""
-        await self._listener.close()
-        if self._port is not None:
-            self._port.close()
 
 
 class DatagramConnection(TcpConnection):
@@ -72,13 +59,14 @@ class DatagramConnection(TcpConnection):
         self._dials = dials
         self._secret: bytes | None = None  # None: the peer has not proved who it is
         self._terms = FlowTerms()
-        self._flow = 0
         self._out: Seal
         self._in: Seal
         self._end: FlowEnd | None = None
+        self._congestion: Congestion
         self._counted = FlowCounts()  # of a flow that has ended
         self._udp: UdpSocket | None = None  # of whoever dials
-        self._address: Any = None  # of whoever has dialled
+        self._answers: Answers | None = None  # of whoever listens
+        self._way: UdpSocket | Answers  # one of them, while there is a flow
         self._newest = -1
         self._timer: asyncio.Handle | None = None
         self._due_at = inf
@@ -88,19 +76,23 @@ class DatagramConnection(TcpConnection):
     def open_flow(self, secret: bytes, terms: FlowTerms) -> None:
         """See `FlowConnection.open_flow`. Whoever listens says how the flow's datagrams are to be sealed."""
         self._secret, self._terms = secret, terms
-        port = self._channel.port
-        if self._dials or port is None or not (secret or self._channel.is_secured):
+        if self._dials or not (secret or self._channel.is_secured):
+            return
+        here = self._transport.get_extra_info("sockname")
+        port = self._channel.port_of(here)
+        if port is None:
+            self.write(0, NO_FLOW, None, 0)
             return
         salt = secrets.token_bytes(SALT_BYTES)
-        self._flow = port.register(self)
-        self._in, self._out = seals(self._flow, salt, secret)
+        self._answers = self._way = Answers(port, self, here)
+        self._in, self._out = seals(self._answers.flow, salt, secret)
         self._begin(0.0)
-        self.write(0, FlowOpen(self._flow, salt), None, 0)
+        self.write(0, FlowOpen(self._answers.flow, salt), None, 0)
 
     def _begin(self, pace_mbps: float) -> None:
-        congestion = Congestion(SIZES[0] + ENVELOPE_BYTES, pace_mbps)
+        self._congestion = Congestion(SIZES[0] + ENVELOPE_BYTES, pace_mbps)
         admit = partial(self._receiver.admit, self)
-        self._end = FlowEnd(congestion, self._terms, admit, time.monotonic(), dials=self._dials)
+        self._end = FlowEnd(self._congestion, self._terms, admit, time.monotonic(), dials=self._dials)
 
     def write(self, number: int, message: Message, payload: Any, priority: int) -> None:
         """Queue a message, see `Connection.write`; its payload goes in datagrams where they pass."""
@@ -171,19 +163,21 @@ class DatagramConnection(TcpConnection):
             self._secret is None
             or self._end is not None
             or not self._dials
-            or len(message.salt) != SALT_BYTES
+            or (message != NO_FLOW and len(message.salt) != SALT_BYTES)
         ):
             raise ProtocolError("FlowOpen came where no flow can be opened")
         if not (self._secret or self._channel.is_secured):
             return
+        if message == NO_FLOW:
+            self._receiver.flow(self, False, "its UDP port cannot be used; its log says why")
+            return
         try:
-            self._udp = UdpSocket(self.socket.family)
+            self._udp = self._way = UdpSocket(self.socket.family)
             self._udp.connect(self._transport.get_extra_info("peername"))
         except OSError as error:
             why = f"this machine cannot send them ({error.strerror or error})"
             self._receiver.flow(self, False, why)
             return
-        self._flow = message.flow
         self._out, self._in = seals(message.flow, message.salt, self._secret)
         self._begin(self._channel.pace_mbps)
         self._loop.add_reader(self._udp, self._readable)
@@ -210,7 +204,9 @@ class DatagramConnection(TcpConnection):
         number, body = opened
         self.bytes_received += len(datagram)
         if number > self._newest:
-            self._newest, self._address = number, address
+            self._newest = number
+            if self._answers is not None:
+                self._answers.address = address
         end = self._end
         return self._judged(lambda: end.received(number, body, time.monotonic()))
 
@@ -236,13 +232,21 @@ class DatagramConnection(TcpConnection):
         self._hand_on(end, now)
         if not self.is_open:
             return
-        self._send([self._out.close(*each) for each in end.datagrams(now, ENVELOPE_BYTES, BATCH)], end)
+        leaving = end.datagrams(now, ENVELOPE_BYTES, self._most_together(end))
+        self._send([self._out.close(*each) for each in leaving], end)
         for message in end.to_write(now, self.heard_at):
             super().write(*message)
         passes = end.news(now)
         if passes is not None:
             self._receiver.flow(self, passes, WHY[passes])
         self._plan(end, now)
+
+    def _most_together(self, end: FlowEnd) -> int:
+        """How many payloads leave in a row: no more than the path carries while they are held back."""
+        if not self._congestion.rate:
+            return MOST_TOGETHER
+        held_bytes = self._congestion.rate * _held_s(end)
+        return min(max(int(held_bytes / SIZES[0]), LEAST_TOGETHER), MOST_TOGETHER)
 
     def _hand_on(self, end: FlowEnd, now: float) -> None:
         try:
@@ -257,9 +261,9 @@ class DatagramConnection(TcpConnection):
             self._fail(str(error))
 
     def _send(self, datagrams: list[bytes], end: FlowEnd) -> None:
-        if self._udp is not None and self._pacer is None and end.path.is_open:  # probes leave alone
+        if self._pacer is None and end.path.is_open:  # probes leave alone
             self.bytes_sent += sum(map(len, datagrams))
-            self._udp.send_together(datagrams)
+            self._way.send_together(datagrams)
         else:
             for datagram in datagrams:
                 self._depart(datagram)
@@ -274,11 +278,8 @@ class DatagramConnection(TcpConnection):
 
     def _put(self, datagram: bytes) -> None:
         """Into the socket; what it does not take is lost."""
-        port = self._channel.port
-        if self._udp is not None:
-            self._udp.send(datagram)
-        elif port is not None and self._address is not None:
-            port.send(datagram, self._address)
+        if self._end is not None:
+            self._way.send(datagram)
 
     def _plan(self, end: FlowEnd, now: float) -> None:
         due_at = end.next_at()
@@ -292,9 +293,7 @@ class DatagramConnection(TcpConnection):
         elif due_at <= now:
             self._timer = self._loop.call_soon(self._due)
         else:
-            # For so long datagrams are held back, to leave together: a sixteenth of a round trip makes no queue.
-            least_s = min(max(end.sender.round_trip_s / 16, LEAST_WAIT_S), MOST_WAIT_S)
-            self._timer = self._loop.call_later(max(due_at - now, least_s), self._due)
+            self._timer = self._loop.call_later(max(due_at - now, _held_s(end)), self._due)
 
     def _due(self) -> None:
         self._timer = None
@@ -310,10 +309,14 @@ class DatagramConnection(TcpConnection):
             self._loop.remove_reader(self._udp)
             self._udp.close()
             self._udp = None
-        port = self._channel.port
-        if port is not None and self._flow and not self._dials:
-            port.forget(self._flow)
+        if self._answers is not None:
+            self._answers.close()
         self._counted, self._end = self.flow_counts, None
+
+
+def _held_s(end: FlowEnd) -> float:
+    """How long datagrams are held back, to leave together: a sixteenth of a round trip makes no queue."""
+    return min(max(end.sender.round_trip_s / 16, LEAST_WAIT_S), MOST_WAIT_S)
 
 
 class Datagram(Tcp):
@@ -331,19 +334,23 @@ class Datagram(Tcp):
         self.classes = classes
         self.pace_mbps = edge.pace_mbps
         self.is_secured = edge.tls is not None
-        self.port: DatagramPort | None = None  # of accepted connections, once it listens
+        self._ports: list[DatagramPort] = []  # of accepted connections, once it listens
 
     async def listen(
         self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
     ) -> DatagramListener:
         """See `Channel.listen`."""
         listener = await super().listen(address, receiver, accepted)
-        try:
-            self.port = DatagramPort(*split_address(listener.address))
-        except OSError as error:
-            why = f"no datagrams can be received at {listener.address} ({error.strerror}): TCP carries everything"
-            receiver.refused(why)
-        return DatagramListener(listener, self.port)
+        self._ports = open_ports(listener.names, receiver.no_datagrams)
+        return DatagramListener(listener, self._ports)
+
+    def port_of(self, name: Any) -> DatagramPort | None:
+        """Where datagrams come that are sent to this address of this machine; None: nowhere.
+
+        Args:
+            name: The address, as `getsockname` of an accepted connection gives it.
+        """
+        return next((port for port in self._ports if port.serves(name)), None)
 
     def new_connection(
         self,

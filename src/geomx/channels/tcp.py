@@ -36,11 +36,15 @@ BACKLOG = 1024  # all workers of a run may dial at the same moment
 
 
 class TcpListener:
-    """An open door; see `geomx.channels.contract.Listener`."""
+    """An open door; see `geomx.channels.contract.Listener`.
+
+    `names`: where it listens, as sockets call their names; more than one where a host has several addresses.
+    """
 
     def __init__(self, server: asyncio.Server) -> None:
         self._server = server
-        self.address = format_address(server.sockets[0].getsockname())
+        self.names = [sock.getsockname() for sock in server.sockets]
+        self.address = format_address(self.names[0])
 
     async def close(self) -> None:
         """Take no more connections."""

@@ -187,6 +187,9 @@ class Driver:
     def failed(self, error: GeomxError) -> None:
         self.deliver(Failed(error))
 
+    def no_datagrams(self, why: str) -> None:
+        self._recorder.record("no_datagrams", "warning", why=why)
+
     def refused(self, reason: str) -> None:
         self._recorder.record("refused", "warning", peer="somebody at the door", reason=reason)
 

@@ -21,6 +21,7 @@ _SENTENCES = {
     "link": "link of {party} from {at_s:.1f} s on: {state}",
     "listening": "listening at {address}",
     "lost": "{peer} is lost: {reason}",
+    "no_datagrams": "{why}",
     "refused": "refused {peer}: {reason}",
     "rejoined": "continuing at step {step}, in epoch {epoch}",
     "resumed": "{peer} is connected again",

@@ -257,7 +257,8 @@ class Advice(Message, frozen=True, array_like=True, tag=True):
 class FlowOpen(Message, frozen=True, array_like=True, tag=True):
     """From whoever listens: datagrams may be sent beside this connection, see `geomx.channels.datagram`.
 
-    `flow`: what each of them begins with. `salt`: from which, and the run's secret, both ends derive their keys.
+    `flow`: what each of them begins with; 0, and no salt: whoever listens cannot receive any. `salt`: from which, and
+    the run's secret, both ends derive their keys.
     """
 
     flow: int
