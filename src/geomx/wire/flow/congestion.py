@@ -93,11 +93,6 @@ class Congestion:
         cap = gain * product * self._made_up() + self.rate * self.wander_s + 4 * self._datagram_bytes
         return max(cap, least * self._datagram_bytes)
 
-    @property
-    def loss(self) -> float:
-        """The share of bytes that is lost, at the rate that the path delivers."""
-        return self._lost / (self._arrived + self._lost)
-
     def _made_up(self) -> float:
         return min(PROBE_GAIN, 1.0 + self._lost / self._arrived)
 

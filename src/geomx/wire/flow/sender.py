@@ -39,6 +39,7 @@ MOST_BACKOFFS = 6
 LARGE_BYTES = SIZES[-1]  # smaller ones pass wherever a path is open
 MOST_LARGE_LOST, LARGE_LOST_S = 16, 1.0  # in a row, for so long: they no longer pass
 LOST_KEPT = 64
+LEAST_JUDGED, MOST_JUDGED = 64, 512  # datagrams, of which the loss is a mean
 LEAST_REPEAT_S = 0.005
 
 
@@ -66,6 +67,7 @@ class FlowSender:
         self._under_way: dict[int, _Sent] = {}  # by number, the oldest first
         self._lost: dict[int, Item] = {}  # held for lost, the oldest first
         self._closed = (0, 0)  # loads, as the newest acknowledgement said
+        self._loss, self._judged = 0.0, LEAST_JUDGED  # the share of the last datagrams that were lost, and of how many
         self._reorder_s = 0.0
         self._heard_at = -inf
         self._began_at = -inf  # since when something was always to be sent, or to be heard of
@@ -99,7 +101,7 @@ class FlowSender:
         if not self._loads:
             self._began_at = now
         outbox = Outbox(
-            self.next_load, number, head, blocks, priority, piece_bytes, self._terms, self._congestion.loss
+            self.next_load, number, head, blocks, priority, piece_bytes, self._terms, self._loss
         )
         self._loads[self.next_load] = outbox
         self.next_load += 1
@@ -172,7 +174,7 @@ class FlowSender:
     def _protect(self) -> None:
         """Rule 4: nothing is left to be sent."""
         self._unprotected = False
-        loss = self._congestion.loss
+        loss = self._loss
         for number in self._tails:
             for item in self._loads[number].protection(loss):
                 self._lanes.put(item)
@@ -253,6 +255,7 @@ class FlowSender:
         """A datagram has come."""
         sent = self._under_way.pop(number)
         self._congestion.acked(sent.mark, now, held_s)
+        self._judge(0.0)
         if sent.is_large:
             self._large_lost, self._large_lost_from = 0, inf
         if sent.item is not None:
@@ -266,6 +269,10 @@ class FlowSender:
         if item.group is not None and item.group.came(item.place):
             for other in item.group.items:
                 other.tries = 0 if other.sendings or isinstance(other.piece, ParityOut) else other.tries
+
+    def _judge(self, is_lost: float) -> None:
+        self._judged = min(self._judged + 1, MOST_JUDGED)
+        self._loss += (is_lost - self._loss) / self._judged
 
     def _over(self, load: Outbox) -> None:
         load.is_over = True
@@ -295,6 +302,7 @@ class FlowSender:
         """Hold a datagram for lost, and see to it that what has to be is sent again."""
         sent = self._under_way.pop(number)
         self._congestion.lost(sent.mark)
+        self._judge(1.0)
         if sent.is_large:
             self._large_lost += 1
             self._large_lost_from = min(self._large_lost_from, sent.at)
