@@ -13,13 +13,23 @@ from hypothesis import strategies as st
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
-from geomx.wire.flow.packets import MOST_PIECES, MOST_TAILS, PIECE_HEAD_BYTES, Ack, Head, Piece, Tail, unpack
-from geomx.wire.flow.sender import LATER, LOST_KEPT, MOST_SENDINGS, FlowSender
+from geomx.wire.flow.packets import (
+    MOST_PIECES,
+    MOST_TAILS,
+    PIECE_HEAD_BYTES,
+    Ack,
+    Head,
+    Parity,
+    Piece,
+    Tail,
+    unpack,
+)
+from geomx.wire.flow.sender import LARGE_BYTES, LARGE_LOST_S, LATER, LOST_KEPT, MOST_LARGE_LOST, FlowSender
 
 PIECE_BYTES, TRIP_S = 1400, 0.1
 ALWAYS = 1 << 30
 HEAD = b"header"
-Packet = Piece | Tail | Head
+Packet = Piece | Tail | Head | Parity
 
 
 def block(place: int, level: int = 0, size: int = PIECE_BYTES) -> BlockOut:
@@ -33,12 +43,17 @@ def blocks(count: int, level: int = 0) -> list[BlockOut]:
 class Sending:
     """A sender, the clock, and what has left: by number."""
 
-    def __init__(self, tries: tuple[int, ...] = (1,), grace: float = 0.0, is_free: bool = True) -> None:
-        """`is_free`: as much may be under way as wants to be."""
+    def __init__(
+        self, tries: tuple[int, ...] = (1,), grace: float = 0.0, is_free: bool = True, protects: bool = False
+    ) -> None:
+        """`is_free`: as much may be under way as wants to be. `protects`: with parity, and headers sent twice."""
         self.congestion = Congestion(1500)
         self.sender = FlowSender(self.congestion, FlowTerms(tries, grace))
         self.now = 0.0
         self.left: dict[int, Packet] = {}
+        if not protects:
+            self.sender._protect = lambda: None  # type: ignore[method-assign]
+            self.sender._judge = lambda is_lost: None  # type: ignore[method-assign]
         if is_free:
             self.congestion.next_at = lambda: -inf  # type: ignore[method-assign]  # test_congestion.py has the rest
 
@@ -51,7 +66,7 @@ class Sending:
         found: dict[int, Packet] = {}
         while (datagram := self.sender.next(self.now)) is not None:
             packet = unpack(datagram[1])
-            assert isinstance(packet, Piece | Tail | Head)
+            assert isinstance(packet, Piece | Tail | Head | Parity)
             found[datagram[0]] = packet
         self.left |= found
         return found
@@ -192,14 +207,14 @@ def test_a_block_is_cut_into_as_many_pieces_as_it_needs(size: int, count: int) -
 # -- what is sent again -----------------------------------------------------------------------------------------
 
 
-def test_a_reliable_piece_is_sent_until_it_has_come_and_twice_where_nothing_else_waits() -> None:
+def test_a_reliable_piece_is_sent_until_it_has_come() -> None:
     sending = Sending()
     load = sending.add(blocks(20))
     sending.drain()
     for _ in range(3):
-        assert pieces(sending.lose((load, 3))) == [(load, 3)] * 2
+        assert pieces(sending.lose((load, 3))) == [(load, 3)]
     assert sending.sender.sent == {0: 20}
-    assert sending.sender.again == {0: 6}
+    assert sending.sender.again == {0: 3}
     sending.ack(sending.left)
     for _ in range(20):
         assert not pieces(sending.drain())
@@ -208,14 +223,6 @@ def test_a_reliable_piece_is_sent_until_it_has_come_and_twice_where_nothing_else
     assert not sending.sender.open_loads
     assert not sending.drain()
     assert sending.sender.next_at() == inf
-
-
-def test_what_is_sent_again_is_sent_once_while_others_wait() -> None:
-    sending = Sending(is_free=False)
-    sending.add(blocks(60))
-    lost = [number for number, each in sending.drain().items() if isinstance(each, Piece)][2]
-    sending.ack(number for number in sending.left if number != lost)
-    assert pieces(sending.drain()).count((0, 2)) == 1
 
 
 def test_a_header_is_sent_until_it_has_come() -> None:
@@ -227,7 +234,7 @@ def test_a_header_is_sent_until_it_has_come() -> None:
         sending.ack(number for number, each in sending.left.items() if not isinstance(each, Head))
         while not heads(found := sending.drain()):
             sending.wait()
-        assert heads(found) == [first] * 2
+        assert heads(found) == [first]
         assert not pieces(found)
     assert sending.sender.again == {}, "blocks alone are counted"
     sending.ack(sending.left)
@@ -455,17 +462,43 @@ def test_silence_counts_from_when_something_was_to_be_heard_of() -> None:
     assert sending.sender.silent_since == 100.0
 
 
-def test_what_never_comes_is_noticed() -> None:
-    sending = Sending()
-    sending.add(blocks(20))
-    sending.drain()
-    while sending.sender.again.get(0, 0) < 3 * MOST_SENDINGS and not sending.sender.is_stuck:
-        sending.add(blocks(LATER), 2)
-        sending.drain()
-        assert (0, 0) in pieces(sending.lose((0, 0)))
+LARGE, SMALL = LARGE_BYTES + 1, 100
+
+
+def lose_all_that_are_large(sending: Sending, for_s: float) -> None:
+    """For so long, of a small and a large piece that leave every 50 ms, only the small one comes."""
+    until = sending.now + for_s
+    while sending.now < until:
+        sending.add([block(0, 1, LARGE), block(1, 1, SMALL)])
+        came = [n for n, each in sending.drain().items() if not isinstance(each, Piece) or each.block == 1]
+        sending.ack(came, closed_below=sending.sender.next_load, after_s=0.05)
+
+
+def test_where_large_datagrams_come_no_more_it_is_noticed_although_each_is_tried_but_once() -> None:
+    sending = Sending((1,))
+    lose_all_that_are_large(sending, 0.9 * LARGE_LOST_S)
+    assert not sending.sender.is_stuck
+    lose_all_that_are_large(sending, LARGE_LOST_S)
     assert sending.sender.is_stuck
-    assert MOST_SENDINGS <= pieces(sending.left).count((0, 0)) <= MOST_SENDINGS + 3
     sending.sender.drop()
+    assert not sending.sender.is_stuck
+
+
+def test_one_large_datagram_that_comes_now_and_then_is_enough() -> None:
+    sending = Sending((1,))
+    for _ in range(10):
+        lose_all_that_are_large(sending, 0.9 * LARGE_LOST_S)
+        sending.add([block(0, 1, LARGE)])
+        sending.ack(sending.drain(), closed_below=sending.sender.next_load)
+    assert not sending.sender.is_stuck
+
+
+def test_a_burst_of_losses_is_no_sign_of_a_size_that_does_not_pass() -> None:
+    sending = Sending()
+    sending.add([block(place, 0, LARGE) for place in range(10 * MOST_LARGE_LOST)])
+    sending.drain()
+    sending.ack([max(n for n, each in sending.left.items() if isinstance(each, Tail))])
+    assert len(sending.sender._lost) == LOST_KEPT
     assert not sending.sender.is_stuck
 
 
@@ -475,7 +508,7 @@ def test_where_nothing_comes_no_piece_is_held_to_be_stuck() -> None:
     while sending.now < 100.0:
         sending.drain()
         sending.wait()
-    assert pieces(sending.left).count((0, 0)) > MOST_SENDINGS
+    assert pieces(sending.left).count((0, 0)) > 4
     sending.ack([max(sending.left)])
     sending.drain()
     assert not sending.sender.is_stuck
@@ -547,3 +580,69 @@ def test_what_was_never_sent_cannot_have_come(ack: Ack) -> None:
     with pytest.raises(ProtocolError, match="were sent"):
         sending.sender.acknowledged(ack, 1.0)
     assert list(sending.sender.open_loads) == [0]
+
+
+# -- what protects ------------------------------------------------------------------------------------------------
+
+
+def parities(found: dict[int, Packet]) -> list[Parity]:
+    return [each for each in found.values() if isinstance(each, Parity)]
+
+
+def lossy(share: float) -> Sending:
+    """With nothing under way, and this loss measured."""
+    sending = Sending(protects=True)
+    sending.sender._loss, sending.sender._judged = share, 10**9
+    return sending
+
+
+def test_where_nothing_is_lost_there_is_no_parity_and_headers_leave_twice_at_the_end() -> None:
+    sending = lossy(0.0)
+    load = sending.add(blocks(50))
+    found = sending.drain()
+    assert not parities(found)
+    assert [each.load for each in heads(found)] == [load] * 2
+
+
+@pytest.mark.parametrize(("share", "behind", "at_the_end"), [(0.01, 3, 1), (0.05, 10, 3)])
+def test_parity_is_what_the_loss_makes_likely_and_more_at_the_end(
+    share: float, behind: int, at_the_end: int
+) -> None:
+    sending = lossy(share)
+    sending.add(blocks(100))
+    kinds = [type(each) for each in sending.drain().values()]
+    assert (
+        kinds[: 101 + behind] == [Head] + [Piece] * 100 + [Parity] * behind or Tail in kinds[: 102 + behind]
+    )
+    assert kinds.count(Parity) == pytest.approx(behind + at_the_end, abs=2)
+    assert sending.sender.parities == kinds.count(Parity)
+
+
+def test_while_others_wait_no_more_parity_is_made() -> None:
+    one, both = lossy(0.05), lossy(0.05)
+    one.add(blocks(100))
+    for _ in range(2):
+        both.add(blocks(100))
+    first = [each for each in parities(both.drain()) if each.load == 0]
+    assert 0 < len(first) <= len(parities(one.drain()))
+
+
+def test_what_has_come_needs_no_more_parity() -> None:
+    sending = lossy(0.05)
+    sending.add(blocks(100))
+    sending.ack(sending.drain())
+    sending.add(blocks(1))
+    assert {each.load for each in parities(sending.drain())} <= {1}
+
+
+def test_the_loss_is_measured() -> None:
+    sending = Sending(protects=True)
+    for _ in range(10):
+        sending.add(blocks(100))
+        sending.ack(sending.drain(), closed_below=sending.sender.next_load)
+    assert sending.sender._loss == 0.0
+    for _ in range(40):
+        sending.add(blocks(100))
+        found = sending.drain()
+        sending.ack([n for n in found if n % 5], closed_below=sending.sender.next_load)
+    assert sending.sender._loss == pytest.approx(0.2, abs=0.05)
