@@ -67,7 +67,10 @@ class FlowSender:
         self._under_way: dict[int, _Sent] = {}  # by number, the oldest first
         self._lost: dict[int, Item] = {}  # held for lost, the oldest first
         self._closed = (0, 0)  # loads, as the newest acknowledgement said
-        self._loss, self._judged = 0.0, LEAST_JUDGED  # the share of the last datagrams that were lost, and of how many
+        self._loss, self._judged = (
+            0.0,
+            LEAST_JUDGED,
+        )  # the share of the last datagrams that were lost, and of how many
         self._reorder_s = 0.0
         self._heard_at = -inf
         self._began_at = -inf  # since when something was always to be sent, or to be heard of
@@ -100,9 +103,7 @@ class FlowSender:
         """
         if not self._loads:
             self._began_at = now
-        outbox = Outbox(
-            self.next_load, number, head, blocks, priority, piece_bytes, self._terms, self._loss
-        )
+        outbox = Outbox(self.next_load, number, head, blocks, priority, piece_bytes, self._terms, self._loss)
         self._loads[self.next_load] = outbox
         self.next_load += 1
         for item in outbox.items:
@@ -296,18 +297,22 @@ class FlowSender:
             ):
                 lost.append(number)
         for number in lost:
+            self._overtaken(self._under_way[number])
             self._lose(number)
+
+    def _overtaken(self, sent: _Sent) -> None:
+        """It is lost although others come: where that happens to all large ones, they no longer pass."""
+        if sent.is_large:
+            self._large_lost += 1
+            self._large_lost_from = min(self._large_lost_from, sent.at)
+            lasts_s = sent.at - self._large_lost_from
+            self.is_stuck |= self._large_lost >= MOST_LARGE_LOST and lasts_s >= LARGE_LOST_S
 
     def _lose(self, number: int) -> None:
         """Hold a datagram for lost, and see to it that what has to be is sent again."""
         sent = self._under_way.pop(number)
         self._congestion.lost(sent.mark)
         self._judge(1.0)
-        if sent.is_large:
-            self._large_lost += 1
-            self._large_lost_from = min(self._large_lost_from, sent.at)
-            lasts_s = sent.at - self._large_lost_from
-            self.is_stuck |= self._large_lost >= MOST_LARGE_LOST and lasts_s >= LARGE_LOST_S
         item = sent.item
         if item is None or item.load.is_over:
             return
