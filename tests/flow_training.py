@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from trees import assert_well
 
-from geomx.layout import Layout
+from geomx.layout import Layout, Slice
 from geomx.node.aggregator import Aggregator
 from geomx.node.factory import make_node
 from geomx.node.port import Contribution
@@ -22,6 +22,7 @@ from geomx.node.server import Server
 from geomx.node.topology import Topology
 from geomx.node.uplink import Uplink
 from geomx.node.worker import Worker
+from geomx.rounds.round import Round
 from geomx.simulate.network import Network
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Simulator
@@ -99,6 +100,7 @@ class Trained:
     weight: float  # of a round at the root
     rate: float  # the root's
     counts: Counter[str]
+    added: dict[int, torch.Tensor]  # by slice: what the rounds at the root have brought
 
     def node(self, name: str) -> Any:
         return self.simulator.hosts[name].node
@@ -138,6 +140,10 @@ class Trained:
         applied = -self.at_root()[index].to(torch.float64) * self.weight / self.rate
         return self.pushed[index] - applied - self.held(index)
 
+    def late(self, index: int) -> torch.Tensor:
+        """What was pushed, was in no round at the root, and is held by no codec."""
+        return self.pushed[index] - self.added[index] - self.held(index)
+
     def in_slices(self, worker: str) -> dict[int, torch.Tensor]:
         """A worker's weights, as slices have them."""
         tensors = [weights.view(-1) for weights in self.weights[worker]]
@@ -148,14 +154,33 @@ class Trained:
         }
 
 
+def rounds_added(shard: Server) -> dict[int, torch.Tensor]:
+    """By slice, the sum of what all closed rounds of steps bring to a shard from now on."""
+    root, totals = shard.sink, dict[int, torch.Tensor]()
+    close = root.closed
+
+    def closed(slice_: Slice, round_: Round) -> None:
+        if round_.kind == "gradient" and slice_.role == "weight":
+            for decode in shard.decoders(slice_, round_):
+                totals[slice_.index] = totals.get(slice_.index, 0.0) + decode().to(torch.float64)
+        close(slice_, round_)
+
+    root.closed = closed  # type: ignore[method-assign]
+    return totals
+
+
 def train(
     topology: Topology,
     network: Network,
     seed: int,
     faults: Callable[[Simulator], None] = lambda simulator: None,
     steps: int = STEPS,
+    pause_s: Callable[[int, int], float] = lambda place, step: 0.05,
 ) -> Trained:
-    """A run on the virtual clock: a script of `steps` steps on every worker, until every node has ended well."""
+    """A run on the virtual clock: a script of `steps` steps on every worker, until every node has ended well.
+
+    `pause_s`: how long the worker at a place computes in a step, from the second on.
+    """
     simulator, policy = Simulator(seed, network), policies.make(topology.policy)
     settings = Settings(
         slice_elements=ELEMENTS,
@@ -189,7 +214,7 @@ def train(
                 optimizer.zero_grad()
                 for number, parameter in enumerate(model.parameters()):
                     (parameter * gradient(place, step, number, parameter.numel())).sum().backward()
-                program.sleep(0.05 if step else 0.4)  # by then datagrams may pass
+                program.sleep(pause_s(place, step) if step else 0.4)  # by then datagrams may pass
                 optimizer.step()
             weights[program.name] = [parameter.detach().clone() for parameter in model.parameters()]
             assert run._attached is not None
@@ -197,6 +222,7 @@ def train(
 
     for name in topology.nodes:
         simulator.add(make_node(topology, name))
+    added = {name: rounds_added(simulator.hosts[name].node) for name in topology.shards}
     programs = {name: simulator.program(name, main) for name in topology.workers}
     faults(simulator)
     simulator.run(until=600.0)
@@ -207,7 +233,10 @@ def train(
     rate, layout = 1.0 if policy.plans is LocalStep else LR, recorders[0].layout
     assert layout is not None
     found = counts(simulator, topology)
-    return Trained(simulator, topology, layout, pushed, weights, contributed, weight * workers, rate, found)
+    brought = {index: total for totals in added.values() for index, total in totals.items()}
+    return Trained(
+        simulator, topology, layout, pushed, weights, contributed, weight * workers, rate, found, brought
+    )
 
 
 def check(trained: Trained, is_exact: bool) -> None:

@@ -15,7 +15,7 @@ from geomx.codecs.by_size import BySize
 from geomx.codecs.contract import Block, Codec
 from geomx.codecs.dense import Dense
 from geomx.codecs.pack.noise import RngKey
-from geomx.codecs.returning import Returning, for_lossy_channel
+from geomx.codecs.returning import Returning, for_lossy_channel, goes_whole, takes_back
 from geomx.codecs.spec import make_codec
 from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Slice
@@ -284,8 +284,26 @@ def test_blocks_that_do_not_go_together_are_not_kept() -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_codecs_with_feedback_need_nothing(spec: str) -> None:
-    codec = made(spec)
-    assert for_lossy_channel(codec) is codec
+    """Nor do their large slices. Tiny ones beside them stay whole, and come back when they are late."""
+    codec, tiny, large = made(spec), slice_of(40, of_tensor=40), slice_of(5000)
+    wrapped = for_lossy_channel(codec)
+    assert takes_back(wrapped, tiny)
+    assert takes_back(wrapped, large)
+    assert not goes_whole(wrapped, large)
+    if not isinstance(codec, BySize) or takes_back(codec, tiny):
+        assert wrapped is codec
+        return
+    assert isinstance(wrapped, BySize)
+    assert wrapped.large is codec.large
+    assert goes_whole(wrapped, tiny)
+    values = drawn(40)
+    payload = wrapped.encode(tiny, 0, values)
+    wrapped.settle(tiny, [Block(0, 40, payload)])
+    assert torch.equal(
+        codec.decode(tiny, wrapped.encode(tiny, 1, torch.zeros(40))), codec.decode(tiny, payload)
+    )
+    with pytest.raises(NotFinite):
+        wrapped.encode(tiny, 2, torch.full((40,), math.nan))
 
 
 @pytest.mark.parametrize("spec", ["dense", "tiny_fp16"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from driven import TOPOLOGY, Driven, attach, global_server, hello, local_server, welcome
+from driven import TOPOLOGY, Driven, attach, global_server, hello, local_server, push, welcome
 from trees import topology_of
 
 from geomx.errors import NodeLost, RunFailed
@@ -307,3 +307,12 @@ def test_what_others_tell_of_a_failure_moves_no_cursor() -> None:
     server = local_server()
     server.say(9, Failure("B/0", "ValueError", "two\nlines \x1b[2J"), number=0)
     assert str(server.error) == "the run failed at B/0: two\nlines ?[2J"
+
+
+def test_who_has_left_is_told_of_what_its_leave_has_overtaken() -> None:
+    """It gets no beats any more, and ends only when it knows that everything has arrived."""
+    server = local_server()
+    server.say(1, Leave({"": 1}, ("A/0",)), number=3)
+    assert [m for m in server.written(1) if isinstance(m, Ack)] == [Ack(1)]
+    server.say(1, push("A/0", turn=1), number=2)
+    assert server.written(1)[-1] == Ack(3)

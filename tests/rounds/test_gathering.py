@@ -37,7 +37,7 @@ def test_a_bound_on_staleness_waits_no_longer_for_a_cohort_of_which_all_have_com
     gathering.begin([slice_])
     for turn in range(2):
         gathering.add(slice_, push(turn, "B", "B/0"), None, 0.0)
-        gathering.answered(slice_, 0.0)
+        gathering.answered(slice_, "B", 0, 0.0)
     before = list(closed)
     gathering.at_barrier({"A/0"}, 9, 1.0)
     assert closed == before  # A/1 may still step
@@ -116,3 +116,29 @@ def test_of_several_open_rounds_each_is_decided_at_its_own_time() -> None:
     assert closed == [0]
     clock.run(3.5)
     assert closed == [0, 1]
+
+
+def test_a_round_that_was_answered_from_above_closes_with_whatever_is_in_it() -> None:
+    """Those above did not wait for this server; nobody may come into the round behind its answer."""
+    closed: list[tuple[int, tuple[str, ...]]] = []
+    policy = Patient(2.0)
+    policy.lockstep = False
+    gathering = Gathering(
+        policy,
+        Members(["A/0", "A/1"]),
+        lambda _, round_: closed.append((round_.turn, tuple(round_.origins))),
+        Clock().wake,
+    )
+    (slice_,) = LAYOUT.slices
+    gathering.begin([slice_])
+    gathering.add(slice_, push(0, "", "A/0"), None, 0.0)
+    gathering.answered(slice_, "", 0, 0.5)
+    assert closed == [(0, ("A/0",))]
+    gathering.add(slice_, push(0, "", "A/1"), None, 0.6)
+    gathering.answered(slice_, "", 1, 1.0)  # before anybody has come
+    gathering.add(slice_, push(1, "", "A/0"), None, 1.1)
+    gathering.add(slice_, push(1, "", "A/1"), None, 1.2)
+    assert len(closed) == 1
+    gathering.add(slice_, push(2, "", "A/0"), None, 2.0)
+    gathering.add(slice_, push(2, "", "A/1"), None, 5.0)
+    assert closed[1:] == [(2, ("A/0", "A/1"))]

@@ -87,6 +87,34 @@ def test_blocks_are_lost_where_the_channel_may_lose_them(channel: str) -> None:
     assert (counts["came"] < counts["sent"]) == (channel in CHANNELS[1:4])
 
 
+LATE = {"worker": {1}, "party": {2, 3}, "both": {1, 2, 3}}  # whose steps take longer
+
+
+def late_grid() -> list[Any]:
+    """All codecs in the usual run."""
+    cells = [(who, codec, channel) for channel in CHANNELS[1::2] for who in LATE for codec in CODECS]
+    usual = {("both", codec, CHANNELS[1 + 2 * (codec in CODECS[::2])]) for codec in CODECS}
+    return [pytest.param(*cell, marks=() if cell in usual else pytest.mark.faults) for cell in cells]
+
+
+@pytest.mark.parametrize(("who", "codec", "channel"), late_grid())
+def test_what_comes_too_late_for_its_round_goes_with_a_later_one(who: str, codec: str, channel: str) -> None:
+    """Whether the round closed before it was encoded, on its way, or before it was made."""
+    chance = random.Random(f"{who} {codec} {channel}")
+    slow = {(place, step): chance.uniform(0.1, 0.5) for place in sorted(LATE[who]) for step in range(1, 8)}
+    lan = Edge("fp16", AS_WAN, channel=channel)
+    policy, wan = "quorum:Quorum grace_s=0.1", Edge(codec, channel=channel)
+    topology = topology_of([2, 2], patience=PATIENCE, policy=policy, lan=lan, wan=wan)
+    network = Network(50.0, 10.0, loss=0.02, keeps_streams=True)
+    trained = train(topology, network, 1, steps=8, pause_s=lambda *at: slow.get(at, 0.03))
+    most = 0.0 if codec != "int4" else 1e-5
+    for index, pushed in trained.pushed.items():
+        assert float(trained.late(index).abs().max()) <= most * float(pushed.abs().max()), f"slice {index}"
+    for uplink in trained.uplinks():
+        assert not uplink._blocks._sent
+    assert not any(trained.node(name)._receipts._counted for name in (*topology.parties, *topology.shards))
+
+
 def test_a_run_replays_from_its_seed() -> None:
     one, other = (run(1, "mixed", "fp16", "dgt k=0 adaptive=false", 2) for _ in range(2))
     assert one.counts == other.counts

@@ -46,7 +46,7 @@ class BySize(Codec):
 
     def encode(self, slice_: Slice, turn: int, values: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         codec = self.of(slice_)
-        if codec.lossless:  # NaN is refused wherever it is
+        if codec is self.tiny or codec.lossless:  # NaN is refused wherever it is
             codec.room(slice_).check(slice_, peak(values))
         return codec.encode(slice_, turn, values, weight)
 

@@ -129,16 +129,27 @@ def for_lossy_channel(codec: Codec) -> Codec:
     """A codec for a channel that loses blocks: nothing that is lost there is lost for good.
 
     Returns:
-        The codec itself if it takes back what is lost (`settle`), and so does a `BySize` whose large part does: slices
-        of tiny tensors must not travel in such a channel. Otherwise `Returning`.
+        The codec itself if it takes back what is lost (`settle`); otherwise `Returning`. Where that holds for the large
+        part of a `BySize` alone, its tiny part is wrapped: slices of tiny tensors travel whole (`goes_whole`), but
+        their sender may be too late for a round.
     """
-    large = codec.large if isinstance(codec, BySize) else codec
-    return codec if _settles(large) else Returning(codec)
+    if isinstance(codec, BySize) and _settles(codec.large):
+        return codec if _settles(codec.tiny) else _with_tiny_returning(codec)
+    return Returning(codec) if isinstance(codec, BySize) or not _settles(codec) else codec
 
 
 def takes_back(codec: Codec, slice_: Slice) -> bool:
-    """Whether what is lost of a slice goes with its next encoding."""
+    """Whether what is lost of a slice goes with a later encoding."""
     return _settles(codec.of(slice_) if isinstance(codec, BySize) else codec)
+
+
+def goes_whole(codec: Codec, slice_: Slice) -> bool:
+    """Whether a slice's payload must not be cut: it is of tiny tensors, for which the codec does not lose anything."""
+    return isinstance(codec, BySize) and isinstance(codec.of(slice_), Returning)
+
+
+def _with_tiny_returning(codec: BySize) -> BySize:
+    return BySize(codec.large, Returning(codec.tiny), codec.size_lower_bound)
 
 
 def _settles(codec: Codec) -> bool:

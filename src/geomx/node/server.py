@@ -136,7 +136,7 @@ class Server(BaseNode):
         self._step_control.closed(update, self._now)
         if is_first and self._join_state.slices == len(self._mine):
             self.emit(Began())
-        self._gathering.answered(slice_, self._now)
+        self._gathering.answered(slice_, update.cohort, update.turn, self._now)
 
     def tell(self, message: Allowance | Advice) -> None:
         """Send a worker word from the first shard."""

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from geomx.channels.contract import BlockClasses
-from geomx.codecs.contract import Codec, Room
+from geomx.codecs.contract import Block, Codec, Room
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.contract import FirstStep
@@ -142,8 +142,12 @@ class Uplink:
 
         def done(result: Encoded | str) -> None:
             if isinstance(result, Encoded):
-                self._blocks.sent(push, result.blocks)
-                self.push_raw(push, *result)
+                late = self._blocks.late(push, result)
+                if late is None:
+                    self._blocks.sent(push, result)
+                    self.push_raw(push, result.payload, result.levelled)
+                else:
+                    self._take_back(slice_, late)
                 return
             if result:
                 self._node.note("skipped", "warning", **skipped(push.step, push.turn, "1 slice", result))
@@ -221,12 +225,16 @@ class Uplink:
         self._trace(update, {"blocks": blocks, "lost": len(lost)} if blocks else {})
         if self._first_weights is not None:
             self._first_weights.arrived(update.slice, self._node.now)
-        if lost:  # before the slice's next encoding
+        self._take_back(slice_, lost)
+        self._owner.answered(msgspec.structs.replace(update, receipt=None), payload)
+
+    def _take_back(self, slice_: Slice, lost: list[Block]) -> None:
+        """What these blocks carry goes with an encoding that has not begun yet."""
+        if lost:
             cost_bytes = self._up.cost_bytes(slice_)
             self.slice_jobs.run(
                 slice_.index, lambda: self._up.settle(slice_, lost), lambda _: None, cost_bytes
             )
-        self._owner.answered(msgspec.structs.replace(update, receipt=None), payload)
 
     def check_payload(self, peer: Peer, message: Message) -> None:
         """Whether a payload of that size is possible; see `Node.admit`."""

@@ -90,8 +90,15 @@ class Gathering:
             for slice_ in self._slices.values():
                 self._look_again(slice_, now)
 
-    def answered(self, slice_: Slice, now: float) -> None:
-        """A slice has gone down, for which complete rounds of other cohorts may have waited."""
+    def answered(self, slice_: Slice, cohort: str, turn: int, now: float) -> None:
+        """A slice has gone down, for which complete rounds of other cohorts may have waited.
+
+        Where those above did not wait for this server, the round may be open here, or not have begun. It closes with
+        whatever is in it: nobody else can come into it, since all have been told whether they did.
+        """
+        overtaken = self._rounds.setdefault((slice_.index, cohort), Rounds()).overtaken(turn)
+        if overtaken is not None:
+            self._close(slice_, overtaken)
         if not self._policy.lockstep:
             self._look_again(slice_, now)
 

@@ -132,6 +132,11 @@ class Rounds:
         self.closed = max(self.closed, turn)
         return self.open.pop(turn)
 
+    def overtaken(self, turn: int) -> Round | None:
+        """A turn has been answered: what comes for it now is late. Takes its round out, if that is open."""
+        self.closed = max(self.closed, turn)
+        return self.open.pop(turn, None)
+
     @staticmethod
     def _agree(current: Round, push: Push, restarts: Mapping[str, int]) -> None:
         if push.kind != current.kind:

@@ -146,9 +146,11 @@ class Session:
             self._above.remove(self.received)
         return True
 
-    def owes_ack(self) -> bool:
-        """Whether enough has come that the peer should be told."""
-        return self._ack_messages >= ACK_EVERY_MESSAGES or self._ack_bytes >= ACK_EVERY_BYTES
+    def owes_ack(self, at_once: bool = False) -> bool:
+        """Whether enough has come that the peer should be told; `at_once`: anything."""
+        return (
+            self._ack_messages >= (1 if at_once else ACK_EVERY_MESSAGES) or self._ack_bytes >= ACK_EVERY_BYTES
+        )
 
     def ack_watermark(self, now: float) -> int:
         """The watermark, to be put into an Ack, Beat, Hello or Welcome that leaves now."""

@@ -328,7 +328,7 @@ class BaseNode(ABC):
         if session.accept(event.number, message):
             self._stillness.moved(self._now)
             self.handler_of(peer).on_message(peer, message, event.payload)
-        if session.owes_ack():
+        if session.owes_ack(at_once=self.may_go(peer)):  # who has left is sent no beats, and waits to be told
             self.acknowledge(peer)
 
     def _on_control(self, peer: Peer, conn: int, message: Message) -> None:

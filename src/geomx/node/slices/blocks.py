@@ -2,10 +2,14 @@
 
 The sender cuts a payload into blocks and keeps them. The server adds those that have come, and says which in the
 `Update` that answers the push (`receipt`). What was not added goes back into the sender's codec (`settle`), in the
-order of the slice's jobs: before its next encoding. So nothing is lost for good, and nothing counts twice.
+order of the slice's jobs. So nothing is lost for good, and nothing counts twice.
+
+A policy may close a round before everybody is in it (`Wait.until`). Whoever is late learns that from the `Update`, and
+takes the whole contribution back: after it was pushed, or, if the update comes before the payload is encoded, in place
+of pushing it. The server drops what comes for a round that it has closed or answered.
 
 Only gradients of weights go in blocks, where the codec takes back what is lost, and where there are several: all else
-must arrive.
+must arrive. What goes whole for want of several blocks is taken back as well where its sender was late.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import torch
 
 from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Block, Codec
-from geomx.codecs.returning import takes_back
+from geomx.codecs.returning import goes_whole, takes_back
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.counts import BlockCounts
@@ -34,16 +38,26 @@ BLOCK_BYTES = SIZES[1] - PIECE_HEAD_BYTES - EXTRA_BYTES  # fits one datagram ove
 HEAD_BYTES = 64  # more than any codec's blocks have each, beyond their share of the whole
 NOTHING = b""  # a receipt: the push was not added at all
 
-# A block and its class.
-Levelled = tuple[Block, int]
 Key = tuple[int, str, int]  # slice, cohort, turn
 
 
 class Encoded(NamedTuple):
-    """A payload, whole and, where the channel may lose some, in blocks of which each has a class."""
+    """A payload as it leaves a codec.
+
+    Attributes:
+        payload: All of it.
+        blocks: The same in blocks, where the codec can take them back; else none.
+        levels: The class of each block; none: the payload goes whole.
+    """
 
     payload: torch.Tensor
-    blocks: tuple[Levelled, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    levels: tuple[int, ...] = ()
+
+    @property
+    def levelled(self) -> tuple[tuple[Block, int], ...]:
+        """The blocks that are sent, each with its class."""
+        return tuple(zip(self.blocks, self.levels, strict=True)) if self.levels else ()
 
 
 class Answered(NamedTuple):
@@ -70,39 +84,61 @@ class BlockSender:
         self._codec = codec
         self._classes = classes if classes is not None and classes.loses else None  # None: nothing is lost
         self._counts = counts
-        self._sent: dict[Key, tuple[Levelled, ...]] = {}
+        self._sent: dict[Key, Encoded] = {}
+        # By slice and cohort: the last turn that was answered, and the last of which something was added.
+        self._closed: dict[tuple[int, str], int] = {}
+        self._added: dict[tuple[int, str], int] = {}
 
     def cut(self, slice_: Slice, push: Push, codec: Codec, payload: torch.Tensor) -> Encoded:
         """Cut a payload into blocks, if it may go in blocks; called within a job."""
         classes = self._classes
         if classes is None or codec is not self._codec or not takes_back(codec, slice_):
             return Encoded(payload)
-        blocks = codec.cut(slice_, payload, BLOCK_BYTES)
+        if goes_whole(codec, slice_):
+            return Encoded(payload, (Block(0, slice_.elements, payload),))
+        blocks = tuple(codec.cut(slice_, payload, BLOCK_BYTES))
         if not 1 < len(blocks) <= MOST_BLOCKS:
-            return Encoded(payload)
+            return Encoded(payload, blocks)
         levels = classes.levels(slice_, push.turn, blocks, lambda: codec.decode(slice_, payload), push.loss)
-        return Encoded(payload, tuple(zip(blocks, levels, strict=True)))
+        return Encoded(payload, blocks, tuple(levels))
 
-    def sent(self, push: Push, blocks: tuple[Levelled, ...]) -> None:
-        """Remember what goes up in blocks."""
-        if blocks:
-            self._sent[push.slice, push.cohort, push.turn] = blocks
-            self._counts.give(level for _, level in blocks)
+    def late(self, push: Push, encoded: Encoded) -> list[Block] | None:
+        """What the codec takes back in place of pushing it; None: push it, since its round may be open.
+
+        Nothing goes back of a turn in which this node was counted before it was started again.
+        """
+        key = push.slice, push.cohort
+        if not encoded.blocks or push.turn > self._closed.get(key, -1):
+            return None
+        return list(encoded.blocks) if push.turn > self._added.get(key, -1) else []
+
+    def sent(self, push: Push, encoded: Encoded) -> None:
+        """Remember what goes up and could come back."""
+        if encoded.blocks:
+            self._sent[push.slice, push.cohort, push.turn] = encoded
+            self._counts.give(encoded.levels)
 
     def answered(self, update: Update) -> Answered:
-        """What an update says of the blocks of this node's push. Raises `ProtocolError`."""
-        blocks = self._sent.pop((update.slice, update.cohort, update.turn), ())
-        if not blocks:
+        """What an update says of this node's push, if that has left. Raises `ProtocolError`."""
+        if self._classes is not None:
+            key = update.slice, update.cohort
+            self._closed[key] = max(update.turn, self._closed.get(key, -1))
+            if update.receipt != NOTHING:
+                self._added[key] = max(update.turn, self._added.get(key, -1))
+        sent = self._sent.pop((update.slice, update.cohort, update.turn), None)
+        if sent is None:
             return Answered(0, [])
+        count = len(sent.blocks)
         if update.receipt is None:
-            lost: list[Levelled] = []
+            came = [True] * count
         elif update.receipt == NOTHING:
-            lost = list(blocks)
+            came = [False] * count
         else:
-            came = unpack(update.receipt, len(blocks))
-            lost = [block for block, has_come in zip(blocks, came, strict=True) if not has_come]
-        self._counts.answer((level for _, level in blocks), (level for _, level in lost))
-        return Answered(len(blocks), [block for block, _ in lost])
+            came = unpack(update.receipt, count)
+        lost = [place for place, has_come in enumerate(came) if not has_come]
+        if sent.levels:
+            self._counts.answer(sent.levels, (sent.levels[place] for place in lost))
+        return Answered(len(sent.levels), [sent.blocks[place] for place in lost])
 
 
 class Receipts:
