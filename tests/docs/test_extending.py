@@ -22,6 +22,7 @@ from wires import ANY_PORT, LOOPS, Witness, run_on
 
 from geomx.channels.contract import EdgeSettings
 from geomx.codecs import codecs
+from geomx.codecs.dense import Dense
 from geomx.codecs.pack.noise import RngKey
 from geomx.layout import Layout, Tensor
 from geomx.node.factory import make_node
@@ -154,7 +155,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def test_every_example_is_run_here() -> None:
-    assert FILES.keys() == {"half", "majority", "lion", "descent", "marked"}
+    assert FILES.keys() == {"half", "majority", "lion", "descent", "marked", "last_first"}
 
 
 def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
@@ -233,6 +234,20 @@ def test_a_majority_does_not_wait_for_the_slow_one(policy: str) -> None:
         assert ended["A/0"] < 10.0 < 10.0 * STEPS <= ended["B/2"]
     for name in topology.workers:
         assert_equal(results[name], results["A/0"])
+
+
+def test_the_datagram_channel_sends_the_last_blocks_until_they_have_come() -> None:
+    edge = Edge(channel="last_first:last_first k=0.25")
+    classes = edge.classes(RngKey())
+    assert isinstance(classes, load("last_first").LastFirst)
+    layout = Layout((Tensor("weights", (300, 100), "float32"),))
+    (slice_, *_), topology = layout.slices, topology_of([1, 1], wan=edge)
+    blocks = Dense().cut(slice_, torch.zeros(slice_.size_bytes, dtype=torch.uint8), slice_.size_bytes // 8)
+    assert classes.levels(slice_, 1, blocks, lambda: torch.zeros(slice_.elements), None) == [1] * 6 + [0] * 2
+    loop = Loop(layout, topology.workers, rounds=5)
+    simulator, programs = run_tree(topology, loop)
+    assert_well(simulator, topology, programs)
+    assert simulator.hosts["A"].node.blocks.given.keys() == {0, 1}
 
 
 def test_the_optimizer_on_the_workers_does_what_it_does_alone() -> None:

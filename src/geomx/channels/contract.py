@@ -210,6 +210,24 @@ class BlockClasses(Protocol):
 NOT_SENT = -1
 
 
+@runtime_checkable
+class DatagramChannel(Protocol):
+    """A channel that puts payloads in datagrams beside its connections, which are `FlowConnection`s.
+
+    Each node asks a channel of its own, whose `EdgeSettings.seed` depends on `run.seed` and on the node's name.
+
+    Attributes:
+        classes: How it sends the blocks of a payload.
+    """
+
+    classes: BlockClasses
+
+
+def classes_of(channel: object) -> BlockClasses | None:
+    """How a channel sends blocks; None: it has no datagrams, and everything goes over connections."""
+    return channel.classes if isinstance(channel, DatagramChannel) else None
+
+
 class Ranged(Protocol):
     """A block: elements [start, stop) of its slice."""
 

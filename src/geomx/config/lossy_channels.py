@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from geomx.channels import channels
+from geomx.channels import channels, contract
 from geomx.channels.contract import BlockClasses, EdgeSettings
 from geomx.config.document import Document
 from geomx.config.problems import Problem, shown
@@ -30,8 +30,7 @@ def classes_of(run: Description, tier: Tier) -> BlockClasses | None:
     spec = edge_of(run, tier).channel
     if spec == PLAIN:
         return None
-    found: BlockClasses | None = getattr(channels.make(spec, EdgeSettings()), "classes", None)
-    return found
+    return contract.classes_of(channels.make(spec, EdgeSettings()))
 
 
 def channels_that_lose(run: Description) -> dict[Tier, BlockClasses]:

@@ -52,7 +52,7 @@ def make_local_server(topology: Topology, name: str, incarnation: int = 1) -> Se
     return Server(
         _identity(topology, name, incarnation),
         topology.limits,
-        _child_edges(children, topology, lan, topology.passes(name)),
+        _child_edges(children, topology, lan, name, topology.passes(name)),
         policies.make(topology.policy),
         lambda server: Aggregator(server, topology.shards, up, down, topology.skips, classes),
         dials=dict.fromkeys(topology.shards, topology.wan.patience),
@@ -67,10 +67,10 @@ def make_shard(topology: Topology, name: str, incarnation: int = 1) -> Server:
     others = topology.shards[1:] if name == lead else ()
     if topology.flat:
         edges = _child_edges(
-            {worker: (worker,) for worker in topology.workers}, topology, topology.lan_of("")
+            {worker: (worker,) for worker in topology.workers}, topology, topology.lan_of(""), name
         )
     else:
-        edges = _child_edges(dict(topology.parties), topology, topology.wan)
+        edges = _child_edges(dict(topology.parties), topology, topology.wan, name)
 
     def sink(server: Server) -> Root:
         def send(shard: str, message: Message) -> None:
@@ -113,17 +113,19 @@ def _identity(topology: Topology, name: str, incarnation: int) -> Identity:
 
 
 def _child_edges(
-    children: dict[str, tuple[str, ...]], topology: Topology, edge: Edge, passes: bool = False
+    children: dict[str, tuple[str, ...]], topology: Topology, edge: Edge, name: str, passes: bool = False
 ) -> ChildEdges:
     """The upper ends of a server's downward edges. All children get the same bytes, whoever sends them."""
     stream = RngKey(topology.seed)
     sender = UpdateEncoder(make_codec(edge.codec_down, stream), passes)
-    return ChildEdges(children, edge.patience, make_codec(edge.codec_up, stream), sender, edge.classes())
+    classes = edge.classes(RngKey(topology.seed, name))
+    return ChildEdges(children, edge.patience, make_codec(edge.codec_up, stream), sender, classes)
 
 
 def _ends(topology: Topology, edge: Edge, name: str) -> tuple[Codec, UpdateDecoder, BlockClasses | None]:
     """The lower ends of a node's upward edges, and how blocks go up there."""
-    up, classes = make_codec(edge.codec_up, RngKey(topology.seed, name)), edge.classes()
+    stream = RngKey(topology.seed, name)
+    up, classes = make_codec(edge.codec_up, stream), edge.classes(stream)
     if classes is not None and classes.loses:
         up = for_lossy_channel(up)
     return up, UpdateDecoder(make_codec(edge.codec_down, RngKey(topology.seed))), classes

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geomx.channels import channels
-from geomx.channels.contract import BlockClasses, EdgeSettings
+from geomx.channels.contract import BlockClasses, EdgeSettings, classes_of
+from geomx.codecs.pack.noise import RngKey, key_of
 from geomx.config import Run
 from geomx.node.peers.peer import Limits
 from geomx.wire.messages import Value
@@ -28,11 +29,13 @@ class Edge:
     patience: Patience = field(default_factory=Patience)
     channel: str = "tcp"
 
-    def classes(self) -> BlockClasses | None:
-        """How the channel sends blocks; None: everything goes over connections. Each node has its own."""
-        channel = channels.make(self.channel, EdgeSettings())
-        found: BlockClasses | None = getattr(channel, "classes", None)
-        return found
+    def classes(self, stream: RngKey) -> BlockClasses | None:
+        """How the channel sends blocks; None: everything goes over connections.
+
+        Each node has its own. `stream`: of the run and the node, for what is drawn.
+        """
+        seed = key_of(stream.seed, stream.origin)
+        return classes_of(channels.make(self.channel, EdgeSettings(seed=seed)))
 
 
 @dataclass(frozen=True, slots=True)
