@@ -106,7 +106,7 @@ PARAMETERS = {
     "channels": "Classes of the other blocks, 1 to 254: those of the first are sent at most so many times, those of "
     "the last once.",
     "alpha": "How much of a block's earlier contribution is kept in its mean; 0 to below 1.",
-    "adaptive": "`k` falls with the loss: `k` · loss / first loss. The script must call `run.loss`.",
+    "adaptive": "`k` falls with the loss: `k` · loss / first loss. The script must call `run.loss`; checkpoints keep the first.",
     "rank": "`contribution`, or `random` to compare with.",
     "drop": "`true`: do not send the other blocks at all, to compare with.",
 }

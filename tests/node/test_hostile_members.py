@@ -177,6 +177,16 @@ def test_a_flood_of_heartbeats_costs_nothing_that_stays():
             None,
             "the script of A/0 is said to be at Place",
         ),
+        (
+            Reached("A/0", "", 1, 0, Place(), Place(0, (), 1, 1.0, -2.0)),
+            None,
+            "the script of A/0 is said to be at Place",
+        ),
+        (
+            Reached("A/0", "", 1, 0, Place(first_loss=float("nan")), Place()),
+            None,
+            "the script of A/0 is said to be at Place",
+        ),
         (Sampled("A/1", {}), None, "Sampled of A/1"),
         (Sampled("A/0", dict.fromkeys(range(9), b"8 bytes!")), None, "A/0 told of 9 samples"),
         (Sampled("A/0", {3: b"short"}), None, "A/0 told a digest of 5 bytes of sample 3"),

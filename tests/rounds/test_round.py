@@ -133,5 +133,5 @@ def test_a_part_is_present_where_anybody_has_it_and_the_end_is_everybodys():
 def test_the_loss_is_the_weighted_mean_of_what_was_told(told, expected):
     rounds = Rounds()
     for place, (weight, loss) in enumerate(told):
-        current = rounds.add(push(f"A/{place}", weight=weight, loss=loss), None, place, 0.0)
-    assert current.loss == expected
+        current = rounds.add(push(f"A/{place}", weight=weight, relative_loss=loss), None, place, 0.0)
+    assert current.relative_loss == expected

@@ -15,12 +15,12 @@ from geomx.layout import Slice
 
 
 class Hearing(Alike):
-    """All blocks are reliable. `path`: a line for each slice that goes in blocks."""
+    """Blocks might be lost, but all are reliable. `path`: a line for each slice that goes in blocks."""
 
     needs_loss = True
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
+        super().__init__(deadline=1.0)
         self._path = path
 
     def levels(
@@ -29,11 +29,11 @@ class Hearing(Alike):
         turn: int,
         blocks: Sequence[Ranged],
         values: Callable[[], torch.Tensor],
-        loss: float | None,
+        relative_loss: float | None,
     ) -> list[int]:
         with self._path.open("a") as file:
-            file.write(json.dumps([slice_.index, turn, loss]) + "\n")
-        return super().levels(slice_, turn, blocks, values, loss)
+            file.write(json.dumps([slice_.index, turn, relative_loss]) + "\n")
+        return [0] * len(blocks)
 
 
 def heard(edge: EdgeSettings, *, path: str = "") -> Datagram:

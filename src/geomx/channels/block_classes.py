@@ -7,6 +7,7 @@ are ranked by their contribution,
 
 the k · n largest are reliable, and the others are spread over classes by rank: the lower a block's contribution, the
 later it is sent, and the fewer tries it has. With `adaptive`, k follows the loss: max(k · loss / first loss, k_least).
+The scripts' side divides, and checkpoints keep the first loss.
 
 Where we deviate: what does not arrive goes back to its sender and comes with the next round, where DGT fills in zeros
 and adds what is late to the round after. Blocks whose elements differ from round to round (sparse codecs) are ranked by
@@ -61,13 +62,13 @@ class Alike:
         turn: int,
         blocks: Sequence[Ranged],
         values: Callable[[], torch.Tensor],
-        loss: float | None,
+        relative_loss: float | None,
     ) -> list[int]:
         return [int(self.loses)] * len(blocks)
 
 
 class Dgt:
-    """DGT's classes.
+    """DGT's classes. What it remembers of contributions begins anew when its node is started again.
 
     Args:
         k: The fraction of blocks that is reliable, from 0 to 1.
@@ -115,7 +116,6 @@ class Dgt:
         self.needs_loss = adaptive
         self._k, self._k_least, self._alpha = k, min(k, k_least), alpha
         self._rank, self._drop, self._seed = rank, drop, seed
-        self._first_loss: float | None = None
         self._contributions: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
 
     def levels(
@@ -124,10 +124,10 @@ class Dgt:
         turn: int,
         blocks: Sequence[Ranged],
         values: Callable[[], torch.Tensor],
-        loss: float | None,
+        relative_loss: float | None,
     ) -> list[int]:
         count = len(blocks)
-        reliable = math.ceil(self.k(loss) * count)
+        reliable = math.ceil(self.k(relative_loss) * count)
         if self._rank == "random":
             order = list(range(count))
             Random(f"{self._seed} {slice_.index} {turn}").shuffle(order)
@@ -139,23 +139,25 @@ class Dgt:
             levels[block] = NOT_SENT if self._drop else 1 + place * classes // others
         return levels
 
-    def k(self, loss: float | None) -> float:
+    def k(self, relative_loss: float | None) -> float:
         """The fraction of blocks that is reliable now.
+
+        Args:
+            relative_loss: The loss divided by the first; one that is not finite or not above 0 leaves k at its most.
 
         Raises:
             LossUnknown: It depends on the loss, and there is none.
         """
         if not self.needs_loss:
             return self._k
-        if loss is None:
+        if relative_loss is None:
             raise LossUnknown(
                 "with adaptive=true, the channel dgt needs the loss: call run.loss(value) before each step, or set "
                 "adaptive=false"
             )
-        if not math.isfinite(loss) or loss <= 0.0:
+        if not math.isfinite(relative_loss) or relative_loss <= 0.0:
             return self._k
-        self._first_loss = self._first_loss or loss
-        return min(max(self._k * loss / self._first_loss, self._k_least), 1.0)
+        return min(max(self._k * relative_loss, self._k_least), 1.0)
 
     def _contribution(self, slice_: Slice, blocks: Sequence[Ranged], values: torch.Tensor) -> torch.Tensor:
         """Of each block; remembered as long as the blocks cover the same elements."""

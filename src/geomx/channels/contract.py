@@ -191,7 +191,7 @@ class BlockClasses(Protocol):
         turn: int,
         blocks: Sequence[Ranged],
         values: Callable[[], torch.Tensor],
-        loss: float | None,
+        relative_loss: float | None,
     ) -> list[int]:
         """Give each block of a payload its class.
 
@@ -200,7 +200,8 @@ class BlockClasses(Protocol):
             turn: The number of the round.
             blocks: The blocks, in order; `start` and `stop` are the elements of the slice that one covers.
             values: What the payload carries, of shape (elements,).
-            loss: The loss that the scripts have told for this step; None: none.
+            relative_loss: The loss of this step, divided by the first of the run, as the mean of the workers inside;
+                None: the scripts have told none.
 
         Returns:
             A class for each: 0 is reliable, `NOT_SENT` stays here.

@@ -222,5 +222,5 @@ def merge(round_: Round) -> Push:
         ended=round_.ended,
         step=round_.step,
         cohort=round_.cohort,
-        loss=round_.loss,
+        relative_loss=round_.relative_loss,
     )

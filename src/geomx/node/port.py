@@ -89,10 +89,23 @@ class Contribution:
         cohort: str = EVERYONE,
         step: int = -1,
         state: SliceState | None = None,
-        loss: float | None = None,
+        relative_loss: float | None = None,
     ) -> Contribution:
         """Of slice `index`; the rest is as in `Push`, and as above."""
-        push = Push(turn, index, kind, operation, weight, {}, present, b"", ended, cohort, step, loss=loss)
+        push = Push(
+            turn,
+            index,
+            kind,
+            operation,
+            weight,
+            {},
+            present,
+            b"",
+            ended,
+            cohort,
+            step,
+            relative_loss=relative_loss,
+        )
         return cls(push, values, hyper, state)
 
 

@@ -57,9 +57,11 @@ class Round:
         return next((push.hyper for _, push, _ in self.contributions if push.hyper), b"")
 
     @property
-    def loss(self) -> float | None:
-        """The weighted mean of the losses that were told with the contributions; None: with none."""
-        return weighted_mean((push.weight, push.loss) for push, _ in self.in_order() if push.loss is not None)
+    def relative_loss(self) -> float | None:
+        """The weighted mean of the relative losses that came with the contributions; None: with none."""
+        return weighted_mean(
+            (push.weight, push.relative_loss) for push, _ in self.in_order() if push.relative_loss is not None
+        )
 
     @property
     def present(self) -> bytes | None:

@@ -85,7 +85,7 @@ class LiveRun:
         self._timeline = Timeline(port, clock, self._settings.after_step)
         self._began = 0.0
         self._attached: AttachedModel | None = None
-        self._progress = Progress(self._samples, self._timeline)
+        self._progress = Progress(self._samples, self._loss, self._timeline)
         self._schedules = Schedules()
         among = {"party": self._party_members, "run": self.workers}
         self._shares = Shares(name, among, self._settings.seed, self._progress)

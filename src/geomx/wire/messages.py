@@ -112,13 +112,15 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     """How far a worker's script is.
 
     `epoch`: how many passes over its share have ended. `batches`: of each pass that is under way, how many its steps
-    have used. `steps`: how many it has taken. `weight`: the sum of what they weighed.
+    have used. `steps`: how many it has taken. `weight`: the sum of what they weighed. `first_loss`: to which later
+    losses are related; None: none has been told.
     """
 
     epoch: int = 0
     batches: tuple[int, ...] = ()
     steps: int = 0
     weight: float = 0.0
+    first_loss: float | None = None
 
 
 class Reached(Message, frozen=True, array_like=True, tag=True):
@@ -192,7 +194,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     scalars: tuple[tuple[str, tuple[float, ...]], ...] = ()  # `assign` alone: see optim/contract.py
     size: int = 0
     beside: Beside | None = None  # given by the connection that sends it so
-    loss: float | None = None  # the weighted mean of what the scripts have told with `run.loss`
+    relative_loss: float | None = None  # of `run.loss`, to each worker's first: the mean by weight
 
 
 class Update(Message, frozen=True, array_like=True, tag=True):

@@ -99,7 +99,9 @@ class BlockSender:
         blocks = tuple(codec.cut(slice_, payload, BLOCK_BYTES))
         if not 1 < len(blocks) <= MOST_BLOCKS:
             return Encoded(payload, blocks)
-        levels = classes.levels(slice_, push.turn, blocks, lambda: codec.decode(slice_, payload), push.loss)
+        levels = classes.levels(
+            slice_, push.turn, blocks, lambda: codec.decode(slice_, payload), push.relative_loss
+        )
         return Encoded(payload, blocks, tuple(levels))
 
     def late(self, push: Push, encoded: Encoded) -> list[Block] | None:

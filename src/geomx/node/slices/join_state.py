@@ -122,5 +122,6 @@ def check_reached(message: Reached) -> None:
     """Raise `ProtocolError` where no script can have done that."""
     for place in (message.before, message.behind):
         counts = (place.epoch, place.steps, *place.batches)
-        if min(counts) < 0 or len(place.batches) > PASSES_LIMIT or not 0.0 <= place.weight < math.inf:
+        fits = min(counts) >= 0 and len(place.batches) <= PASSES_LIMIT and 0.0 <= place.weight < math.inf
+        if not fits or (place.first_loss is not None and not 0.0 < place.first_loss < math.inf):
             raise ProtocolError(f"the script of {message.worker} is said to be at {place}")

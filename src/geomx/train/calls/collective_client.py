@@ -131,7 +131,7 @@ class CollectiveClient:
         hyper: Hyperparameters | None = None,
         ended: bool = False,
         state: SliceState | None = None,
-        loss: float | None = None,
+        relative_loss: float | None = None,
     ) -> None:
         """Push one slice in the cohort's current turn, unless the run has closed that round already."""
         self._check_open()
@@ -142,7 +142,7 @@ class CollectiveClient:
         self.outstanding[index] = cohort, turn
         contribution = Contribution.of(
             turn, index, kind, operation, weight, values, present, hyper,
-            ended=ended, cohort=cohort, step=step, state=state, loss=loss,
+            ended=ended, cohort=cohort, step=step, state=state, relative_loss=relative_loss,
         )  # fmt: skip
         self.port.call("contribute", contribution)
 
@@ -278,7 +278,7 @@ def place_in(
             behind = told.behind
             if told.step < 0 or told.cohort not in ended:
                 return behind
-            return Place(behind.epoch + 1, (), behind.steps, behind.weight)
+            return Place(behind.epoch + 1, (), behind.steps, behind.weight, behind.first_loss)
         if told.step == step:  # it is taken once more
             return told.before
     return None

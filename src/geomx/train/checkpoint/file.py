@@ -4,7 +4,8 @@
     optimizer.NAME.KEY     the optimizer's state of a parameter, under torch's own key
     outer.NAME.KEY         where steps are local: that of the optimizer at the global servers
     header["geomx"]        JSON: format, optimizer, param_groups, values (state that is no tensor), turn, epoch, batches
-                           (of the passes under way), step (null in files of before there was one)
+                           (of the passes under way), step (null in files of before there was one), first_loss (null:
+                           none was told)
 
 A file appears whole or not at all: it is written beside its place, synced, and renamed.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ class Checkpoint:
     batches: tuple[int, ...] = ()
     step: int | None = None
     outer: dict[str, ParameterState] = field(default_factory=dict)
+    first_loss: float | None = None
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
@@ -67,6 +70,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         "epoch": checkpoint.epoch,
         "batches": checkpoint.batches,
         "step": checkpoint.step,
+        "first_loss": checkpoint.first_loss,
     }
     write_tensors(path, tensors, about)
 
@@ -116,7 +120,10 @@ def read(path: Path) -> Checkpoint:
 
 
 def digest(checkpoint: Checkpoint, of_state: bool) -> str:
-    """A short name, by which workers find out that they do not read the same; `of_state`: the optimizer's, too."""
+    """A short name, by which workers find out that they do not read the same; `of_state`: the optimizer's, too.
+
+    The first loss is not in it: that is of whichever worker has written the file (`save(everywhere=True)`).
+    """
     states = checkpoint.state.items() if of_state else ()
     told = {f"optimizer.{name}.{key}": value for name, state in states for key, value in state.items()}
     outer = checkpoint.outer.items()
@@ -162,7 +169,7 @@ def _described(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Check
             (state if owner == "optimizer" else outer).setdefault(parameter, {})[key] = tensor
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     groups = [dict(group) for group in about["param_groups"]]
-    step = about.get("step")
+    step, first_loss = about.get("step"), about.get("first_loss")
     return Checkpoint(
         model,
         str(about["optimizer"]),
@@ -173,7 +180,17 @@ def _described(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Check
         batches=tuple(max(0, int(each)) for each in about.get("batches", ())),
         step=None if step is None else int(step),
         outer=outer,
+        first_loss=_first_loss(first_loss),
     )
+
+
+def _first_loss(stored: Any) -> float | None:
+    """Raises `ValueError` for one that no script can have told first."""
+    if stored is None:
+        return None
+    if not 0.0 < float(stored) < math.inf:
+        raise ValueError(f"first_loss is {stored}")
+    return float(stored)
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

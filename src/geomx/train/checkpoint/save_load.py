@@ -108,7 +108,8 @@ def save(attached: AttachedModel, task: Task, place: Place) -> None:
         for group in attached.optimizer.param_groups
     ]
     reached = attached.steps.turn, place.epoch, place.batches, place.steps
-    files.write(task.path, Checkpoint(model, attached.optimizer_class, groups, state, *reached, outer))
+    made = Checkpoint(model, attached.optimizer_class, groups, state, *reached, outer, place.first_loss)
+    files.write(task.path, made)
 
 
 def load(attached: AttachedModel, path: Path, worker: str, place: Place) -> Place | None:
@@ -162,7 +163,8 @@ def _place(checkpoint: Checkpoint, place: Place) -> Place:
             place.steps,
         )
     steps = place.steps if checkpoint.step is None else checkpoint.step
-    return Place(checkpoint.epoch, checkpoint.batches, steps, place.weight)
+    first_loss = place.first_loss if checkpoint.first_loss is None else checkpoint.first_loss
+    return Place(checkpoint.epoch, checkpoint.batches, steps, place.weight, first_loss)
 
 
 def _go_on_from(attached: AttachedModel, checkpoint: Checkpoint) -> None:

@@ -1,7 +1,10 @@
 """The loss that the script tells with `run.loss`, for channels that adapt to it.
 
-It travels with the contributions of its step, and servers take the mean by weight. Steps that contribute each time
-(`GradientSteps`) take what was told since the one before. Steps that contribute now and then take the newest.
+It travels with the contributions of its step as a *relative loss*, divided by the first loss that this worker has
+contributed with; servers take the mean by weight. Steps that contribute each time (`GradientSteps`) take what was told
+since the one before. Steps that contribute now and then take the newest.
+
+The first loss is part of a script's place: checkpoints keep it, and a worker that is started again is told its own.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ class Loss:
         self._needed_by, self._name = settings.needs_loss, name
         self._told: Told | None = None
         self._is_new = False  # told since it was taken last
+        self.first: float | None = None  # finite and above 0; None: there was none yet
 
     def give(self, value: Any) -> None:
         """The loss of the step that comes next; NaN and Inf are losses, too. Raises `Unsupported` for what is none."""
@@ -37,7 +41,7 @@ class Loss:
             raise self._unknown("has not told")
 
     def take(self) -> float | None:
-        """The loss of a step that contributes now; None: none was told, and none is needed. Raises `LossUnknown`."""
+        """The relative loss of a step that contributes now; None: none was told or needed. Raises `LossUnknown`."""
         self.check()
         if self._needed_by and not self._is_new:
             raise self._unknown("has told for earlier steps, but not")
@@ -47,10 +51,14 @@ class Loss:
 
     @property
     def newest(self) -> float | None:
-        """What was told last, whichever step it was of."""
+        """The relative loss of what was told last, whichever step it was of."""
         if isinstance(self._told, torch.Tensor):
             self._told = float(self._told.item())
-        return self._told
+        if self._told is None:
+            return None
+        if self.first is None and 0.0 < self._told < math.inf:
+            self.first = self._told
+        return self._told / (self.first or 1.0)
 
     def _unknown(self, what: str) -> LossUnknown:
         without = "; `dgt adaptive=false` does without" if '"dgt' in self._needed_by else ""

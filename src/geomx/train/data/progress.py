@@ -1,4 +1,4 @@
-"""How far a script is: passes over its shares, batches that steps have used, steps.
+"""How far a script is: passes over its shares, batches that steps have used, steps, and its first loss.
 
 A worker that is started again is told where it was (see `Reached`), and a checkpoint says where it was written. Either
 way the script begins at its beginning, and its shares begin where they were: the passes that were under way are entered
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from geomx.train.data.loss import Loss
 from geomx.train.data.samples import Samples
 from geomx.train.steps.timeline import Timeline
 from geomx.wire.messages import Place
@@ -37,8 +38,8 @@ class Pass:
 class Progress:
     """See the module's text. `epoch` counts the passes that have trained, `steps` the steps that were taken."""
 
-    def __init__(self, samples: Samples, timeline: Timeline) -> None:
-        self._samples, self._timeline = samples, timeline
+    def __init__(self, samples: Samples, loss: Loss, timeline: Timeline) -> None:
+        self._samples, self._loss, self._timeline = samples, loss, timeline
         self.attached: AttachedModel | None = None
         self.epoch = 0
         self.steps = 0
@@ -53,13 +54,13 @@ class Progress:
     def place(self) -> Place:
         """Behind the last step."""
         batches = (*(each.used for each in self._passes), *self._ahead)
-        return Place(self.epoch, batches, self.steps, self._samples.total)
+        return Place(self.epoch, batches, self.steps, self._samples.total, self._loss.first)
 
     @property
     def place_behind(self) -> Place:
         """Behind the step that is being taken, once its samples are counted."""
         batches = (*(each.handed for each in self._passes), *self._ahead)
-        return Place(self.epoch, batches, self.steps + 1, self._samples.total)
+        return Place(self.epoch, batches, self.steps + 1, self._samples.total, self._loss.first)
 
     def taken(self) -> None:
         """A step has been taken, with all batches that the loop has been given."""
@@ -71,7 +72,7 @@ class Progress:
         """Be there. The passes that are under way are of no account any more; those to come are."""
         self.epoch, self.steps = place.epoch, place.steps
         self._passes, self._ahead = [], list(place.batches)
-        self._samples.total = place.weight
+        self._samples.total, self._loss.first = place.weight, place.first_loss
 
     # -- what a share tells ------------------------------------------------------------------------------------
 

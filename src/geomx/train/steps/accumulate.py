@@ -145,7 +145,7 @@ class AccumulateSteps(Steps):
                 cohort=self._cohort,
                 step=self._planned - 1,
                 hyper=self._placement.hyper(slice_.group),
-                loss=self._loss.newest if sums else None,
+                relative_loss=self._loss.newest if sums else None,
             )
         if sums:
             self._sums = {}

@@ -44,7 +44,7 @@ class _OpenStep:
     """A gradient turn of which something has been pushed. `gradients`: parameter -> (as pushed, its `_version`)."""
 
     weight: float
-    loss: float | None
+    relative_loss: float | None
     samples: int
     ended: bool
     pushed: set[int] = field(default_factory=set)
@@ -159,7 +159,7 @@ class GradientSteps(Steps):
             hyper = self._placement.idle_hyper(slice_.group)
             self._client.contribute(
                 slice_.index, "gradient", STEP, weight, packed,
-                cohort=self._cohort, step=self._planned, hyper=hyper, ended=True, loss=loss,
+                cohort=self._cohort, step=self._planned, hyper=hyper, ended=True, relative_loss=loss,
             )  # fmt: skip
         self._close(0, ended=True)
         self._client.wait()
@@ -202,7 +202,7 @@ class GradientSteps(Steps):
             self._client.contribute(
                 slice_.index, "gradient", STEP, weight, packed,
                 cohort=self._cohort, step=self._planned, hyper=turn.hypers[slice_.group], ended=turn.ended,
-                loss=turn.loss,
+                relative_loss=turn.relative_loss,
             )  # fmt: skip
 
     def _close(self, samples: int, ended: bool) -> None:

@@ -286,7 +286,7 @@ class LocalSteps(Steps):
                 step=step,
                 hyper=outer or None,
                 ended=self.ended,
-                loss=self._loss.newest if cohort == EVERYONE and share else None,
+                relative_loss=self._loss.newest if cohort == EVERYONE and share else None,
             )
         if cohort == EVERYONE:
             self._ledger.count(cohort, self.ended)
