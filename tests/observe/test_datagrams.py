@@ -16,6 +16,8 @@ from geomx.observe.report import closing_rows, make_report
 from geomx.observe.sentences import sentence
 
 TOML = """
+run.shards = 2
+wan.channel = "dgt adaptive=false"
 [[party]]
 name = "A"
 workers = 2
@@ -30,6 +32,17 @@ def run() -> Run:
     return Run.parse(TOML, "two.toml")
 
 
+@pytest.fixture
+def tcp() -> Run:
+    return Run.parse(TOML, "two.toml", ["wan.channel=tcp"])
+
+
+@pytest.fixture
+def plain() -> Run:
+    """Payloads travel as they stand."""
+    return Run.parse(TOML, "two.toml", ["wan.channel=datagram"])
+
+
 def usage(node: str, t: float = 0.0, blocks: dict[str, Any] | None = None, **flows: Any) -> Record:
     """`flows`: by peer; an underscore stands for the slash of its name."""
     told = {peer.replace("_", "/"): flow for peer, flow in flows.items()}
@@ -42,8 +55,13 @@ def path(node: str, peer: str, passes: bool) -> Record:
     return Record(0.0, node, "datagrams", "info", {"peer": peer, "passes": passes, "why": "as seen"})
 
 
+FROM_A = {"came": {"0": 15, "1": 57}, "late": {"1": 2}, "early": 3}
+ROUND = Record(0.0, "A", "round", "debug", {"kind": "gradient", "cohort": "", "seconds": 0.1})
+
+
 def whole_run() -> list[Record]:
-    """Party A sends to two shards, and loses 4 of 100 blocks of class 1; B sends reliable blocks alone."""
+    """Party A sends to two shards, and loses 4 of 100 blocks of class 1; B sends reliable blocks alone. The first shard
+    answers A in datagrams, of which one does not come."""
     blocks = {
         "given": {"-1": 7, "0": 20, "1": 100},
         "answered": {"-1": 7, "0": 20, "1": 100},
@@ -51,14 +69,19 @@ def whole_run() -> list[Record]:
     }
     old = usage("A", global_0={"sent": {"0": 1}})
     shards = {
-        "global_0": {"sent": {"0": 15, "1": 60}, "again": {"0": 2, "1": 3}},
+        "global_0": {
+            "sent": {"0": 15, "1": 60},
+            "again": {"0": 2, "1": 3},
+            "came": {"0": 30},
+            "late": {"0": 6},
+        },
         "global_1": {"sent": {"0": 5, "1": 40}, "again": {"0": 1}},
     }
     return [
         old,
         usage("A", blocks=blocks, **shards),
         usage("B", blocks={"given": {"0": 9}, "answered": {"0": 9}, "returned": {}}, global_0={"sent": {"0": 9}}),
-        usage("global/0", A={"came": {"0": 15, "1": 57}, "late": {"1": 2}, "early": 3}, B={"came": {"0": 9}}),
+        usage("global/0", A=FROM_A | {"sent": {"0": 31}, "again": {"0": 7}}, B={"came": {"0": 9}}),
         usage("global/1", A={"came": {"0": 5, "1": 39}}),
     ]  # fmt: skip
 
@@ -96,41 +119,117 @@ def test_the_report_has_all_counts_by_party_and_class(run: Run) -> None:
     }
     assert list(a["classes"]) == ["reliable", "class 1", "not sent"]
     assert (a["dropped_early"], b["dropped_early"]) == (3, 0)
+    assert a["down"] == {"sent": 31, "again": 7, "came": 30, "late": 6}
+    assert not any(b["down"].values())
+    assert a["may_lose"]
     assert b["classes"]["reliable"]["came"] == 9
 
 
 def test_the_table_tells_them_in_words(run: Run) -> None:
-    assert rows_of(run, whole_run())["datagrams"] == (
-        "reliable 29 sent (+3 again), class 1 100 sent (+3 again), 7 blocks not sent\n"
-        "3.1% of blocks lost, all returned to their senders"
-    )
+    """11 blocks came back, in two rounds."""
+    assert rows_of(run, [*whole_run(), ROUND, ROUND])["datagrams"].splitlines() == [
+        "up: reliable 29 sent (+3 again), class 1 100 sent (+3 again), 7 blocks not sent",
+        "down: reliable 31 sent (+7 again)",
+        "3.1% of blocks lost",
+        "lost blocks and blocks not sent go with the next contribution; the last one's (about 6) did not",
+    ]
 
 
-def test_a_run_over_tcp_has_neither_counts_nor_a_row(run: Run) -> None:
-    records = [usage("A"), usage("global/0")]
-    report = make_report(run, records, 1.0)
+def test_a_run_over_tcp_has_neither_counts_nor_a_row(tcp: Run) -> None:
+    records = [usage("A"), usage("global/0"), ROUND]
+    report = make_report(tcp, records, 1.0)
     assert (report["datagrams"], report["datagram_paths"]) == ({}, [])
-    assert "datagrams" not in rows_of(run, records)
+    assert "datagrams" not in rows_of(tcp, records)
 
 
 def test_what_was_not_answered_is_not_said_to_have_returned() -> None:
     classes = {"class 1": {"sent": 10, "again": 0, "given": 10, "answered": 8, "returned": 2}}
-    told = datagram_lines({"A": {"classes": classes}})
-    assert told == "class 1 10 sent\n25.0% of blocks lost, 2 not answered when the run ended"
+    told = datagram_lines({"A": {"classes": classes, "down": {}, "may_lose": True}})
+    assert told.splitlines()[:2] == [
+        "up: class 1 10 sent",
+        "25.0% of blocks lost, 2 not answered when the run ended",
+    ]
     classes["class 1"] |= {"answered": 10, "returned": 0}
-    assert datagram_lines({"A": {"classes": classes}}) == "class 1 10 sent\nno blocks lost"
+    told = datagram_lines({"A": {"classes": classes, "down": {}, "may_lose": True}})
+    assert told == "up: class 1 10 sent\nno blocks lost"
 
 
-def test_workers_datagrams_are_their_party_s_and_of_the_lan(run: Run) -> None:
+@pytest.mark.parametrize("channel", ["dgt adaptive=false", "datagram"])
+def test_where_none_was_sent_that_is_told(channel: str) -> None:
+    """The servers' UDP ports were taken: no flow has opened, and nobody has tried whether datagrams pass."""
+    run = Run.parse(TOML, "two.toml", [f"wan.channel={channel}"])
+    gone = {"given": {"-1": 2, "0": 4}, "answered": {"-1": 2, "0": 4}, "returned": {}}
+    blocks = gone if channel.startswith("dgt") else None
+    records = [usage("A", blocks=blocks), usage("B", blocks=blocks), usage("global/0")]
+    assert rows_of(run, [*records, ROUND])["datagrams"] == "none sent: TCP carried everything"
+    assert list(make_report(run, records, 1.0)["datagrams"]["wan"]) == ["A", "B"]
+    assert "datagrams" not in rows_of(run, records)  # it has failed before there was anything to send
+
+
+def test_where_only_blocks_are_that_are_not_sent_they_are_told(run: Run) -> None:
+    blocks = {"given": {"-1": 60}, "answered": {"-1": 60}, "returned": {"-1": 60}}
+    assert rows_of(run, [usage("A", blocks=blocks), *[ROUND] * 3])["datagrams"].splitlines() == [
+        "up: 60 blocks not sent",
+        "blocks not sent go with the next contribution; the last one's (about 20) did not",
+    ]
+
+
+def test_payloads_as_they_stand_have_datagrams_and_no_blocks(plain: Run) -> None:
+    records = [
+        usage("A", global_0={"sent": {"0": 50}, "again": {"0": 4}, "came": {"0": 40}}),
+        usage("global/0", A={"sent": {"0": 40}, "again": {"0": 2}, "came": {"0": 50}, "late": {"0": 1}}),
+        ROUND,
+    ]
+    told = make_report(plain, records, 1.0)["datagrams"]["wan"]["A"]
+    assert not told["may_lose"]
+    assert {name: count for name, count in told["classes"]["reliable"].items() if count} == {
+        "sent": 50,
+        "again": 4,
+        "came": 50,
+        "late": 1,
+    }
+    assert told["down"] == {"sent": 40, "again": 2, "came": 40, "late": 0}
+    row = "up: reliable 50 sent (+4 again)\ndown: reliable 40 sent (+2 again)"
+    assert rows_of(plain, records)["datagrams"] == row
+
+
+def test_where_blocks_may_be_lost_and_there_are_none_that_is_told(run: Run) -> None:
+    """Every payload fits one datagram."""
+    records = [usage("A", global_0={"sent": {"0": 50}}), ROUND]
+    assert rows_of(run, records)["datagrams"].splitlines() == [
+        "up: reliable 50 sent",
+        "no payload was cut into blocks: each was sent until it had arrived",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ({}, "proved by the ledger"),
+        ({"1": 4}, "every contribution, proved by the ledger; lost blocks: see above"),
+        ({"-1": 4}, "every contribution, proved by the ledger; lost blocks: see above"),
+    ],
+)
+def test_the_ledger_proves_nothing_of_blocks(run: Run, returned: dict[str, int], told: str) -> None:
+    """Its slice never travels in blocks."""
+    blocks = {"given": {"-1": 9, "1": 9}, "answered": {"-1": 9, "1": 9}, "returned": returned}
+    ledger = {"steps": 2, "samples": 8, "train_s": 1.0, "cohort": "", "contributions": 2, "ledger": [2, 2, 2]}
+    ledger |= {"parameters": 1, "parameters_sha256": "ab"}
+    records = [usage("A", blocks=blocks), ROUND]
+    records += [Record(0.0, worker, "finished", "info", ledger) for worker in run.workers]
+    assert rows_of(run, records)["exactly once"] == told
+
+
+def test_workers_datagrams_are_their_party_s_and_of_the_lan(tcp: Run) -> None:
     blocks = {"given": {"0": 4}, "answered": {"0": 4}, "returned": {}}
     records = [usage(f"A/{rank}", blocks=blocks, A={"sent": {"0": 4}}) for rank in range(2)]
-    records += [usage("A", A_0={"came": {"0": 4}}, A_1={"came": {"0": 3}})]
-    report = make_report(run, records, 1.0)
+    records += [usage("A", A_0={"came": {"0": 4}}, A_1={"came": {"0": 3}, "sent": {"0": 2}})]
+    report = make_report(tcp, records, 1.0)
     assert list(report["datagrams"]) == ["lan"]
     found = report["datagrams"]["lan"]["A"]["classes"]["reliable"]
     assert (found["sent"], found["came"], found["given"]) == (8, 7, 8)
-    rows = rows_of(run, records)
-    assert rows["LAN datagrams"] == "reliable 8 sent\nno blocks lost"
+    rows = rows_of(tcp, records)
+    assert rows["LAN datagrams"] == "up: reliable 8 sent\ndown: reliable 2 sent\nno blocks lost"
     assert "datagrams" not in rows
 
 
@@ -156,11 +255,11 @@ def test_where_datagrams_do_not_pass_is_told_with_what_carries_everything(run: R
 
 def test_blocks_that_all_went_over_tcp_are_told(run: Run) -> None:
     blocks = {"given": {"0": 4}, "answered": {"0": 4}, "returned": {}}
-    records = [usage("A", blocks=blocks), path("A", "global/0", False)]
+    records = [usage("A", blocks=blocks), path("A", "global/0", False), ROUND]
     counts = make_report(run, records, 1.0)["datagrams"]["wan"]["A"]["classes"]["reliable"]
     assert (counts["sent"], counts["given"]) == (0, 4)
     assert rows_of(run, records)["datagrams"] == (
-        "no blocks lost\ndo not pass from A to global/0: TCP carries everything"
+        "none sent\ndo not pass from A to global/0: TCP carries everything"
     )
 
 
@@ -211,10 +310,22 @@ def test_a_line_of_progress_has_them_where_a_party_sends_datagrams(run: Run) -> 
     for t in (0.0, 1.0):
         progress.take(usage("B", t))
         progress.take(grown(t, 1 + int(200 * t), int(2 * t), int(100 * t), int(5 * t)))
-    assert progress.has_datagrams
+    assert progress.datagram_figures == 2
     a, b = (plain_line(progress.parties[party], 1.0) for party in "AB")
     assert a.endswith("Mbit/s, 1.0% of datagrams sent again, 5.0% of blocks lost, starting, 0 of 2 workers")
     assert "datagrams" not in b
+
+
+def test_what_a_local_server_sends_down_is_not_among_its_shares(plain: Run) -> None:
+    """And without blocks, the share of those that are lost is no figure."""
+    progress = Progress(plain)
+    assert progress.datagram_figures == 0
+    for t in (0.0, 1.0):
+        down = {"sent": {"0": int(500 * t)}, "again": {"0": int(500 * t)}}
+        up = {"sent": {"0": 1 + int(99 * t)}, "again": {"0": int(t)}}
+        progress.take(usage("A", t, global_0=up, A_0=down))
+    assert progress.datagram_figures == 1
+    assert progress.parties["A"].shares.figures(1.0) == ("1.0%", "·")
 
 
 def test_few_are_not_none() -> None:

@@ -1,8 +1,10 @@
 """What became of payloads that went in datagrams: while a run goes on, and in its report.
 
-A flow counts datagrams; its sender tells how many left and how often, its receiver how many came (`flows` in a node's
-`usage`). A node counts blocks: its parent has told which of them took part in their round (`blocks`). A block is one
-datagram unless the path takes only small ones. Where datagrams do not pass, blocks go over TCP, and none is lost.
+A flow counts datagrams, both ways: each end tells how many it has sent, how often, and how many came (`flows` in a
+node's `usage`). A node counts the blocks that it sends up, if the channel may lose some: its parent has told which of
+them took part in their round (`blocks`). A block is one datagram unless the path takes only small ones. Payloads that
+travel as they stand (all updates; contributions, where nothing may be lost) have no blocks. Where datagrams do not
+pass, TCP carries everything, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, Literal
 
 from geomx.channels.contract import NOT_SENT
 from geomx.config import Run
+from geomx.config.lossy_channels import channels_that_lose
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record
 
@@ -23,22 +26,25 @@ UNKNOWN = "·"
 UNSENT = str(NOT_SENT)
 LEAST_SHARE = 0.0005  # less would be shown as 0.0%
 PATHS_SHOWN = 4
-FLOW_COUNTS = ("sent", "again", "came", "late")
-_SENT, _RECEIVED = ("sent", "again"), ("came", "late", "early")
+SENT_COUNTS = ("sent", "again")
+CAME_COUNTS = ("came", "late")
 BLOCK_COUNTS = ("given", "answered", "returned")
+ALL_COUNTS = (*SENT_COUNTS, *CAME_COUNTS, *BLOCK_COUNTS)
 
 
 class Shares:
-    """Of the datagrams and blocks that a node sends up: over the last seconds, which share was lost."""
+    """Of what a node sends up, or a global server down, over the last seconds: which share was lost."""
 
     def __init__(self) -> None:
         self.are_known = False  # whether it has sent any
+        self.has_blocks = False  # of which some may be lost
         self._sendings, self._again = Rate(), Rate()  # datagrams
         self._answered, self._lost = Rate(), Rate()  # blocks
 
     def take(self, record: Record) -> None:
         """Learn from a record `usage`."""
-        flows = record.fields.get("flows", {}).values()
+        every = record.fields.get("flows", {})
+        flows = [flow for peer, flow in every.items() if not peer.startswith(f"{record.node}/")]  # else down
         sent, again = (sum(sum(flow.get(name, {}).values()) for flow in flows) for name in ("sent", "again"))
         if not sent:
             return
@@ -46,6 +52,7 @@ class Shares:
         self._sendings.reach(record.t, sent + again)
         self._again.reach(record.t, again)
         blocks = record.fields.get("blocks", {})
+        self.has_blocks |= bool(_sent_of(blocks.get("given", {})))
         self._answered.reach(record.t, _sent_of(blocks.get("answered", {})))
         self._lost.reach(record.t, _sent_of(blocks.get("returned", {})))
 
@@ -98,44 +105,52 @@ class Datagrams:
             self.paths.append({**ends, "passes": record.fields["passes"], "why": record.fields["why"]})
 
     def by_tier(self) -> dict[Tier, dict[str, Fields]]:
-        """By tier and party; a tier or a party whose payloads were not cut into blocks is left out.
+        """By tier and party; tiers whose channel sends no datagrams are left out.
 
-        Of each party: `classes`, by name, with all counts; and `dropped_early`, datagrams.
+        Of each party: `classes` of what goes up, by name, with all counts; `down`, the counts of datagrams that go
+        down; `dropped_early`, datagrams of both; and `may_lose`, whether what goes up is cut into blocks that may be
+        lost.
         """
+        channels = channels_that_lose(self._run)
         found: dict[Tier, dict[str, Fields]] = {}
         for party in self._run.servers:
-            tiers: dict[Tier, Sequence[str]] = {"wan": (party,), "lan": self._run.workers_of(party)}
-            for tier, senders in tiers.items():
-                flows = [flow for sender in senders for flow in self._flows_of(sender)]
-                blocks = [self._blocks.get(sender, {}) for sender in senders]
-                if flows or any(blocks):
-                    early = sum(flow.get("early", 0) for flow in flows)
-                    told = {"classes": _by_class(flows, blocks), "dropped_early": early}
+            for tier, edges in self._edges(party).items():
+                told = self._told(edges)
+                if tier in channels or told["classes"] or any(told["down"].values()):
+                    told["may_lose"] = tier in channels and channels[tier].loses
                     found.setdefault(tier, {})[party] = told
         return found
 
-    def _flows_of(self, sender: str) -> Iterable[Fields]:
-        """Of what a node sends up: its own counts of what left, and those of what came, of the nodes that receive it.
+    def _edges(self, party: str) -> dict[Tier, list[tuple[str, str]]]:
+        """A party's edges: child and parent."""
+        return {
+            "wan": [(party, shard) for shard in self._run.shard_names],
+            "lan": [(worker, party) for worker in self._run.workers_of(party)],
+        }
 
-        Both ends of a flow send and receive: what updates make of the same counts is not in it.
-        """
-        below = self._run.workers_of(sender) if sender in self._run.servers else ()
-        own, others = self._flows.get(sender, {}), self._flows.items()
-        left = [(_SENT, flow) for peer, flow in own.items() if peer not in below]
-        came = [(_RECEIVED, flows.get(sender, {})) for node, flows in others if node not in below]
-        told = ({name: flow[name] for name in names if name in flow} for names, flow in [*left, *came])
-        return [fields for fields in told if fields]
+    def _told(self, edges: Sequence[tuple[str, str]]) -> Fields:
+        lower = [self._flows.get(child, {}).get(parent, {}) for child, parent in edges]
+        upper = [self._flows.get(parent, {}).get(child, {}) for child, parent in edges]
+        blocks = [self._blocks.get(child, {}) for child in dict(edges)]
+        up = _by_class((SENT_COUNTS, lower), (CAME_COUNTS, upper), (BLOCK_COUNTS, blocks))
+        down = _by_class((SENT_COUNTS, upper), (CAME_COUNTS, lower)).values()
+        return {
+            "classes": {
+                _name(level): {name: counts[name] for name in ALL_COUNTS} for level, counts in up.items()
+            },
+            "down": {name: sum(counts[name] for counts in down) for name in (*SENT_COUNTS, *CAME_COUNTS)},
+            "dropped_early": sum(flow.get("early", 0) for flow in (*lower, *upper)),
+        }
 
 
-def _by_class(flows: Iterable[Fields], blocks: Iterable[Fields]) -> dict[str, dict[str, int]]:
-    """All counts of each class, the reliable one first and what was not sent last."""
+def _by_class(*sources: tuple[Sequence[str], Iterable[Fields]]) -> dict[str, Counter[str]]:
+    """Counts of each class, the reliable one first and what was not sent last. `sources`: names of counts, of whom."""
     totals: dict[str, Counter[str]] = defaultdict(Counter)
-    for names, counted in ((FLOW_COUNTS, flows), (BLOCK_COUNTS, blocks)):
+    for names, counted in sources:
         for name, each in ((name, each) for each in counted for name in names):
             for level, count in each.get(name, {}).items():
                 totals[level][name] += count
-    order = sorted(totals, key=lambda level: (level == UNSENT, int(level)))
-    return {_name(level): {n: totals[level][n] for n in (*FLOW_COUNTS, *BLOCK_COUNTS)} for level in order}
+    return {level: totals[level] for level in sorted(totals, key=lambda level: (level == UNSENT, int(level)))}
 
 
 def _name(level: str) -> str:
@@ -151,37 +166,68 @@ def percent(share: float) -> str:
     return "<0.1%" if 0 < share < LEAST_SHARE else f"{share:.1%}"
 
 
-def datagram_lines(parties: Mapping[str, Fields], paths: Iterable[Fields] = ()) -> str:
-    """What the closing table says: what was sent, what was lost, and where datagrams did not pass; a line each."""
-    totals: dict[str, Counter[str]] = {}
+def datagram_lines(parties: Mapping[str, Fields], paths: Iterable[Fields] = (), rounds: int = 0) -> str:
+    """What the closing table says: what was sent, what was lost, and where datagrams did not pass; a line each.
+
+    Args:
+        parties: What `Datagrams.by_tier` has of a tier.
+        paths: Its `paths`.
+        rounds: How many the run has made; before the first one, none may be sent.
+    """
+    up: dict[str, Counter[str]] = {}
+    down: Counter[str] = Counter()
     for party in parties.values():
+        down.update(party["down"])
         for name, counts in party["classes"].items():
-            totals.setdefault(name, Counter()).update(counts)
-    return "\n".join(filter(None, [_sendings(totals), _losses(totals), _blocked(paths)]))
+            up.setdefault(name, Counter()).update(counts)
+    blocked = _blocked(paths)
+    told = [_sendings("up: ", up), _sendings("down: ", {"reliable": down})]
+    if any(told):
+        told += [_whole(parties, up), *_losses(up, rounds)]
+    elif parties and rounds:
+        told = ["none sent" if blocked else "none sent: TCP carried everything"]
+    return "\n".join(filter(None, [*told, blocked]))
 
 
-def _sendings(totals: Mapping[str, Counter[str]]) -> str:
-    """`reliable 1,234 sent (+56 again), class 1 160 sent`."""
+def _sendings(way: str, totals: Mapping[str, Counter[str]]) -> str:
+    """`up: reliable 1,234 sent (+56 again), class 1 160 sent`."""
     told = []
     for name, counts in totals.items():
         again = f" (+{counts['again']:,} again)" if counts["again"] else ""
         if counts["sent"]:
             told.append(f"{name} {counts['sent']:,} sent{again}")
-    unsent = totals.get("not sent", Counter())["given"]
-    return ", ".join([*told, f"{unsent:,} blocks not sent"] if unsent else told)
+    if unsent := _unsent(totals):
+        told.append(f"{unsent:,} blocks not sent")
+    return way + ", ".join(told) if told else ""
 
 
-def _losses(totals: Mapping[str, Counter[str]]) -> str:
-    """Which share of the blocks that were sent took no part in their round, and whether all of it went back."""
+def _unsent(totals: Mapping[str, Counter[str]]) -> int:
+    """Blocks that the channel has kept back. Those that were added went over TCP, in a payload as it stands."""
+    counts = totals.get("not sent", Counter())
+    return counts["given"] - counts["answered"] + counts["returned"]
+
+
+def _whole(parties: Mapping[str, Fields], totals: Mapping[str, Counter[str]]) -> str:
+    """Where blocks may be lost, and there are none."""
+    has_blocks = any(counts["given"] for counts in totals.values())
+    if has_blocks or not any(party["may_lose"] for party in parties.values()):
+        return ""
+    return "no payload was cut into blocks: each was sent until it had arrived"
+
+
+def _losses(totals: Mapping[str, Counter[str]], rounds: int) -> Iterable[str]:
+    """Which share of the blocks that were sent took no part in their round, and what became of it."""
     sent = [counts for name, counts in totals.items() if name != "not sent"]
     answered, lost = (sum(counts[name] for counts in sent) for name in ("answered", "returned"))
-    if not answered:
-        return ""
     unknown = sum(counts["given"] - counts["answered"] for counts in totals.values())
-    told = f"{percent(lost / answered)} of blocks lost" if lost else "no blocks lost"
-    if unknown:
-        return f"{told}, {unknown:,} not answered when the run ended"
-    return f"{told}, all returned to their senders" if lost else told
+    ended = f", {unknown:,} not answered when the run ended" if unknown else ""
+    if answered:
+        yield (f"{percent(lost / answered)} of blocks lost" if lost else "no blocks lost") + ended
+    returned = sum(counts["returned"] for counts in totals.values())
+    if returned:
+        what = [*["lost blocks"] * (lost > 0), *["blocks not sent"] * (returned > lost)]
+        number = f" (about {max(1, round(returned / rounds)):,})" if rounds else ""
+        yield f"{' and '.join(what)} go with the next contribution; the last one's{number} did not"
 
 
 def _blocked(paths: Iterable[Fields]) -> str:

@@ -110,7 +110,7 @@ class LiveView:
     def _table(self, now: float) -> Table:
         loads = self._progress.loads
         table = Table(box=None, pad_edge=True, padding=(0, 2, 0, 1), header_style="dim")
-        datagrams = DATAGRAMS if self._progress.has_datagrams else ()
+        datagrams = DATAGRAMS[: self._progress.datagram_figures]
         for heading in ("party", *(LOADING if loads else TRAINING), *WAN, *datagrams, "state"):
             is_text = heading in ("party", "state")
             table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
@@ -119,7 +119,7 @@ class LiveView:
             state = Text(party.standing, style="green" if party.is_calm else "yellow")
             loading = bar(party.loading), *loading_figures(party.loading, now)
             done = loading if loads else figures(party, now)
-            shares = party.shares.figures(now) if datagrams else ()
+            shares = party.shares.figures(now)[: len(datagrams)]
             table.add_row(Text(party.name, style=style), *done, *wan_rates(party, now), *shares, state)
         return table
 

@@ -145,9 +145,10 @@ class Progress:
         return any(party.loads for party in self.parties.values())
 
     @property
-    def has_datagrams(self) -> bool:
-        """Whether some party has sent blocks in datagrams."""
-        return any(party.shares.are_known for party in self.parties.values())
+    def datagram_figures(self) -> int:
+        """How many of `Shares.figures` are of use: none without datagrams, the first where nothing may be lost."""
+        shares = [party.shares for party in self.parties.values() if party.shares.are_known]
+        return 1 + any(each.has_blocks for each in shares) if shares else 0
 
     @property
     def rounds(self) -> int:

@@ -165,8 +165,12 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ("accuracy", _if(report["final_accuracy"], "{:.2%}"), ""),
         ("WAN", _traffic(report, "wan", rounds), ""),
         ("LAN", _traffic(report, "lan", rounds), ""),
-        ("datagrams", datagram_lines(report["datagrams"].get("wan", {}), report["datagram_paths"]), ""),
-        ("LAN datagrams", datagram_lines(report["datagrams"].get("lan", {})), ""),
+        (
+            "datagrams",
+            datagram_lines(report["datagrams"].get("wan", {}), report["datagram_paths"], rounds),
+            "",
+        ),
+        ("LAN datagrams", datagram_lines(report["datagrams"].get("lan", {}), rounds=rounds), ""),
         ("first weights", _first_weights(report), ""),
         ("WAN saved", _saved(report), ""),
         ("round", _cost(report), ""),
@@ -178,11 +182,20 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ("weights", weights, all_have),
         (
             "exactly once",
-            "" if proved is None else "proved by the ledger" if proved else "NO: the ledger differs",
+            "" if proved is None else _proof(report) if proved else "NO: the ledger differs",
             "good" if proved else "bad",
         ),
     ]
     return [row for row in rows if row[1]]
+
+
+def _proof(report: Report) -> str:
+    """What the ledger proves; it has no blocks, so nothing of them."""
+    parties = (party for tier in report["datagrams"].values() for party in tier.values())
+    lost = any(counts["returned"] for party in parties for counts in party["classes"].values())
+    return (
+        "every contribution, proved by the ledger; lost blocks: see above" if lost else "proved by the ledger"
+    )
 
 
 def _computing(report: Report) -> str:
