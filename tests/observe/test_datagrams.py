@@ -55,7 +55,7 @@ def path(node: str, peer: str, passes: bool) -> Record:
     return Record(0.0, node, "datagrams", "info", {"peer": peer, "passes": passes, "why": "as seen"})
 
 
-FROM_A = {"came": {"0": 15, "1": 57}, "late": {"1": 2}, "early": 3}
+FROM_A = {"came": {"0": 15, "1": 57}, "late": {"1": 2}, "early": 3, "parity": 9, "rebuilt": 1}
 ROUND = Record(0.0, "A", "round", "debug", {"kind": "gradient", "cohort": "", "seconds": 0.1})
 
 
@@ -75,7 +75,7 @@ def whole_run() -> list[Record]:
             "came": {"0": 30},
             "late": {"0": 6},
         },
-        "global_1": {"sent": {"0": 5, "1": 40}, "again": {"0": 1}},
+        "global_1": {"sent": {"0": 5, "1": 40}, "again": {"0": 1}, "parity": 8},
     }
     return [
         old,
@@ -119,7 +119,8 @@ def test_the_report_has_all_counts_by_party_and_class(run: Run) -> None:
     }
     assert list(a["classes"]) == ["reliable", "class 1", "not sent"]
     assert (a["dropped_early"], b["dropped_early"]) == (3, 0)
-    assert a["down"] == {"sent": 31, "again": 7, "came": 30, "late": 6}
+    assert a["down"] == {"sent": 31, "again": 7, "came": 30, "late": 6, "parity": 9, "rebuilt": 0}
+    assert a["up"] == {"parity": 8, "rebuilt": 1}
     assert not any(b["down"].values())
     assert a["may_lose"]
     assert b["classes"]["reliable"]["came"] == 9
@@ -128,8 +129,9 @@ def test_the_report_has_all_counts_by_party_and_class(run: Run) -> None:
 def test_the_table_tells_them_in_words(run: Run) -> None:
     """11 blocks came back, in two rounds."""
     assert rows_of(run, [*whole_run(), ROUND, ROUND])["datagrams"].splitlines() == [
-        "up: reliable 29 sent (+3 again), class 1 100 sent (+3 again), 7 blocks not sent",
-        "down: reliable 31 sent (+7 again)",
+        "up: reliable 29 sent (+3 again), class 1 100 sent (+3 again), 7 blocks not sent, "
+        "8 of parity (1 rebuilt)",
+        "down: reliable 31 sent (+7 again), 9 of parity (0 rebuilt)",
         "3.1% of blocks lost",
         "lost blocks and blocks not sent go with the next contribution; the last one's (about 6) did not",
     ]
@@ -144,13 +146,13 @@ def test_a_run_over_tcp_has_neither_counts_nor_a_row(tcp: Run) -> None:
 
 def test_what_was_not_answered_is_not_said_to_have_returned() -> None:
     classes = {"class 1": {"sent": 10, "again": 0, "given": 10, "answered": 8, "returned": 2}}
-    told = datagram_lines({"A": {"classes": classes, "down": {}, "may_lose": True}})
+    told = datagram_lines({"A": {"classes": classes, "up": {}, "down": {}, "may_lose": True}})
     assert told.splitlines()[:2] == [
         "up: class 1 10 sent",
         "25.0% of blocks lost, 2 not answered when the run ended",
     ]
     classes["class 1"] |= {"answered": 10, "returned": 0}
-    told = datagram_lines({"A": {"classes": classes, "down": {}, "may_lose": True}})
+    told = datagram_lines({"A": {"classes": classes, "up": {}, "down": {}, "may_lose": True}})
     assert told == "up: class 1 10 sent\nno blocks lost"
 
 
@@ -188,7 +190,7 @@ def test_payloads_as_they_stand_have_datagrams_and_no_blocks(plain: Run) -> None
         "came": 50,
         "late": 1,
     }
-    assert told["down"] == {"sent": 40, "again": 2, "came": 40, "late": 0}
+    assert told["down"] == {"sent": 40, "again": 2, "came": 40, "late": 0, "parity": 0, "rebuilt": 0}
     row = "up: reliable 50 sent (+4 again)\ndown: reliable 40 sent (+2 again)"
     assert rows_of(plain, records)["datagrams"] == row
 

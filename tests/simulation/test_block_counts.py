@@ -17,6 +17,7 @@ from geomx.simulate.network import Network
 from geomx.simulate.simulator import Simulator
 
 ROUNDS = 12
+DATAGRAM_BYTES = 1472
 LAYOUT = Layout(
     (
         Tensor("large", (300, 100), "float32"),
@@ -79,17 +80,19 @@ def test_every_block_is_answered_and_those_that_did_not_come_return(channel: str
     for party in "AB":
         classes = classes_of(report, party)
         assert list(classes) == names
-        assert (
-            classes["reliable"]["sent"] > classes["reliable"]["given"]
-        )  # what travels as it stands has no blocks
         for name, counts in classes.items():
             assert counts["given"] == counts["answered"]
             assert (counts["returned"] > 0) == (name != "reliable")
-            assert (counts["again"] > 0) == (name != "class 2")  # which has one try
             lost += counts["returned"]
-            if name != "reliable":  # a block is one datagram here
-                assert counts["given"] == counts["sent"] > 0
-                assert counts["returned"] == counts["sent"] - counts["came"]
+            if name == "reliable":
+                continue
+            assert (counts["again"] > 0) == (name != "class 2")  # which has one try
+            # A block is one datagram here, but for those before datagrams were known to pass.
+            assert 0.5 * counts["given"] < counts["sent"] <= counts["given"]
+        lossy = [counts for name, counts in classes.items() if name != "reliable"]
+        missed = sum(counts["sent"] - counts["came"] for counts in lossy)
+        rebuilt = report["datagrams"]["wan"][party]["up"]["rebuilt"]
+        assert missed - rebuilt <= sum(counts["returned"] for counts in lossy) <= missed
         check_down(report, party)
     spans = [event["args"] for event in trace_events(records) if "blocks" in event["args"]]
     assert sum(details["lost"] for details in spans) == lost
@@ -107,7 +110,7 @@ def test_payloads_that_travel_as_they_stand_have_no_blocks_and_all_come() -> Non
     for party in "AB":
         ((name, counts),) = classes_of(report, party).items()
         assert name == "reliable"
-        assert counts["sent"] == counts["came"] > 0
+        assert counts["sent"] == counts["came"] + report["datagrams"]["wan"][party]["up"]["rebuilt"] > 0
         assert counts["again"] > 0
         assert not counts["given"]
         check_down(report, party)
@@ -118,7 +121,7 @@ def test_payloads_that_travel_as_they_stand_have_no_blocks_and_all_come() -> Non
 def check_down(report: dict[str, Any], party: str) -> None:
     """Updates go down in datagrams, and all of them come."""
     down = report["datagrams"]["wan"][party]["down"]
-    assert down["sent"] == down["came"] > 0
+    assert down["sent"] == down["came"] + down["rebuilt"] > 0
     assert down["again"] > 0
 
 
@@ -130,12 +133,14 @@ def test_blocks_that_are_not_sent_return(k: float) -> None:
     for party in "AB":
         classes = classes_of(report, party)
         unsent = classes.pop("not sent")
-        assert unsent["given"] == unsent["answered"] == unsent["returned"] > 0
+        assert unsent["given"] == unsent["answered"]
+        assert 0.5 * unsent["given"] < unsent["returned"]  # the first went over TCP
         assert not unsent["sent"]
         assert list(classes) == ["reliable"]
         assert classes["reliable"]["given"] == classes["reliable"]["answered"]
         assert (classes["reliable"]["given"] > 0) == (k > 0)
-        assert classes["reliable"]["sent"] == classes["reliable"]["came"]
+        rebuilt = report["datagrams"]["wan"][party]["up"]["rebuilt"]
+        assert classes["reliable"]["sent"] == classes["reliable"]["came"] + rebuilt
 
 
 def test_bytes_of_datagrams_are_bytes() -> None:
@@ -150,15 +155,18 @@ def test_bytes_of_datagrams_are_bytes() -> None:
 
 def test_where_datagrams_do_not_pass_is_noted_once_and_when_they_pass_again() -> None:
     simulator = ran("datagram", 0.9999999, later=0.0)
-    told = [(node, fields["peer"], fields["passes"]) for _, node, fields in simulator.noted("datagrams")]
+    noted = [(node, fields["peer"], fields["passes"]) for _, node, fields in simulator.noted("datagrams")]
+    told = [each for each in noted if each[0] in ("A", "B")]
     assert sorted(told) == [(p, "global/0", passes) for p in "AB" for passes in (False, True)]
-    levels = [note.level for _, _, note in simulator.notes if note.name == "datagrams"]
+    levels = [
+        note.level for _, node, note in simulator.notes if note.name == "datagrams" and node in ("A", "B")
+    ]
     assert levels == ["warning", "warning", "info", "info"]
-    report = make_report(RUN, records_of(simulator), 1.0)
+    report = make_report(run_over("datagram"), records_of(simulator), 1.0)
     assert [(path["node"], path["passes"]) for path in report["datagram_paths"]] == [
         (node, passes) for node, _, passes in told
     ]
     for party in "AB":
         counts = classes_of(report, party)["reliable"]
-        assert 0 < counts["sent"] < counts["given"] == counts["answered"]
-        assert not counts["returned"]
+        assert 0 < counts["sent"] == counts["came"] < ROUNDS * LAYOUT.tensors[0].elements * 4 / DATAGRAM_BYTES
+        assert not counts["given"]

@@ -29,6 +29,7 @@ PATHS_SHOWN = 4
 SENT_COUNTS = ("sent", "again")
 CAME_COUNTS = ("came", "late")
 BLOCK_COUNTS = ("given", "answered", "returned")
+PARITY_COUNTS = ("parity", "rebuilt")  # of all classes: sent for others, and what was made from it
 ALL_COUNTS = (*SENT_COUNTS, *CAME_COUNTS, *BLOCK_COUNTS)
 
 
@@ -107,9 +108,9 @@ class Datagrams:
     def by_tier(self) -> dict[Tier, dict[str, Fields]]:
         """By tier and party; tiers whose channel sends no datagrams are left out.
 
-        Of each party: `classes` of what goes up, by name, with all counts; `down`, the counts of datagrams that go
-        down; `dropped_early`, datagrams of both; and `may_lose`, whether what goes up is cut into blocks that may be
-        lost.
+        Of each party: `classes` of what goes up, by name, with all counts; `up`, what parity was sent; `down`, the
+        counts of datagrams that go down; `dropped_early`, datagrams of both; and `may_lose`, whether what goes up is
+        cut into blocks that may be lost.
         """
         channels = channels_that_lose(self._run)
         found: dict[Tier, dict[str, Fields]] = {}
@@ -138,9 +139,17 @@ class Datagrams:
             "classes": {
                 _name(level): {name: counts[name] for name in ALL_COUNTS} for level, counts in up.items()
             },
-            "down": {name: sum(counts[name] for counts in down) for name in (*SENT_COUNTS, *CAME_COUNTS)},
+            "up": _parity(lower, upper),
+            "down": {name: sum(counts[name] for counts in down) for name in (*SENT_COUNTS, *CAME_COUNTS)}
+            | _parity(upper, lower),
             "dropped_early": sum(flow.get("early", 0) for flow in (*lower, *upper)),
         }
+
+
+def _parity(senders: Sequence[Fields], receivers: Sequence[Fields]) -> dict[str, int]:
+    """Parity pieces, and the pieces that were rebuilt from them."""
+    ends = zip(PARITY_COUNTS, (senders, receivers), strict=True)
+    return {name: sum(flow.get(name, 0) for flow in flows) for name, flows in ends}
 
 
 def _by_class(*sources: tuple[Sequence[str], Iterable[Fields]]) -> dict[str, Counter[str]]:
@@ -175,13 +184,15 @@ def datagram_lines(parties: Mapping[str, Fields], paths: Iterable[Fields] = (), 
         rounds: How many the run has made; before the first one, none may be sent.
     """
     up: dict[str, Counter[str]] = {}
+    parity: Counter[str] = Counter()
     down: Counter[str] = Counter()
     for party in parties.values():
+        parity.update(party["up"])
         down.update(party["down"])
         for name, counts in party["classes"].items():
             up.setdefault(name, Counter()).update(counts)
     blocked = _blocked(paths)
-    told = [_sendings("up: ", up), _sendings("down: ", {"reliable": down})]
+    told = [_sendings("up: ", up, parity), _sendings("down: ", {"reliable": down}, down)]
     if any(told):
         told += [_whole(parties, up), *_losses(up, rounds)]
     elif parties and rounds:
@@ -189,8 +200,8 @@ def datagram_lines(parties: Mapping[str, Fields], paths: Iterable[Fields] = (), 
     return "\n".join(filter(None, [*told, blocked]))
 
 
-def _sendings(way: str, totals: Mapping[str, Counter[str]]) -> str:
-    """`up: reliable 1,234 sent (+56 again), class 1 160 sent`."""
+def _sendings(way: str, totals: Mapping[str, Counter[str]], parity: Counter[str]) -> str:
+    """`up: reliable 1,234 sent (+56 again), class 1 160 sent, 90 of parity (30 rebuilt)`."""
     told = []
     for name, counts in totals.items():
         again = f" (+{counts['again']:,} again)" if counts["again"] else ""
@@ -198,6 +209,8 @@ def _sendings(way: str, totals: Mapping[str, Counter[str]]) -> str:
             told.append(f"{name} {counts['sent']:,} sent{again}")
     if unsent := _unsent(totals):
         told.append(f"{unsent:,} blocks not sent")
+    if parity["parity"]:
+        told.append(f"{parity['parity']:,} of parity ({parity['rebuilt']:,} rebuilt)")
     return way + ", ".join(told) if told else ""
 
 
