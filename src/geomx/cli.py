@@ -259,8 +259,8 @@ def _check(arguments: argparse.Namespace) -> None:
     decision = decide(Choices.of(run), Script())
     if decision.refusals:
         raise Unsupported("; ".join(decision.refusals))
-    costs = (f"known to cost accuracy: {cost.text}" for cost in decision.costs)
-    print("\n".join([describe(run), *(f"\nnote: {notice}" for notice in (*notices(run), *costs))]))
+    told = [*notices(run, script=True), *(f"known to cost accuracy: {cost.text}" for cost in decision.costs)]
+    print("\n".join([describe(run), *(f"\nnote: {notice}" for notice in told)]))
 
 
 def _load(arguments: argparse.Namespace, *needed: Needed) -> Run:

@@ -158,8 +158,8 @@ WHOLE = "too small for two datagrams"
         (("wan.channel=dgt", LOSING, "layout.slice_elements=300"), WHOLE),
         (("wan.channel=dgt", LOSING, "wan.codec_up=topk ratio=0.01", "layout.slice_elements=16384"), WHOLE),
         (
-            ("lan.channel=datagram", "sync.policy=hfa k1=2 k2=2"),
-            'the means inside a party travel by TCP; lan.channel = "datagram" applies to exchanges',
+            ("lan.channel=dgt", "sync.policy=hfa k1=2 k2=2"),
+            'sent until they have arrived, as with `datagram`; lan.channel = "dgt" applies to exchanges',
         ),
     ],
 )
@@ -174,6 +174,8 @@ def test_where_a_lossy_channel_gives_nothing_a_note_says_so(overrides: tuple[str
         (),
         ("wan.link={}",),
         ("wan.channel=datagram",),  # the real network
+        ("wan.channel=datagram", LOSING, "layout.slice_elements=300"),  # nothing is cut into blocks
+        ("lan.channel=datagram", "sync.policy=hfa k1=2 k2=2"),  # all must arrive
         ("wan.channel=dgt", LOSING),
         ("wan.channel=dgt", LOSING, "wan.codec_up=bisparse ratio=0.01"),
         ("wan.channel=dgt", "party.B.link={ loss = 0.01 }", "wan.link={}"),
@@ -184,6 +186,26 @@ def test_where_a_lossy_channel_gives_nothing_a_note_says_so(overrides: tuple[str
 )
 def test_nothing_is_told_where_it_may_help(overrides: tuple[str, ...]) -> None:
     assert notices(two_parties(*overrides)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["wan.channel=dgt"], 'wan.channel = "dgt" needs run.loss'),
+        (["wan.channel=dgt k=0"], 'wan.channel = "dgt k=0" needs run.loss'),
+        (["wan.channel=dgt adaptive=false", "lan.channel=dgt"], 'note: lan.channel = "dgt" needs run.loss'),
+        (["wan.channel=dgt adaptive=false"], ""),
+        (["wan.channel=datagram"], ""),
+    ],
+)
+def test_check_says_which_channel_needs_the_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], says: str
+) -> None:
+    (tmp_path / "run.toml").write_text(TWO_PARTIES)
+    assert cli.main(["check", str(tmp_path / "run.toml"), *overrides]) == cli.OK
+    told = capsys.readouterr().out
+    assert says in told
+    assert ("(loss) in the script before backward()" in told) == bool(says)
 
 
 def test_check_prints_the_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

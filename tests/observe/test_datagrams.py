@@ -208,8 +208,8 @@ def test_where_blocks_may_be_lost_and_there_are_none_that_is_told(run: Run) -> N
     ("returned", "told"),
     [
         ({}, "proved by the ledger"),
-        ({"1": 4}, "every contribution, proved by the ledger; lost blocks: see above"),
-        ({"-1": 4}, "every contribution, proved by the ledger; lost blocks: see above"),
+        ({"1": 4}, "every contribution, proved by the ledger; not every block: see datagrams"),
+        ({"-1": 4}, "every contribution, proved by the ledger; not every block: see datagrams"),
     ],
 )
 def test_the_ledger_proves_nothing_of_blocks(run: Run, returned: dict[str, int], told: str) -> None:

@@ -1,4 +1,4 @@
-"""What follows from a channel that sends payloads in blocks, some of which may be lost: `datagram`, `dgt`, or your own.
+"""What follows from a channel that sends payloads in datagrams: `datagram`, `dgt`, or your own.
 
 It makes the channel, which imports torch; for `tcp` it makes nothing.
 """
@@ -34,7 +34,7 @@ def classes_of(run: Description, tier: Tier) -> BlockClasses | None:
 
 
 def channels_that_lose(run: Description) -> dict[Tier, BlockClasses]:
-    """By tier, those that put payloads in datagrams."""
+    """By tier, those that put payloads in datagrams, whether or not blocks of them may be lost."""
     found = {tier: classes_of(run, tier) for tier in TIERS}
     return {tier: classes for tier, classes in found.items() if classes is not None}
 

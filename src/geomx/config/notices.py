@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from geomx.config.lossy_channels import Tier, channels_that_lose, edge_of, named
+from geomx.config.lossy_channels import Tier, channels_that_lose, edge_of, named, needing_loss
 from geomx.config.problems import shown
 from geomx.config.run import Run
 from geomx.sync import policies
@@ -18,9 +18,17 @@ TRIED_ELEMENTS = 1 << 20  # of a large tensor
 BLOCK_BYTES = SIZES[0] - PIECE_HEAD_BYTES
 
 
-def notices(run: Run) -> list[str]:
-    """Sentences, without a full stop, about a description whose choices have been checked (`load_whole`)."""
-    return [*_of_party_means(run), *_of_lossy_channels(run)]
+def notices(run: Run, script: bool = False) -> list[str]:
+    """Sentences, without a full stop, about a description whose choices have been checked (`load_whole`).
+
+    `script`: also what it asks of the training script, which would find out in its first step.
+    """
+    return [*_of_party_means(run), *_of_lossy_channels(run), *(_of_script(run) if script else ())]
+
+
+def _of_script(run: Run) -> Iterator[str]:
+    if needing := needing_loss(run):
+        yield f"{needing} needs run.loss(loss) in the script before backward()"
 
 
 def _of_party_means(run: Run) -> Iterator[str]:
@@ -52,23 +60,23 @@ def _is_party_mean(policy: Policy, step: int) -> bool:
 
 
 def _of_lossy_channels(run: Run) -> Iterator[str]:
-    """Where one is no better than TCP, or TCP carries all."""
-    for tier in channels_that_lose(run):
+    """Where one is no better than TCP, or loses nothing."""
+    for tier, classes in channels_that_lose(run).items():
         codec_up = f"{tier}.codec_up = {shown(edge_of(run, tier).codec_up)}"
         if _loses_nothing(run, tier):
             yield (
                 f"{named(run, tier)}: none of its links loses packets in this description; `tcp` takes less "
                 "computing there, and as long"
             )
-        if _goes_whole(run, edge_of(run, tier).codec_up):
+        if classes.loses and _goes_whole(run, edge_of(run, tier).codec_up):
             yield (
                 f"{named(run, tier)}: slices with {codec_up} are too small for two datagrams, or are not cut into "
-                "blocks; such slices travel by TCP"
+                "blocks; such slices are sent until they have arrived, as with `datagram`"
             )
-        if tier == "lan" and _has_party_means(run):
+        if classes.loses and tier == "lan" and _has_party_means(run):
             yield (
-                f"with sync.policy = {shown(run.sync.policy)} the means inside a party travel by TCP; "
-                f"{named(run, tier)} applies to exchanges with the global servers only"
+                f"with sync.policy = {shown(run.sync.policy)} the means inside a party are sent until they have "
+                f"arrived, as with `datagram`; {named(run, tier)} applies to exchanges with the global servers only"
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from geomx.channels.contract import BlockClasses
 from geomx.config import Run
 from geomx.config.lossy_channels import PLAIN, classes_of, named
 from geomx.predict.facts import Site
@@ -16,6 +17,7 @@ from geomx.predict.steps import Prediction
 from geomx.predict.transports import BbrTcp, CubicTcp, Datagrams, EmulatedTcp, Transport
 
 Congestion = Literal["cubic", "bbr"]
+ANY: Literal["any"] = "any"  # all payloads are in datagrams
 CONGESTIONS: tuple[Congestion, ...] = ("cubic", "bbr")
 OFFERED = "datagram"  # beside TCP, where links lose packets
 USUAL: Congestion = "cubic"  # of Linux: "system" is taken for it
@@ -25,10 +27,10 @@ Transports = tuple[Transport, Transport]  # up and down
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A channel with a congestion control of TCP, which carries what is not in datagrams."""
+    """A channel with a congestion control of TCP. `congestion`: `any` where TCP carries no payloads."""
 
     channel: str
-    congestion: Congestion
+    congestion: Congestion | Literal["any"]
     described: bool
     prediction: Prediction
 
@@ -38,8 +40,13 @@ def transports(run: Run, channel: str, congestion: Congestion | None = None) -> 
     tcp: Transport = EmulatedTcp() if congestion is None else BbrTcp()
     if congestion == "cubic":
         tcp = CubicTcp(run.run.shards)
-    classes = classes_of(run.changed([f"wan.channel={channel}"]), "wan")
-    return (tcp if classes is None else Datagrams.of(classes)), tcp
+    classes = _classes(run, channel)
+    return (tcp, tcp) if classes is None else (Datagrams.of(classes), Datagrams())  # updates must arrive
+
+
+def _classes(run: Run, channel: str) -> BlockClasses | None:
+    """New ones of this channel; None: it has no datagrams."""
+    return classes_of(run.changed([f"wan.channel={channel}"]), "wan")
 
 
 def loses(sites: Sequence[Site]) -> bool:
@@ -52,16 +59,12 @@ def ways(run: Run, sites: Sequence[Site], predicted: Callable[[Transports], Pred
     if not loses(sites):
         return []
     own = USUAL if run.wan.congestion == "system" else run.wan.congestion
-    found = [
-        Way(
-            channel,
-            congestion,
-            (channel, congestion) == (run.wan.channel, own),
-            predicted(transports(run, channel, congestion)),
-        )
-        for channel in dict.fromkeys((PLAIN, OFFERED, run.wan.channel))
-        for congestion in CONGESTIONS
-    ]
+    found = []
+    for channel in dict.fromkeys((PLAIN, OFFERED, run.wan.channel)):
+        for congestion in CONGESTIONS if _classes(run, channel) is None else (ANY,):
+            is_own = channel == run.wan.channel and congestion in (own, ANY)
+            carriers = transports(run, channel, USUAL if congestion == ANY else congestion)
+            found.append(Way(channel, congestion, is_own, predicted(carriers)))
     return sorted(found, key=lambda way: way.prediction.step_s)
 
 
@@ -97,14 +100,22 @@ def remarks(run: Run, sites: Sequence[Site]) -> Iterator[str]:
     classes = classes_of(run, "wan")
     if classes is not None and not loses(sites):
         yield f"{named(run, 'wan')}: no link loses packets here, so `{PLAIN}` is as fast."
-    if classes is not None and classes.needs_loss:
-        yield f"{named(run, 'wan')}: as in the first round; later ones depend on the loss, which nobody knows."
+    if classes is not None and (until := _holds_until(classes)):
+        yield f"{named(run, 'wan')}: as in the first round{until}."
     if classes is not None and classes.parity_share:
         yield f"{named(run, 'wan')}: what parity rebuilds, and costs, is not predicted; it is predicted as without."
     if classes is None and run.wan.channel != PLAIN:
         yield f"{named(run, 'wan')}: how it carries bytes is not known; it is predicted as `{PLAIN}`."
     if classes_of(run, "lan") is not None:
         yield f"{named(run, 'lan')} is predicted as `{PLAIN}`."
+
+
+def _holds_until(classes: BlockClasses) -> str:
+    """Where the script's loss changes what is reliable: from when on. `classes`: new ones."""
+    first, lower, higher = (Datagrams.of(classes, loss) for loss in (1.0, 1e-9, 1e9))
+    if lower != first:
+        return "; later ones depend on the loss, which nobody knows"
+    return ", and in later ones where the loss is no higher than there" if higher != first else ""
 
 
 def as_list(found: Sequence[Way]) -> list[dict[str, Any]]:

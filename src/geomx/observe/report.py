@@ -194,7 +194,9 @@ def _proof(report: Report) -> str:
     parties = (party for tier in report["datagrams"].values() for party in tier.values())
     lost = any(counts["returned"] for party in parties for counts in party["classes"].values())
     return (
-        "every contribution, proved by the ledger; lost blocks: see above" if lost else "proved by the ledger"
+        "every contribution, proved by the ledger; not every block: see datagrams"
+        if lost
+        else "proved by the ledger"
     )
 
 

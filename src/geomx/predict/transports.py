@@ -1,4 +1,4 @@
-"""What carries messages over a WAN link, as far as it changes how long they take: TCP, or datagrams for the way up.
+"""What carries messages over a WAN link, as far as it changes how long they take: TCP, or datagrams.
 
 A link of rate C and round trip R loses a share p of its packets, at random. Of n packets of the last round trip that
 must arrive, some are lost with probability 1 − (1 − p)^n, and come one round trip later: a *tail* takes
@@ -11,8 +11,10 @@ R · (1 − (1 − p)^n).
     datagrams      busy: bytes · 1500/1428 · Σ share · (1 − p^tries)/(1 − p) / C over the classes of blocks; a tail for
                    the reliable ones. What is not reliable is waited for as long as the channel says
 
-Left out: what is lost twice (at a round's end, datagrams that are sent again go out twice), waiting in order within a
-stream, the start of a connection, BBR's pauses, and tiny slices, which travel by TCP.
+What goes down must arrive, as does what goes up as it stands: all of it counts as reliable.
+
+Left out: acknowledgements, what is lost twice, parity at a round's end, waiting in order within a stream, the start of
+a connection, BBR's pauses, and tiny slices of a channel that may lose blocks, which are reliable.
 """
 
 from __future__ import annotations
@@ -111,14 +113,14 @@ class Datagrams:
     grace: float = 0.0
 
     @classmethod
-    def of(cls, classes: BlockClasses) -> Datagrams:
-        """As the channel itself gives classes in a run's first round. `classes`: new ones."""
+    def of(cls, classes: BlockClasses, loss: float = 1.0) -> Datagrams:
+        """As the channel itself gives classes in a run's first round, for new `classes`. `loss`: the script's."""
         elements = BLOCKS_ASKED * ASKED_ELEMENTS
         slice_ = Layout((Tensor("asked", (elements,), "float32"),), slice_elements=elements).slices[0]
         nothing = torch.empty(0, dtype=torch.uint8)
         starts = range(0, elements, ASKED_ELEMENTS)
         blocks = [Block(start, start + ASKED_ELEMENTS, nothing) for start in starts]
-        levels = Counter(classes.levels(slice_, 1, blocks, lambda: torch.linspace(0.0, 1.0, elements), 1.0))
+        levels = Counter(classes.levels(slice_, 1, blocks, lambda: torch.linspace(0.0, 1.0, elements), loss))
         shares = {level: count / BLOCKS_ASKED for level, count in levels.items() if level != NOT_SENT}
         tried = tuple((share, classes.tries[level - 1]) for level, share in sorted(shares.items()) if level)
         return cls(shares.get(0, 0.0), tried, classes.grace)
