@@ -91,9 +91,12 @@ class RunTable(Table):
     """The run as a whole."""
 
     name: RunName = Field(description="Name of the run. Default: the file's name without its ending.")
-    script: File | None = Field(None, description="Training script, which each worker runs.")
+    script: File | None = Field(
+        None,
+        description="Training script that `geomx run` starts in each worker; `geomx worker` takes a command.",
+    )
     arguments: tuple[Argument, ...] = Field(
-        (), strict=False, description="Command-line arguments of the script."
+        (), strict=False, description="Command-line arguments that `geomx run` gives the script."
     )
     preset: Literal["", "slow-link", "geomx-bisparse", "geomx-fp16", "geomx-mpq"] = Field(
         "",
@@ -294,8 +297,8 @@ class EdgeTable(Table):
     codec_down: CodecName = Field("dense", description="Encoding of updates, on their way down.")
     channel: ChannelName = Field(
         "tcp",
-        description="How contributions travel up. `tcp`: all by TCP. `datagram`, `dgt`: payloads in datagrams beside "
-        "it, for links that lose packets; see [channels](#channels).",
+        description="How contributions and updates travel. `tcp`: by TCP. `datagram`, `dgt`: in datagrams beside it, "
+        "for links that lose packets; see [channels](#channels).",
     )
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system",
