@@ -96,7 +96,7 @@ def test_what_goes_down_is_not_taken_for_what_goes_up(run: Run) -> None:
         usage("global/0", A={"sent": {"0": 71}, "again": {"0": 5}, "came": {"0": 14}, "early": 2}),
     ]
     told = make_report(run, records, 1.0)["datagrams"]
-    assert {tier: list(parties) for tier, parties in told.items()} == {"wan": ["A"], "lan": ["A"]}
+    assert {tier: list(parties) for tier, parties in told.items()} == {"wan": ["A", "B"], "lan": ["A"]}
     up, below = told["wan"]["A"]["classes"]["reliable"], told["lan"]["A"]["classes"]["reliable"]
     assert (up["sent"], up["again"], up["came"], told["wan"]["A"]["dropped_early"]) == (15, 0, 14, 2)
     assert (below["sent"], below["again"], below["came"]) == (25, 1, 24)
