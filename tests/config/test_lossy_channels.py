@@ -41,7 +41,12 @@ class InOnePiece(Dense):
 @pytest.mark.parametrize(
     ("spec", "parameter", "piece"),
     [
-        ("datagram deadline=-1", "deadline", "found -1.0; allowed: a number of round trips, 0 or more"),
+        ("datagram deadline=-1", "deadline", "found -1.0; allowed: a number of round trips from 0 to 100"),
+        (
+            "datagram deadline=1e300",
+            "deadline",
+            "found 1e+300; allowed: a number of round trips from 0 to 100",
+        ),
         ("datagram deadline=soon", "deadline", "found 'soon'; allowed: a number"),
         ("datagram k=0.5", "k", "an unknown parameter; allowed: deadline"),
         ("dgt k=1.5", "k", "found 1.5; allowed: a number from 0 to 1"),

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.processes,
     pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING)),
-    pytest.mark.parametrize("channel", ["datagram", "dgt adaptive=false"]),
+    pytest.mark.parametrize("channel", ["datagram", "dgt adaptive=false", "dgt k=0 adaptive=false"]),
 ]
 
 SMALL_MTU = 1280

@@ -27,6 +27,7 @@ from geomx.errors import ConfigError, Fault, LossUnknown
 from geomx.layout import Slice
 
 ALWAYS = 1 << 30  # tries: until the receiver has closed
+MOST_ROUND_TRIPS = 100
 RANKINGS = ("contribution", "random")
 
 
@@ -34,7 +35,7 @@ class Alike:
     """All blocks in one class.
 
     Args:
-        deadline: In round trips behind a payload's end; 0: until all have come.
+        deadline: In round trips behind a payload's end, up to 100; 0: until all have come.
         fec: Parity pieces for each piece, up to 1; 0: none.
 
     Raises:
@@ -46,8 +47,8 @@ class Alike:
 
     def __init__(self, deadline: float = 0.0, fec: float = 0.0) -> None:
         faults = []
-        if not 0.0 <= deadline < math.inf:
-            faults.append(Fault("deadline", f"{deadline}", "a number of round trips, 0 or more"))
+        if not 0.0 <= deadline <= MOST_ROUND_TRIPS:
+            faults.append(Fault("deadline", f"{deadline}", f"a number of round trips from 0 to {MOST_ROUND_TRIPS}"))
         if not 0.0 <= fec <= 1.0:
             faults.append(Fault("fec", f"{fec}", "a number from 0 to 1"))
         if faults:

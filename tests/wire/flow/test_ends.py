@@ -16,7 +16,18 @@ from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, Carried, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Delivery
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
-from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Ack, Head, Piece, Probe, Probed, Tail, unpack
+from geomx.wire.flow.packets import (
+    MOST_BLOCKS,
+    MOST_OPEN,
+    Ack,
+    Head,
+    Parity,
+    Piece,
+    Probe,
+    Probed,
+    Tail,
+    unpack,
+)
 from geomx.wire.flow.path import LIMIT_S, RETRY_S, SIZES
 from geomx.wire.flow.sender import MOST_LARGE_LOST
 from geomx.wire.messages import Ack as Acknowledged
@@ -529,11 +540,14 @@ def test_whoever_listens_tells_what_the_other_end_cannot_know() -> None:
     both = Both()
     both.open()
     assert both.theirs.end.news(both.now) is True
-    both.theirs.passes = lambda body: not isinstance(unpack(body), Piece | Head | Tail | Probe)
+    both.theirs.passes = lambda body: not isinstance(unpack(body), Piece | Parity | Head | Tail | Probe)
     assert both.write_whole(both.theirs, 1, bytes(10), 7)
-    while both.theirs.end.news(both.now) is None:
-        both.write(2 + len(both.theirs.delivered), [block(0), block(1)])
+    told = None
+    for number in range(2, 40):
+        both.write(number, [block(0), block(1)])
         both.run(both.now + 0.5)
+        told = told if told is not None else both.theirs.end.news(both.now)
+    assert told is False
     assert both.mine.end.path.is_open
     assert [each.number for each in both.theirs.fallen_back] == [1]
 

@@ -101,7 +101,7 @@ class Congestion:
         if idle:
             self._earlier_at = self._delivered_at = now
             self._limited_until = self._gone + 1  # a round trip has to pass before anything can be told
-            if now > self._least_at + LEAST_AGE_S:
+            if now > self._least_at + LEAST_AGE_S / 2.0:  # sooner than it would cost a pause
                 self._begin_look(now)
         if self._is_stale:
             self._refresh()
