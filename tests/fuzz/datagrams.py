@@ -112,7 +112,7 @@ async def to_the_port(number: int, seed: int) -> Counter[str]:
         await mine.until(lambda: len(mine.messages) == 1)
         await asyncio.sleep(0.3)  # until both ends have told everything
         ends = [member._end, listening._end]
-        address, newest = listening._address, listening._newest
+        address, newest = listening._answers.address, listening._newest
         before = [heard_by(end) for end in ends]
         bytes_before = listening.bytes_received
         for done in range(0, number + 1, 32):
@@ -127,7 +127,7 @@ async def to_the_port(number: int, seed: int) -> Counter[str]:
         await asyncio.sleep(0.2)
         assert listening.bytes_received > bytes_before, "nothing that was said again has arrived"
         assert [heard_by(end) for end in ends] == before, "a stranger was heard"
-        assert (listening._address, listening._newest) == (address, newest), "answers go to a stranger"
+        assert (listening._answers.address, listening._newest) == (address, newest), "answers go to a stranger"
         assert not any(end.receiver._early or end.receiver._early_tails for end in ends)
         try:
             answer: bytes | None = stranger.recv(1 << 16)

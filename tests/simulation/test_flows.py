@@ -82,9 +82,8 @@ def test_blocks_are_lost_where_the_channel_may_lose_them(channel: str) -> None:
     whole, loses = 141 + 9 + 2, channel != CHANNELS[0]
     blocks = whole + 2 * STEPS * (143 + 9 + 2 if loses else whole)
     assert counts["sent"] == blocks if channel != DROPS else counts["sent"] < blocks / 2
-    assert counts["again"] > 0
     assert (held > 0) == loses
-    assert (counts["came"] < counts["sent"]) == (channel in CHANNELS[1:4])
+    assert counts["came"] < counts["sent"], "the rest was rebuilt, or did not come"
 
 
 LATE = {"worker": {1}, "party": {2, 3}, "both": {1, 2, 3}}  # whose steps take longer

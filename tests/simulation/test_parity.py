@@ -1,4 +1,4 @@
-"""Parity pieces on links that lose datagrams: rounds are shorter than without, and weights the same, bit for bit."""
+"""Parity pieces on links that lose datagrams: hardly anything is sent again, and weights are TCP's, bit for bit."""
 
 from __future__ import annotations
 
@@ -47,22 +47,24 @@ def counted(simulator: Simulator, name: str) -> int:
     )
 
 
-def test_rounds_are_shorter_with_parity_and_weights_the_same() -> None:
-    (plain_s, plain, without), (parity_s, parity, with_parity) = (
-        ran(channel, 0.05) for channel in ("datagram", "datagram fec=0.1")
-    )
-    assert parity_s < 0.9 * plain_s
-    assert counted(with_parity, "rebuilt") > 5 * counted(with_parity, "again")
-    assert counted(with_parity, "again") < counted(without, "again") / 5
-    _, over_tcp, _ = ran("tcp", 0.0)
-    for weights in (plain, parity):
-        for worker, slices in over_tcp.items():
-            assert all(torch.equal(weights[worker][index], values) for index, values in slices.items())
+def test_what_is_lost_is_mostly_rebuilt_and_weights_are_those_of_tcp() -> None:
+    lossy_s, lossy, simulator = ran("datagram", 0.05)
+    assert counted(simulator, "rebuilt") > 3 * counted(simulator, "again")
+    over_tcp_s, over_tcp, _ = ran("tcp", 0.0)
+    assert lossy_s < over_tcp_s + 0.1, "less than one more round trip, where to send again takes one or two"
+    for worker, slices in over_tcp.items():
+        assert all(torch.equal(lossy[worker][index], values) for index, values in slices.items())
 
 
-def test_where_nothing_is_lost_parity_is_all_that_it_costs() -> None:
-    _, _, simulator = ran("datagram fec=0.1", 0.0)
+def test_where_nothing_is_lost_there_is_no_parity() -> None:
+    _, _, simulator = ran("datagram", 0.0)
+    assert not counted(simulator, "again")
+    assert not counted(simulator, "parity")
+
+
+def test_a_share_of_parity_is_kept_to_whatever_is_lost() -> None:
+    _, _, simulator = ran("datagram fec=0.5", 0.0)
     assert not counted(simulator, "again")
     assert not counted(simulator, "rebuilt")
     sent = counted(simulator, "sent")
-    assert 0.1 * sent <= counted(simulator, "parity") < 0.12 * sent
+    assert 0.5 * sent <= counted(simulator, "parity") < 0.6 * sent
