@@ -127,7 +127,9 @@ async def to_the_port(number: int, seed: int) -> Counter[str]:
         await asyncio.sleep(0.2)
         assert listening.bytes_received > bytes_before, "nothing that was said again has arrived"
         assert [heard_by(end) for end in ends] == before, "a stranger was heard"
-        assert (listening._answers.address, listening._newest) == (address, newest), "answers go to a stranger"
+        assert (listening._answers.address, listening._newest) == (address, newest), (
+            "answers go to a stranger"
+        )
         assert not any(end.receiver._early or end.receiver._early_tails for end in ends)
         try:
             answer: bytes | None = stranger.recv(1 << 16)

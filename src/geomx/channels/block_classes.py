@@ -48,7 +48,9 @@ class Alike:
     def __init__(self, deadline: float = 0.0, fec: float = 0.0) -> None:
         faults = []
         if not 0.0 <= deadline <= MOST_ROUND_TRIPS:
-            faults.append(Fault("deadline", f"{deadline}", f"a number of round trips from 0 to {MOST_ROUND_TRIPS}"))
+            faults.append(
+                Fault("deadline", f"{deadline}", f"a number of round trips from 0 to {MOST_ROUND_TRIPS}")
+            )
         if not 0.0 <= fec <= 1.0:
             faults.append(Fault("fec", f"{fec}", "a number from 0 to 1"))
         if faults:

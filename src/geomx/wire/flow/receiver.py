@@ -20,7 +20,17 @@ from math import inf
 from geomx.errors import ProtocolError
 from geomx.wire.flow.inbox import Delivery, Inbox
 from geomx.wire.flow.numbers import Numbers
-from geomx.wire.flow.packets import CLOSED_SHOWN, MOST_OPEN, PIECE_COST_BYTES, Ack, Head, Parity, Piece, Tail
+from geomx.wire.flow.packets import (
+    CLOSED_SHOWN,
+    MOST_OPEN,
+    MOST_TOLD,
+    PIECE_COST_BYTES,
+    Ack,
+    Head,
+    Parity,
+    Piece,
+    Tail,
+)
 from geomx.wire.messages import Beside, Carried
 
 EARLY_BYTES = PARITY_BYTES = 8 << 20
@@ -235,7 +245,7 @@ class FlowReceiver:
         places = [load - self._closed_below for load in self._closed]
         shown = sum(1 << place for place in places if place < CLOSED_SHOWN)
         held_s = max(now - self._numbers.newest_at, 0.0)
-        return Ack(held_s, self._closed_below, shown, self._numbers.runs)
+        return Ack(held_s, self._closed_below, shown, self._numbers.runs[:MOST_TOLD])
 
     @property
     def still_since(self) -> float:
