@@ -31,19 +31,19 @@ def test_a_channel_is_asked_for_its_classes(classes: Alike | Dgt, expected: Data
     assert Datagrams.of(classes) == expected
 
 
-def test_bytes_grow_by_what_is_sent_again() -> None:
+def test_bytes_grow_by_parity_and_by_what_is_sent_again() -> None:
     assert Datagrams().copies(0.0) == 1.0
-    assert Datagrams().copies(0.2) == pytest.approx(1 + 0.2 / 0.8)
+    assert Datagrams().copies(0.02) == pytest.approx(1 + 0.02 + 2 * 0.0125)
     once, twice = Datagrams(0.0, ((1.0, 1),)), Datagrams(0.0, ((1.0, 2),))
     assert once.copies(0.2) == pytest.approx(1.0)
     assert twice.copies(0.2) == pytest.approx(1.2)
-    assert Datagrams(0.5, ((0.25, 1),)).copies(0.2) == pytest.approx(0.5 * 1.25 + 0.25)  # 0.25 is not sent
+    assert Datagrams(0.5, ((0.25, 1),)).copies(0.02) == pytest.approx(0.5 * 1.045 + 0.25)  # 0.25 is not sent
 
 
 def test_headers_are_charged() -> None:
     """1,428 bytes of a payload in a packet of 1,500."""
     assert Datagrams().busy_s(1428e3, WITHOUT) == pytest.approx(8 * 1500e3 / 20e6)
-    assert Datagrams().busy_s(1428e3, LINK) == pytest.approx(8 * 1500e3 / 20e6 / 0.99)
+    assert Datagrams().busy_s(1428e3, LINK) == pytest.approx(8 * 1500e3 / 20e6 * Datagrams().copies(0.01))
     assert Datagrams().busy_s(1428e3, LinkTable()) == 0.0
 
 
@@ -54,13 +54,14 @@ def test_the_end_waits_for_what_was_lost_in_the_last_round_trip() -> None:
         """In round trips, of 100 ms."""
         return (Datagrams(*given).travel_s(size_bytes, LINK) - 0.05) / 0.1
 
-    assert held_up(10 * 1428) == pytest.approx(1 - 0.99**10)
+    whole = 0.0, ((1.0, ALWAYS),), 9.0
+    assert held_up(10 * 1428) == 0.0, "parity replaces it"
+    assert held_up(10 * 1428, *whole) == pytest.approx(1 - 0.99**10)
     last = 0.1 * 0.99 * 20e6 / 8 / 1500  # so many new ones leave in a round trip
-    assert held_up(1e9) == pytest.approx(1 - 0.99**last)
-    assert held_up(10 * 1428, 0.5, ((0.5, 1),)) == pytest.approx(held_up(5 * 1428))
+    assert held_up(1e9, *whole) == pytest.approx(1 - 0.99**last)
+    assert held_up(10 * 1428, 0.5, ((0.5, ALWAYS),), 9.0) == pytest.approx(held_up(5 * 1428, *whole))
     assert held_up(1e6, 0.0, ((1.0, 3),)) == 0.0  # nothing is waited for
-    assert held_up(10 * 1428, 0.0, ((1.0, ALWAYS),), 9.0) == pytest.approx(held_up(10 * 1428))
-    assert held_up(10 * 1428, 0.0, ((1.0, ALWAYS),), 0.5) == pytest.approx(held_up(10 * 1428) / 2)
+    assert held_up(10 * 1428, 0.0, ((1.0, ALWAYS),), 0.5) == pytest.approx(held_up(10 * 1428, *whole) / 2)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_cubic_slows_down_and_more_connections_help() -> None:
 
 def test_sockets_count_what_is_sent_again_in_datagrams_alone() -> None:
     assert EmulatedTcp().sent_bytes(1e6, LINK) == 1e6
-    assert Datagrams().sent_bytes(1428.0, LINK) == pytest.approx(1472 / 0.99)
+    assert Datagrams().sent_bytes(1428.0, LINK) == pytest.approx(1472 * Datagrams().copies(0.01))
 
 
 def test_what_tcp_loses_last_comes_a_round_trip_later() -> None:

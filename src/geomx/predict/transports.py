@@ -8,13 +8,14 @@ R · (1 − (1 − p)^n).
     BBR            busy as long, and a tail: it does not slow down for a loss
     cubic          as BBR, at the rate W · 1448/R a connection, if that is less than C: W is the mean window (RFC 9438,
                    5.1 and 4.3), max(1.054 · (R/s)^¾ / p^¾, √(1.5/p)) segments
-    datagrams      busy: bytes · 1500/1428 · Σ share · (1 − p^tries)/(1 − p) / C over the classes of blocks; a tail for
-                   the reliable ones. What is not reliable is waited for as long as the channel says
+    datagrams      busy: bytes · 1500/1428 · Σ share · copies / C over the classes of blocks. Of reliable ones, parity
+                   replaces what is lost: copies = 1 + p + 2 · √(p/128), and no tail. Of others, with so many tries,
+                   copies = (1 − p^tries)/(1 − p), and a tail as long as the channel waits for them
 
 What goes down must arrive, as does what goes up as it stands: all of it counts as reliable.
 
-Left out: acknowledgements, what is lost twice, parity at a round's end, waiting in order within a stream, the start of
-a connection, BBR's pauses, and tiny slices of a channel that may lose blocks, which are reliable.
+Left out: acknowledgements, what is lost twice, what parity cannot replace, waiting in order within a stream, the start
+of a connection, BBR's pauses, and tiny slices of a channel that may lose blocks, which are reliable.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from geomx.codecs.contract import Block
 from geomx.config.tables import LinkTable
 from geomx.layout import Layout, Tensor
 from geomx.predict.formulas import link_s, travel_s
+from geomx.wire.flow.outbox import BEHIND
+from geomx.wire.flow.packets import MOST_IN_GROUP
 
 DATAGRAM_BYTES = 1428  # of a payload, in a packet of 1,500
 SEALED_BYTES = 1472  # of it, with what geomx adds: what sockets count
@@ -128,7 +131,8 @@ class Datagrams:
     def copies(self, loss: float) -> float:
         """How often a block is sent on average."""
         tried = sum(share * (1.0 - loss**tries) for share, tries in self.tried)
-        return (self.reliable + tried) / (1.0 - loss)
+        parity = loss + BEHIND * math.sqrt(loss / MOST_IN_GROUP)
+        return self.reliable * (1.0 + parity) + tried / (1.0 - loss)
 
     def busy_s(self, size_bytes: float, link: LinkTable) -> float:
         sent = size_bytes * self.copies(link.loss) * SEGMENT_BYTES / DATAGRAM_BYTES
@@ -136,9 +140,8 @@ class Datagrams:
 
     def travel_s(self, size_bytes: float, link: LinkTable) -> float:
         count, busy_s = size_bytes / DATAGRAM_BYTES, self.busy_s(size_bytes, link)
-        reliable_s = _tail_s(count, busy_s, link, self.reliable)
         others_s = _tail_s(count, busy_s, link, sum(share for share, _ in self.tried))
-        return 1e-3 * link.delay_ms + max(reliable_s, min(self.grace, 1.0) * others_s)
+        return 1e-3 * link.delay_ms + min(self.grace, 1.0) * others_s
 
     def sent_bytes(self, size_bytes: float, link: LinkTable) -> float:
         return size_bytes * self.copies(link.loss) * SEALED_BYTES / DATAGRAM_BYTES
