@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from heapq import heappop, heappush
 from math import inf
 from random import Random
 
@@ -97,7 +98,7 @@ class Both:
                 self.sizes.append(len(body))
                 if side.passes(body):
                     arrive = partial(self._arrive, other, number, body)
-                    self._coming.append((self.now + TRIP_S / 2, len(self._coming), arrive))
+                    heappush(self._coming, (self.now + TRIP_S / 2, len(self.sizes), arrive))
             self._over_the_connection(side, other)
             side.delivered += side.end.closed(self.now, self.heard_at)
 
@@ -119,16 +120,14 @@ class Both:
     def run(self, until: float, while_: Callable[[], bool] = lambda: True) -> None:
         while while_():
             self.step()
-            coming = min((at for at, _, _ in self._coming), default=inf)
+            coming = self._coming[0][0] if self._coming else inf
             due_at = min(coming, self.mine.end.next_at(), self.theirs.end.next_at())
             if due_at > until:
                 self.now = until
                 return
             self.now = max(self.now, due_at)
-            here = [each for each in self._coming if each[0] <= self.now]
-            self._coming = [each for each in self._coming if each[0] > self.now]
-            for _, _, arrive in here:
-                arrive()
+            while self._coming and self._coming[0][0] <= self.now:
+                heappop(self._coming)[2]()
 
     def open(self) -> None:
         """Until datagrams pass both ways."""

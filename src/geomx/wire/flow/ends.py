@@ -13,6 +13,7 @@ other, and what belongs to one slice may not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from math import inf
 from typing import Any, NamedTuple
 
@@ -102,6 +103,7 @@ class FlowEnd:
         self.receiver = FlowReceiver()
         self._answers: list[Probed] = []
         self._under_way: dict[int, Outgoing] = {}  # by load
+        self._slices: set[int] = set()  # of those
         self._waiting: list[Outgoing] = []  # for another load of their slice, or for room
         self._to_write: list[OnConnection] = []
         self._told: State = "waiting"
@@ -115,22 +117,27 @@ class FlowEnd:
         data = outgoing.data
         if not (self.path.is_open and data and (isinstance(data, memoryview) or len(data) <= MOST_BLOCKS)):
             return False
-        self._waiting.append(outgoing)
-        self._begin_loads(now)
+        if self._waiting:
+            self._waiting.append(outgoing)
+            self._begin_loads(now)
+        else:
+            self._begin_or_wait(outgoing, set(), now)
         return True
 
     def _begin_loads(self, now: float) -> None:
         """Of what waits for nothing any more."""
-        if not self._waiting:
-            return
-        slices = {outgoing.message.slice for outgoing in self._under_way.values()}
         waiting, self._waiting = self._waiting, []
+        before: set[int] = set()  # slices of what waits before
         for outgoing in waiting:
-            if outgoing.message.slice in slices or not self.sender.has_room:
-                self._waiting.append(outgoing)
-            else:
-                self._begin_load(outgoing, now)
-            slices.add(outgoing.message.slice)
+            self._begin_or_wait(outgoing, before, now)
+            before.add(outgoing.message.slice)
+
+    def _begin_or_wait(self, outgoing: Outgoing, before: AbstractSet[int], now: float) -> None:
+        slice_ = outgoing.message.slice
+        if slice_ in self._slices or slice_ in before or not self.sender.has_room:
+            self._waiting.append(outgoing)
+        else:
+            self._begin_load(outgoing, now)
 
     def _begin_load(self, outgoing: Outgoing, now: float) -> None:
         (number, message, _, priority), data = outgoing
@@ -142,6 +149,7 @@ class FlowEnd:
         beside = Beside(self.sender.next_load, len(blocks), reliable, size, is_whole)
         header = msgspec.structs.replace(message, beside=beside)
         self._under_way[self.sender.next_load] = outgoing
+        self._slices.add(outgoing.message.slice)
         self.sender.add(number, encode_head(header), blocks, priority, piece_bytes, now)
         self._to_write.append(OnConnection(number, header, None, priority))
 
@@ -185,6 +193,7 @@ class FlowEnd:
         back = [self._under_way[load] for load in open_loads if load in self._under_way] + self._waiting
         self._to_write += [outgoing.whole for outgoing in back]
         self._under_way, self._waiting = {}, []
+        self._slices.clear()
 
     # -- what comes -------------------------------------------------------------------------------------------
 
@@ -229,10 +238,9 @@ class FlowEnd:
     def _heard(self, packet: Ack | Probe | Probed, now: float) -> None:
         if isinstance(packet, Ack):
             self._is_of_use |= self.sender.acknowledged(packet, now)
-            closed = self._under_way.keys() - self.sender.open_loads
-            for load in closed:
-                del self._under_way[load]
-            if closed:
+            for load in self.sender.take_over():
+                self._slices.discard(self._under_way.pop(load).message.slice)
+            if self._waiting:
                 self._begin_loads(now)
         elif isinstance(packet, Probed):
             self.path.probed(packet.size, now)

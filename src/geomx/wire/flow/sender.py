@@ -59,6 +59,7 @@ class FlowSender:
         self._congestion = congestion
         self._terms = terms
         self._loads: dict[int, Outbox] = {}
+        self._over_now: list[int] = []
         self.next_load = self._next_number = 0
         self._lanes: Lanes[Item] = Lanes()
         self._tails: dict[int, None] = {}  # loads of which everything was sent once, the oldest first
@@ -76,7 +77,7 @@ class FlowSender:
         self._began_at = -inf  # since when something was always to be sent, or to be heard of
         self._backoff = 0
         self.first_round_trip_s = 0.5  # before one was measured
-        self._unprotected = False  # something has left since parity was last made
+        self._unprotected: dict[Outbox, None] = {}  # of which something has left since parity was last made
         self._large_lost, self._large_lost_from = (
             0,
             inf,
@@ -111,11 +112,17 @@ class FlowSender:
         if not outbox.unsent:
             self._ends(outbox, now)
 
+    def take_over(self) -> list[int]:
+        """The loads that the receiver has closed since the last call."""
+        over, self._over_now = self._over_now, []
+        return over
+
     def drop(self) -> list[int]:
         """Forget everything that is not over; returns the loads that are to be sent in another way."""
-        loads = [load.number for load in self._loads.values()]
+        loads = list(self._loads)
         for load in list(self._loads.values()):
             self._over(load)
+        self._over_now.clear()
         self._lanes.clear()
         for sent in self._under_way.values():
             self._congestion.lost(sent.mark)
@@ -174,11 +181,11 @@ class FlowSender:
 
     def _protect(self) -> None:
         """Rule 4: nothing is left to be sent."""
-        self._unprotected = False
-        loss = self._loss
-        for number in self._tails:
-            for item in self._loads[number].protection(loss):
-                self._lanes.put(item)
+        unprotected, self._unprotected = self._unprotected, {}
+        for load in unprotected:
+            if not load.is_over:
+                for item in load.protection(self._loss):
+                    self._lanes.put(item)
 
     def _due_tails(self, now: float) -> tuple[int, ...]:
         """The tails that leave now, the newest first."""
@@ -208,7 +215,7 @@ class FlowSender:
             self.parities += 1
         if not isinstance(item.piece, Piece):
             return
-        self._unprotected = True
+        self._unprotected[item.load] = None
         counts = self.again if item.sendings > 1 else self.sent
         counts[item.piece.level] = counts.get(item.piece.level, 0) + 1
         if item.sendings == 1:
@@ -277,7 +284,8 @@ class FlowSender:
 
     def _over(self, load: Outbox) -> None:
         load.is_over = True
-        self._loads.pop(load.number, None)
+        if self._loads.pop(load.number, None) is not None:
+            self._over_now.append(load.number)
         self._tails.pop(load.number, None)
 
     def _came_late(self, number: int) -> None:
