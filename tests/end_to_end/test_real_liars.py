@@ -21,17 +21,17 @@ class Liar(Datagram):
         super().__init__(edge, Alike())
         self.lie = lie
 
-    def new_connection(self, *arguments):
-        return LyingConnection(*arguments, self)
+    def new_connection(self, *arguments, dials):
+        return LyingConnection(*arguments, self, dials=dials)
 
 class LyingConnection(DatagramConnection):
-    def write_blocks(self, *arguments):
-        if self._end is not None and self._end.path.is_open and is_liar():
+    def _writes_beside(self, *arguments):
+        if self._dials and self._end is not None and self._end.path.is_open and is_liar():
             sender = self._end.sender
             add = type(sender).add.__get__(sender)
             lie = LIES[self._channel.lie]
             sender.add = lambda number, head, blocks, *more: add(number, head, list(map(lie, blocks)), *more)
-        super().write_blocks(*arguments)
+        return super()._writes_beside(*arguments)
 
 def is_liar():
     path = pathlib.Path(__file__).with_name("liar")
