@@ -286,10 +286,10 @@ def test_channels_are_compared_where_a_link_loses(capsys: pytest.CaptureFixture[
     assert steady["step_s"] > found["predictions"][0]["step_s"]  # of an emulated link
     assert ways["tcp", "cubic"]["step_s"] > 1.5 * steady["step_s"]
     both = ways["datagram", "any"]
-    assert both["step_s"] == pytest.approx(steady["step_s"], rel=0.1)
-    again = 1472 / 1428 / 0.99
+    assert both["step_s"] < steady["step_s"], "parity replaces what TCP's tail waits for"
+    parity = 1472 / 1428 * (1 + 0.01 + 2 * (0.01 / 128) ** 0.5)
     for way in ("wan_bytes_up", "wan_bytes_down"):
-        assert both[way] == pytest.approx(again * steady[way], rel=0.01)
+        assert both[way] == pytest.approx(parity * steady[way], rel=0.01)
     assert [way for way, told in ways.items() if told["described"]] == [
         ("tcp", "cubic")
     ]  # "system" is taken for it
