@@ -82,7 +82,6 @@ class FlowSender:
             0,
             inf,
         )  # large datagrams in a row, and when the first one left
-        self.is_stuck = False  # large datagrams no longer come, and others do
         self.sent: dict[int, int] = {}  # pieces by class: for the first time
         self.again: dict[int, int] = {}  # and once more
         self.parities = 0  # parity pieces sent
@@ -127,7 +126,7 @@ class FlowSender:
         for sent in self._under_way.values():
             self._congestion.lost(sent.mark)
         self._under_way.clear()
-        self._backoff, self.is_stuck = 0, False
+        self._backoff = 0
         self._large_lost, self._large_lost_from = 0, inf
         return loads
 
@@ -309,12 +308,10 @@ class FlowSender:
             self._lose(number)
 
     def _overtaken(self, sent: _Sent) -> None:
-        """It is lost although others come: where that happens to all large ones, they no longer pass."""
+        """It is lost although others come."""
         if sent.is_large:
             self._large_lost += 1
             self._large_lost_from = min(self._large_lost_from, sent.at)
-            lasts_s = sent.at - self._large_lost_from
-            self.is_stuck |= self._large_lost >= MOST_LARGE_LOST and lasts_s >= LARGE_LOST_S
 
     def _lose(self, number: int) -> None:
         """Hold a datagram for lost, and see to it that what has to be is sent again."""
@@ -356,6 +353,11 @@ class FlowSender:
         self._backoff = min(self._backoff + 1, MOST_BACKOFFS)
         for number in [number for number, sent in self._under_way.items() if sent.at + wait_s <= now]:
             self._lose(number)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether large datagrams no longer come, and others do."""
+        return self._large_lost >= MOST_LARGE_LOST and self._heard_at - self._large_lost_from >= LARGE_LOST_S
 
     @property
     def silent_since(self) -> float:
