@@ -40,9 +40,8 @@ def run(seed: int, policy: str, codec: str, channel: str, shards: int) -> Traine
     chance = random.Random(f"{seed} {policy} {codec} {channel} {shards}")
     network = replace(bad_network(chance), loss=chance.choice((0.0, 0.02, 0.1, 0.2)), keeps_streams=True)
     lan = Edge(chance.choice(("dense", "fp16")), AS_WAN, channel=chance.choice(("tcp", "tcp", channel)))
-    patience = PATIENCE
     wan = Edge(codec, channel=channel)
-    topology = topology_of([2, 2], shards, patience, policy=policy, lan=lan, wan=wan)
+    topology = topology_of([2, 2], shards, PATIENCE, policy=policy, lan=lan, wan=wan)
     try:
         trained = train(topology, network, seed, lambda s: disturb(s, chance, topology, 3.0))
         check(trained, is_exact=codec != "int4")

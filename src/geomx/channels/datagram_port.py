@@ -17,7 +17,7 @@ READS = 64  # datagrams in a row before others have their turn
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
-class FlowEnd(Protocol):
+class Addressee(Protocol):
     """A connection with a flow, which has dialled us."""
 
     def arrived(self, datagram: memoryview, address: Any) -> bool:
@@ -48,7 +48,7 @@ class DatagramPort:
         except OSError:
             self.socket.close()
             raise
-        self._flows: dict[int, FlowEnd] = {}
+        self._flows: dict[int, Addressee] = {}
         self._takes_flows = True
         asyncio.get_running_loop().add_reader(self.socket, self._readable)
 
@@ -61,7 +61,7 @@ class DatagramPort:
             and self._name[0] in (name[0], *_ALL_ADDRESSES)
         )
 
-    def register(self, connection: FlowEnd) -> int:
+    def register(self, connection: Addressee) -> int:
         """The number of a new flow."""
         flow = 0
         while not flow or flow in self._flows:
@@ -85,7 +85,7 @@ class DatagramPort:
             self.socket.close()
 
     def _readable(self) -> None:
-        touched: dict[int, FlowEnd] = {}
+        touched: dict[int, Addressee] = {}
         for datagram, address in self.socket.receive(READS):
             flow = flow_of(datagram)
             connection = self._flows.get(flow)
@@ -103,7 +103,7 @@ class Answers:
         address: Where to: wherever the peer's newest datagram came from; None: nowhere yet.
     """
 
-    def __init__(self, port: DatagramPort, connection: FlowEnd, here: Any) -> None:
+    def __init__(self, port: DatagramPort, connection: Addressee, here: Any) -> None:
         """Args:
         port: Where the peer's datagrams come.
         connection: With the peer; it has a flow from now on.
