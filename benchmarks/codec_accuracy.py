@@ -38,17 +38,23 @@ def trained(config: str, model: str, rounds: int, seed: int) -> dict[str, Any]:
     """One run; its row."""
     codec_up, codec_down = RECIPES[config]["up"], RECIPES[config]["down"]
     name = RECIPES[config].get("optimizer", "Adam")
-    plan = Topology("codecs", virtual.parties(), wan=Edge(codec_up, codec_down))
-    simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
+    row = {"config": config, "codec_up": codec_up, "codec_down": codec_down, "optimizer": name}
+    return row | run_of(Edge(codec_up, codec_down), name, NETWORK, model, rounds, seed)
+
+
+def run_of(wan: Edge, optimizer: str, network: Network, model: str, rounds: int, seed: int) -> dict[str, Any]:
+    """Train over such a WAN; what came of it. `optimizer`: "Adam" or "SGD"."""
+    plan = Topology("codecs", virtual.parties(), wan=wan)
+    simulator, found = Simulator(seed, network), dict[str, Any]()
 
     def loop(seat: virtual.Seat) -> None:
         task = seat.task
-        attached, optimizer = seat.run.attach(task.model, optimizer_of(name, codec_up, task.model))
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
+        attached, stepped = seat.run.attach(task.model, optimizer_of(optimizer, wan.codec_up, task.model))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(stepped, rounds)
         for _ in range(rounds):
-            optimizer.zero_grad()
+            stepped.zero_grad()
             task.loss(attached).backward()
-            optimizer.step()
+            stepped.step()
             schedule.step()
         if seat.run.is_first and task.accuracy is not None:
             found["accuracy"] = task.accuracy()
@@ -57,8 +63,7 @@ def trained(config: str, model: str, rounds: int, seed: int) -> dict[str, Any]:
     virtual.train(plan, simulator, Settings(weight="equal", seed=seed), model, loop)
     up, down = (moved / rounds / len(plan.parties) for moved in virtual.wan_bytes(plan, simulator))
     parameters = sum(p.numel() for p in workloads.cnn(model).parameters())
-    row = {"config": config, "codec_up": codec_up, "codec_down": codec_down, "optimizer": name}
-    row |= {"model": model, "parameters": parameters, "rounds": rounds, "seed": seed, **found}
+    row = {"model": model, "parameters": parameters, "rounds": rounds, "seed": seed, **found}
     return row | {"wan_bytes_up": up, "wan_bytes_down": down, "took_s": time.monotonic() - started}
 
 
