@@ -94,23 +94,22 @@ CHOICES: dict[str, tuple[str, Registry[Any]]] = {
 CHANNELS = """\
 `tcp` carries everything by TCP. `datagram` and `dgt` send contributions and updates in datagrams, for [links that lose
 packets](lossy-links.md), and need a secret or TLS. Blocks of a contribution may be lost with `dgt` and with `deadline`;
-all else arrives. `dgt` also needs the script's
-[loss](training-loop.md#tell-the-loss), unless `adaptive=false`. You can [write a
-channel](extending.md#write-a-channel).
+all else arrives. `dgt` also needs the script's [training loss](training-loop.md#tell-the-loss), unless
+`adaptive=false`. You can [write a channel](extending.md#write-a-channel).
 """
 
 PARAMETERS = {
     "deadline": "How long lost blocks of a contribution are sent again, in round trips since its slice's last block "
     "was sent. 0: until all have arrived.",
     "fec": "Parity datagrams for each datagram, up to 1, from which lost ones are rebuilt. 0: as many as the "
-    "measured loss asks for, of what must arrive.",
+    "measured packet loss asks for, of what must arrive.",
     "k": "Fraction of blocks, by contribution, that is sent until it has arrived; 0 to 1.",
-    "k_least": "The least that `adaptive` makes of `k`.",
+    "k_least": "The least that `adaptive` makes of `k`, or `k` itself if that is less.",
     "channels": "Classes of the other blocks, 1 to 254. With 3: class 1 is sent up to 3 times, class 2 twice, class 3 "
     "once.",
     "alpha": "Weight of earlier rounds in a block's rank; 0 to below 1.",
-    "adaptive": "`k` follows the loss: `k` · loss / first loss, from `k_least` to 1. At a loss of 0 or below it is "
-    "`k`. The script must call `run.loss`; checkpoints keep the first.",
+    "adaptive": "`k` follows the training loss: `k` · loss / first loss, from `k_least` to 1. At a loss of 0 or below "
+    "it is `k`. The script must call `run.loss`; checkpoints keep the first loss.",
     "rank": "`contribution`, or `random` to compare with.",
     "drop": "`true`: do not send the other blocks at all, to compare with.",
 }
