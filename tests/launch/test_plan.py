@@ -294,7 +294,7 @@ def test_channels_are_compared_where_a_link_loses(capsys: pytest.CaptureFixture[
         ("tcp", "cubic")
     ]  # "system" is taken for it
     printed = capsys.readouterr().out
-    for words in ("1 % lost", "Channels, for fsa with dense", "tcp *", "Channels are of a real link"):
+    for words in ("1 % lost", "Channels, for fsa with dense", "tcp *", "Channels are predicted for a real link"):
         assert words in printed
 
 
@@ -308,19 +308,19 @@ def test_the_description_s_own_channel_is_ranked(capsys: pytest.CaptureFixture[s
     assert row["step_s"] == own[0]["step_s"]
     assert row["wan_bytes_up"] == pytest.approx(0.5 * row["wan_bytes_down"], rel=0.01)
     printed = capsys.readouterr().out
-    assert "as in the first round; later ones depend on the loss" in printed
+    assert "as in the first round; later ones depend on the training loss" in printed
     assert 'lan.channel = "datagram" is predicted as `tcp`' in printed
 
 
 @pytest.mark.parametrize(
     ("channel", "says"),
     [
-        ("dgt", "as in the first round; later ones depend on the loss"),
+        ("dgt", "as in the first round; later ones depend on the training loss"),
         (
             "dgt k=0.3 k_least=0.3",
-            "as in the first round, and in later ones where the loss is no higher than there",
+            "as in the first round, and in later ones where the training loss is no higher than there",
         ),
-        ("dgt k=0.1", "and in later ones where the loss is no higher"),
+        ("dgt k=0.1", "and in later ones where the training loss is no higher"),
         ("dgt k=0", ""),
         ("dgt k=1 k_least=1", ""),
         ("dgt adaptive=false", ""),
@@ -339,7 +339,7 @@ def test_what_the_loss_changes_is_said_where_it_changes_something(
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["wan.channel=datagram"], "no link loses packets here, so `tcp` is as fast"),
+        (["wan.channel=datagram"], "no link loses packets here, so `tcp` is as fast; give wan.link.loss"),
         (["wan.channel=test_plan:Odd"], "how it carries bytes is not known; it is predicted as `tcp`"),
         ([*LOSSY, "wan.congestion=reno"], "reno is not predicted; it is no faster than cubic"),
     ],

@@ -39,7 +39,7 @@ def check(name: str) -> None:
                     "congestion",
                     repr(name),
                     ", ".join(available()),
-                    "others need a kernel module, loaded by root",
+                    f"on Linux, root loads it: `modprobe tcp_{name}`",
                 )
             ],
         )

@@ -59,7 +59,7 @@ def proof_problems(run: Description) -> Iterator[Problem]:
         yield Problem(
             (tier, "channel"),
             f"{shown(edge_of(run, tier).channel)} without run.secret_file and without [tls]",
-            f'"{PLAIN}", or a secret, or [tls], with which datagrams are sealed',
+            f'"{PLAIN}", or a secret, or [tls], with which datagrams are encrypted',
             "make a secret with `geomx secret FILE`, copy it to every machine, and name it in run.secret_file; "
             "`geomx run` makes its own",
         )

@@ -65,8 +65,8 @@ def _of_lossy_channels(run: Run) -> Iterator[str]:
         codec_up = f"{tier}.codec_up = {shown(edge_of(run, tier).codec_up)}"
         if _loses_nothing(run, tier):
             yield (
-                f"{named(run, tier)}: none of its links loses packets in this description; `tcp` takes less "
-                "computing there, and as long"
+                f"{named(run, tier)}: none of its links loses packets in this description, so `tcp` is as "
+                "fast and takes less computing; to imitate losses, give a link a `loss` (0.01 is 1 %)"
             )
         if classes.loses and _goes_whole(run, edge_of(run, tier).codec_up):
             yield (

@@ -92,16 +92,21 @@ def remarks(run: Run, sites: Sequence[Site]) -> Iterator[str]:
     """What these predictions leave open."""
     if loses(sites):
         yield (
-            "Channels are of a real link. The ranking above has emulated TCP, as `wan.link` imitates it: it never "
-            "slows down, and waits less for what is sent again."
+            "Channels are predicted for a real link. The ranking above has emulated TCP, as `wan.link` imitates "
+            "it: it never slows down, and waits less for what is sent again. That TCP waits in order, and "
+            "what datagrams take of the processor, is not predicted: compare on your own link "
+            "(docs/lossy-links.md)."
         )
         if run.wan.congestion == "reno":
             yield "reno is not predicted; it is no faster than cubic."
     classes = classes_of(run, "wan")
     if classes is not None and not loses(sites):
-        yield f"{named(run, 'wan')}: no link loses packets here, so `{PLAIN}` is as fast."
+        yield (
+            f"{named(run, 'wan')}: no link loses packets here, so `{PLAIN}` is as fast; give wan.link.loss "
+            "(0.01 is 1 %) to compare channels."
+        )
     if classes is not None and (until := _holds_until(classes)):
-        yield f"{named(run, 'wan')}: as in the first round{until}."
+        yield f"{named(run, 'wan')}: predicted as in the first round{until}."
     if classes is not None and classes.parity_share:
         yield f"{named(run, 'wan')}: what parity rebuilds, and costs, is not predicted; it is predicted as without."
     if classes is None and run.wan.channel != PLAIN:
@@ -114,8 +119,8 @@ def _holds_until(classes: BlockClasses) -> str:
     """Where the script's loss changes what is reliable: from when on. `classes`: new ones."""
     first, lower, higher = (Datagrams.of(classes, loss) for loss in (1.0, 1e-9, 1e9))
     if lower != first:
-        return "; later ones depend on the loss, which nobody knows"
-    return ", and in later ones where the loss is no higher than there" if higher != first else ""
+        return "; later ones depend on the training loss, which nobody knows yet"
+    return ", and in later ones where the training loss is no higher than there" if higher != first else ""
 
 
 def as_list(found: Sequence[Way]) -> list[dict[str, Any]]:
