@@ -129,7 +129,7 @@ class Player:
         for number, message, payload, _ in to_write:
             if isinstance(message, FlowBroken):
                 other.end.broken(message)
-            elif payload is None and chance.random() < 0.9:
+            elif payload is None:
                 assert isinstance(message, Carried)
                 other.end.announced(number, message, now)
         for number, body in datagrams:

@@ -96,7 +96,8 @@ class DatagramConnection(TcpConnection):
 
     def write(self, number: int, message: Message, payload: Any, priority: int) -> None:
         """Queue a message, see `Connection.write`; its payload goes in datagrams where they pass."""
-        if payload is None or not self._writes_beside(number, message, payload, priority, view_of(payload)):
+        data = () if payload is None else view_of(payload)
+        if not self._writes_beside(number, message, payload, priority, data):
             super().write(number, message, payload, priority)
 
     def write_blocks(

@@ -66,11 +66,13 @@ class SimulatedEnd:
 
     def write(self, write: Write) -> bool:
         """Take a message; False: the connection has to carry all of it."""
-        if write.payload is None or not isinstance(write.message, Carried):
+        if not isinstance(write.message, Carried):
             return False
         data: Any = [BlockOut(b.start, b.stop, _view(b.payload), level) for b, level in write.blocks]
+        if not data and write.payload is not None:
+            data = _view(write.payload)
         whole = OnConnection(write.number, write.message, write.payload, write.priority)
-        if not self.end.write(Outgoing(whole, data or _view(write.payload)), self._clock.now):
+        if not self.end.write(Outgoing(whole, data), self._clock.now):
             return False
         self.run()
         return True

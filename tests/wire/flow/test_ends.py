@@ -44,7 +44,10 @@ def block(place: int, level: int = 0, size: int = 1000) -> BlockOut:
 
 
 class Side:
-    """An end, and what has come of it. `passes`: which of its datagrams reach the other end."""
+    """An end, and what has come of it. `passes`: which of its datagrams reach the other end.
+
+    `held`: what its connection carries only when `Both.release` is called; None: nothing is held back.
+    """
 
     def __init__(self, terms: FlowTerms, dials: bool) -> None:
         self.admitted: list[Message] = []
@@ -54,6 +57,8 @@ class Side:
         self.delivered: list[Delivery] = []
         self.headers: list[OnConnection] = []
         self.fallen_back: list[OnConnection] = []
+        self.held: list[OnConnection] | None = None
+        self.came: list[int] = []  # messages, whichever way
 
 
 class Both:
@@ -85,10 +90,7 @@ class Both:
 
     def write_whole(self, side: Side, number: int, payload: bytes, slice_: int) -> bool:
         """An update on its way down, or up."""
-        message = msgspec.structs.replace(UPDATE, slice=slice_, size=len(payload))
-        return side.end.write(
-            Outgoing(OnConnection(number, message, payload, 1), memoryview(payload)), self.now
-        )
+        return side.end.write(update(number, payload, slice_), self.now)
 
     def step(self) -> None:
         """What is due now, at both ends."""
@@ -100,22 +102,41 @@ class Both:
                     arrive = partial(self._arrive, other, number, body)
                     heappush(self._coming, (self.now + TRIP_S / 2, len(self.sizes), arrive))
             self._over_the_connection(side, other)
-            side.delivered += side.end.closed(self.now, self.heard_at)
+            self._hand_on(side)
+
+    def _hand_on(self, side: Side) -> None:
+        closed = list(side.end.closed(self.now, self.heard_at))
+        side.delivered += closed
+        side.came += [each.number for each in closed]
 
     def _arrive(self, side: Side, number: int, body: bytes) -> None:
         side.end.received(number, body, self.now)
 
     def _over_the_connection(self, side: Side, other: Side) -> None:
         for each in side.end.to_write(self.now, self.heard_at):
-            if isinstance(each.message, FlowBroken):
-                other.end.broken(each.message)
-            elif each.payload is not None:
-                side.fallen_back.append(each)
-            else:
-                side.headers.append(each)
-                if self.announces:
-                    assert isinstance(each.message, Carried)
-                    other.end.announced(each.number, each.message, self.now)
+            self.carry(side, other, each)
+
+    def carry(self, side: Side, other: Side, each: OnConnection) -> None:
+        """What a connection is given."""
+        if side.held is not None:
+            side.held.append(each)
+        elif isinstance(each.message, FlowBroken):
+            other.end.broken(each.message)
+        elif isinstance(each.message, Carried) and each.message.beside is None:
+            side.fallen_back.append(each)
+            other.came.append(each.number)
+        else:
+            side.headers.append(each)
+            if self.announces:
+                assert isinstance(each.message, Carried)
+                other.end.announced(each.number, each.message, self.now)
+                self._hand_on(other)
+
+    def release(self, side: Side, other: Side) -> None:
+        """What is held back comes: the most urgent first, and in order (see `geomx.wire.lanes`)."""
+        held, side.held = side.held, None
+        for each in sorted(held or [], key=lambda each: each.priority):
+            self.carry(side, other, each)
 
     def run(self, until: float, while_: Callable[[], bool] = lambda: True) -> None:
         while while_():
@@ -134,6 +155,11 @@ class Both:
         self.run(self.now + 40.0, lambda: not (self.mine.end.path.is_open and self.theirs.end.path.is_open))
         assert self.mine.end.path.is_open
         assert self.theirs.end.path.is_open
+
+
+def update(number: int, payload: bytes | None, slice_: int) -> Outgoing:
+    message = msgspec.structs.replace(UPDATE, slice=slice_, size=len(payload or b""))
+    return Outgoing(OnConnection(number, message, payload, 1), memoryview(payload) if payload else ())
 
 
 def listening(admit: Callable[[Message], None] = lambda message: None) -> FlowEnd:
@@ -191,7 +217,9 @@ def test_reliable_blocks_come_whatever_is_lost_and_datagrams_fit() -> None:
 def test_a_payload_in_too_many_blocks_goes_over_the_connection(count: int) -> None:
     both = Both()
     both.open()
-    assert both.write(1, [block(place, size=1) for place in range(count)]) is None
+    both.write(1, [block(place, size=1) for place in range(count)])
+    assert [each.number for each in both.mine.fallen_back] == [1]
+    assert not both.mine.headers
 
 
 def test_no_more_loads_are_open_than_the_receiver_takes() -> None:
@@ -476,17 +504,20 @@ def test_payloads_come_as_they_stand_both_ways_at_once(size: int, loss: float) -
 def test_what_belongs_to_one_slice_comes_in_order_and_the_rest_as_it_can() -> None:
     both = Both()
     both.open()
+    for number, slice_ in ((1, 7), (2, 8)):
+        assert both.write_whole(both.theirs, number, bytes([number]), slice_)
+    both.run(both.now + 1.0)
     dropped: list[bytes] = []
     both.theirs.passes = lambda body: (
         not (isinstance(unpack(body), Piece) and not dropped and not dropped.append(body))
     )
-    for number, slice_ in ((1, 7), (2, 7), (3, 8), (4, 7)):
+    for number, slice_ in ((3, 7), (4, 7), (5, 8), (6, 7)):
         assert both.write_whole(both.theirs, number, bytes([number]), slice_)
-    assert [each.number for each in both.theirs.end.to_write(both.now, both.now)] == [1, 3]
+    assert [each.number for each in both.theirs.end.to_write(both.now, both.now)] == [3, 5]
     both.announces = False
-    both.run(both.now + 10.0, lambda: len(both.mine.delivered) < 4)
+    both.run(both.now + 10.0, lambda: len(both.mine.delivered) < 6)
     assert dropped
-    assert [each.number for each in both.mine.delivered] == [3, 1, 2, 4]
+    assert [each.number for each in both.mine.delivered] == [1, 2, 5, 3, 4, 6]
 
 
 def test_what_waits_for_its_slice_falls_back_behind_it() -> None:
@@ -498,6 +529,125 @@ def test_what_waits_for_its_slice_falls_back_behind_it() -> None:
     both.run(both.now + SILENT_S)
     assert [each.number for each in both.theirs.fallen_back] == [1, 3, 2]
     assert not both.write_whole(both.theirs, 4, bytes(10), 7)
+
+
+# -- what the connection still carries --------------------------------------------------------------------------------
+
+
+def up_and_down(both: Both, is_up: bool) -> tuple[Side, Side]:
+    return (both.mine, both.theirs) if is_up else (both.theirs, both.mine)
+
+
+def send(both: Both, side: Side, other: Side, outgoing: Outgoing) -> None:
+    """As `DatagramConnection.write` does: beside the connection, or on it."""
+    if side.end.write(outgoing, both.now):
+        both._over_the_connection(side, other)
+    else:
+        both.carry(side, other, outgoing.whole)
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_no_header_overtakes_that_the_path_is_broken(is_up: bool) -> None:
+    """The connection has lost a segment, and the path is open again before that comes."""
+    both = Both()
+    side, other = up_and_down(both, is_up)
+    both.open()
+    send(both, side, other, update(1, bytes(10), 7))
+    both.run(both.now + 1.0)
+    both.filter(lambda body: False)
+    send(both, side, other, update(2, bytes(10), 7))
+    side.held = []
+    both.run(both.now + SILENT_S)
+    assert [type(each.message) for each in side.held] == [FlowBroken, Update]
+    both.filter(lambda body: True)
+    both.open()
+    send(both, side, other, update(3, bytes(10), 7))
+    both.run(both.now + 1.0)
+    assert other.came == [1]
+    both.release(side, other)
+    both.run(both.now + 1.0)
+    assert other.came == [1, 2, 3]
+    assert len(other.delivered) == 2
+
+
+def test_as_many_loads_are_announced_behind_a_broken_path_as_before() -> None:
+    both = Both()
+    both.open()
+    both.filter(lambda body: False)
+    for number in range(MOST_OPEN):
+        assert both.write_whole(both.mine, number, b"x", number)
+    both.mine.held = []
+    both.run(both.now + SILENT_S)
+    both.filter(lambda body: True)
+    both.open()
+    assert both.write_whole(both.mine, MOST_OPEN, b"x", MOST_OPEN)
+    both.run(both.now + 1.0)
+    both.release(both.mine, both.theirs)
+    both.run(both.now + 1.0)
+    assert both.theirs.came == [*range(MOST_OPEN + 1)]
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_nothing_overtakes_what_its_slice_had_on_the_connection_before_the_path_was_open(is_up: bool) -> None:
+    both = Both()
+    side, other = up_and_down(both, is_up)
+    side.held = []
+    send(both, side, other, update(1, bytes(10), 7))
+    assert [each.number for each in side.held] == [1]
+    both.open()
+    send(both, side, other, update(2, bytes(10), 7))
+    both.run(both.now + 1.0)
+    assert other.came == []
+    both.release(side, other)
+    both.run(both.now + 1.0)
+    assert other.came == [1, 2]
+
+
+@pytest.mark.parametrize("blocks", [0, MOST_BLOCKS + 1])
+@pytest.mark.parametrize("is_up", [True, False])
+def test_what_cannot_go_in_datagrams_keeps_its_place_among_those_of_its_slice(
+    is_up: bool, blocks: int
+) -> None:
+    both = Both()
+    side, other = up_and_down(both, is_up)
+    both.open()
+    send(both, side, other, update(1, bytes(10), 7))
+    both.run(both.now + 1.0)
+    dropped: list[bytes] = []
+    side.passes = lambda body: (
+        not (isinstance(unpack(body), Piece) and not dropped and not dropped.append(body))
+    )
+    send(both, side, other, update(2, bytes(10), 7))
+    alone = update(3, None, 7)._replace(data=[block(0, size=1)] * blocks)
+    send(both, side, other, alone)
+    for number in (4, 5):
+        send(both, side, other, update(number, bytes(10), 7))
+    send(both, side, other, update(6, None, 8))
+    assert other.came == [1, 6]
+    side.held = []
+    both.run(both.now + 1.0)
+    assert dropped
+    assert other.came == [1, 6, 2]
+    both.release(side, other)
+    both.run(both.now + 1.0)
+    assert other.came == [1, 6, 2, 3, 4, 5]
+
+
+def test_a_header_travels_twice_where_the_message_before_it_came_in_datagrams() -> None:
+    both = Both()
+    both.open()
+    heads: list[Head] = []
+
+    def passes(body: bytes) -> bool:
+        heads.extend(filter(lambda packet: isinstance(packet, Head), [unpack(body)]))  # type: ignore[arg-type]
+        return True
+
+    both.mine.passes = passes
+    for number in (1, 2, 3):
+        assert both.write_whole(both.mine, number, bytes(10), 7)
+        both.run(both.now + 1.0)
+        assert {head.number for head in heads} == {*range(2, number + 1)}
+    assert both.theirs.came == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

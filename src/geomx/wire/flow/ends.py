@@ -6,14 +6,18 @@ sends as soon as something has come.
 What a load carries is either in blocks of which some may be lost, as the sender has cut it, or the payload as it
 stands, cut into bytes that must all arrive (`Beside.is_whole`); what is delivered is `Blocks`, or the bytes.
 
-A message that follows another one of the same slice waits until that one's load has closed: loads may overtake each
-other, and what belongs to one slice may not.
+Loads may overtake each other and what the connection carries; what belongs to one slice may not:
+
+1. A message that follows another one of the same slice waits until that one's load has closed, whichever way it goes
+   itself.
+2. A load's header leaves in a datagram, too, if the message before it of its slice has come in a load, and no path was
+   broken since. Else it goes on the connection alone, behind all that this has carried: that message, `FlowBroken`, or
+   what a joiner is told before it gets the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from math import inf
 from typing import Any, NamedTuple
 
@@ -62,9 +66,9 @@ class OnConnection(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A payload to be sent in datagrams. `whole`: its message, as the connection would carry it.
+    """A message whose payload is to be sent in datagrams. `whole`: it, as the connection would carry it.
 
-    `data`: blocks with their classes; or all the bytes, which must arrive.
+    `data`: blocks with their classes; or all the bytes, which must arrive. Empty: the connection has to carry it.
     """
 
     whole: OnConnection
@@ -75,6 +79,11 @@ class Outgoing(NamedTuple):
         message = self.whole.message
         assert isinstance(message, Carried)
         return message
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can go in datagrams at all."""
+        return bool(self.data) and (isinstance(self.data, memoryview) or len(self.data) <= MOST_BLOCKS)
 
 
 class FlowEnd:
@@ -104,6 +113,7 @@ class FlowEnd:
         self._answers: list[Probed] = []
         self._under_way: dict[int, Outgoing] = {}  # by load
         self._slices: set[int] = set()  # of those
+        self._came_beside: set[int] = set()  # slices whose last message has come in a load: rule 2
         self._waiting: list[Outgoing] = []  # for another load of their slice, or for room
         self._to_write: list[OnConnection] = []
         self._told: State = "waiting"
@@ -113,34 +123,31 @@ class FlowEnd:
     # -- what is sent -----------------------------------------------------------------------------------------
 
     def write(self, outgoing: Outgoing, now: float) -> bool:
-        """Take a payload in, if datagrams pass; `to_write` then says what the connection has to carry of it."""
-        data = outgoing.data
-        if not (self.path.is_open and data and (isinstance(data, memoryview) or len(data) <= MOST_BLOCKS)):
+        """Take a message in, if datagrams pass; `to_write` then says what the connection has to carry of it."""
+        if not self.path.is_open:
             return False
-        if self._waiting:
-            self._waiting.append(outgoing)
-            self._begin_loads(now)
-        else:
-            self._begin_or_wait(outgoing, set(), now)
+        self._waiting.append(outgoing)
+        self._begin(now)
         return True
 
-    def _begin_loads(self, now: float) -> None:
-        """Of what waits for nothing any more."""
+    def _begin(self, now: float) -> None:
+        """Send what waits for nothing any more."""
         waiting, self._waiting = self._waiting, []
-        before: set[int] = set()  # slices of what waits before
+        before: set[int] = set()  # slices of what goes on waiting
         for outgoing in waiting:
-            self._begin_or_wait(outgoing, before, now)
-            before.add(outgoing.message.slice)
-
-    def _begin_or_wait(self, outgoing: Outgoing, before: AbstractSet[int], now: float) -> None:
-        slice_ = outgoing.message.slice
-        if slice_ in self._slices or slice_ in before or not self.sender.has_room:
-            self._waiting.append(outgoing)
-        else:
-            self._begin_load(outgoing, now)
+            slice_ = outgoing.message.slice
+            if slice_ in self._slices or slice_ in before or (outgoing.fits and not self.sender.has_room):
+                self._waiting.append(outgoing)
+                before.add(slice_)
+            elif outgoing.fits:
+                self._begin_load(outgoing, now)
+            else:
+                self._came_beside.discard(slice_)
+                self._to_write.append(outgoing.whole)
 
     def _begin_load(self, outgoing: Outgoing, now: float) -> None:
-        (number, message, _, priority), data = outgoing
+        (number, _, _, priority), data = outgoing
+        message = outgoing.message
         piece_bytes = self.path.datagram_bytes - self._spare_bytes
         is_whole = isinstance(data, memoryview)
         blocks = data if not isinstance(data, memoryview) else _cut(data, piece_bytes)
@@ -148,9 +155,10 @@ class FlowEnd:
         size = sum(len(block.data) for block in blocks)
         beside = Beside(self.sender.next_load, len(blocks), reliable, size, is_whole)
         header = msgspec.structs.replace(message, beside=beside)
+        head = encode_head(header) if message.slice in self._came_beside else b""
         self._under_way[self.sender.next_load] = outgoing
-        self._slices.add(outgoing.message.slice)
-        self.sender.add(number, encode_head(header), blocks, priority, piece_bytes, now)
+        self._slices.add(message.slice)
+        self.sender.add(number, head, blocks, priority, piece_bytes, now)
         self._to_write.append(OnConnection(number, header, None, priority))
 
     def datagrams(self, now: float, envelope_bytes: int, most: int) -> Iterator[tuple[int, bytes]]:
@@ -194,6 +202,7 @@ class FlowEnd:
         self._to_write += [outgoing.whole for outgoing in back]
         self._under_way, self._waiting = {}, []
         self._slices.clear()
+        self._came_beside.clear()
 
     # -- what comes -------------------------------------------------------------------------------------------
 
@@ -239,9 +248,11 @@ class FlowEnd:
         if isinstance(packet, Ack):
             self._is_of_use |= self.sender.acknowledged(packet, now)
             for load in self.sender.take_over():
-                self._slices.discard(self._under_way.pop(load).message.slice)
+                slice_ = self._under_way.pop(load).message.slice
+                self._slices.discard(slice_)
+                self._came_beside.add(slice_)
             if self._waiting:
-                self._begin_loads(now)
+                self._begin(now)
         elif isinstance(packet, Probed):
             self.path.probed(packet.size, now)
             self.sender.first_round_trip_s = self.path.round_trip_s

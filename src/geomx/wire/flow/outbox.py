@@ -55,8 +55,8 @@ class Item:
 class Outbox:
     """See the module's text. `items`: what is to be sent, in order; `unsent`: pieces that have never been sent.
 
-    `head`: the header of message `number`. `piece_bytes`: the most bytes of a block in one datagram. `loss`: the share
-    of datagrams that is lost now.
+    `head`: the header of message `number`; if it is empty or too long, it comes on the connection alone. `piece_bytes`:
+    the most bytes of a block in one datagram. `loss`: the share of datagrams that is lost now.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Outbox:
         self._groups: list[GroupOut[Item]] = []  # those that are reliable
         self._head: Item | None = None
         self.items: list[Item] = []
-        if len(head) <= piece_bytes:  # else it comes on the connection alone
+        if 0 < len(head) <= piece_bytes:
             self._head = Item(self, Head(load, number, head), (priority, load, -1), inf)
             self.items.append(self._head)
         sent = [(block, out) for block, out in enumerate(blocks) if out.level >= RELIABLE]

@@ -12,7 +12,7 @@
     4 PROBE    size u16, and zeros up to that size
     5 PROBED   size u16: a probe of that size has come
     6 HEAD     load u32, number u64, and the header of the load's message, which travels on the connection as well: the
-               first of the two that comes announces the load
+               first of the two that comes announces the load. See `ends.py` for which loads have one
     7 PARITY   load u32, block u16, blocks u16, pieces u8, class u8, parity u8, and the bytes
                Parity piece `parity` of a group: of the reliable blocks (class 0) or the others (1) among `blocks`
                blocks from `block` on, of `pieces` pieces each. `parity.py` says how it is made.

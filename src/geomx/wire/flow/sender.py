@@ -99,7 +99,8 @@ class FlowSender:
     ) -> None:
         """Take in the load `next_load`.
 
-        `number`, `head`: of its message. `piece_bytes`: the most bytes of a block in one datagram.
+        `number`, `head`: of its message; an empty head goes on the connection alone. `piece_bytes`: the most bytes of a
+        block in one datagram.
         """
         if not self._loads:
             self._began_at = now
