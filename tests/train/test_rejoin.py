@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from geomx.errors import Disagreement, RunFailed
 from geomx.node.topology import AS_WAN, Edge
+from geomx.simulate.network import SimulatedLink
 from geomx.simulate.simulator import Network, Simulator
 from geomx.train import LiveRun, Settings
 from geomx.wire.session import Patience
@@ -51,6 +52,34 @@ def test_a_worker_that_is_started_again_ends_with_the_others_and_with_their_bits
     shaken = run_of(script)
     assert len(script.started) == 4
     assert_same(shaken, calm_of(every=every))
+
+
+@pytest.mark.parametrize("spec", ["fsa", "downpour n_push=1 n_fetch=1"])
+@pytest.mark.parametrize("step", [1, 3])
+def test_whoever_is_started_again_hears_where_the_run_stands_before_its_weights_come(
+    spec: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where datagrams take 1 ms, and the connection, which has lost a segment, 200 more."""
+    put, late_s = SimulatedLink.put, 0.0
+
+    def put_late(
+        link: SimulatedLink, size: int, priority: int, arrive: Callable[[], None], surely: bool
+    ) -> None:
+        clock, by_s = link._clock, late_s if surely else 0.0
+        put(link, size, priority, lambda: clock.at(clock.now + by_s, arrive), surely)
+
+    monkeypatch.setattr(SimulatedLink, "put", put_late)
+    how: dict[str, Any] = {
+        "network": Network(rate_mbps=100.0, delay_ms=1.0, keeps_streams=True),
+        "lan": Edge(channel="datagram", patience=Patience(rejoin_s=60.0)),
+    }
+    calm = run_of(Script(epochs=1), spec, **how)
+    late_s = 0.2
+    script = Script(epochs=1, dies=at("A/1", step, "schedule"))
+    shaken = run_of(script, spec, **how)
+    assert len(script.started) == 4
+    if spec == "fsa":
+        assert_same(shaken, calm)
 
 
 @pytest.mark.parametrize("step", [1, 2, 4])
