@@ -202,7 +202,7 @@ def table(rows: Iterable[sweep.Row]) -> str:
 def _line(key: tuple[Any, ...], rows: list[sweep.Row]) -> tuple[str, ...]:
     times = [each for row in rows for each in row["seconds"]]
     counted = [row for row in rows if "up_bytes" in row]
-    if not times:
+    if not times or not counted:
         return (*key[3:], "0", *("–" for _ in ROUNDS_HEAD[4:]))
     shares = (0.5, 0.95, 0.99)
     figures = [

@@ -273,6 +273,55 @@ def test_two_flows_share(later_s):
     assert one + other > 0.95 * 50.0 * link.rate
 
 
+class Cubic:
+    """A window that halves where something is lost, and then grows as CUBIC's does (RFC 9438); in place of `Congestion`."""
+
+    def __init__(self, world):
+        self.world, self.under_way = world, 0
+        self._window, self._threshold, self._highest = 10.0, inf, 0.0  # packets
+        self._cut_at = -inf
+
+    def next_at(self):
+        return -inf if self.under_way + DATAGRAM_BYTES <= self._window * DATAGRAM_BYTES else inf
+
+    def sent(self, size, now, idle):
+        self.under_way += size
+        return now
+
+    def limited(self):
+        pass
+
+    def acked(self, mark, now, delay_s=0.0):
+        self.under_way -= DATAGRAM_BYTES
+        if self._window < self._threshold:
+            self._window += 1.0
+        else:
+            since_s = now - self._cut_at - (0.75 * self._highest) ** (1 / 3)  # 0.75 = (1 - 0.7) / 0.4
+            self._window += max(0.4 * since_s**3 + self._highest - self._window, 0.5) / self._window
+
+    def lost(self, mark):
+        self.under_way -= DATAGRAM_BYTES
+        if mark > self._cut_at:
+            self._highest, self._cut_at = self._window, self.world.now
+            self._window = self._threshold = max(0.7 * self._window, 2.0)
+
+
+@pytest.mark.parametrize("later_s", [-5.0, 5.0])
+def test_beside_cubic_neither_starves(later_s):
+    """What a full queue drops is no loss that one could make up for by having more under way."""
+    world = World()
+    link = Bottleneck(world)
+    ours, other = Flow(link), Flow(link)
+    other.congestion = Cubic(world)
+    world.at(max(-later_s, 0.0), ours.send)
+    world.at(max(later_s, 0.0), other.send)
+    world.run(30.0)
+    before = ours.arrived_bytes, other.arrived_bytes
+    world.run(90.0)
+    mine, its = ours.arrived_bytes - before[0], other.arrived_bytes - before[1]
+    assert 0.35 < mine / (mine + its) < 0.65
+
+
 def test_it_is_never_faster_than_the_limit():
     link = Bottleneck(World())
     flow = Flow(link, most_mbps=5.0)

@@ -81,9 +81,7 @@ class Congestion:
     def _refresh(self) -> None:
         """The limits change with what is heard, not with what is sent: many packets leave between two changes."""
         self._is_stale, self._most_under_way = False, self._cap()
-        is_short = self.round_trip_s < (1.0 + PROBE_GAIN) / 2.0 * self.least_round_trip_s
-        pace = self._phase.value * self.rate * (self._made_up() if is_short else 1.0)
-        self._pace = min(pace or inf, self._most)
+        self._pace = min(self._phase.value * self.rate * self._made_up() or inf, self._most)
 
     def _cap(self) -> float:
         product = self.rate * self.least_round_trip_s if self.rate else 0.0
@@ -94,7 +92,8 @@ class Congestion:
         return max(cap, least * self._datagram_bytes)
 
     def _made_up(self) -> float:
-        return min(PROBE_GAIN, 1.0 + self._lost / self._arrived)
+        is_short = self.round_trip_s < (1.0 + PROBE_GAIN) / 2.0 * self.least_round_trip_s
+        return min(PROBE_GAIN, 1.0 + self._lost / self._arrived) if is_short else 1.0
 
     def sent(self, size: int, now: float, idle: bool) -> Mark:
         """A packet of `size` bytes leaves. `idle`: nothing was under way or waiting. Keep the mark with the packet."""
