@@ -6,6 +6,7 @@ Whatever comes of it is `ProtocolError` or nothing, and what an end keeps has bo
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import chain, pairwise
 from math import inf, isfinite
 from random import Random
@@ -16,6 +17,7 @@ from fuzz.nonsense import PUSH, UPDATE, Nonsense
 from fuzz.sieges import Siege
 
 from geomx.errors import ProtocolError
+from geomx.node.peers.peer import Peer, check_beside
 from geomx.wire.flow import receiver as receiver_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
@@ -27,6 +29,7 @@ from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import LOST_KEPT, FlowSender
 from geomx.wire.messages import Carried, FlowBroken, Message
+from geomx.wire.session import Patience, Session
 
 LIVES, OF_EACH = (500, 2000, 20_000), (12, 6, 1)  # after so many datagrams two others talk
 ROOM_BYTES = (1 << 16, 8 << 20)  # the usual room for what is early, and for parity, takes long to fill
@@ -34,8 +37,9 @@ ENVELOPE_BYTES = 54
 MOST_BYTES = 1 << 20  # of a payload
 
 
-def admit(message: Message) -> None:
-    """As nodes do, this one refuses sizes that no slice has, and more blocks than elements."""
+def admit(peer: Peer, message: Message) -> None:
+    """As nodes do, this one refuses what goes the other way, sizes that no slice has, and more blocks than elements."""
+    check_beside(peer, message, has_flow=True)
     assert isinstance(message, Carried)
     beside = message.beside
     if not 0 <= message.size <= MOST_BYTES:
@@ -51,7 +55,10 @@ class Side:
 
     def __init__(self, now: float, *, dials: bool) -> None:
         terms = FlowTerms((2, 1), 0.5, parity_share=0.3)
-        self.end = FlowEnd(Congestion(1500), terms, admit, now, dials=dials)
+        self.admit = partial(
+            admit, Peer("the other", Session("the other", 0, Patience(), now), dialled=dials)
+        )
+        self.end = FlowEnd(Congestion(1500), terms, self.admit, now, dials=dials)
         self.dials = dials
         self.number = 0
         self.written: set[int] = set()  # and did not fall back
@@ -141,7 +148,7 @@ class Player:
         chance, nonsense = self.chance, self.nonsense
         load = chance.choice((-1, 1 << 40, nonsense.number(32), nonsense.number(12)))
         header = nonsense.header(load)
-        admit(header)
+        victim.admit(header)
         victim.end.announced(7, header, self.now)
 
     def break_(self, victim: Side) -> None:

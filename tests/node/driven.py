@@ -28,7 +28,7 @@ from geomx.node.contract import (
 )
 from geomx.node.factory import make_node
 from geomx.node.slices.payloads import pack_layout
-from geomx.node.topology import Topology
+from geomx.node.topology import Edge, Topology
 from geomx.wire.messages import (
     PROTOCOL_VERSION,
     Attach,
@@ -46,6 +46,7 @@ from geomx.wire.proof import NONCE_BYTES, proof
 
 torch.set_num_threads(1)
 TOPOLOGY = topology_of([2, 1])
+IN_DATAGRAMS = topology_of([2, 1], lan=Edge(channel="datagram"))
 LAYOUT = layout_of(3)
 Nonces = tuple[bytes, bytes]
 NONCES = (b"l" * NONCE_BYTES, b"d" * NONCE_BYTES)  # of the side that listens, and of the one that dials
@@ -185,9 +186,9 @@ def bring_model(driven: Driven, conn: int, settings: dict[str, Any] | None = Non
     driven.say(conn, Attach(LAYOUT.fingerprint, settings or SETTINGS, body.numel()), body)
 
 
-def local_server() -> Driven:
+def local_server(topology: Topology = TOPOLOGY) -> Driven:
     """A, to which A/0 (1), A/1 (2) and the global server (9) are connected, all with the model."""
-    server = Driven("A")
+    server = Driven("A", topology)
     server.reach(9, "global/0")
     attach("A/0", server, 1)
     attach("A/1", server, 2)
@@ -208,9 +209,9 @@ def global_server(settings: dict[str, Any] | None = None) -> Driven:
     return server
 
 
-def worker() -> Driven:
+def worker(topology: Topology = TOPOLOGY) -> Driven:
     """A/0, connected to A (1), with the model."""
-    node = Driven("A/0")
+    node = Driven("A/0", topology)
     node.reach(1, "A")
     node(Called("attach", (LAYOUT, SETTINGS)))
     node.say(1, Attached())

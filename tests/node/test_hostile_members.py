@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from driven import (
+    IN_DATAGRAMS,
     LAYOUT,
     SETTINGS,
     Driven,
@@ -35,6 +36,7 @@ from geomx.wire.messages import (
     Attach,
     Attached,
     Beat,
+    Beside,
     Failure,
     Fetch,
     Leave,
@@ -80,6 +82,29 @@ def test_a_push_that_cannot_be_ends_the_run_and_names_who_sent_it(what):
     assert "A/0 broke the protocol" in str(error)
     assert reason in str(error)
     assert any(isinstance(message, Failure) and "A/0" in message.reason for message in server.written(9))
+
+
+BESIDE = Beside(0, 1, None, SIZE, True)
+UPDATE_BESIDE = Update(1, 0, "gradient", 1.0, None, False, "", SIZE, None, BESIDE)
+
+
+@pytest.mark.parametrize("message", [push("A/0", beside=BESIDE), UPDATE_BESIDE])
+def test_a_payload_beside_a_connection_without_datagrams_names_who_announced_it(message):
+    """Else it would count with its weight, and no values."""
+    server = local_server()
+    error = refused_by(server, 1, message)
+    assert isinstance(error, ProtocolError)
+    assert f"A/0 broke the protocol: {type(message).__name__} announces a payload in datagrams" in str(error)
+    assert not [m for m in server.written(9) if getattr(m, "turn", 0) == 1]
+
+
+def test_a_child_s_update_in_datagrams_is_refused_before_memory_is_taken():
+    server = local_server(IN_DATAGRAMS)
+    server.node.admit(1, push("A/0", beside=BESIDE))
+    with pytest.raises(
+        ProtocolError, match="A/0 broke the protocol: Update announces a payload in datagrams"
+    ):
+        server.node.admit(1, UPDATE_BESIDE)
 
 
 def test_a_push_before_the_model_is_refused():

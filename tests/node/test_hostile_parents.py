@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from driven import (
+    IN_DATAGRAMS,
     LAYOUT,
     SETTINGS,
     Driven,
     global_server,
     hello,
     local_server,
+    push,
     refused_by,
     worker,
 )
@@ -27,6 +29,7 @@ from geomx.wire.messages import (
     Ack,
     Attach,
     Attached,
+    Beside,
     Failure,
     Fetch,
     Norms,
@@ -60,6 +63,20 @@ def test_what_a_parent_may_not_say_names_it(message, reason):
     assert isinstance(error, ProtocolError)
     assert "A broke the protocol" in str(error)
     assert reason in str(error)
+
+
+def test_an_update_beside_a_connection_without_datagrams_is_refused():
+    beside = Beside(0, 1, None, SIZE, True)
+    error = refused_by(worker(), 1, Update(1, 0, "gradient", 1.0, None, False, "", SIZE, None, beside))
+    assert "A broke the protocol: Update announces a payload in datagrams" in str(error)
+
+
+def test_a_parent_s_push_in_datagrams_is_refused_before_memory_is_taken():
+    node = worker(IN_DATAGRAMS)
+    whole, blocks = Beside(0, 1, None, SIZE, True), Beside(0, 10**9, None, SIZE)
+    node.node.admit(1, Update(1, 0, "gradient", 1.0, None, False, "", SIZE, None, whole))
+    with pytest.raises(ProtocolError, match="A broke the protocol: Push announces a payload in datagrams"):
+        node.node.admit(1, push("A/0", beside=blocks))
 
 
 def test_a_parent_cannot_answer_before_it_was_asked():

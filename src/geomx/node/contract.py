@@ -230,7 +230,7 @@ class Node(Protocol):
         """React to one event. The effects are to be carried out in order."""
 
     def admit(self, conn: int, message: Message) -> None:
-        """Raise `ProtocolError` if this connection may not send this message with a payload of that size.
+        """Raise `ProtocolError` if this connection may not send this message, with a payload of that size or beside it.
 
         Called as soon as the header is there, before memory is taken for the payload.
         """

@@ -48,6 +48,7 @@ from geomx.node.peers.peer import (
     as_failure,
     broken_by,
     check_beat,
+    check_beside,
     printable,
     raise_failed,
 )
@@ -141,6 +142,7 @@ class BaseNode(ABC):
                 raise ProtocolError(f"a {type(message).__name__} before the connection was greeted")
         elif hasattr(message, "size"):
             try:
+                check_beside(peer, message, peer.name in self._flows)
                 self.handler_of(peer).check_payload(peer, message)
             except ProtocolError as error:
                 self._violation = broken_by(peer, error)

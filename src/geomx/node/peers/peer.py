@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError, RunFailed
-from geomx.wire.messages import Beat, Failure, Message, Value
+from geomx.wire.messages import Beat, Carried, Failure, Message, Update, Value
 from geomx.wire.session import Session
 
 FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 1.0
@@ -93,6 +93,14 @@ def check_beat(beat: Beat) -> None:
     """Raise `ProtocolError` for a heartbeat that no node sends."""
     if beat.sent < 0 or not 0.0 <= beat.still_s < math.inf:
         raise ProtocolError(f"a heartbeat that says {beat.sent} and {beat.still_s} s")
+
+
+def check_beside(peer: Peer, message: Message, has_flow: bool) -> None:
+    """Raise `ProtocolError` for a payload in datagrams where none travel, or of a message that goes the other way."""
+    if not isinstance(message, Carried) or message.beside is None:
+        return
+    if not has_flow or isinstance(message, Update) != peer.dialled:
+        raise ProtocolError(f"{type(message).__name__} announces a payload in datagrams, which cannot be")
 
 
 def printable(text: str) -> str:
