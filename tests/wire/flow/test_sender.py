@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
@@ -395,6 +397,32 @@ def test_few_lost_ones_are_remembered() -> None:
     sending.drain()
     sending.ack([max(sending.left)])
     assert len(sending.sender._lost) == LOST_KEPT
+
+
+def test_of_a_load_that_is_over_nothing_is_kept() -> None:
+    sending = Sending()
+    sending.add(blocks(20))
+    outbox = weakref.ref(sending.sender._loads[0])
+    sending.drain()
+    sending.ack([max(sending.left)])
+    lost = next(iter(sending.sender._lost))
+    sending.ack(list(sending.sender._under_way), closed_below=1)
+    sending.drain()
+    gc.collect()
+    assert outbox() is None
+    sending.ack([lost], closed_below=1)
+    assert sending.sender._reorder_s > 0.0, "that it was only overtaken is still seen"
+
+
+def test_of_what_is_dropped_nothing_is_kept() -> None:
+    sending = Sending()
+    sending.add(blocks(20))
+    outbox = weakref.ref(sending.sender._loads[0])
+    assert sending.sender.next(sending.now) is not None
+    assert sending.sender.next(sending.now) is not None
+    sending.sender.drop()
+    gc.collect()
+    assert outbox() is None
 
 
 # -- silence ------------------------------------------------------------------------------------------------------

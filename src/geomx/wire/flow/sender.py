@@ -66,7 +66,7 @@ class FlowSender:
         self._tails_at = inf  # when they are to be told
         self._repeats = 0
         self._under_way: dict[int, _Sent] = {}  # by number, the oldest first
-        self._lost: dict[int, Item] = {}  # held for lost, the oldest first
+        self._lost: dict[int, Item | None] = {}  # held for lost, the oldest first; None: its load is over
         self._closed = (0, 0)  # loads, as the newest acknowledgement said
         self._loss, self._judged = (
             0.0,
@@ -183,9 +183,8 @@ class FlowSender:
         """Rule 4: nothing is left to be sent."""
         unprotected, self._unprotected = self._unprotected, {}
         for load in unprotected:
-            if not load.is_over:
-                for item in load.protection(self._loss):
-                    self._lanes.put(item)
+            for item in load.protection(self._loss):
+                self._lanes.put(item)
 
     def _due_tails(self, now: float) -> tuple[int, ...]:
         """The tails that leave now, the newest first."""
@@ -287,10 +286,16 @@ class FlowSender:
         if self._loads.pop(load.number, None) is not None:
             self._over_now.append(load.number)
         self._tails.pop(load.number, None)
+        self._unprotected.pop(load, None)
+        for number, item in self._lost.items():
+            if item is not None and item.load is load:
+                self._lost[number] = None
 
     def _came_late(self, number: int) -> None:
         """What was held for lost was only overtaken: wait longer next time."""
-        self._is_there(self._lost.pop(number))
+        item = self._lost.pop(number)
+        if item is not None:
+            self._is_there(item)
         most_s = self._congestion.round_trip_s / 4
         self._reorder_s = min(max(2 * self._reorder_s, self._congestion.wander_s, 1e-3), most_s)
 
