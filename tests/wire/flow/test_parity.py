@@ -17,7 +17,17 @@ from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import FlowEnd
 from geomx.wire.flow.inbox import Delivery
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
-from geomx.wire.flow.packets import MOST_IN_GROUP, PIECE_COST_BYTES, Ack, Head, Parity, Piece, Tail, unpack
+from geomx.wire.flow.packets import (
+    MOST_BLOCKS,
+    MOST_IN_GROUP,
+    PIECE_COST_BYTES,
+    Ack,
+    Head,
+    Parity,
+    Piece,
+    Tail,
+    unpack,
+)
 from geomx.wire.flow.parity import GroupOut, groups
 from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import FlowSender
@@ -120,6 +130,12 @@ def test_reliable_blocks_form_groups_across_others_which_form_groups_in_a_row() 
     ]
     found = [[piece.block for piece in group] for group in groups(pieces)]
     assert sorted(found) == [[0, 3, 5], [1, 2], [4], [6]]
+
+
+def test_a_group_may_reach_from_the_first_block_to_the_last() -> None:
+    ends = [Piece(LOAD, block, 0, 1, 0, block, block + 1, b"x") for block in (0, MOST_BLOCKS - 1)]
+    (parity,) = parities_of(ends, 0.5)
+    assert (parity.block, parity.blocks) == (0, MOST_BLOCKS)
 
 
 BLOCKS = blocks_of(6, 20)

@@ -37,7 +37,7 @@ _HEAD = struct.Struct("<BIQ")
 _PARITY = struct.Struct("<BIHHBBB")
 
 PIECE_HEAD_BYTES, PARITY_HEAD_BYTES = _PIECE.size, _PARITY.size
-MOST_BLOCKS, MOST_PIECES, MOST_LOADS = 1 << 16, 255, 1 << 32
+MOST_BLOCKS, MOST_PIECES, MOST_LOADS = (1 << 16) - 1, 255, 1 << 32  # as many as their fields can count
 MOST_OPEN = 4096  # from the oldest load that is open to the newest
 MOST_RUNS = MOST_TAILS = 64
 MOST_TOLD = 16  # runs in an acknowledgement: so at 5 % loss, what has come of each window is told forty times
