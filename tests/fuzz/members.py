@@ -21,7 +21,7 @@ from geomx.node.peers.peer import Peer, check_beside
 from geomx.wire.flow import receiver as receiver_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
-from geomx.wire.flow.inbox import Blocks, Delivery
+from geomx.wire.flow.inbox import LEAST_PIECE_BYTES, Blocks, Delivery
 from geomx.wire.flow.numbers import Numbers
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, MOST_RUNS, PIECE_COST_BYTES, Parity
@@ -254,6 +254,9 @@ def check_receiver(receiver: FlowReceiver) -> None:
     assert len(slices) == len(set(slices)), "more is open than a model has"
     assert receiver._slices.issuperset(slices)
     assert all(0 < len(inbox.blocks) <= MOST_BLOCKS for inbox in receiver._inboxes.values())
+    for inbox in receiver._inboxes.values():
+        parts = sum(map(len, chain(inbox.parts.values(), inbox.sizes.values())))
+        assert parts <= 2 * MOST_BYTES // LEAST_PIECE_BYTES, "of blocks in two pieces or more"
 
 
 def check_sender(sender: FlowSender, now: float) -> None:

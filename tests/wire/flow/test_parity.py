@@ -15,7 +15,7 @@ from geomx.errors import ProtocolError
 from geomx.wire.flow import receiver as receiver_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import FlowEnd
-from geomx.wire.flow.inbox import Delivery
+from geomx.wire.flow.inbox import LEAST_PIECE_BYTES, Delivery
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import (
     MOST_BLOCKS,
@@ -39,7 +39,8 @@ LOAD = 3
 
 def message(blocks: Sequence[bytes], load: int) -> Push:
     size = sum(map(len, blocks))
-    beside = Beside(load, len(blocks), pack([True] * len(blocks)), size)
+    most = LEAST_PIECE_BYTES * size  # so that every byte may be a piece
+    beside = Beside(load, len(blocks), pack([True] * len(blocks)), most)
     return Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False, size=size, beside=beside)
 
 
@@ -215,12 +216,12 @@ def test_parity_that_was_made_later_rebuilds_with_what_was_made_first() -> None:
 
 def test_what_is_missing_is_counted_right_where_a_piece_was_refused() -> None:
     """A piece that is larger than what is left of its load changes nothing."""
-    pieces = pieces_of(blocks_of(2, 20), 10)
+    pieces = pieces_of(blocks_of(2, 2800), 1400)
     first, *others = parities_of(pieces, 0.75)
     push = message(blocks_of(2, 10), LOAD)
     assert push.beside is not None
     receiver = FlowReceiver()
-    receiver.announced(1, push, msgspec.structs.replace(push.beside, size=19), 0.0)
+    receiver.announced(1, push, msgspec.structs.replace(push.beside, size=2799), 0.0)
     receiver.received(0, first, 0.0)
     receiver.received(1, pieces[0], 0.0)
     with pytest.raises(ProtocolError, match="more bytes than were announced"):

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from geomx.errors import ProtocolError
+from geomx.wire.flow.inbox import LEAST_PIECE_BYTES
+from geomx.wire.flow.outbox import BlockOut, FlowTerms, Outbox
 from geomx.wire.flow.packets import (
     CLOSED_SHOWN,
     MOST_OPEN,
@@ -212,7 +214,7 @@ def test_one_tail_ends_several_loads() -> None:
 @given(st.permutations(range(5)), st.lists(st.integers(0, 4), max_size=6))
 def test_a_block_is_the_bytes_of_its_pieces_in_order(order: list[int], again: list[int]) -> None:
     receiving = Receiving()
-    receiving.announce(0, [0, 0], size=5 * SIZE + SIZE)
+    receiving.announce(0, [0, 0], size=4 * LEAST_PIECE_BYTES)
     parts = [Piece(0, 1, part, 5, 0, 1, 2, bytes([part]) * (SIZE if part else 20)) for part in range(5)]
     for part in [*order[:-1], *[part for part in again if part != order[-1]], order[-1]]:
         assert receiving.closed() == []
@@ -225,7 +227,7 @@ def test_a_block_is_the_bytes_of_its_pieces_in_order(order: list[int], again: li
 
 def test_a_block_of_which_a_piece_is_missing_has_not_come() -> None:
     receiving = Receiving()
-    receiving.announce(0, [1, 1])
+    receiving.announce(0, [1, 1], size=LEAST_PIECE_BYTES)
     receiving.come(piece(0, 0, 1, 0, 2, 10), tail(0))
     receiving.now += 1.0
     payload = receiving.delivery().payload
@@ -495,7 +497,7 @@ def test_a_piece_that_was_not_announced_so_is_refused(
 )
 def test_pieces_of_two_blocks_are_not_joined(second: Piece) -> None:
     receiving = Receiving()
-    receiving.announce(0, [0, 0])
+    receiving.announce(0, [0, 0], size=2 * LEAST_PIECE_BYTES)
     receiving.come(Piece(0, 0, 0, 2, 0, 0, 1, b"x"))
     with pytest.raises(ProtocolError, match="belong to two blocks"):
         receiving.come(second)
@@ -504,10 +506,32 @@ def test_pieces_of_two_blocks_are_not_joined(second: Piece) -> None:
 def test_no_more_is_kept_of_a_load_than_was_announced() -> None:
     """Not even in blocks that never become whole."""
     receiving = Receiving()
-    receiving.announce(0, [1] * 10)
-    receiving.come(*(piece(0, block, 1, part, 255) for block in range(5) for part in range(2)))
+    receiving.announce(0, [1] * 10, size=10 * 1400)
+    receiving.come(*(piece(0, block, 1, part, 3, 1400) for block in range(5) for part in range(2)))
     with pytest.raises(ProtocolError, match="more bytes"):
-        receiving.come(piece(0, 5, 1, 0, 255, 1))
+        receiving.come(piece(0, 5, 1, 0, 3, 1))
+
+
+def test_a_load_has_no_more_pieces_than_its_bytes_need() -> None:
+    """However small they are: what is kept for each takes room."""
+    receiving = Receiving()
+    receiving.announce(0, [0, 1, 0, 1], size=300 * LEAST_PIECE_BYTES)
+    receiving.come(piece(0, 0, 0, 3, 255, 0), piece(0, 1, 1, 0, 47, 0))
+    with pytest.raises(ProtocolError, match="more pieces than its bytes need"):
+        receiving.come(piece(0, 2, 0, 0, 2, 0))
+    receiving.come(piece(0, 0, 0, 254, 255, 0), piece(0, 3, 1, 0, 1, 0))
+
+
+@given(st.lists(st.integers(1, 5 * LEAST_PIECE_BYTES), min_size=1, max_size=20))
+@example([LEAST_PIECE_BYTES + 1] * 9)
+@example([300 * LEAST_PIECE_BYTES, 1])
+def test_no_sender_cuts_into_more_pieces(sizes: list[int]) -> None:
+    outs = [BlockOut(place, place + 1, memoryview(bytes(size)), 0) for place, size in enumerate(sizes)]
+    outbox = Outbox(0, 1, b"", outs, 1, LEAST_PIECE_BYTES, FlowTerms(), 0.0)
+    receiving = Receiving()
+    receiving.announce(0, [0] * len(sizes), sum(sizes))
+    receiving.come(*(item.piece for item in outbox.items if isinstance(item.piece, Piece)))
+    assert receiving.closed() == [0]
 
 
 def test_the_sum_of_blocks_is_bounded_by_what_was_announced() -> None:

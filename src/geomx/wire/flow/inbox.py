@@ -8,10 +8,13 @@ from math import inf
 from typing import NamedTuple
 
 from geomx.errors import ProtocolError
-from geomx.wire.flow.packets import MOST_IN_GROUP, Parity, Piece
-from geomx.wire.flow.parity import GroupIn, Place
+from geomx.wire.flow.packets import MOST_IN_GROUP, PIECE_HEAD_BYTES, Parity, Piece
+from geomx.wire.flow.parity import EXTRA_BYTES, GroupIn, Place
+from geomx.wire.flow.path import SIZES
 from geomx.wire.messages import Beside, Carried
 from geomx.wire.presence import unpack as unpack_bitmap
+
+LEAST_PIECE_BYTES = SIZES[-1] - PIECE_HEAD_BYTES - EXTRA_BYTES  # so much of a block fits any datagram
 
 
 class BlockIn(NamedTuple):
@@ -56,6 +59,7 @@ class Inbox:
         "load",
         "message",
         "missing",
+        "more_pieces",
         "number",
         "parts",
         "reliable",
@@ -73,6 +77,7 @@ class Inbox:
         self.sizes: dict[int, list[int]] = {}  # of those pieces, once their block is whole
         self.missing = [beside.blocks, sum(self.reliable)]  # of all, and of those that are reliable
         self.bytes_left = beside.size
+        self.more_pieces = beside.size // LEAST_PIECE_BYTES  # than blocks, that there may yet be
         self.closes_at = inf  # behind its tail
 
     def put(self, piece: Piece) -> bool:
@@ -103,23 +108,31 @@ class Inbox:
     def _joined(self, piece: Piece) -> BlockIn | bool:
         """The block that is complete with this piece; else whether the piece is new."""
         parts = self.parts.get(piece.block)
-        if piece.pieces == 1 and parts is None:
+        if parts is None:
             self._check_size(piece)
-            return BlockIn(piece.start, piece.stop, piece.data)
-        parts = parts or [None] * piece.pieces
+            if piece.pieces == 1:
+                return BlockIn(piece.start, piece.stop, piece.data)
+            parts = self._new_parts(piece)
         known = next((part for part in parts if part is not None), piece)
         if (known.pieces, known.start, known.stop) != (piece.pieces, piece.start, piece.stop):
             raise ProtocolError(f"the pieces of block {piece.block} belong to two blocks")
         if parts[piece.piece] is not None:
             return False
         self._check_size(piece)
-        self.parts[piece.block] = parts
         parts[piece.piece] = piece
         if any(part is None for part in parts):
             return True
         del self.parts[piece.block]
         self.sizes[piece.block] = [len(part.data) for part in parts if part is not None]
         return BlockIn(piece.start, piece.stop, b"".join(part.data for part in parts if part is not None))
+
+    def _new_parts(self, piece: Piece) -> list[Piece | None]:
+        """Room for the pieces of its block; so that what is kept of all blocks follows from what was announced."""
+        if piece.pieces - 1 > self.more_pieces:
+            raise ProtocolError("a load comes in more pieces than its bytes need")
+        self.more_pieces -= piece.pieces - 1
+        parts = self.parts[piece.block] = [None] * piece.pieces
+        return parts
 
     def _check_size(self, piece: Piece) -> None:
         """Before anything is changed, so that what is counted stays right."""
