@@ -13,6 +13,7 @@ import pytest
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow import ends as ends_module
+from geomx.wire.flow import sender as sender_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, Carried, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Delivery
@@ -233,6 +234,32 @@ def test_no_more_loads_are_open_than_the_receiver_takes() -> None:
     both.filter(lambda body: True)
     both.run(both.now + 60.0, lambda: len(both.theirs.delivered) < MOST_OPEN + 3)
     assert sorted(each.number for each in both.theirs.delivered) == [*range(MOST_OPEN + 3)]
+
+
+def test_what_waits_for_room_is_looked_at_a_few_times_however_much_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    class Looked(Outgoing):
+        @property
+        def message(self) -> Carried:
+            looks.append(self.whole.number)
+            return super().message
+
+    monkeypatch.setattr(sender_module, "MOST_OPEN", 4)
+    both = Both()
+    both.open()
+    for number in range(200):
+        message = msgspec.structs.replace(PUSH, slice=number // 2, size=1)
+        assert both.mine.end.write(
+            Looked(OnConnection(number, message, b"x", 1), [block(0, size=1)]), both.now
+        )
+    both.run(both.now + 60.0, lambda: len(both.theirs.delivered) < 200)
+    numbers = [each.number for each in both.theirs.delivered]
+    assert sorted(numbers) == [*range(200)]
+    assert all(numbers.index(number) < numbers.index(number + 1) for number in range(0, 200, 2))
+    assert len(looks) < 10 * 200
 
 
 # -- back onto the connection -------------------------------------------------------------------------------------

@@ -126,24 +126,28 @@ class FlowEnd:
         """Take a message in, if datagrams pass; `to_write` then says what the connection has to carry of it."""
         if not self.path.is_open:
             return False
-        self._waiting.append(outgoing)
-        self._begin(now)
+        self._begin_or_wait(outgoing, now)
         return True
 
     def _begin(self, now: float) -> None:
         """Send what waits for nothing any more."""
         waiting, self._waiting = self._waiting, []
-        before: set[int] = set()  # slices of what goes on waiting
-        for outgoing in waiting:
-            slice_ = outgoing.message.slice
-            if slice_ in self._slices or slice_ in before or (outgoing.fits and not self.sender.has_room):
-                self._waiting.append(outgoing)
-                before.add(slice_)
-            elif outgoing.fits:
-                self._begin_load(outgoing, now)
-            else:
-                self._came_beside.discard(slice_)
-                self._to_write.append(outgoing.whole)
+        for place, outgoing in enumerate(waiting):
+            if not self.sender.has_room:
+                self._waiting += waiting[place:]
+                return
+            self._begin_or_wait(outgoing, now)
+
+    def _begin_or_wait(self, outgoing: Outgoing, now: float) -> None:
+        """While there is room, all that waits does so for its slice; so nothing begins before what waits of its own."""
+        slice_ = outgoing.message.slice
+        if slice_ in self._slices or not self.sender.has_room:
+            self._waiting.append(outgoing)
+        elif outgoing.fits:
+            self._begin_load(outgoing, now)
+        else:
+            self._came_beside.discard(slice_)
+            self._to_write.append(outgoing.whole)
 
     def _begin_load(self, outgoing: Outgoing, now: float) -> None:
         (number, _, _, priority), data = outgoing
@@ -247,11 +251,12 @@ class FlowEnd:
     def _heard(self, packet: Ack | Probe | Probed, now: float) -> None:
         if isinstance(packet, Ack):
             self._is_of_use |= self.sender.acknowledged(packet, now)
-            for load in self.sender.take_over():
+            over = self.sender.take_over()
+            for load in over:
                 slice_ = self._under_way.pop(load).message.slice
                 self._slices.discard(slice_)
                 self._came_beside.add(slice_)
-            if self._waiting:
+            if over:
                 self._begin(now)
         elif isinstance(packet, Probed):
             self.path.probed(packet.size, now)
