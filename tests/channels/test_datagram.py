@@ -311,6 +311,7 @@ LIES: dict[str, tuple[Callable[[BlockOut], BlockOut], str]] = {
         lambda block: block._replace(data=memoryview(bytes(block.data) * 2)),
         "more bytes than were announced",
     ),
+    "other bytes": (lambda block: block._replace(start=block.start + 1), "of a payload follow byte 0"),
 }
 
 
@@ -330,7 +331,7 @@ def test_whoever_sends_other_blocks_than_were_announced_is_told_of_as_a_liar(
                 "add",
                 lambda number, head, blocks, *more: add(number, head, map(change, blocks), *more),
             )
-            write(ends, 1, tensor(5000, 1))
+            ends.sender.write(1, push(5000), tensor(5000, 1), 1)
             await ends.theirs.until_closed()
             (breach,) = ends.theirs.breaches
             assert what in breach

@@ -125,7 +125,9 @@ class Player:
     def say(self, side: Side, other: Side) -> None:
         """What is due at one end, of which most comes at the other; behind what is refused nothing comes."""
         chance, now = self.chance, self.now
-        for delivery in side.end.closed(now, now):
+        if side.end.why_stuck(now, now):
+            raise ProtocolError("nothing comes of what was announced")
+        for delivery in side.end.closed(now):
             check_delivery(delivery)
         side.end.news(now)
         to_write = side.end.to_write(now, now)

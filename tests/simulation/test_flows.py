@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from exploring import pairwise
 from flow_training import STEPS, Trained, check, train
-from trees import bad_network, disturb, topology_of
+from trees import Loop, bad_network, disturb, layout_of, run_tree, topology_of
 
 from geomx.node.topology import AS_WAN, Edge
 from geomx.simulate.network import Network
+from geomx.wire.flow import ends as ends_module
+from geomx.wire.flow.outbox import BlockOut
 from geomx.wire.session import Patience
 
 POLICIES = ("fsa", "hfa k1=2 k2=1", "hfa k1=1 k2=2", "diloco every=2 lr=1 momentum=0", "mixed")
@@ -111,6 +113,20 @@ def test_what_comes_too_late_for_its_round_goes_with_a_later_one(who: str, codec
     for uplink in trained.uplinks():
         assert not uplink._blocks._sent
     assert not any(trained.node(name)._receipts._counted for name in (*topology.parties, *topology.shards))
+
+
+def test_whoever_cuts_a_payload_into_other_bytes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = ends_module._cut
+
+    def lying(*arguments: Any) -> list[BlockOut]:
+        return [block._replace(start=block.start + 1) for block in cut(*arguments)]
+
+    monkeypatch.setattr(ends_module, "_cut", lying)
+    topology = topology_of([1, 1], wan=Edge(channel="datagram"))
+    loop = Loop(layout_of(2), topology.workers, rounds=40)
+    simulator, _ = run_tree(topology, loop, Network(50.0, 10.0, keeps_streams=True))
+    for name in topology.nodes:
+        assert "broke the protocol: bytes 1 to" in str(simulator.hosts[name].error)
 
 
 def test_a_run_replays_from_its_seed() -> None:

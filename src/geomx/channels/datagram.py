@@ -31,7 +31,7 @@ from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.ends import WHY, FlowEnd, OnConnection, Outgoing
-from geomx.wire.flow.inbox import Blocks
+from geomx.wire.flow.inbox import Blocks, Delivery
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES, State
 from geomx.wire.messages import Carried, FlowBroken, FlowOpen, Message
@@ -250,16 +250,18 @@ class DatagramConnection(TcpConnection):
         return min(max(int(held_bytes / SIZES[0]), LEAST_TOGETHER), MOST_TOGETHER)
 
     def _hand_on(self, end: FlowEnd, now: float) -> None:
-        try:
-            for number, message, payload in list(end.closed(now, self.heard_at)):
-                whole = (
-                    payload if isinstance(payload, Blocks) else torch.frombuffer(payload, dtype=torch.uint8)
-                )
-                self._receiver.received(self, number, message, whole)
-                if not self.is_open:
-                    return
-        except ProtocolError as error:
-            self._fail(str(error))
+        why = end.why_stuck(now, self.heard_at)
+        if why:
+            self._fail(why)
+        else:
+            self._judged(lambda: self._deliver(end.closed(now)))
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        for number, message, payload in deliveries:
+            whole = payload if isinstance(payload, Blocks) else torch.frombuffer(payload, dtype=torch.uint8)
+            self._receiver.received(self, number, message, whole)
+            if not self.is_open:
+                return
 
     def _send(self, datagrams: list[bytes], end: FlowEnd) -> None:
         if self._pacer is None and end.path.is_open:  # probes leave alone

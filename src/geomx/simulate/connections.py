@@ -183,7 +183,8 @@ class Connections:
 
         def broken(error: ProtocolError) -> None:
             self._simulation.deliver(host, Failed(error, number))
-            self.break_(connection, str(error))
+            if is_up():  # else the node has hung up, and its last words are on their way
+                self.break_(connection, str(error))
 
         def tell(passes: bool) -> None:
             note = host.paths.about(peer, passes, WHY[passes])

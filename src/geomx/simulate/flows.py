@@ -93,10 +93,14 @@ class SimulatedEnd:
         if not self.is_alive:
             return
         now = self._clock.now
+        why = self.end.why_stuck(now, self.heard_at)
+        if why:
+            self._stuck(why)
+            return
         try:
-            deliveries = list(self.end.closed(now, self.heard_at))
+            deliveries = self.end.closed(now)
         except ProtocolError as error:
-            self._stuck(str(error))
+            self._broken(error)
             return
         for delivery in deliveries:
             self._deliver(delivery)

@@ -200,7 +200,7 @@ def test_an_end_takes_parity_although_nothing_was_agreed_on() -> None:
     announce(end.receiver, BLOCKS)
     for number, packet in enumerate([*PIECES[1:], PARITY]):
         end.received(number, packet.pack(), 0.0)
-    (delivery,) = end.closed(0.0, 0.0)
+    (delivery,) = end.closed(0.0)
     assert [bytes(block.data) for block in delivery.payload.blocks] == BLOCKS
 
 

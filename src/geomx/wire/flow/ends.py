@@ -17,7 +17,7 @@ Loads may overtake each other and what the connection carries; what belongs to o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -274,21 +274,26 @@ class FlowEnd:
         self._admit(message)
         self.announced(packet.number, message, now)
 
-    def closed(self, now: float, heard_at: float) -> Iterable[Delivery]:
-        """The loads that close now. Raises `ProtocolError` where nothing comes any more of what was announced.
+    def closed(self, now: float) -> list[Delivery]:
+        """The loads that close now. Raises `ProtocolError` where one is not what was announced."""
+        return [_joined(delivery) for delivery in self.receiver.closed(now)]
+
+    def why_stuck(self, now: float, heard_at: float) -> str:
+        """Why the peer is to be connected to again: nothing new comes of what it has announced; empty: it need not be.
 
         `heard_at`: when something came on the connection last. Where nothing comes there either, nobody is to blame.
         """
-        if now >= self.receiver.still_since + STUCK_S:
-            if now - heard_at < SILENT_S:
-                raise ProtocolError(f"it has announced blocks, and sent none of them for {STUCK_S:.0f} s")
-            self.receiver.excuse(now)
-        return map(_joined, self.receiver.closed(now))
+        if now < self.receiver.still_since + STUCK_S:
+            return ""
+        if now - heard_at < SILENT_S:
+            return f"it has announced blocks, and sent none of them for {STUCK_S:.0f} s"
+        self.receiver.excuse(now)
+        return ""
 
     # -- when, and what of it -----------------------------------------------------------------------------------
 
     def next_at(self) -> float:
-        """When to call `datagrams`, `to_write` and `closed`, if nothing comes before; inf: not at all."""
+        """When to call `datagrams`, `to_write`, `closed` and `why_stuck`, if nothing comes before; inf: not at all."""
         at = min(self.path.next_at(), self.receiver.next_at(), self.receiver.still_since + STUCK_S)
         if not self.path.is_open:
             return at
