@@ -36,7 +36,7 @@ class Alike:
 
     Args:
         deadline: In round trips behind a payload's end, up to 100; 0: until all have come.
-        fec: Parity pieces for each piece, up to 1; 0: none.
+        fec: Parity pieces for each piece, up to 1; 0: as many as the measured loss asks for, of what must arrive.
 
     Raises:
         ConfigError: A parameter is out of range.

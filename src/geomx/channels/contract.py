@@ -176,7 +176,8 @@ class BlockClasses(Protocol):
         tries: How often a block of class 1, 2, ... is sent at most. Blocks of class 0 are sent until they have come.
         grace: How long the receiver waits, behind a payload's end, for what is not reliable: in round trips.
         needs_loss: The script has to tell its loss (`run.loss`).
-        parity_share: Parity pieces for each piece, from 0 to 1, from which lost ones are rebuilt.
+        parity_share: Parity pieces for each piece, up to 1, from which lost ones are rebuilt; 0: as many as the
+            measured loss asks for, of what is reliable.
     """
 
     loses: bool

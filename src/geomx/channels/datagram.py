@@ -373,7 +373,8 @@ def datagram(edge: EdgeSettings, *, deadline: float = 0.0, fec: float = 0.0) -> 
     Args:
         edge: What the description says of the edges.
         deadline: How long lost blocks are sent again, in round trips behind a payload's end; 0: until they have come.
-        fec: Parity pieces for each piece, up to 1, from which lost ones are rebuilt; 0: none.
+        fec: Parity pieces for each piece, up to 1, from which lost ones are rebuilt; 0: as many as the measured loss
+            asks for, of what must arrive.
 
     Raises:
         ConfigError: A parameter is out of range.
