@@ -7,6 +7,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from geomx.channels.sealing import ENVELOPE_BYTES
 from geomx.errors import ProtocolError
 from geomx.node.contract import Write
 from geomx.simulate.network import Clock, SimulatedLink
@@ -18,7 +19,6 @@ from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES
 from geomx.wire.messages import Carried, FlowBroken, Message
 
-ENVELOPE_BYTES = 54  # of a datagram: seal, UDP, IPv4
 MOST_AT_ONCE = 1 << 16
 PRIORITY = 0  # as on the wire, where nothing waits for more than the chunk before it
 

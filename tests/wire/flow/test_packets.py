@@ -13,7 +13,6 @@ from geomx.errors import ProtocolError
 from geomx.wire.flow.packets import (
     CLOSED_SHOWN,
     MOST_IN_GROUP,
-    MOST_NUMBER,
     MOST_RUNS,
     MOST_TAILS,
     MOST_TOLD,
@@ -31,6 +30,7 @@ from geomx.wire.flow.packets import (
 )
 
 Runs = tuple[tuple[int, int], ...]
+MOST_NUMBER = 1 << 48  # of datagrams
 LONGEST = (1 << 16) - 1  # of a run, or of what is missing, in an acknowledgement
 U8, U16, U32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
 SECONDS = st.integers(0, (1 << 32) - 1).map(lambda microseconds: microseconds / 1e6)

@@ -37,7 +37,7 @@ _HEAD = struct.Struct("<BIQ")
 _PARITY = struct.Struct("<BIHHBBB")
 
 PIECE_HEAD_BYTES, PARITY_HEAD_BYTES = _PIECE.size, _PARITY.size
-MOST_BLOCKS, MOST_PIECES, MOST_LOADS = (1 << 16) - 1, 255, 1 << 32  # as many as their fields can count
+MOST_BLOCKS, MOST_PIECES = (1 << 16) - 1, 255  # as many as their fields can count
 MOST_OPEN = 4096  # from the oldest load that is open to the newest
 MOST_RUNS = MOST_TAILS = 64
 MOST_TOLD = 16  # runs in an acknowledgement: so at 5 % loss, what has come of each window is told forty times
@@ -216,9 +216,6 @@ def _unpack_ack(body: bytes | memoryview) -> Ack:
         runs.append((first, last))
         above = first
     return Ack(held / 1e6, closed_below, closed, tuple(runs))
-
-
-MOST_NUMBER = 1 << 48
 
 
 def _us(seconds: float) -> int:

@@ -31,10 +31,10 @@ from geomx.wire.flow.outbox import BlockOut, FlowTerms, Item, Outbox
 from geomx.wire.flow.packets import MOST_OPEN, MOST_TAILS, Ack, Piece, Tail
 from geomx.wire.flow.parity import ParityOut
 from geomx.wire.flow.path import SIZES
+from geomx.wire.flow.receiver import ACK_DELAY_S
 
 LATER = 3  # numbers: so many datagrams seldom overtake one
 LEAST_TIMEOUT_S = 0.02
-ACK_DELAY_S = 0.005
 MOST_BACKOFFS = 6
 LARGE_BYTES = SIZES[-1]  # smaller ones pass wherever a path is open
 MOST_LARGE_LOST, LARGE_LOST_S = 16, 1.0  # in a row, for so long: they no longer pass
