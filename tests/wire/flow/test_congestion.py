@@ -274,7 +274,7 @@ def test_two_flows_share(later_s):
 
 
 class Cubic:
-    """A window that halves where something is lost, and then grows as CUBIC's does (RFC 9438); in place of `Congestion`."""
+    """A window that shrinks where something is lost, and grows as CUBIC's does (RFC 9438); in place of `Congestion`."""
 
     def __init__(self, world):
         self.world, self.under_way = world, 0
