@@ -294,7 +294,12 @@ def test_channels_are_compared_where_a_link_loses(capsys: pytest.CaptureFixture[
         ("tcp", "cubic")
     ]  # "system" is taken for it
     printed = capsys.readouterr().out
-    for words in ("1 % lost", "Channels, for fsa with dense", "tcp *", "Channels are predicted for a real link"):
+    for words in (
+        "1 % lost",
+        "Channels, for fsa with dense",
+        "tcp *",
+        "Channels are predicted for a real link",
+    ):
         assert words in printed
 
 
