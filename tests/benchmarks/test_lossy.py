@@ -66,6 +66,6 @@ def test_a_turn_leaves_its_rounds_and_what_the_router_counted(tmp_path):
     (row,) = sweep.rows_of(path)
     assert row["state"] == "ok"
     assert len(row["seconds"]) == 2 * rounds
-    assert max(row["seconds"]) > 0.1  # the round trip; a step that was noticed late makes the next one seem short
+    assert max(row["seconds"]) > 0.1  # the round trip; the shortest may have begun late
     assert row["up_bytes"] > 2 * parameters
     assert row["down_bytes"] > 2 * parameters
