@@ -57,7 +57,7 @@ def test_every_network_of_the_file_exists_and_every_system_is_described():
 @pytest.mark.processes
 @pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))
 def test_a_turn_leaves_its_rounds_and_what_the_router_counted(tmp_path):
-    path, rounds, parameters = tmp_path / "rows.jsonl", 3, 20_000
+    path, rounds, parameters = tmp_path / "rows.jsonl", 12, 20_000  # what is counted at either end is a guess
     command = [sys.executable, str(ROOT / "benchmarks" / "lossy.py"), "--networks", "20mbit-100ms-5loss"]
     options = ["--systems", "TCP bbr", "--rounds", str(rounds), "--parameters", str(parameters)]
     options += ["--out", str(path), "--let-cores-sleep"]
@@ -66,6 +66,6 @@ def test_a_turn_leaves_its_rounds_and_what_the_router_counted(tmp_path):
     (row,) = sweep.rows_of(path)
     assert row["state"] == "ok"
     assert len(row["seconds"]) == 2 * rounds
-    assert max(row["seconds"]) > 0.1  # the round trip; the shortest may have begun late
+    assert min(row["seconds"]) > 0.1  # the round trip
     assert row["up_bytes"] > 2 * parameters
     assert row["down_bytes"] > 2 * parameters

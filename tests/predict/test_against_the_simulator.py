@@ -162,12 +162,22 @@ def test_a_codec_shortens_a_round_by_what_it_takes_off_the_link(scenario: str) -
     assert predicted("fsa", scenario, "fp16").step_s == pytest.approx(step_s, rel=0.05)
 
 
+TOO_SHORT = pytest.mark.xfail(
+    strict=True, reason="what parity cannot replace is not predicted: 18 % too short"
+)
+
+
 @pytest.mark.parametrize(
-    "loss", [pytest.param(loss, marks=() if loss == 0.01 else pytest.mark.grids) for loss in LOSSES]
+    "loss",
+    [
+        pytest.param(0.0, marks=pytest.mark.grids),
+        0.01,
+        pytest.param(0.03, marks=[pytest.mark.grids, TOO_SHORT]),
+    ],
 )
 def test_datagrams_take_as_long_but_for_chance(loss: float) -> None:
     scenario = f"loss {loss}"
     step_s, up_bytes = simulated("fsa", scenario, channel="datagram")
     found = predicted("fsa", scenario, wan_up=Datagrams(), wan_down=Datagrams())
-    assert found.step_s == pytest.approx(step_s, rel=0.2)  # what parity cannot replace is not predicted
+    assert found.step_s == pytest.approx(step_s, rel=0.15)
     assert found.bytes_up == pytest.approx(up_bytes, rel=0.08)
