@@ -70,7 +70,9 @@ def trained(
     chosen = SETTINGS[setting]
     policy, codec_up, codec_down = (chosen.get(key, default) for key, default in DEFAULTS.items())
     parties, workers = map(int, shape.split("x"))
-    plan = Topology("adam", virtual.parties(workers, parties), wan=Edge(codec_up, codec_down), policy=policy)
+    plan = Topology.of_parties(
+        "adam", virtual.parties(workers, parties), wan=Edge(codec_up, codec_down), policy=policy
+    )
     simulator, found = Simulator(seed, NETWORK), dict[str, Any]()
     rule = policies.make(policy)
     is_gradient = rule.plans is GradientStep

@@ -37,7 +37,9 @@ def trained(algorithm: str, scenario: str, seed: int) -> dict[str, Any]:
     """One run; its row."""
     chosen, unequal = ALGORITHMS[algorithm], SCENARIOS[scenario]
     policy, parties = chosen["policy"], virtual.parties(unequal.get("workers", 2))
-    plan = Topology("algorithms", parties, policy=policy, compensation=chosen.get("compensation", ""))
+    plan = Topology.of_parties(
+        "algorithms", parties, policy=policy, compensation=chosen.get("compensation", "")
+    )
     simulator = Simulator(seed, LAN)
     simulator.link("A", "global/0", Network(MBPS, DELAY_MS))
     simulator.link("B", "global/0", Network(unequal.get("mbps_of_b", MBPS), DELAY_MS))

@@ -44,7 +44,7 @@ def trained(config: str, model: str, rounds: int, seed: int) -> dict[str, Any]:
 
 def run_of(wan: Edge, optimizer: str, network: Network, model: str, rounds: int, seed: int) -> dict[str, Any]:
     """Train over such a WAN; what came of it. `optimizer`: "Adam" or "SGD"."""
-    plan = Topology("codecs", virtual.parties(), wan=wan)
+    plan = Topology.of_parties("codecs", virtual.parties(), wan=wan)
     simulator, found = Simulator(seed, network), dict[str, Any]()
 
     def loop(seat: virtual.Seat) -> None:
@@ -61,7 +61,7 @@ def run_of(wan: Edge, optimizer: str, network: Network, model: str, rounds: int,
 
     started = time.monotonic()
     virtual.train(plan, simulator, Settings(weight="equal", seed=seed), model, loop)
-    up, down = (moved / rounds / len(plan.parties) for moved in virtual.wan_bytes(plan, simulator))
+    up, down = (moved / rounds / len(plan.tree.parties) for moved in virtual.wan_bytes(plan, simulator))
     parameters = sum(p.numel() for p in workloads.cnn(model).parameters())
     row = {"model": model, "parameters": parameters, "rounds": rounds, "seed": seed, **found}
     return row | {"wan_bytes_up": up, "wan_bytes_down": down, "took_s": time.monotonic() - started}

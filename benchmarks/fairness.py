@@ -36,6 +36,7 @@ from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Contribution, Ready
 from geomx.node.topology import Edge, Topology
 from geomx.observe.records import Recorder
+from geomx.tree import TOP, Tree
 from lab import awake
 from lab.describe import describe, load
 from lab.lab import Lab
@@ -44,8 +45,7 @@ HEAD_START_S, WARM_S = 5.0, 15.0
 TURNS = ("datagrams first", "TCP first")
 GEOMX_PORT, TCP_PORT = 7000, 7001
 HEADERS = 1500 / 1448  # of TCP with time stamps
-EDGE = Edge(channel="datagram")
-TREE = Topology("fairness", {"W": ("W/0",)}, flat=True, wan=EDGE, lan=EDGE, secret=b"fairness" * 4)
+TREE = Topology("fairness", Tree({"W/0": TOP}), {TOP: Edge(channel="datagram")}, secret=b"fairness" * 4)
 MODEL = Layout((Tensor("weights", (1 << 20,), "float32"),), slice_elements=1 << 14)
 SGD = {
     "lr": 0.0,

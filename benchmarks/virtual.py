@@ -54,21 +54,22 @@ def train(
     """Run `loop` on every worker until all have ended, or as long as `goes_on()`. Raises what a worker has raised."""
     torch.set_num_threads(1)
     reuse_freed_blocks()
-    workers = len(plan.workers) // len(plan.parties)
-    cell = Cell("geomx", "", model, 0, "", parties=len(plan.parties), workers=workers, batch=batch)
+    workers = len(plan.tree.workers) // len(plan.tree.parties)
+    cell = Cell("geomx", "", model, 0, "", parties=len(plan.tree.parties), workers=workers, batch=batch)
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)
         job = Job(cell, program.name)
-        places = {"name": job.name, "members": plan.workers, "party_members": plan.parties[job.party]}
-        with LiveRun(program, **places, settings=settings, clock=lambda: program.now) as run:
+        with LiveRun(
+            program, name=job.name, tree=plan.tree, settings=settings, clock=lambda: program.now
+        ) as run:
             loop(Seat(run, workloads.task(job, settings.seed), program, roots))
 
-    nodes = [make_node(plan, name) for name in plan.nodes]
+    nodes = [make_node(plan, name) for name in plan.tree.nodes]
     for node in nodes:
         simulator.add(node)
     roots = [node.sink for node in nodes if isinstance(getattr(node, "sink", None), Root)]
-    programs = [simulator.program(worker, main) for worker in plan.workers]
+    programs = [simulator.program(worker, main) for worker in plan.tree.workers]
     simulator.run(while_=goes_on)
     for program in programs:
         if program.error is not None and goes_on():
@@ -77,6 +78,6 @@ def train(
 
 def wan_bytes(plan: Topology, simulator: Simulator) -> tuple[float, float]:
     """What all parties have sent to the global servers, and what came back."""
-    ways = [(party, shard) for party in plan.parties for shard in plan.shards]
+    ways = [(party, shard) for party in plan.tree.parties for shard in plan.tree.shards]
     up = sum(simulator.sent_bytes(party, shard) for party, shard in ways)
     return up, sum(simulator.sent_bytes(shard, party) for party, shard in ways)

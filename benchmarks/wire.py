@@ -39,6 +39,7 @@ from geomx.node.port import Contribution, Left, Ready
 from geomx.node.topology import Edge, Topology
 from geomx.observe.costs import Memory, cost, memory_of
 from geomx.observe.records import Recorder
+from geomx.tree import TOP, Tree
 
 MIB, PARAMETERS = 1 << 20, 10_000_000
 PLAIN, LINK = Edge(), LinkTable(rate_mbps=100.0, delay_ms=20.0)
@@ -63,8 +64,8 @@ def driver_of(
     name: str, workers: int, link: LinkTable | None, edge: Edge, port: int, give: Any = None
 ) -> Driver:
     """A node of the wire's run: `global/0`, or `W/0`, `W/1`, ..."""
-    parties = {"W": tuple(f"W/{rank}" for rank in range(workers))}
-    node = make_node(Topology("wire", parties, flat=True, wan=edge, lan=edge), name)
+    tree = Tree({f"W/{rank}": TOP for rank in range(workers)})
+    node = make_node(Topology("wire", tree, {TOP: edge}), name)
     channel = Tcp(
         None if link is None else link.spec, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES
     )

@@ -18,10 +18,10 @@ from pydantic.fields import FieldInfo
 
 from geomx.channels import channels
 from geomx.codecs import codecs
-from geomx.config import AGREED, AGREED_OF_A_PARTY, LinkTable, Run
+from geomx.config import AGREED, AGREED_OF_EACH, LinkTable, Run
 from geomx.config.fields import TABLES, as_table, is_listed, keys, words
 from geomx.config.problems import shown
-from geomx.config.tables import LanTable, Table, WanTable
+from geomx.config.tables import BelowTable, LanTable, RegionTable, Table, WanTable
 from geomx.optim import compensations
 from geomx.registry import Registry
 from geomx.sync import policies
@@ -123,6 +123,8 @@ def reference() -> str:
     for name, table in TABLES.items():
         title = f"[[{name}]]" if is_listed(name) else f"[{name}]"
         sections.append("\n".join(_section(f"`{title}`", name, table)))
+        if table is RegionTable:
+            sections.append("\n".join(_section("Below a region", "region.below", BelowTable)))
     sections.append("\n".join(_section("Links", "link", LinkTable)))
     sections.append("\n".join(_channels()))
     return "\n".join(sections)
@@ -138,10 +140,12 @@ def _section(title: str, name: str, table: type[Table]) -> Iterator[str]:
     yield f"{cleandoc(table.__doc__ or '')}\n"
     if table is LanTable:
         yield "It has the keys of `[wan]` except `pace_mbps`. Only those that differ are listed:\n"
+    if table is BelowTable:
+        yield "The table `below` of a region has the keys of `[wan]`. Only those that differ are listed:\n"
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for key, field in keys(table).items():
-        if table is LanTable and _is_as_over_the_wan(key, field):
+        if table in (BelowTable, LanTable) and _is_as_over_the_wan(key, field):
             continue
         mark = " ●" if _agreed(name, key) else ""
         cells = (f"`{key}`{mark}", _type(key, field), _default(name, key, field), field.description or "")
@@ -168,12 +172,15 @@ def _is_as_over_the_wan(key: str, field: FieldInfo) -> bool:
 
 
 def _agreed(table: str, key: str) -> bool:
-    return f"{table}.{key}" in AGREED or (table == "party" and key in AGREED_OF_A_PARTY)
+    kind, _, inner = table.partition(".")
+    return f"{table}.{key}" in AGREED or f"{inner}.{key}".lstrip(".") in AGREED_OF_EACH.get(kind, ())
 
 
 def _type(key: str, field: FieldInfo) -> str:
     if as_table(field.annotation) is LinkTable:
         return "[link](#links)"
+    if as_table(field.annotation) is BelowTable:
+        return "[edges](#below-a-region)"
     if key in CHOICES:
         return CHOICES[key][0]
     return FROM_TO.sub(r"\2 to \3", words(field))

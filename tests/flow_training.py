@@ -78,7 +78,7 @@ def gradient(place: int, step: int, tensor: int, size: int) -> torch.Tensor:
 
 def counts(simulator: Simulator, topology: Topology) -> Counter[str]:
     """Of what goes up to the shards: pieces that were sent, and sent again; that came, and that came too late."""
-    edges = [(party, shard) for party in topology.parties for shard in topology.shards]
+    edges = [(party, shard) for party in topology.tree.parties for shard in topology.tree.shards]
     found: Counter[str] = Counter()
     for party, shard in edges:
         for (node, peer), names in (((party, shard), ("sent", "again")), ((shard, party), ("came", "late"))):
@@ -106,7 +106,7 @@ class Trained:
         return self.simulator.hosts[name].node
 
     def roots(self) -> list[Root]:
-        return [self.node(name).sink for name in self.topology.shards]
+        return [self.node(name).sink for name in self.topology.tree.shards]
 
     def at_root(self) -> dict[int, torch.Tensor]:
         """The weights of each slice."""
@@ -119,7 +119,7 @@ class Trained:
 
     def uplinks(self) -> list[Uplink]:
         """Those of both tiers."""
-        nodes = [self.node(name) for name in (*self.topology.parties, *self.topology.workers)]
+        nodes = [self.node(name) for name in (*self.topology.tree.parties, *self.topology.tree.workers)]
         assert all(isinstance(node, Worker | Server) for node in nodes)
         sinks = [node.sink for node in nodes if isinstance(node, Server)]
         above = [sink.above for sink in sinks if isinstance(sink, Aggregator)]
@@ -197,13 +197,12 @@ def train(
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)  # holds for the thread that calls it
-        place, recorder = topology.workers.index(program.name), Recorder(program, pushed)
+        place, recorder = topology.tree.workers.index(program.name), Recorder(program, pushed)
         recorders.append(recorder)
         run = LiveRun(
             recorder,  # type: ignore[arg-type]  # which it hands on to
             name=program.name,
-            members=topology.workers,
-            party_members=topology.parties[program.name[0]],
+            tree=topology.tree,
             settings=settings,
             clock=lambda: program.now,
         )
@@ -220,16 +219,16 @@ def train(
             assert run._attached is not None
             contributions.add(run._attached.ledger.contributions)
 
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
-    added = {name: rounds_added(simulator.hosts[name].node) for name in topology.shards}
-    programs = {name: simulator.program(name, main) for name in topology.workers}
+    added = {name: rounds_added(simulator.hosts[name].node) for name in topology.tree.shards}
+    programs = {name: simulator.program(name, main) for name in topology.tree.workers}
     faults(simulator)
     simulator.run(until=600.0)
     assert_well(simulator, topology, programs)
     (weight,) = {weight for recorder in recorders for weight in recorder.weights}
     ((contributed),) = contributions
-    workers = len(topology.workers) if policy.sync_group == "run" else len(topology.parties["A"])
+    workers = len(topology.tree.workers) if policy.sync_group == "run" else len(topology.tree.children("A"))
     rate, layout = 1.0 if policy.plans is LocalStep else LR, recorders[0].layout
     assert layout is not None
     found = counts(simulator, topology)
@@ -248,10 +247,11 @@ def check(trained: Trained, is_exact: bool) -> None:
             f"slice {index}: {int((missing != 0).sum())} elements of {missing.numel()} are wrong, "
             f"by {float(missing.abs().max())} at most"
         )
-    assert trained.counted() == [trained.contributions] * len(trained.topology.workers)
+    assert trained.counted() == [trained.contributions] * len(trained.topology.tree.workers)
     apart = policies.make(trained.topology.policy).sync_group == "party"
     at_root = trained.at_root()
-    for party, workers in trained.topology.parties.items():
+    for party in trained.topology.tree.parties:
+        workers = trained.topology.tree.children(party)
         for index, ours in trained.in_slices(workers[0]).items():
             assert apart or torch.equal(ours, at_root[index]), f"slice {index} of {party} is not the root's"
             assert all(torch.equal(ours, trained.in_slices(worker)[index]) for worker in workers[1:])

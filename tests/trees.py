@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,10 @@ from geomx.layout import Layout, Tensor
 from geomx.node.factory import make_node
 from geomx.node.port import Arrived, Contribution, Left, Ready
 from geomx.node.topology import Topology
+from geomx.rounds.membership import Members
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
+from geomx.tree import TOP, Tree
 from geomx.wire.presence import pack
 from geomx.wire.session import Patience
 
@@ -31,14 +33,21 @@ SGD = {
 def topology_of(
     parties: list[int], shards: int = 1, patience: Patience | None = None, **more: Any
 ) -> Topology:
-    """`parties`: how many workers each has; they are called A, B, C, ..., Z, P26, ..."""
+    """`parties`: how many workers each has; they are called A, B, C, ..., Z, P26, ... `more`: of `Topology`."""
     letters = [chr(65 + p) if p < 26 else f"P{p}" for p in range(len(parties))]
     names = {
         letter: tuple(f"{letter}/{rank}" for rank in range(n))
         for letter, n in zip(letters, parties, strict=True)
     }
-    topology = Topology("test", names, tuple(f"global/{shard}" for shard in range(shards)), **more)
+    every = [f"global/{shard}" for shard in range(shards)]
+    topology = Topology.of_parties("test", names, shards=every, **more)
     return topology if patience is None else topology.with_patience(patience)
+
+
+def members_of(names: Iterable[str]) -> Members:
+    """Of a run with these workers, in this order; each hangs on the party of its name."""
+    workers = {name: name.partition("/")[0] for name in names}
+    return Members(Tree(dict.fromkeys(workers.values(), TOP) | workers), "global/0")
 
 
 def layout_of(members: int, dtype: str = "float32") -> Layout:
@@ -132,9 +141,9 @@ def run_tree(
 ) -> tuple[Simulator, dict[str, Program]]:
     """A whole run, until every node has ended."""
     simulator = Simulator(seed, network)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
-    programs = {name: simulator.program(name, loop) for name in topology.workers}
+    programs = {name: simulator.program(name, loop) for name in topology.tree.workers}
     faults(simulator)
     simulator.run(until)
     return simulator, programs
@@ -154,9 +163,8 @@ def bad_network(chance: random.Random) -> Network:
 
 def disturb(simulator: Simulator, chance: random.Random, topology: Topology, within_s: float = 2.0) -> None:
     """Cuts, resets and stops at random times, on random edges."""
-    edges = [(w, w[0]) for w in topology.workers] + [
-        (p, s) for p in topology.parties for s in topology.shards
-    ]
+    tree = topology.tree
+    edges = [(node, parent) for node in (*tree.workers, *tree.servers) for parent in tree.parents(node)]
     for _ in range(chance.randrange(4)):
         one, other = chance.choice(edges)
         for_s, reset = chance.uniform(0.05, 3.0), chance.random() < 0.5
@@ -173,6 +181,6 @@ def assert_well(simulator: Simulator, topology: Topology, programs: dict[str, Pr
     for name, program in programs.items():
         assert program.error is None, f"{name}: {program.error!r}"
         assert program.finished, f"{name} did not come to its end"
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         assert simulator.error_of(name) is None, f"{name}: {simulator.error_of(name)}"
         assert simulator.has_stopped(name), f"{name} has not ended"

@@ -109,12 +109,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_plain(run)
     _add_strict(run, "treat settings that are known to cost accuracy as errors")
 
-    serve = _command(commands, "serve", _serve, "run one server: a global server, or a party's local server")
-    serve.add_argument("--role", choices=("global", "local"), required=True, help="which kind of server")
+    serve = _command(commands, "serve", _serve, "run one server: a global server, or a region's or party's")
+    serve.add_argument(
+        "--role", choices=("global", "region", "local"), required=True, help="which kind of server"
+    )
     serve.add_argument(
         "--shard", type=int, default=None, metavar="I", help="which global server, from 0 (default: 0)"
     )
     serve.add_argument("--party", metavar="NAME", help="whose local server")
+    serve.add_argument("--region", metavar="NAME", help="which region's server")
 
     worker = _command(commands, "worker", _worker, "run a training script, or any command, as one worker")
     worker.usage = "geomx worker RUN.toml --party NAME [--rank I] [key=value ...] -- COMMAND ..."
@@ -305,17 +308,22 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _server_name(run: Run, arguments: argparse.Namespace) -> str:
     """The server that the options mean; raises `ConfigError`."""
+    for option, role in (("party", "local"), ("shard", "global"), ("region", "region")):
+        if getattr(arguments, option) is not None and arguments.role != role:
+            raise _wrong(f"--{option}", str(getattr(arguments, option)), f"only with --role {role}")
     if arguments.role == "global":
-        if arguments.party is not None:
-            raise _wrong("--party", arguments.party, "only with --role local")
         shard = arguments.shard or 0
         if not 0 <= shard < run.run.shards:
             raise _wrong(
                 "--shard", str(shard), f"0 to {run.run.shards - 1}, since run.shards = {run.run.shards}"
             )
         return run.shard_names[shard]
-    if arguments.shard is not None:
-        raise _wrong("--shard", str(arguments.shard), "only with --role global")
+    if arguments.role == "region":
+        names = [region.name for region in run.regions]
+        allowed = f"one of {', '.join(names)}" if names else "no region, since there is no [[region]]"
+        if arguments.region not in names:
+            raise _wrong("--region", arguments.region or "nothing", allowed)
+        return str(arguments.region)
     if arguments.party is None:
         raise _wrong("--party", "nothing", f"one of {', '.join(run.servers)}")
     return run.party(arguments.party).name

@@ -90,13 +90,14 @@ def test_the_message_has_every_fault():
             'run.codec_up = "dense"',
             "run.codec_up",
             "an unknown key",
-            "there is `wan.codec_up`, `lan.codec_up`",
+            "there is `region.below.codec_up`, `wan.codec_up`, `lan.codec_up`",
         ),
         (
             "wan.rate_mbps = 3",
             "wan.rate_mbps",
             "an unknown key",
-            "there is `party.link.rate_mbps`, `wan.link.rate_mbps`, `lan.link.rate_mbps`, `event.rate_mbps`",
+            "there is `party.link.rate_mbps`, `region.link.rate_mbps`, `region.below.link.rate_mbps`, "
+            "`wan.link.rate_mbps`, `lan.link.rate_mbps`, `event.rate_mbps`",
         ),
         ("run.xyz = 3", "run.xyz", "an unknown key", ""),
         ('sync.policy = "fsaa"', "sync.policy", '"fsaa"', "did you mean `fsa`?"),

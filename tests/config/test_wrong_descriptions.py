@@ -125,7 +125,11 @@ WRONG = [
     ("[[parties]]\nname = 1", "parties", "did you mean `party`?"),
     ("[[run]]\nseed = 1", "run", "allowed: table of `name`"),
     ("wan = 100", "wan", "found 100"),
-    ("[link.C]\nrate_mbps = 1", "link", "there is `party.link`, `wan.link`, `lan.link`"),
+    (
+        "[link.C]\nrate_mbps = 1",
+        "link",
+        "there is `party.link`, `region.link`, `region.below.link`, `wan.link`",
+    ),
     ('run.arguments = [["--fast"]]', "run.arguments[0]", 'found ["--fast"]'),
     ('run.script = "train.py"\nrun.arguments = ["a\\u0000b"]', "run.arguments[0]", "U+0000"),
     ('run.script = "a\\u0000b"', "run.script", "U+0000"),

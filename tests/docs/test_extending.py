@@ -114,19 +114,17 @@ def run_live(topology: Topology, script: Script, settings: Settings) -> dict[str
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)
-        party = program.name.partition("/")[0]
         with LiveRun(
             program,
             name=program.name,
-            members=topology.workers,
-            party_members=topology.parties[party],
+            tree=topology.tree,
             settings=settings,
         ) as run:
             results[program.name] = script(run, program)
 
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
-    programs = {name: simulator.program(name, main) for name in topology.workers}
+    programs = {name: simulator.program(name, main) for name in topology.tree.workers}
     simulator.run(until=600.0)
     assert_well(simulator, topology, programs)
     return results
@@ -165,7 +163,7 @@ def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
     half = topology_of([1, 1], wan=Edge(codec_up="half:Half scale=8.0"))
     sent, ended = [], []
     for topology in (dense, half):
-        loop = Loop(layout, topology.workers, rounds=5)
+        loop = Loop(layout, topology.tree.workers, rounds=5)
         simulator, programs = run_tree(topology, loop)
         assert_well(simulator, topology, programs)
         assert torch.equal(loop.weights["A/0"][0], loop.weights["B/0"][0])
@@ -186,7 +184,7 @@ def test_the_codec_refuses_other_sizes() -> None:
 def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> None:
     """Between `attach` and the first step they are dense, whatever the codec."""
     topology = topology_of([2], lan=Edge(codec_down="half:Half"))
-    loop = Loop(layout_of(2), topology.workers, rounds=2, compute_s=3.0)
+    loop = Loop(layout_of(2), topology.tree.workers, rounds=2, compute_s=3.0)
     again: dict[int, torch.Tensor] = {}
 
     def rejoin(program: Program) -> None:
@@ -211,7 +209,7 @@ def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> No
     )
     assert len(again) == len(loop.layout.slices)
     assert programs["A/0"].error is None
-    assert [simulator.error_of(name) for name in topology.nodes] == [None] * len(topology.nodes)
+    assert [simulator.error_of(name) for name in topology.tree.nodes] == [None] * len(topology.tree.nodes)
 
 
 @pytest.mark.parametrize("policy", ["fsa", "majority:Majority"])
@@ -232,7 +230,7 @@ def test_a_majority_does_not_wait_for_the_slow_one(policy: str) -> None:
         assert min(ended.values()) > 10.0 * STEPS
     else:
         assert ended["A/0"] < 10.0 < 10.0 * STEPS <= ended["B/2"]
-    for name in topology.workers:
+    for name in topology.tree.workers:
         assert_equal(results[name], results["A/0"])
 
 
@@ -244,7 +242,7 @@ def test_the_datagram_channel_sends_the_last_blocks_until_they_have_come() -> No
     (slice_, *_), topology = layout.slices, topology_of([1, 1], wan=edge)
     blocks = Dense().cut(slice_, torch.zeros(slice_.size_bytes, dtype=torch.uint8), slice_.size_bytes // 8)
     assert classes.levels(slice_, 1, blocks, lambda: torch.zeros(slice_.elements), None) == [1] * 6 + [0] * 2
-    loop = Loop(layout, topology.workers, rounds=5)
+    loop = Loop(layout, topology.tree.workers, rounds=5)
     simulator, programs = run_tree(topology, loop)
     assert_well(simulator, topology, programs)
     assert simulator.hosts["A"].node.blocks.given.keys() == {0, 1}
@@ -267,7 +265,7 @@ def test_the_rule_at_the_root_is_plain_gradient_descent() -> None:
     layout, ended = layout_of(3), []
     for name, hyper in (("torch.optim.SGD", None), (DESCENT, {"lr": 0.05})):
         topology = topology_of([1, 2], shards=2, rule="" if hyper is None else name)
-        loop = Loop(layout, topology.workers, rounds=5, settings={"optimizer": name, "clip_norm": None})
+        loop = Loop(layout, topology.tree.workers, rounds=5, settings={"optimizer": name, "clip_norm": None})
         loop.hyper = hyper or {**loop.hyper, "momentum": 0.0}
         simulator, programs = run_tree(topology, loop)
         assert_well(simulator, topology, programs)
@@ -291,7 +289,7 @@ def test_a_description_names_the_rule_at_the_root() -> None:
 def test_a_rule_that_the_description_does_not_have_is_not_imported() -> None:
     topology, layout = topology_of([1, 1]), layout_of(3)
     loop = Loop(
-        layout, topology.workers, rounds=1, settings={"optimizer": "antigravity:Fly", "clip_norm": None}
+        layout, topology.tree.workers, rounds=1, settings={"optimizer": "antigravity:Fly", "clip_norm": None}
     )
     simulator, _ = run_tree(topology, loop)
     assert "the workers ask for the rule 'antigravity:Fly'" in str(simulator.error_of("global/0"))

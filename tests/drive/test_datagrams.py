@@ -42,7 +42,7 @@ class Tree:
         self.relay = between
         self.records = records
         self._heard: asyncio.Queue[Any] = asyncio.Queue()
-        self._loop = Loop(LAYOUT, TOPOLOGY.workers, 0)
+        self._loop = Loop(LAYOUT, TOPOLOGY.tree.workers, 0)
         self._weights: dict[int, Any] = {}
         self._worker: Driver
         self.turn = 0

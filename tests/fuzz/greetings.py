@@ -37,7 +37,8 @@ from geomx.channels.tcp import Tcp
 from geomx.channels.tls import Contexts, contexts
 from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.node.factory import make_node
-from geomx.node.topology import Topology
+from geomx.node.topology import Edge, Topology
+from geomx.tree import TOP, Tree
 from geomx.wire.messages import PROTOCOL_VERSION, Ack, Beat, Challenge, Hello, Leave, Message, Refuse, Welcome
 from geomx.wire.proof import NONCE_BYTES, Side, proof
 
@@ -163,7 +164,7 @@ def resources() -> tuple[float, int]:
 
 
 async def besiege(number: int, seed: int, ours: Contexts | None, theirs: Contexts | None) -> None:
-    topology = Topology(RUN, {"A": (MEMBER, VICTIM)}, flat=True)
+    topology = Topology(RUN, Tree({MEMBER: TOP, VICTIM: TOP}), {TOP: Edge()})
     if ours is None:
         topology = replace(topology, secret=secrets.token_bytes(32))
     records = Records()

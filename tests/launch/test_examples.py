@@ -19,7 +19,7 @@ from geomx.launch.examples import choose, find_examples, listing, results_table,
 ROOT = Path(__file__).parents[2]
 TECHNIQUES = (
     "bisparse", "dcasgd", "dgt", "diloco", "downpour", "esync", "fp16", "fsa", "hfa", "mixedsync", "mpq", "multigps",
-    "p3", "two-bit",
+    "p3", "three-tiers", "two-bit",
 )  # fmt: skip
 QUICK = """# Two workers that agree on one weight.
 #
@@ -104,7 +104,7 @@ def test_a_name_that_is_none_is_told_with_the_nearest(capsys: pytest.CaptureFixt
         choose(["fsa", "bi-sparse", "three-machines"])
     assert [(fault.found, fault.hint) for fault in caught.value.faults] == [
         ("bi-sparse", "did you mean `bisparse`?"),
-        ("three-machines", ""),
+        ("three-machines", "did you mean `three-tiers`?"),
     ]
     assert cli.main(["examples", "esnyc"]) == 2
     assert "did you mean `esync`?" in capsys.readouterr().err

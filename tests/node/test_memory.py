@@ -135,8 +135,8 @@ def test_what_a_checkpoint_keeps_of_a_slice_is_found_behind_the_jobs_that_change
     server.say(9, *first)
     server.pool()
     server.say(9, *second)  # its job waits
-    server.say(1, Fetch(7, 0, "parent"))
+    server.say(1, Fetch(7, 0, "server", "A"))
     server.work()
     (answer,) = [e for e in server.effects if isinstance(e, Write) and isinstance(e.message, State)]
-    assert answer.message.planes == ("parent/anchor",)
+    assert answer.message.planes == ("@A/anchor",)
     assert answer.payload.view(torch.float32)[0].item() == pytest.approx(1.5, rel=0.01)

@@ -112,21 +112,21 @@ def run(
 ) -> dict[str, Any]:
     """Every worker runs `script`; returns what each came to."""
     simulator, results = Simulator(0, WAN), dict[str, Any]()
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
 
     def main(program: Program) -> None:
-        member = Member(program, topology.workers.index(program.name), settings or SETTINGS)
+        member = Member(program, topology.tree.workers.index(program.name), settings or SETTINGS)
         results[program.name] = script(member)
         member.leave()
 
-    programs = {name: simulator.program(name, main) for name in topology.workers}
+    programs = {name: simulator.program(name, main) for name in topology.tree.workers}
     simulator.run(120.0)
     for name, program in programs.items():
         if program.error is not None:
             raise program.error
         assert program.finished, name
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         if simulator.error_of(name) is not None:
             raise simulator.error_of(name)
         assert simulator.has_stopped(name)
@@ -298,17 +298,17 @@ def test_whoever_sent_what_cannot_be_read_is_named():
 def test_a_worker_cannot_rejoin_where_the_weights_live_on_the_workers():
     topology = topology_of([1, 1])
     simulator, settings = Simulator(0, WAN), {"optimizer": "workers", "clip_norm": None}
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
 
     def main(program: Program) -> None:
-        member = Member(program, topology.workers.index(program.name), settings)
+        member = Member(program, topology.tree.workers.index(program.name), settings)
         member.attach()
         member.assign()
         member.step(1.0)
         program.sleep(30.0)
 
-    for name in topology.workers:
+    for name in topology.tree.workers:
         simulator.program(name, main)
 
     def restart() -> None:
@@ -325,9 +325,9 @@ def test_a_worker_cannot_rejoin_where_the_weights_live_on_the_workers():
 
 def test_every_node_has_its_place_in_the_plan():
     topology, solo = topology_of([2, 1], shards=2), Topology.solo()
-    assert topology.nodes == ("global/0", "global/1", "A", "B", "A/0", "A/1", "B/0")
-    assert topology.parents("B/0") == ("B",)
-    assert solo.nodes == ("global/0", "solo/0")
-    assert solo.parents("solo/0") == ("global/0",)
+    assert topology.tree.nodes == ("global/0", "global/1", "A", "B", "A/0", "A/1", "B/0")
+    assert topology.tree.parents("B/0") == ("B",)
+    assert solo.tree.nodes == ("global/0", "solo/0")
+    assert solo.tree.parents("solo/0") == ("global/0",)
     for each in (topology, solo):
         assert [make_node(each, name).name for name in each.nodes] == list(each.nodes)

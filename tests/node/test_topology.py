@@ -15,6 +15,7 @@ from geomx.layout import Layout, Tensor
 from geomx.node.factory import make_node
 from geomx.node.topology import Edge, Topology
 from geomx.node.worker import Worker
+from geomx.wire.session import Patience
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,17 @@ def test_what_local_servers_send_their_workers(
 ) -> None:
     """Workers that may hold parts of a model get values: deltas need the whole."""
     topology = Topology.of(Run.parse(TWO_KINDS, "two.toml", overrides))
-    assert (topology.lan_of("A").codec_down, topology.passes("A")) == of_a
-    assert (topology.lan_of("B").codec_down, topology.passes("B")) == of_b
+    assert [(edge.codec_down, edge.passes) for edge in map(topology.below, "AB")] == [of_a, of_b]
+
+
+def test_each_server_gives_up_on_a_turn_later_than_those_below_it() -> None:
+    edge = Edge(codec_down="wan", patience=Patience(timeout_s=7.0))
+    regions = {"world": ("east", "D"), "east": ("A", "B")}
+    topology = topology_of(
+        [1, 1, 1, 1], regions=regions, below=edge, wan=Edge(patience=Patience(timeout_s=9.0))
+    )
+    found = {name: topology.later_s(name) for name in ("A", "east", "world", "global/0")}
+    assert found == {"A": 0.0, "east": 7.0, "world": 14.0, "global/0": 23.0}
 
 
 LAYOUT = Layout((Tensor("w", (30_000,), "float32"),))

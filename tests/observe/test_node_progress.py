@@ -13,7 +13,7 @@ from geomx.observe.records import Record, Recorder
 
 
 def lines(*told: tuple[float, str, dict[str, Any]]) -> list[str]:
-    progress = NodeProgress(every_s=10.0)
+    progress = NodeProgress(("global/0", "global/1"), every_s=10.0)
     found = (progress.take(Record(t, "A", name, "debug", fields)) for t, name, fields in told)
     return [line for line in found if line]
 

@@ -24,10 +24,12 @@ workers = 1
 """
 KEYS = [
     "ended", "failure",
-    "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "steps", "rounds", "samples", "wall_s",
+    "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "regions", "steps", "rounds", "samples",
+    "wall_s",
     "train_s", "final_loss", "final_validation_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down",
     "first_weights_wan_bytes_up",
-    "first_weights_wan_bytes_down", "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up",
+    "first_weights_wan_bytes_down", "region_bytes_up", "region_bytes_down", "first_weights_region_bytes_up",
+    "first_weights_region_bytes_down", "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up",
     "first_weights_lan_bytes_down",
     "datagrams", "datagram_paths", "first_weights_s", "wan_bytes_without_local_servers", "wan_bytes_dense",
     "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",

@@ -17,7 +17,7 @@ from geomx.config.tables import LinkTable
 from geomx.layout import Slice
 from geomx.node.topology import Edge
 from geomx.observe.costs import Cost
-from geomx.predict.facts import Codecs, Facts, Rhythm, Site
+from geomx.predict.facts import Codecs, EdgeCodecs, Facts, Rhythm, Site
 from geomx.predict.steps import Prediction, predict
 from geomx.predict.transports import SEALED_BYTES, Datagrams, Transport
 from geomx.simulate.simulator import Network, Simulator
@@ -132,7 +132,7 @@ def predicted(policy: str, scenario: str, codec: str = "dense", **carriers: Tran
     pieces = slices()
     facts = Facts(sites, sum(p.size_bytes for p in pieces), MEMORY_BYTES_PER_S, **carriers)  # type: ignore[arg-type]
     wan, lan = costed(codec, pieces), costed("dense", pieces)
-    return predict(facts, Rhythm.of(policy), Codecs(len(pieces), wan, wan, lan, lan))
+    return predict(facts, Rhythm.of(policy), Codecs(len(pieces), EdgeCodecs(wan, wan), EdgeCodecs(lan, lan)))
 
 
 for _loss in LOSSES:  # of datagrams alone

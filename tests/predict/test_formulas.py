@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from geomx.config.tables import LinkTable
 from geomx.errors import ConfigError
 from geomx.observe.costs import Cost
-from geomx.predict.facts import Codecs, Facts, Rhythm, Site
+from geomx.predict.facts import Codecs, EdgeCodecs, Facts, Rhythm, Site
 from geomx.predict.formulas import PassTimes, link_bytes, link_s, through, together, travel_s
 from geomx.predict.steps import Prediction, predict
 
@@ -49,7 +49,7 @@ def codecs_of(facts: Facts, ratio: float = 1.0, encode_s: float = 0.0, slices: i
     dense = Cost("dense", facts.size_bytes, facts.size_bytes, 0.0, 0.0, 0.0, lossless=True)
     wan = replace(dense, spec="half", sent_bytes=round(facts.size_bytes / ratio), lossless=ratio == 1.0)
     wan = replace(wan, encode_s=encode_s, decode_s=encode_s)
-    return Codecs(slices, wan, wan, dense, dense)
+    return Codecs(slices, EdgeCodecs(wan, wan), EdgeCodecs(dense, dense))
 
 
 # A link that loses one segment in twenty, and a model of so few segments that parts of them matter.

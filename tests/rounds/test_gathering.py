@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from trees import members_of
+
 from geomx.layout import Layout, Slice, Tensor
 from geomx.rounds.gathering import Gathering
-from geomx.rounds.membership import Members
 from geomx.rounds.round import Round
 from geomx.sync import policies
 from geomx.sync.contract import Apply, RoundView, Wait
@@ -32,7 +33,7 @@ def test_a_bound_on_staleness_waits_no_longer_for_a_cohort_of_which_all_have_com
     def close(_: Slice, round_: Round) -> None:
         closed.append((round_.cohort, round_.turn))
 
-    gathering = Gathering(policies.make("mixed staleness=0"), Members(["A/0", "A/1", "B/0"]), close, never)
+    gathering = Gathering(policies.make("mixed staleness=0"), members_of(["A/0", "A/1", "B/0"]), close, never)
     (slice_,) = LAYOUT.slices
     gathering.begin([slice_])
     for turn in range(2):
@@ -78,7 +79,7 @@ def test_a_policy_that_waits_until_a_time_is_asked_again_then() -> None:
     clock = Clock()
     gathering = Gathering(
         Patient(2.0),
-        Members(["A/0", "B/0"]),
+        members_of(["A/0", "B/0"]),
         lambda _, round_: closed.append((round_.turn, tuple(round_.origins))),
         clock.wake,
     )
@@ -106,7 +107,7 @@ def test_of_several_open_rounds_each_is_decided_at_its_own_time() -> None:
     policy = Patient(2.0)
     policy.lockstep = False
     gathering = Gathering(
-        policy, Members(["A/0", "B/0"]), lambda _, round_: closed.append(round_.turn), clock.wake
+        policy, members_of(["A/0", "B/0"]), lambda _, round_: closed.append(round_.turn), clock.wake
     )
     (slice_,) = LAYOUT.slices
     gathering.begin([slice_])
@@ -125,7 +126,7 @@ def test_a_round_that_was_answered_from_above_closes_with_whatever_is_in_it() ->
     policy.lockstep = False
     gathering = Gathering(
         policy,
-        Members(["A/0", "A/1"]),
+        members_of(["A/0", "A/1"]),
         lambda _, round_: closed.append((round_.turn, tuple(round_.origins))),
         Clock().wake,
     )

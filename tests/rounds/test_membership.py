@@ -3,21 +3,21 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trees import members_of
 
 from geomx.errors import ProtocolError
-from geomx.rounds.membership import Members
 
 NAMES = ("A/0", "A/1", "B/0")
 
 
 def test_the_order_is_that_of_the_run():
-    members = Members(("B/0", "A/1", "A/0"))
+    members = members_of(("B/0", "A/1", "A/0"))
     assert members.first(["A/0", "A/1"]) == 1
     assert list(members.order) == ["B/0", "A/1", "A/0"]
 
 
 def test_who_has_left_takes_part_up_to_the_last_turn_it_named():
-    members = Members(NAMES)
+    members = members_of(NAMES)
     members.leave(["A/1"], {"": 5})
     members.leave(["A/1"], {"": 9})  # said twice: the first word counts
     assert members.expected(5) == set(NAMES)
@@ -32,7 +32,7 @@ def test_who_has_left_takes_part_up_to_the_last_turn_it_named():
 
 def test_a_stranger_cannot_leave():
     with pytest.raises(ProtocolError, match="C/0 leaves a run of which it is no member"):
-        Members(NAMES).leave(["C/0"], {"": 1})
+        members_of(NAMES).leave(["C/0"], {"": 1})
 
 
 @given(
@@ -40,7 +40,7 @@ def test_a_stranger_cannot_leave():
     asked=st.lists(st.integers(-2, 11), max_size=20),
 )
 def test_the_members_of_a_turn_are_those_that_have_not_left_before_it(leaves, asked):
-    members, last = Members(NAMES), {}
+    members, last = members_of(NAMES), {}
     for name, turn in leaves:
         members.expected(turn)  # asking in between changes nothing
         members.leave([name], {"": turn})
@@ -50,6 +50,6 @@ def test_the_members_of_a_turn_are_those_that_have_not_left_before_it(leaves, as
 
 
 def test_a_long_run_after_somebody_has_left_costs_no_memory():
-    members = Members(NAMES)
+    members = members_of(NAMES)
     members.leave(["A/1"], {"": 5})
     assert len({id(members.expected(turn)) for turn in range(6, 10_000)}) == 1

@@ -34,7 +34,7 @@ def ran(channel: str, loss: float, later: float | None = None) -> Simulator:
 
     def lose(simulator: Simulator) -> None:
         def set_loss(share: float) -> None:
-            for party in topology.parties:
+            for party in topology.tree.parties:
                 network = Network(rate_mbps=50.0, delay_ms=5.0, loss=share, keeps_streams=True)
                 simulator.link(party, "global/0", network)
 
@@ -43,7 +43,7 @@ def ran(channel: str, loss: float, later: float | None = None) -> Simulator:
             simulator.at(4.0, lambda: set_loss(later))
 
     compute_s = 0.02 if later is None else 2.0
-    loop = Loop(LAYOUT, topology.workers, ROUNDS, compute_s=compute_s)
+    loop = Loop(LAYOUT, topology.tree.workers, ROUNDS, compute_s=compute_s)
     simulator, programs = run_tree(topology, loop, faults=lose)
     assert_well(simulator, topology, programs)
     return simulator

@@ -16,7 +16,7 @@ TOPOLOGY = topology_of([2, 2], patience=PATIENCE)
 
 def left_at(server: str) -> float:
     """When a server of an undisturbed run hears of the last leave."""
-    loop = Loop(layout_of(4), TOPOLOGY.workers, ROUNDS)
+    loop = Loop(layout_of(4), TOPOLOGY.tree.workers, ROUNDS)
     simulator, _ = run_tree(TOPOLOGY, loop, NETWORK)
     return max(at for at, node, note in simulator.notes if note.name == "left" and node == server)
 
@@ -30,6 +30,6 @@ def test_an_edge_may_break_while_a_leave_is_acknowledged(edge: tuple[str, str]) 
         def cut(simulator: Simulator, at_s: float = at_s) -> None:
             simulator.at(at_s, lambda: simulator.cut(*edge, 2.8, True))
 
-        loop = Loop(layout_of(4), TOPOLOGY.workers, ROUNDS)
+        loop = Loop(layout_of(4), TOPOLOGY.tree.workers, ROUNDS)
         simulator, programs = run_tree(TOPOLOGY, loop, NETWORK, faults=cut)
         assert_well(simulator, TOPOLOGY, programs)

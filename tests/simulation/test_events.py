@@ -38,10 +38,10 @@ def trained(
     run = Run.parse(text, "run.toml", [f"run.shards={shards}"])
     topology, simulator = Topology.of(run), Simulator()
     emulate(run, simulator)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
-    loop = Loop(layout_of(len(topology.workers)), topology.workers, rounds)
-    programs = {name: simulator.program(name, loop) for name in topology.workers}
+    loop = Loop(layout_of(len(topology.tree.workers)), topology.tree.workers, rounds)
+    programs = {name: simulator.program(name, loop) for name in topology.tree.workers}
     simulator.run(600.0)
     return simulator, topology, programs, loop
 
@@ -99,7 +99,7 @@ def test_a_cut_holds_its_party_up_and_heals() -> None:
 def test_a_cut_that_outlasts_the_patience_loses_the_party() -> None:
     text = TOML.replace("[wan]", "[wan]\nheartbeat_s = 0.5\ntimeout_s = 3") + CUT
     simulator, topology, _, _ = trained(text)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         error = simulator.error_of(name)
         assert isinstance(error, NodeLost | RunFailed), (name, error)
         assert error.node == ("global/0" if name in ("B", "B/0") else "B")

@@ -19,7 +19,7 @@ QUICK_RESEND = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.15)
 
 def undisturbed(shards: int) -> dict[int, torch.Tensor]:
     topology = topology_of([2, 2], shards)
-    loop = Loop(layout_of(4), topology.workers, ROUNDS)
+    loop = Loop(layout_of(4), topology.tree.workers, ROUNDS)
     simulator, programs = run_tree(topology, loop, Network(50.0, 10.0))
     assert_well(simulator, topology, programs)
     return loop.weights["A/0"]
@@ -43,13 +43,13 @@ def test_bits_survive_a_bad_network(chunk: int, expected: dict[int, dict[int, to
         shards = 1 + seed % 2
         topology = topology_of([2, 2], shards, QUICK_RESEND)
         network = bad_network(chance)
-        loop = Loop(layout_of(4), topology.workers, ROUNDS)
+        loop = Loop(layout_of(4), topology.tree.workers, ROUNDS)
         simulator, programs = run_tree(
             topology, loop, network, seed, lambda s, c=chance, p=topology: disturb(s, c, p)
         )
         try:
             assert_well(simulator, topology, programs)
-            for worker in topology.workers:
+            for worker in topology.tree.workers:
                 for index, weights in expected[shards].items():
                     assert torch.equal(loop.weights[worker][index], weights), (worker, index)
             ledger = next(slice_.index for slice_ in loop.layout.slices if slice_.role == "ledger")
@@ -67,7 +67,7 @@ def test_a_run_replays_from_its_seed() -> None:
     histories = []
     for _ in range(2):
         topology = topology_of([2, 1], 2, QUICK_RESEND)
-        loop = Loop(layout_of(3), topology.workers, ROUNDS)
+        loop = Loop(layout_of(3), topology.tree.workers, ROUNDS)
         run_tree(topology, loop, Network(20.0, 30.0, 10.0, 0.1, duplicate=0.1, reorder=0.2), seed=7)
         histories.append(loop.arrived)
     assert histories[0] == histories[1]

@@ -23,7 +23,7 @@ WAN = Network(100.0, 20.0)
 
 
 def loop_of(topology: Topology, rounds: int = 30, **more: Any) -> Loop:
-    return Loop(layout_of(len(topology.workers)), topology.workers, rounds, **more)
+    return Loop(layout_of(len(topology.tree.workers)), topology.tree.workers, rounds, **more)
 
 
 @pytest.mark.parametrize("victim", ["A/1", "B", "global/0", "global/1"])
@@ -38,11 +38,11 @@ def test_death_is_noticed_and_named_everywhere(victim: str, how: str) -> None:
             simulator.at(0.5, lambda: simulator.crash(victim, silent=how == "power cut"))
 
     simulator, programs = run_tree(topology, loop_of(topology), WAN, faults=faults, until=60.0)
-    for name in set(topology.nodes) - {victim}:
+    for name in set(topology.tree.nodes) - {victim}:
         error = simulator.error_of(name)
         assert isinstance(error, NodeLost | RunFailed), (name, error)
         assert error.node == victim, (name, error)
-    for name in set(topology.workers) - {victim}:
+    for name in set(topology.tree.workers) - {victim}:
         assert programs[name].error is simulator.error_of(name)
 
 
@@ -80,10 +80,10 @@ def test_a_stop_shorter_than_the_timeout_is_survived() -> None:
 def test_start_order_does_not_matter(last: str) -> None:
     topology = topology_of([2, 2], 2)
     simulator = Simulator(0, WAN)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name), at=20.0 if name == last else 0.0)
     loop = loop_of(topology, 3)
-    programs = {name: simulator.program(name, loop) for name in topology.workers}
+    programs = {name: simulator.program(name, loop) for name in topology.tree.workers}
     simulator.run(120.0)
     assert_well(simulator, topology, programs)
 
@@ -91,11 +91,11 @@ def test_start_order_does_not_matter(last: str) -> None:
 def test_a_run_that_never_gathers_says_who_is_missing() -> None:
     topology = topology_of([2, 2], limits=Limits(start_s=40.0))
     simulator = Simulator(0, WAN)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         if name != "B/1":
             simulator.add(make_node(topology, name))
     programs = {
-        name: simulator.program(name, loop_of(topology)) for name in topology.workers if name != "B/1"
+        name: simulator.program(name, loop_of(topology)) for name in topology.tree.workers if name != "B/1"
     }
     simulator.run(200.0)
     assert isinstance(simulator.error_of("B"), WaitTimeout)
@@ -111,7 +111,7 @@ def test_another_description_of_the_run_is_refused_with_its_fields() -> None:
     topology = replace(topology_of([1, 1]), manifest={"sync.policy": "fsa", "wan.codec_up": "dense"})
     other = replace(topology, manifest={"sync.policy": "hfa", "wan.codec_up": "dense"})
     simulator = Simulator(0, WAN)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(other if name == "B/0" else topology, name))
     simulator.program("B/0", loop_of(topology))
     simulator.run(5.0)
@@ -125,13 +125,13 @@ def test_another_description_of_the_run_is_refused_with_its_fields() -> None:
 def test_another_model_is_refused_with_its_fields() -> None:
     topology = topology_of([1, 1])
     simulator = Simulator(0, WAN)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
     simulator.program("A/0", loop_of(topology))
     odd = loop_of(topology, settings={"optimizer": "torch.optim.Adam", "clip_norm": None})
     simulator.program("B/0", odd)
     simulator.run(60.0)
-    errors = [simulator.error_of(name) for name in topology.nodes]
+    errors = [simulator.error_of(name) for name in topology.tree.nodes]
     assert all(isinstance(error, Refused | RunFailed) for error in errors)
     assert any("optimizer" in str(error) and "torch.optim.Adam" in str(error) for error in errors)
 
@@ -139,7 +139,7 @@ def test_another_model_is_refused_with_its_fields() -> None:
 def test_a_worker_that_starts_again_with_its_clock_set_back_is_let_in() -> None:
     topology = topology_of([1, 1])
     simulator = Simulator(0, WAN)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name, incarnation=5))
     again = make_node(topology, "B/0", incarnation=4)
     simulator.at(1.0, lambda: simulator.crash("B/0"))
@@ -204,12 +204,12 @@ def test_workers_with_different_hyperparameters_are_told() -> None:
             self.hyper = {**SGD, "lr": 0.05 if turn < 3 or place != 2 else 0.01}
             return super().contribution(index, turn, place, weights)
 
-    simulator, _ = run_tree(topology, Odd(layout_of(3), topology.workers, 10), WAN)
+    simulator, _ = run_tree(topology, Odd(layout_of(3), topology.tree.workers, 10), WAN)
     error = simulator.error_of("global/0")
     assert isinstance(error, Disagreement)
     assert "B/0" in str(error)
     assert "hyper-parameters" in str(error)
-    assert all(simulator.has_stopped(name) for name in topology.nodes)
+    assert all(simulator.has_stopped(name) for name in topology.tree.nodes)
 
 
 def test_workers_that_make_different_calls_are_told() -> None:
@@ -224,7 +224,7 @@ def test_workers_that_make_different_calls_are_told() -> None:
                 return usual
             return replace(usual, push=msgspec.structs.replace(usual.push, operation="save()"))
 
-    simulator, _ = run_tree(topology, Odd(layout_of(2), topology.workers, 10), WAN)
+    simulator, _ = run_tree(topology, Odd(layout_of(2), topology.tree.workers, 10), WAN)
     error = simulator.error_of("global/0")
     assert isinstance(error, Disagreement)
     assert "save()" in str(error)
@@ -239,7 +239,7 @@ def test_a_long_wait_is_reported_with_whom() -> None:
             compute_s = 25.0 if program.name == "A/1" else 0.1
             Loop.__call__(replace(self, compute_s=compute_s), program)
 
-    simulator, _ = run_tree(topology, Slow(layout_of(3), topology.workers, 2), WAN, until=40.0)
+    simulator, _ = run_tree(topology, Slow(layout_of(3), topology.tree.workers, 2), WAN, until=40.0)
     waits = [fields for _, node, fields in simulator.noted("waiting") if node == "A"]
     assert waits
     assert all(fields["whom"] == "A/1 (which does not wait for the run)" for fields in waits)
@@ -253,7 +253,7 @@ def test_members_that_leave_early_do_not_hold_up_the_others() -> None:
             rounds = 2 if program.name == "A/1" else 6
             Loop.__call__(replace(self, rounds=rounds, weights=self.weights, arrived=self.arrived), program)
 
-    loop = Short(layout_of(3), topology.workers, 6)
+    loop = Short(layout_of(3), topology.tree.workers, 6)
     simulator, programs = run_tree(topology, loop, WAN)
     assert_well(simulator, topology, programs)
     ledger = next(slice_.index for slice_ in loop.layout.slices if slice_.role == "ledger")
@@ -270,7 +270,7 @@ def test_a_node_that_was_suspended_for_long_names_itself(who: str) -> None:
     error = simulator.error_of(who)
     assert isinstance(error, NodeLost | RunFailed)
     assert error.node == who
-    assert all(error.node == who for name in topology.nodes if (error := simulator.error_of(name)))  # type: ignore[union-attr]
+    assert all(error.node == who for name in topology.tree.nodes if (error := simulator.error_of(name)))  # type: ignore[union-attr]
     ((_, _, fields),) = [note for note in simulator.noted("slept") if note[1] == who]
     assert 58 < fields["seconds"] < 62
 

@@ -17,7 +17,7 @@ from exploring import pairwise
 from flow_training import STEPS, Trained, check, train
 from trees import Loop, bad_network, disturb, layout_of, run_tree, topology_of
 
-from geomx.node.topology import AS_WAN, Edge
+from geomx.node.topology import AS_ABOVE, Edge
 from geomx.simulate.network import Network
 from geomx.wire.flow import ends as ends_module
 from geomx.wire.flow.outbox import BlockOut
@@ -41,7 +41,7 @@ def run(seed: int, policy: str, codec: str, channel: str, shards: int) -> Traine
     """One cell of the grid, over a network that is drawn from the seed."""
     chance = random.Random(f"{seed} {policy} {codec} {channel} {shards}")
     network = replace(bad_network(chance), loss=chance.choice((0.0, 0.02, 0.1, 0.2)), keeps_streams=True)
-    lan = Edge(chance.choice(("dense", "fp16")), AS_WAN, channel=chance.choice(("tcp", "tcp", channel)))
+    lan = Edge(chance.choice(("dense", "fp16")), AS_ABOVE, channel=chance.choice(("tcp", "tcp", channel)))
     wan = Edge(codec, channel=channel)
     topology = topology_of([2, 2], shards, PATIENCE, policy=policy, lan=lan, wan=wan)
     try:
@@ -102,7 +102,7 @@ def test_what_comes_too_late_for_its_round_goes_with_a_later_one(who: str, codec
     """Whether the round closed before it was encoded, on its way, or before it was made."""
     chance = random.Random(f"{who} {codec} {channel}")
     slow = {(place, step): chance.uniform(0.1, 0.5) for place in sorted(LATE[who]) for step in range(1, 8)}
-    lan = Edge("fp16", AS_WAN, channel=channel)
+    lan = Edge("fp16", AS_ABOVE, channel=channel)
     policy, wan = "quorum:Quorum grace_s=0.1", Edge(codec, channel=channel)
     topology = topology_of([2, 2], patience=PATIENCE, policy=policy, lan=lan, wan=wan)
     network = Network(50.0, 10.0, loss=0.02, keeps_streams=True)
@@ -112,7 +112,9 @@ def test_what_comes_too_late_for_its_round_goes_with_a_later_one(who: str, codec
         assert float(trained.late(index).abs().max()) <= most * float(pushed.abs().max()), f"slice {index}"
     for uplink in trained.uplinks():
         assert not uplink._blocks._sent
-    assert not any(trained.node(name)._receipts._counted for name in (*topology.parties, *topology.shards))
+    assert not any(
+        trained.node(name)._receipts._counted for name in (*topology.tree.parties, *topology.tree.shards)
+    )
 
 
 def test_whoever_cuts_a_payload_into_other_bytes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

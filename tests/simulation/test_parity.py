@@ -29,11 +29,11 @@ def ran(channel: str, loss: float) -> tuple[float, Weights, Simulator]:
     topology = topology_of([1, 1], wan=Edge(channel=channel))
 
     def lose(simulator: Simulator) -> None:
-        for party in topology.parties:
+        for party in topology.tree.parties:
             network = Network(rate_mbps=20.0, delay_ms=50.0, loss=loss, keeps_streams=True)
             simulator.link(party, "global/0", network)
 
-    loop = Loop(LAYOUT, topology.workers, ROUNDS)
+    loop = Loop(LAYOUT, topology.tree.workers, ROUNDS)
     simulator, programs = run_tree(topology, loop, faults=lose)
     assert_well(simulator, topology, programs)
     ends = sorted({turn: time for time, _, turn, _ in loop.arrived}.items())

@@ -52,15 +52,17 @@ class Counter:
 def test_two_hundred_parties_of_eight_workers_run_many_rounds(rounds: int) -> None:
     topology = topology_of([WORKERS] * PARTIES)
     simulator = Simulator(0, Network(delay_ms=20.0, rate_mbps=1000.0), chunk_bytes=4 << 20)
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
-    for place, name in enumerate(topology.workers):
+    for place, name in enumerate(topology.tree.workers):
         simulator.listen(name, Counter(simulator, name, place, rounds))
     simulator.run(1.0)
-    for name in topology.workers:
+    for name in topology.tree.workers:
         simulator.call(name, "attach", LAYOUT, {"optimizer": "torch.optim.SGD"})
     simulator.run(10_000.0)
-    assert all(simulator.has_stopped(name) and simulator.error_of(name) is None for name in topology.nodes)
+    assert all(
+        simulator.has_stopped(name) and simulator.error_of(name) is None for name in topology.tree.nodes
+    )
     closed = [fields["turn"] for _, node, fields in simulator.noted("round") if node == "global/0"]
     assert closed == list(range(1, rounds + 1))
     pushed = LAYOUT.slices[0].size_bytes * (rounds + 1)

@@ -22,7 +22,7 @@ LIMITS = Limits(stall_s=12.0)
 
 
 def loop_of(topology: Topology, **more: Any) -> Loop:
-    return Loop(layout_of(len(topology.workers)), topology.workers, 20, **more)
+    return Loop(layout_of(len(topology.tree.workers)), topology.tree.workers, 20, **more)
 
 
 class Losing(Simulator):
@@ -67,7 +67,7 @@ def test_a_message_that_is_lost_for_good_ends_the_run(
     programs = start(simulator, topology, loop)
     simulator.run(120.0)
     assert simulator.now < 60.0
-    errors = {name: simulator.error_of(name) for name in topology.nodes}
+    errors = {name: simulator.error_of(name) for name in topology.tree.nodes}
     assert all(isinstance(error, Stalled | RunFailed) for error in errors.values()), errors
     told_by = [str(error) for error in errors.values() if isinstance(error, Stalled)]
     assert any(told in words for words in told_by), told_by
@@ -97,9 +97,9 @@ def test_a_bound_of_a_turn_ends_the_run_under_the_name_of_whom_it_waits_for() ->
 
 
 def start(simulator: Simulator, topology: Topology, loop: Loop) -> dict[str, Program]:
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
-    return {name: simulator.program(name, loop) for name in topology.workers}
+    return {name: simulator.program(name, loop) for name in topology.tree.workers}
 
 
 def slow(loop: Loop, **seconds: float) -> Any:

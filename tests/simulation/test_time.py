@@ -13,7 +13,7 @@ from geomx.simulate.simulator import Network
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_round_closes_at_the_time_until_which_its_policy_waits(shards: int) -> None:
     topology = topology_of([2, 1], shards, policy="late_answers:LateAnswers least_s=0.5")
-    loop = Loop(layout_of(3), topology.workers, rounds=3)
+    loop = Loop(layout_of(3), topology.tree.workers, rounds=3)
     simulator, programs = run_tree(topology, loop, Network(delay_ms=5.0))
     assert_well(simulator, topology, programs)
     times = sorted({turn: time for time, _, turn, _ in loop.arrived}.items())

@@ -42,21 +42,19 @@ def train(
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)  # holds for the thread that calls it
-        party = program.name.partition("/")[0]
         run = LiveRun(
             program,
             name=program.name,
-            members=topology.workers,
-            party_members=topology.parties[party],
+            tree=topology.tree,
             settings=settings,
             clock=lambda: program.now,
         )
         with run:
             results[program.name] = script(run)
 
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         simulator.add(make_node(topology, name))
-    programs = {name: simulator.program(name, main) for name in topology.workers}
+    programs = {name: simulator.program(name, main) for name in topology.tree.workers}
 
     def restart(worker: str) -> None:
         simulator.add(make_node(topology, worker, incarnation=2))

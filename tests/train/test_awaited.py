@@ -11,7 +11,7 @@ from restarts import Script, assert_same, run_of
 from trees import topology_of
 
 from geomx.errors import NodeLost, RunFailed, Unsupported
-from geomx.node.topology import AS_WAN, Edge
+from geomx.node.topology import AS_ABOVE, Edge
 from geomx.simulate.simulator import Simulator
 from geomx.train import Settings
 from geomx.wire.session import Patience
@@ -26,7 +26,7 @@ def awaited(rejoin_s: float, back_s: float | None, **how: Any) -> tuple[dict[str
             simulator.at(back_s, lambda: restart("A/1"))
 
     patience = Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=rejoin_s)
-    lan = Edge(codec_down=AS_WAN, patience=patience)
+    lan = Edge(codec_down=AS_ABOVE, patience=patience)
     return train([2, 1], Script(), faults=faults, lan=lan, **how)
 
 
@@ -43,7 +43,7 @@ def test_a_worker_that_was_stopped_goes_on_as_if_nothing_had_been() -> None:
     def faults(simulator: Simulator, _: Any) -> None:
         simulator.at(0.5, lambda: simulator.pause("A/1", 20.0))
 
-    lan = Edge(codec_down=AS_WAN, patience=Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=60.0))
+    lan = Edge(codec_down=AS_ABOVE, patience=Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=60.0))
     results, simulator = train([2, 1], Script(), faults=faults, lan=lan)
     assert_same(results, run_of(Script()))
     assert [fields["peer"] for _, node, fields in simulator.noted("awaited") if node == "A"] == ["A/1"]
@@ -77,7 +77,7 @@ def test_an_optimizer_on_the_workers_cannot_be_awaited() -> None:
 
 
 def test_the_workers_of_a_collective_party_are_not_awaited() -> None:
-    lan = Edge(codec_down=AS_WAN, patience=Patience(rejoin_s=60.0))
+    lan = Edge(codec_down=AS_ABOVE, patience=Patience(rejoin_s=60.0))
     topology = topology_of([1, 1], lan=lan, collective=frozenset({"B"}))
-    assert topology.lan_of("A").patience.rejoin_s == 60.0
-    assert topology.lan_of("B").patience.rejoin_s == 0.0
+    assert topology.below("A").patience.rejoin_s == 60.0
+    assert topology.below("B").patience.rejoin_s == 0.0

@@ -20,7 +20,7 @@ from torch import nn
 from geomx.config import Run
 from geomx.drive.secret import make_secret
 from geomx.errors import CheckpointError, LossUnknown, RunFailed, Unsupported, refusal_of
-from geomx.node.topology import AS_WAN, Edge
+from geomx.node.topology import AS_ABOVE, Edge
 from geomx.simulate.simulator import Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings
@@ -293,7 +293,7 @@ def test_a_worker_that_is_started_again_keeps_its_first_loss(at_s: float) -> Non
         simulator.at(at_s, lambda: simulator.crash("B/0"))
         simulator.at(at_s, lambda: restart("B/0"))
 
-    rejoins = Edge(codec_down=AS_WAN, patience=Patience(rejoin_s=60.0))
+    rejoins = Edge(codec_down=AS_ABOVE, patience=Patience(rejoin_s=60.0))
     found, _ = train([1, 1], script, settings(), faults=faults, lan=rejoins)
     assert [name for name, _ in lives].count("B/0") == 2
     assert found == {"A/0": told(0, 0), "B/0": told(0, 1)}

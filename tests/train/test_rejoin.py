@@ -13,7 +13,7 @@ from restarts import BATCH, EPOCHS, Counted, N, Script, X, Y, assert_same, at, r
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 from geomx.errors import Disagreement, RunFailed
-from geomx.node.topology import AS_WAN, Edge
+from geomx.node.topology import AS_ABOVE, Edge
 from geomx.simulate.network import SimulatedLink
 from geomx.simulate.simulator import Network, Simulator
 from geomx.train import LiveRun, Settings
@@ -134,7 +134,7 @@ def test_a_step_of_which_a_part_has_been_answered_is_taken_once_more_from_its_we
     how: dict[str, Any] = {
         "network": Network(rate_mbps=2.0, delay_ms=2.0),
         "wan": Edge(wan, wan),
-        "lan": Edge(codec_down=AS_WAN, patience=Patience(rejoin_s=60.0)),
+        "lan": Edge(codec_down=AS_ABOVE, patience=Patience(rejoin_s=60.0)),
     }
     calm = run_of(Script(epochs=1), spec, parties, **how)
     for at_s in [0.3 + 0.017 * number for number in range(10)]:

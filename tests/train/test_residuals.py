@@ -132,7 +132,7 @@ def test_each_keeps_what_is_near(tmp_path: Path) -> None:
     assert names == {"c.safetensors", "c.safetensors.A-0.residuals", "c.safetensors.B-0.residuals"}
     mine, theirs = (load_file(tmp_path / f"c.safetensors.{name}-0.residuals") for name in "AB")
     owners = [{name.partition(".")[2].partition("/")[0] for name in file} for file in (mine, theirs)]
-    assert owners == [{"parent", "root"}, {"parent"}]
+    assert owners == [{"@A", "root"}, {"@B"}]
 
 
 def test_without_lossy_codecs_there_is_nothing_to_keep(tmp_path: Path) -> None:

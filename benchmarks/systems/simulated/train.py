@@ -94,15 +94,15 @@ class Run:
         sizes = enumerate(training.synthetic_sizes(job.cell.parameters))
         self.layout = Layout(tuple(Tensor(f"{place}", (size,), "float32") for place, size in sizes))
         workers = range(job.cell.workers)
-        plan = Topology(
+        plan = Topology.of_parties(
             "bench", {party: tuple(f"{party}/{rank}" for rank in workers) for party in job.cell.sites}
         )
         self.simulator = Simulator(0, wan, MEMORY_BYTES_PER_S, CHUNK_BYTES)
-        self.plan, self.nodes = plan, {name: Counted(make_node(plan, name)) for name in plan.nodes}
+        self.plan, self.nodes = plan, {name: Counted(make_node(plan, name)) for name in plan.tree.nodes}
         for node in self.nodes.values():
             self.simulator.add(node)
-        for name in plan.workers:
-            self.simulator.link(name, plan.parents(name)[0], LAN)
+        for name in plan.tree.workers:
+            self.simulator.link(name, plan.tree.parents(name)[0], LAN)
             self.simulator.listen(name, Loop(self, name))
         self._file = training.record_path(job.folder, job.name).open("w")
 
@@ -120,9 +120,9 @@ def main(job: training.Job) -> None:
     """To the end; raises what ended a node."""
     run = Run(job)
     run.simulator.run(1.0)
-    for name in run.plan.workers:
+    for name in run.plan.tree.workers:
         run.simulator.call(name, "attach", run.layout, {"optimizer": "torch.optim.SGD"})
     run.simulator.run(1e6)
-    for name in run.plan.nodes:
+    for name in run.plan.tree.nodes:
         if (error := run.simulator.error_of(name)) is not None:
             raise error

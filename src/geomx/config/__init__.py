@@ -11,13 +11,13 @@ from geomx.config.drawing import describe
 from geomx.config.files import EVERY_FILE, Needed
 from geomx.config.link_changes import LinkChange
 from geomx.config.notices import notices
-from geomx.config.run import AGREED, AGREED_OF_A_PARTY, Run
+from geomx.config.run import AGREED, AGREED_OF_EACH, Run
 from geomx.config.tables import EdgeTable, EventTable, LinkTable, PartyTable
 from geomx.config.whole import load_whole
 
 __all__ = [
     "AGREED",
-    "AGREED_OF_A_PARTY",
+    "AGREED_OF_EACH",
     "EVERY_FILE",
     "EdgeTable",
     "EventTable",

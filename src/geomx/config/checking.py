@@ -83,19 +83,16 @@ def _row(table: type[Table], given: Any, path: KeyPath, faulty: set[KeyPath]) ->
 # -- rules that several kinds of description have --------------------------------------------------------------
 
 
-def unique_names(values: Values, key: str, ignore_case: bool = False) -> Iterator[Problem]:
-    """No two tables of a kind have one name, or with `ignore_case` names that files of one folder cannot have."""
-    first: dict[str, tuple[int, str]] = {}
+def unique_names(values: Values, key: str) -> Iterator[Problem]:
+    """No two tables of a kind have one name."""
+    first: dict[str, int] = {}
     for index, row in enumerate(values[key]):
         name = row.get("name")
         if name is None:
             continue
-        other, called = first.setdefault(name.lower() if ignore_case else name, (index, name))
+        other = first.setdefault(name, index)
         if other != index:
-            alike = (
-                "" if called == name else f" `{called}` but for upper and lower case, which some disks ignore"
-            )
-            where = f"it is the name of {key}[{other}]{alike}"
+            where = f"it is the name of {key}[{other}]"
             yield Problem((key, index, "name"), shown(name), f"a name that no other {key} has", where)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from geomx.channels import channels
 from geomx.channels.contract import Channel, EdgeSettings, ShapingChannel
 from geomx.config.document import Document
-from geomx.config.lossy_channels import TIERS, Tier, edge_of
+from geomx.config.lossy_channels import LAN, edge_tables
 from geomx.config.problems import KeyPath, Problem, shown
 from geomx.config.run import Run
+from geomx.config.tables import EdgeTable
 from geomx.errors import ConfigError
 from geomx.optim import compensations, optimizers
 from geomx.sync import policies
@@ -45,14 +46,15 @@ def problems_of_choices(run: Run) -> list[Problem]:
         making.of(("optimizer", "compensation"), compensations.make, run.optimizer.compensation)
     if run.optimizer.rule:
         _make_rule(run.optimizer.rule, making)
-    made = {tier: _made_channel(run, tier, making) for tier in TIERS}
+    made = {path: _made_channel(edge, path, making) for path, edge in edge_tables(run).items()}
     lossy = _lossy_codecs(run, making)
     problems = [*making.problems, *_of_momentum(run, policy, lossy), *_of_decay(run, lossy)]
-    for tier, channel in made.items():
+    for path, channel in made.items():
         if channel is not None:
-            problems += _of_channel(run, tier, channel)
+            problems += _of_channel(run, path, channel)
     if policy is not None:
         problems += [*_of_parties(run, policy), *_of_restarts(run, policy), *_of_steps(run, policy)]
+        problems += _of_tiers(run, policy)
     return problems
 
 
@@ -105,9 +107,10 @@ def _make_rule(spec: str, making: _Making) -> None:
         making.keeping(("optimizer", "rule"), spec, optimizers.find(spec.split(maxsplit=1)[0]), RootOptimizer)
 
 
-def _made_channel(run: Run, tier: Tier, making: _Making) -> Channel | None:
-    spec, path = edge_of(run, tier).channel, (tier, "channel")
-    channel: Channel | None = making.keeping(path, spec, making.of(path, _channel, spec), Channel)
+def _made_channel(edge: EdgeTable, path: KeyPath, making: _Making) -> Channel | None:
+    where = (*path, "channel")
+    made = making.of(where, _channel, edge.channel)
+    channel: Channel | None = making.keeping(where, edge.channel, made, Channel)
     return channel
 
 
@@ -117,17 +120,21 @@ def _channel(spec: str) -> Channel | None:
     return made
 
 
-def check_channel(run: Run, tier: Tier, channel: Channel) -> None:
-    """Check that a tier's channel carries out what the description asks of its edges; raises `ConfigError`."""
-    if problems := list(_of_channel(run, tier, channel)):
+def check_channel(run: Run, path: KeyPath, channel: Channel) -> None:
+    """Check that a channel carries out what the description asks of its edges; raises `ConfigError`.
+
+    `path`: where their table stands.
+    """
+    if problems := list(_of_channel(run, path, channel)):
         raise ConfigError(f"run {run.run.name}", Document({}).faults(problems))
 
 
-def _of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Problem]:
-    edge = edge_of(run, tier)
+def _of_channel(run: Run, path: KeyPath, channel: Channel) -> Iterator[Problem]:
+    edge = edge_tables(run)[path]
     shapes = run.lan.link is not None
-    if tier == "wan":
-        shapes = any(run.link_of(party) is not None or run.pace_mbps_of(party) for party in run.servers)
+    if path != LAN:
+        below = [server for server in run.tree.servers if run.edge_above(server) is edge]
+        shapes = any(run.link_of(server) is not None or run.pace_mbps_of(server) for server in below)
     carries: frozenset[str] = getattr(channel, "carries", frozenset())
     asked = {
         "link and pace_mbps": shapes and not isinstance(channel, ShapingChannel),
@@ -136,16 +143,15 @@ def _of_channel(run: Run, tier: Tier, channel: Channel) -> Iterator[Problem]:
     }
     for what in (what for what, is_missing in asked.items() if is_missing):
         hint = f"it does not support {what}: use `tcp`, or leave that out"
-        yield Problem((tier, "channel"), shown(edge.channel), "`tcp`", hint)
+        yield Problem((*path, "channel"), shown(edge.channel), "`tcp`", hint)
 
 
 def _lossy_codecs(run: Run, making: _Making) -> dict[KeyPath, Any]:
     """Those that can be made, by key."""
     lossy: dict[KeyPath, Any] = {}
-    for tier in TIERS:
-        edge = edge_of(run, tier)
+    for table, edge in edge_tables(run).items():
         for way, spec in (("codec_up", edge.codec_up), ("codec_down", edge.codec_down)):
-            path: KeyPath = (tier, way)
+            path: KeyPath = (*table, way)
             if spec not in LOSSLESS:
                 codec = making.of(path, _codec, spec)
                 if codec is not None:
@@ -161,13 +167,13 @@ def _codec(spec: str) -> Any:
 
 
 def _spec(run: Run, path: KeyPath) -> str:
-    tier, way = path
-    return str(getattr(run.wan if tier == "wan" else run.lan, str(way)))
+    *table, way = path
+    return str(getattr(edge_tables(run)[tuple(table)], str(way)))
 
 
 def _of_decay(run: Run, lossy: dict[KeyPath, Any]) -> Iterator[Problem]:
     for path in (path for path, codec in lossy.items() if codec.decay < 1.0):
-        if path[1] == "codec_down":
+        if path[-1] == "codec_down":
             why = "an update must arrive whole in the end, and decay would lose a part"
             yield Problem(path, shown(_spec(run, path)), "a codec without decay", why)
 
@@ -175,7 +181,7 @@ def _of_decay(run: Run, lossy: dict[KeyPath, Any]) -> Iterator[Problem]:
 def _of_momentum(run: Run, policy: Policy | None, lossy: dict[KeyPath, Any]) -> Iterator[Problem]:
     """It counts once, and never in an update."""
     for path in (path for path, codec in lossy.items() if codec.momentum):
-        way, spec = path[1], _spec(run, path)
+        way, spec = path[-1], _spec(run, path)
         if way == "codec_down":
             why = "an update says how far the weights have moved, and momentum would move them further"
             yield Problem(path, shown(spec), "a codec without momentum", why)
@@ -190,6 +196,14 @@ def _of_parties(run: Run, policy: Policy) -> Iterator[Problem]:
             if party.inside == "collective":
                 why = f"{_with(run)} each worker of a party has its own pace"
                 yield Problem(("party", index, "inside"), shown(party.inside), '"server"', why)
+
+
+def _of_tiers(run: Run, policy: Policy) -> Iterator[Problem]:
+    """Each of a policy's averages has a tier of its own."""
+    tiers, averages = run.tree.tiers, getattr(policy, "tiers", 0)
+    if averages > tiers:
+        why = f"this tree has {tiers} tiers: leave out the periods above, or add a [[region]]"
+        yield Problem(("sync", "policy"), shown(run.sync.policy), f"averages of {tiers} tiers at most", why)
 
 
 def _of_restarts(run: Run, policy: Policy) -> Iterator[Problem]:

@@ -6,38 +6,43 @@ from geomx.config.run import Run
 from geomx.config.tables import EdgeTable, LinkTable, PartyTable
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep, next_run_mean
+from geomx.tree import TOP
 
 WORKERS_DRAWN = 4
 
 
 def describe(run: Run) -> str:
-    """The shards, the parties with their links, the workers, what becomes of links; lines, without a last newline."""
-    counts = (run.run.shards, "shard"), (len(run.parties), "party"), (len(run.workers), "worker")
+    """The servers with their links, the workers, what becomes of links; lines, without a last newline."""
+    counts = [(run.run.shards, "shard"), (len(run.parties), "party"), (len(run.workers), "worker")]
+    if run.regions:
+        counts.insert(1, (len(run.regions), "region"))
     lines = [
         f"{run.run.name}: {', '.join(_count(*count) for count in counts)}",
         f"policy {run.sync.policy}, {_weight(run)}, {_optimizer(run)}",
         "",
         *(_server(run, shard) for shard in run.shard_names),
-        *_parties(run),
+        *_below(run, TOP),
         *_changes(run),
     ]
     return "\n".join(lines)
 
 
-def _parties(run: Run) -> list[str]:
+def _below(run: Run, parent: str) -> list[str]:
+    """The servers that hang on a region's, or on the global servers, and what is below them."""
     lines = []
-    for party in run.parties:
-        last = party is run.parties[-1]
-        branch, stem = ("└── ", "    ") if last else ("├── ", "│   ")
-        edge = _edge(run.wan, run.link_of(party.name))
-        lines.append(f"{branch}{_server(run, party.name)}  [{edge}]")
-        lines += [stem + line for line in _workers(run, party)]
+    servers = run.tree.children(parent)
+    for name in servers:
+        branch, stem = ("└── ", "    ") if name == servers[-1] else ("├── ", "│   ")
+        edge = _edge(run.edge_above(name), run.link_of(name))
+        lines.append(f"{branch}{_server(run, name)}  [{edge}]")
+        below = _workers(run, run.party(name)) if name in run.servers else _below(run, name)
+        lines += [stem + line for line in below]
     return lines
 
 
 def _changes(run: Run) -> list[str]:
     """`B from 30 s on: 5 Mbit/s, 20 ms one way`."""
-    changes = [change for party in run.servers for change in run.link_changes_of(party)]
+    changes = [change for server in run.tree.servers for change in run.link_changes_of(server)]
     lines = [f"{change.party} from {change.at_s:g} s on: {change.link.words}" for change in changes]
     return ["", *lines] if lines else []
 
@@ -57,7 +62,7 @@ def _server(run: Run, node: str) -> str:
 
 def _edge(edge: EdgeTable, link: LinkTable | None) -> str:
     """`up dense, down dense; 100 Mbit/s, 20 ± 2 ms one way, loss 1 %`."""
-    down = "as over the WAN" if edge.codec_down == "wan" else edge.codec_down
+    down = "as above" if edge.codec_down == "wan" else edge.codec_down
     parts = [f"up {edge.codec_up}, down {down}", link.words if link else ""]
     parts.append("" if edge.channel == "tcp" else f"over {edge.channel}")
     return "; ".join(filter(None, parts))

@@ -36,7 +36,8 @@ def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FIL
     secret = described.run.secret_file
     if "secret" in needed and secret is not None:
         yield from _secret_problems(secret)
-    if "proof" in needed and (described.global_.addresses or any(p.address for p in described.parties)):
+    servers = (*described.regions, *described.parties)
+    if "proof" in needed and (described.global_.addresses or any(server.address for server in servers)):
         yield from proof_problems(described)
     tls = described.tls
     if "tls" in needed and tls.certificate is not None and tls.key is not None and tls.authority is not None:

@@ -6,48 +6,49 @@ It makes the channel, which imports torch; for `tcp` it makes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from geomx.channels import channels, contract
 from geomx.channels.contract import BlockClasses, EdgeSettings
 from geomx.config.document import Document
-from geomx.config.problems import Problem, shown
+from geomx.config.problems import KeyPath, Problem, dotted, shown
 from geomx.config.tables import Description, EdgeTable
 from geomx.errors import ConfigError
 
-Tier = Literal["wan", "lan"]
-TIERS: tuple[Tier, ...] = ("wan", "lan")
 PLAIN = "tcp"
+WAN: KeyPath = ("wan",)
+LAN: KeyPath = ("lan",)
 
 
-def edge_of(run: Description, tier: Tier) -> EdgeTable:
-    """The table of a tier's edges."""
-    return run.wan if tier == "wan" else run.lan
+def edge_tables(run: Description) -> dict[KeyPath, EdgeTable]:
+    """The tables of edges, by where they stand, the highest first."""
+    found: dict[KeyPath, EdgeTable] = {WAN: run.wan}
+    for index, region in enumerate(run.regions):
+        found["region", index, "below"] = region.below
+    return {**found, LAN: run.lan}
 
 
-def classes_of(run: Description, tier: Tier) -> BlockClasses | None:
-    """How a tier's channel sends blocks; None: it has no datagrams. Raises `ConfigError` where it cannot be made."""
-    spec = edge_of(run, tier).channel
-    if spec == PLAIN:
+def classes_of(edge: EdgeTable) -> BlockClasses | None:
+    """How a channel sends blocks; None: it has no datagrams. Raises `ConfigError` where it cannot be made."""
+    if edge.channel == PLAIN:
         return None
-    return contract.classes_of(channels.make(spec, EdgeSettings()))
+    return contract.classes_of(channels.make(edge.channel, EdgeSettings()))
 
 
-def channels_that_lose(run: Description) -> dict[Tier, BlockClasses]:
-    """By tier, those that put payloads in datagrams, whether or not blocks of them may be lost."""
-    found = {tier: classes_of(run, tier) for tier in TIERS}
-    return {tier: classes for tier, classes in found.items() if classes is not None}
+def channels_that_lose(run: Description) -> dict[KeyPath, BlockClasses]:
+    """By their tables, those that put payloads in datagrams, whether or not blocks of them may be lost."""
+    found = {path: classes_of(edge) for path, edge in edge_tables(run).items()}
+    return {path: classes for path, classes in found.items() if classes is not None}
 
 
-def named(run: Description, tier: Tier) -> str:
+def named(run: Description, path: KeyPath) -> str:
     """`wan.channel = "dgt"`."""
-    return f"{tier}.channel = {shown(edge_of(run, tier).channel)}"
+    return f"{dotted(path)}.channel = {shown(edge_tables(run)[path].channel)}"
 
 
 def needing_loss(run: Description) -> str:
     """The channels that need the script's loss, as the description writes them; "" where none does."""
     return " and ".join(
-        named(run, tier) for tier, classes in channels_that_lose(run).items() if classes.needs_loss
+        named(run, path) for path, classes in channels_that_lose(run).items() if classes.needs_loss
     )
 
 
@@ -55,20 +56,20 @@ def proof_problems(run: Description) -> Iterator[Problem]:
     """Whoever is on the path could put blocks of his own into a flow that nothing seals."""
     if run.run.secret_file is not None or run.tls.certificate is not None:
         return
-    for tier in (tier for tier in TIERS if _seals(run, tier)):
+    for path, edge in ((path, edge) for path, edge in edge_tables(run).items() if _seals(edge)):
         yield Problem(
-            (tier, "channel"),
-            f"{shown(edge_of(run, tier).channel)} without run.secret_file and without [tls]",
+            (*path, "channel"),
+            f"{shown(edge.channel)} without run.secret_file and without [tls]",
             f'"{PLAIN}", or a secret, or [tls], with which datagrams are encrypted',
             "make a secret with `geomx secret FILE`, copy it to every machine, and name it in run.secret_file; "
             "`geomx run` makes its own",
         )
 
 
-def _seals(run: Description, tier: Tier) -> bool:
-    """Whether a tier has datagrams to seal; what is wrong with its channel itself is told elsewhere."""
+def _seals(edge: EdgeTable) -> bool:
+    """Whether there are datagrams to seal; what is wrong with the channel itself is told elsewhere."""
     try:
-        return classes_of(run, tier) is not None
+        return classes_of(edge) is not None
     except ConfigError:
         return False
 

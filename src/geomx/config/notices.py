@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from geomx.config.lossy_channels import Tier, channels_that_lose, edge_of, named, needing_loss
-from geomx.config.problems import shown
+from geomx.config.lossy_channels import LAN, channels_that_lose, edge_tables, named, needing_loss
+from geomx.config.problems import KeyPath, dotted, shown
 from geomx.config.run import Run
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep, Policy
@@ -61,31 +61,34 @@ def _is_party_mean(policy: Policy, step: int) -> bool:
 
 def _of_lossy_channels(run: Run) -> Iterator[str]:
     """Where one is no better than TCP, or loses nothing."""
-    for tier, classes in channels_that_lose(run).items():
-        codec_up = f"{tier}.codec_up = {shown(edge_of(run, tier).codec_up)}"
-        if _loses_nothing(run, tier):
+    for path, classes in channels_that_lose(run).items():
+        edge = edge_tables(run)[path]
+        codec_up = f"{dotted(path)}.codec_up = {shown(edge.codec_up)}"
+        if _loses_nothing(run, path):
             yield (
-                f"{named(run, tier)}: none of its links loses packets in this description, so `tcp` is as "
+                f"{named(run, path)}: none of its links loses packets in this description, so `tcp` is as "
                 "fast and takes less computing; to imitate losses, give a link a `loss` (0.01 is 1 %)"
             )
-        if classes.loses and _goes_whole(run, edge_of(run, tier).codec_up):
+        if classes.loses and _goes_whole(run, edge.codec_up):
             yield (
-                f"{named(run, tier)}: slices with {codec_up} are too small for two datagrams, or are not cut into "
+                f"{named(run, path)}: slices with {codec_up} are too small for two datagrams, or are not cut into "
                 "blocks; such slices are sent until they have arrived, as with `datagram`"
             )
-        if classes.loses and tier == "lan" and _has_party_means(run):
+        if classes.loses and path == LAN and _has_party_means(run):
             yield (
                 f"with sync.policy = {shown(run.sync.policy)} the means inside a party are sent until they have "
-                f"arrived, as with `datagram`; {named(run, tier)} applies to exchanges with the global servers only"
+                f"arrived, as with `datagram`; {named(run, path)} applies to exchanges with the global servers only"
             )
 
 
-def _loses_nothing(run: Run, tier: Tier) -> bool:
-    """Every link of a tier is described, and loses nothing."""
-    if tier == "lan":
+def _loses_nothing(run: Run, path: KeyPath) -> bool:
+    """Every link of a table's edges is described, and loses nothing."""
+    if path == LAN:
         return run.lan.link is not None and not run.lan.link.loss
-    links = [run.link_of(party) for party in run.servers]
-    changes = [change.link for party in run.servers for change in run.link_changes_of(party)]
+    edge = edge_tables(run)[path]
+    below = [server for server in run.tree.servers if run.edge_above(server) is edge]
+    links = [run.link_of(server) for server in below]
+    changes = [change.link for server in below for change in run.link_changes_of(server)]
     return all(link is not None and not link.loss for link in links) and not any(c.loss for c in changes)
 
 

@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from geomx.config.addresses import is_loopback, place_of
-from geomx.config.checking import Rule, Values, change_something, unique_names
+from geomx.config.checking import Rule, Values, change_something
 from geomx.config.link_changes import KEYS
 from geomx.config.problems import KeyPath, Problem, dotted, shown
+from geomx.config.tables import BelowTable
 from geomx.config.value_types import MOST_WORKERS
 from geomx.errors import nearest
 
 HEARTBEATS_MISSED = 3
 TLS_FILES = ("certificate", "key", "authority")
+
+
+def _servers(values: Values) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """The tables of all servers but the shards, and where they stand."""
+    for key in ("party", "region"):
+        yield from (((key, index), table) for index, table in enumerate(values[key]))
+
+
+def _names_of_servers(values: Values) -> Iterator[Problem]:
+    """No two servers have one name, or names that files of one folder cannot have."""
+    first: dict[str, tuple[str, str]] = {}
+    for path, table in _servers(values):
+        if (name := table.get("name")) is None:
+            continue
+        other, called = first.setdefault(name.lower(), (dotted(path), name))
+        if other != dotted(path):
+            alike = f" `{called}` but for upper and lower case, which some disks ignore"
+            where = f"it is the name of {other}{'' if called == name else alike}"
+            yield Problem((*path, "name"), shown(name), "a name that no other party or region has", where)
+
+
+def _parents(values: Values) -> Iterator[Problem]:
+    """Servers hang on regions, each of which has something below, and none itself."""
+    regions = [region.get("name") for region in values["region"]]
+    if None in regions:
+        return
+    parents = {name: region.get("parent", "") for name, region in zip(regions, values["region"], strict=True)}
+    for path, table in _servers(values):
+        parent = table.get("parent") or ""
+        if parent and parent not in regions:
+            allowed = ", ".join(f"`{name}`" for name in regions) or "nothing, since there is no [[region]]"
+            yield Problem((*path, "parent"), f"no region `{parent}`", allowed, nearest(parent, regions))
+    used = {table.get("parent") for _, table in _servers(values)}
+    for index, name in enumerate(regions):
+        path = ("region", index)
+        if name not in used and None not in used:
+            hint = f'give a party `parent = "{name}"`, or leave the region out'
+            yield Problem(
+                (*path, "name"), f"{shown(name)}, below which nothing hangs", "a region with parties", hint
+            )
+        above, seen = parents[name], [name]
+        while above in parents and above not in seen:
+            seen.append(above)
+            above = parents[above]
+        if above == name:
+            yield Problem((*path, "parent"), " → ".join([*seen, name]), "a parent that does not hang on it")
 
 
 def _one_address_a_shard(values: Values) -> Iterator[Problem]:
@@ -29,7 +76,7 @@ def _listeners_have_addresses(values: Values) -> Iterator[Problem]:
     tables: list[tuple[KeyPath, dict[str, Any], str]] = [
         (("global", "listen"), values["global"], "addresses")
     ]
-    tables += [(("party", i, "listen"), party, "address") for i, party in enumerate(values["party"])]
+    tables += [((*path, "listen"), table, "address") for path, table in _servers(values)]
     for path, table, address in tables:
         if table.get("listen") and address in table and not table[address]:
             hint = f"give `{address}`, which others dial"
@@ -38,10 +85,9 @@ def _listeners_have_addresses(values: Values) -> Iterator[Problem]:
 
 def _unique_addresses(values: Values) -> Iterator[Problem]:
     shards = enumerate(values["global"].get("addresses") or ())
-    parties = enumerate(values["party"])
     places: list[tuple[KeyPath, str, str]] = [
         *((("global", "addresses", i), f"global/{i}", address) for i, address in shards),
-        *((("party", i, "address"), f"party[{i}]", party.get("address") or "") for i, party in parties),
+        *(((*path, "address"), dotted(path), table.get("address") or "") for path, table in _servers(values)),
     ]
     first: dict[str, str] = {}
     for path, owner, address in places:
@@ -74,12 +120,17 @@ def _sizes_where_they_count(values: Values) -> Iterator[Problem]:
 
 
 def _patience(values: Values) -> Iterator[Problem]:
-    for tier in ("wan", "lan"):
-        heartbeat_s, timeout_s = values[tier].get("heartbeat_s"), values[tier].get("timeout_s")
+    tables: list[tuple[KeyPath, dict[str, Any]]] = [(("wan",), values["wan"]), (("lan",), values["lan"])]
+    defaults = BelowTable().model_dump()
+    for index, region in enumerate(values["region"]):
+        if isinstance(below := region.get("below"), Mapping):
+            tables.append((("region", index, "below"), {**defaults, **below}))
+    for path, table in tables:
+        heartbeat_s, timeout_s = table.get("heartbeat_s"), table.get("timeout_s")
         if heartbeat_s and timeout_s and timeout_s < HEARTBEATS_MISSED * heartbeat_s:
             least = HEARTBEATS_MISSED * heartbeat_s
-            allowed = f"number ≥ {least:g}, which is {HEARTBEATS_MISSED} × {tier}.heartbeat_s"
-            yield Problem((tier, "timeout_s"), f"{timeout_s:g}", allowed)
+            allowed = f"number ≥ {least:g}, which is {HEARTBEATS_MISSED} × {dotted(path)}.heartbeat_s"
+            yield Problem((*path, "timeout_s"), f"{timeout_s:g}", allowed)
 
 
 def _whole_tls(values: Values) -> Iterator[Problem]:
@@ -99,9 +150,9 @@ def _proof_beyond_loopback(values: Values) -> Iterator[Problem]:
     listening: list[tuple[KeyPath, str]] = [
         (("global", key, i), at) for i, at in enumerate(table.get(key) or ())
     ]
-    for index, party in enumerate(values["party"]):
-        key = "listen" if party.get("listen") else "address"
-        listening.append((("party", index, key), party.get(key) or ""))
+    for path, server in _servers(values):
+        key = "listen" if server.get("listen") else "address"
+        listening.append(((*path, key), server.get(key) or ""))
     reached = [(path, address) for path, address in listening if address and not is_loopback(address)]
     for path, address in reached[:1]:
         yield Problem(
@@ -120,9 +171,10 @@ def _arguments_for_a_script(values: Values) -> Iterator[Problem]:
 
 def _parties_of_events(values: Values) -> Iterator[Problem]:
     """Who changes must be there, and have an emulated link."""
-    parties = {party["name"]: party for party in values["party"] if "name" in party}
-    if len(parties) < len(values["party"]):
+    parties = {table["name"]: table for _, table in _servers(values) if "name" in table}
+    if len(parties) < len(values["party"]) + len(values["region"]):
         return
+    above = {region["name"]: region.get("below") for region in values["region"]}
     for index, event in enumerate(values["event"]):
         name, path = event.get("party"), ("event", index, "party")
         if name is None:
@@ -130,10 +182,17 @@ def _parties_of_events(values: Values) -> Iterator[Problem]:
         if name not in parties:
             allowed = ", ".join(f"`{known}`" for known in parties)
             yield Problem(path, f"no party `{name}`", allowed, nearest(name, parties))
-        elif all(table.get("link", "unknown") is None for table in (parties[name], values["wan"])):
+        elif not _may_have_link(parties[name], above.get(parties[name].get("parent"), values["wan"])):
             found = f"{shown(name)}, which has no emulated link"
             hint = "set wan.link, or the party's link; `link = {}` has no limits before its first event"
             yield Problem(path, found, "a party with an emulated link", hint)
+
+
+def _may_have_link(server: dict[str, Any], above: Any) -> bool:
+    """Whether a server's edge to its parent is emulated, as far as is known. `above`: the table of that edge."""
+    return not isinstance(above, Mapping) or any(
+        table.get("link", "unknown") is not None for table in (server, above)
+    )
 
 
 def _events_in_order(values: Values) -> Iterator[Problem]:
@@ -164,7 +223,8 @@ def _cuts_heal(values: Values) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    partial(unique_names, key="party", ignore_case=True),
+    _names_of_servers,
+    _parents,
     _workers_altogether,
     _one_address_a_shard,
     _listeners_have_addresses,

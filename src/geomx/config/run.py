@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +17,17 @@ from geomx.config.link_changes import LinkChange, changes_of
 from geomx.config.overrides import apply_overrides
 from geomx.config.presets import apply_preset
 from geomx.config.rules import RULES
-from geomx.config.tables import Description, LinkTable, PartyTable
+from geomx.config.tables import (
+    BelowTable,
+    Description,
+    EdgeTable,
+    LinkTable,
+    PartyTable,
+    ServerTable,
+    WanTable,
+)
 from geomx.errors import ConfigError, Fault, nearest
+from geomx.tree import TOP, Tree
 
 # The keys on which all nodes of a run must agree; `docs/configuration.md` marks them.
 AGREED = (
@@ -45,7 +56,17 @@ AGREED = (
     "lan.heartbeat_s",
     "lan.timeout_s",
 )
-AGREED_OF_A_PARTY = ("workers", "inside", "dataset_size")
+AGREED_OF_EACH = {  # of tables of which there may be several
+    "party": ("parent", "workers", "inside", "dataset_size"),
+    "region": (
+        "parent",
+        "below.channel",
+        "below.codec_up",
+        "below.codec_down",
+        "below.heartbeat_s",
+        "below.timeout_s",
+    ),
+}
 
 
 class Run(Description):
@@ -107,6 +128,13 @@ class Run(Description):
 
     # -- nodes -------------------------------------------------------------------------------------
 
+    @cached_property
+    def tree(self) -> Tree:
+        """Who hangs on whom."""
+        servers = {server.name: server.parent or TOP for server in self.server_tables}
+        workers = {worker: party.name for party in self.parties for worker in party.worker_names}
+        return Tree(servers | workers, self.shard_names)
+
     @property
     def shard_names(self) -> tuple[str, ...]:
         """The global servers, from `global/0` on."""
@@ -133,24 +161,47 @@ class Run(Description):
                 return party
         raise self._no_such("party", name, self.servers)
 
-    def link_of(self, party: str) -> LinkTable | None:
-        """The emulated link between a party and the global servers; None: the network as it is."""
-        return self.party(party).link or self.wan.link
+    def server(self, name: str) -> ServerTable:
+        """The table of the party or region of that name; raises `ConfigError` if there is none."""
+        for server in self.server_tables:
+            if server.name == name:
+                return server
+        raise self._no_such("party", name, tuple(server.name for server in self.server_tables))
 
-    def link_changes_of(self, party: str) -> tuple[LinkChange, ...]:
+    def edge_above(self, server: str) -> WanTable | BelowTable:
+        """The table of a local server's or a region's edges to its parent."""
+        parent = self.server(server).parent
+        return next((region.below for region in self.regions if region.name == parent), self.wan)
+
+    def edge_below(self, server: str) -> EdgeTable:
+        """The table of any server's edges to its children."""
+        if server in self.shard_names:
+            return self.wan
+        return next((region.below for region in self.regions if region.name == server), self.lan)
+
+    def link_of(self, server: str) -> LinkTable | None:
+        """The emulated link between a party or region and its parent; None: the network as it is."""
+        return self.server(server).link or self.edge_above(server).link
+
+    def link_changes_of(self, server: str) -> tuple[LinkChange, ...]:
         """What becomes of that link while the run goes on."""
-        link, events = self.link_of(party), [event for event in self.events if event.party == party]
+        link, events = self.link_of(server), [event for event in self.events if event.party == server]
         return () if link is None else tuple(changes_of(link.spec, events))
 
-    def pace_mbps_of(self, party: str) -> float:
-        """At which the bytes between a party and one shard leave, either way; 0: as TCP finds."""
-        own = self.party(party).pace_mbps
-        return (self.wan.pace_mbps if own is None else own) / self.run.shards
+    def pace_mbps_of(self, server: str) -> float:
+        """At which the bytes between a party or region and each of its parents leave, either way; 0: as TCP finds."""
+        own = self.server(server).pace_mbps
+        return (self.edge_above(server).pace_mbps if own is None else own) / self.shares_of(server)
+
+    def shares_of(self, server: str) -> int:
+        """Among how many parents a server's link is shared: the shards, or one region's server."""
+        return 1 if self.server(server).parent else self.run.shards
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """The codecs of the WAN's and the LAN's edges, up and down, with their parameters."""
-        specs = (spec for edge in (self.wan, self.lan) for spec in (edge.codec_up, edge.codec_down))
+        """The codecs of all edges, up and down, with their parameters."""
+        edges = (self.wan, *(region.below for region in self.regions), self.lan)
+        specs = (spec for edge in edges for spec in (edge.codec_up, edge.codec_down))
         return tuple(spec for spec in specs if spec != "wan")
 
     # -- addresses ---------------------------------------------------------------------------------
@@ -159,8 +210,8 @@ class Run(Description):
     def addresses(self) -> dict[str, str]:
         """The address (host and port) of each server, by node name; empty if it is not known yet."""
         shards = self.global_.addresses or ("",) * self.run.shards
-        parties = {party.name: party.address for party in self.parties}
-        return dict(zip(self.shard_names, shards, strict=True)) | parties
+        servers = {server.name: server.address for server in self.server_tables}
+        return dict(zip(self.shard_names, shards, strict=True)) | servers
 
     def address_of(self, node: str) -> str:
         """The address of one server; raises `ConfigError` if there is no such server, or it has no address."""
@@ -168,14 +219,15 @@ class Run(Description):
         if node not in addresses:
             raise self._no_such("server", node, tuple(addresses))
         if not addresses[node]:
-            key = "global.addresses" if node in self.shard_names else f"party.{node}.address"
+            kind = "region" if node in self.tree.servers and node not in self.servers else "party"
+            key = "global.addresses" if node in self.shard_names else f"{kind}.{node}.address"
             fault = Fault(key, "nothing", '"host:port"', "give one, or let `geomx run` choose")
             raise ConfigError(f"run {self.run.name}", [fault])
         return addresses[node]
 
     def listen_address_of(self, node: str) -> str:
         """Where a server listens: its own `listen`, or else the address that others dial."""
-        listen = {party.name: party.listen for party in self.parties}
+        listen = {server.name: server.listen for server in self.server_tables}
         listen |= dict(zip(self.shard_names, self.global_.listen, strict=False))
         return listen.get(node) or self.address_of(node)
 
@@ -186,8 +238,8 @@ class Run(Description):
         known = self.addresses | dict(addresses)
         data = self.as_dict()
         data["global"]["addresses"] = [known[shard] for shard in self.shard_names if known[shard]]
-        for party in data["party"]:
-            party["address"] = known[party["name"]]
+        for server in (*data["party"], *data["region"]):
+            server["address"] = known[server["name"]]
         return self.of_document(Document(data), f"run {self.run.name}")
 
     def changed(self, overrides: Sequence[str]) -> Self:
@@ -209,9 +261,12 @@ class Run(Description):
             table, _, name = key.partition(".")
             manifest[key] = data[table][name]
         manifest["party"] = ", ".join(self.servers)  # sums are taken in this order
-        for party in data["party"]:
-            for name in AGREED_OF_A_PARTY:
-                manifest[f"party.{party['name']}.{name}"] = party[name]
+        for kind, names in AGREED_OF_EACH.items():
+            for table in data[kind]:
+                for name in names:
+                    *outer, key = name.split(".")
+                    inner = reduce(getitem, outer, table)
+                    manifest[f"{kind}.{table['name']}.{name}"] = inner[key]
         return manifest
 
 

@@ -1,7 +1,7 @@
 """The tables of a run's description: which keys there are, what they mean, what each allows by itself.
 
 What keys must be to each other stands in `rules.py`. A key's attribute has the key's name, but for `global`
-(a word of Python: `global_`), `[[party]]` (`parties`) and `[[event]]` (`events`).
+(a word of Python: `global_`), `[[party]]` (`parties`), `[[region]]` (`regions`) and `[[event]]` (`events`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from geomx.config.value_types import (
     Elements,
     File,
     Heartbeat,
-    LanCodecName,
     Limit,
     ListenAddress,
     ListenAddressOrNone,
     Moment,
     PartyName,
+    PartyNameOrNone,
+    PassingCodecName,
     PolicyName,
     Rate,
     RuleName,
@@ -223,7 +224,29 @@ class GlobalTable(Table):
     )
 
 
-class PartyTable(Table):
+class ServerTable(Table):
+    """A server that is no global server, and its edge to its parent."""
+
+    name: PartyName
+    parent: PartyNameOrNone = Field(
+        "", description="Region whose server it hangs on. Default: the global servers."
+    )
+    address: AddressOrNone = Field(
+        "",
+        description="Address of its server, as those below reach it. Default: `geomx run` picks a free port.",
+    )
+    listen: ListenAddressOrNone = Field(
+        "", description="Address at which its server listens, if another one. Default: `address`."
+    )
+    link: LinkTable | None = Field(
+        None, description="Of its server to its parent, in place of `wan.link` or the region's `below.link`."
+    )
+    pace_mbps: Rate | None = Field(
+        None, description="In place of `wan.pace_mbps` or the region's `below.pace_mbps`."
+    )
+
+
+class PartyTable(ServerTable):
     """A data center or organisation: a local server and its workers. One table for each."""
 
     name: PartyName = Field(
@@ -234,15 +257,6 @@ class PartyTable(Table):
         le=MOST_WORKERS_OF_A_PARTY,
         description=f"Number of workers; at most {MOST_WORKERS} in all parties together.",
     )
-    address: AddressOrNone = Field(
-        "",
-        description="Address of the local server, as its workers reach it. Default: `geomx run` picks a free port.",
-    )
-    listen: ListenAddressOrNone = Field(
-        "", description="Address at which the local server listens, if another one. Default: `address`."
-    )
-    link: LinkTable | None = Field(None, description="In place of `wan.link`.")
-    pace_mbps: Rate | None = Field(None, description="In place of `wan.pace_mbps`.")
     worker_delay: DelayTable | None = Field(
         None,
         description="Slows its workers down, to try out unequal sites: `{ factor = 2, jitter = 0.1 }` makes them "
@@ -274,7 +288,7 @@ class EventTable(Table):
     """
 
     at_s: Moment = Field(description="Start, in seconds after `attach` has returned.")
-    party: PartyName = Field(description="Party whose link to the global servers changes.")
+    party: PartyName = Field(description="Party or region whose link to its parent changes.")
     for_s: Duration | None = Field(None, description="Duration in seconds. Default: to the end of the run.")
     rate_mbps: Rate | None = Field(None, description="New rate in Mbit/s.")
     delay_ms: Delay | None = Field(None, description="New one-way delay in milliseconds.")
@@ -325,10 +339,32 @@ class WanTable(EdgeTable):
     timeout_s: Silence = Field(15.0, description=EdgeTable.model_fields["timeout_s"].description)
 
 
+class BelowTable(EdgeTable):
+    """Connections between a region's server and the servers that hang on it."""
+
+    codec_down: PassingCodecName = Field(
+        "wan", description="Encoding of updates. `wan`: pass on the bytes that came from above."
+    )
+    pace_mbps: Rate = Field(0.0, description="As `wan.pace_mbps`.")
+    timeout_s: Silence = Field(15.0, description=EdgeTable.model_fields["timeout_s"].description)
+
+
+class RegionTable(ServerTable):
+    """A server between local servers and global servers, such as a continent's; it has no workers. One table for each.
+
+    Contributions from below are added there, and cross the way to the global servers once.
+    """
+
+    name: PartyName = Field(description="Name of the region and its server, unlike any party's.")
+    below: BelowTable = Field(
+        default_factory=BelowTable, description="The edges to the servers that hang on it."
+    )
+
+
 class LanTable(EdgeTable):
     """Connections between workers and their local server."""
 
-    codec_down: LanCodecName = Field(
+    codec_down: PassingCodecName = Field(
         "wan",
         description="Encoding of updates. `wan`: pass on the bytes that came over the WAN.",
     )
@@ -386,8 +422,14 @@ class Description(Table):
     parties: tuple[PartyTable, ...] = Field(
         alias="party", strict=False, min_length=1, max_length=MOST_PARTIES
     )
+    regions: tuple[RegionTable, ...] = Field((), alias="region", strict=False, max_length=MOST_PARTIES)
     wan: WanTable = Field(default_factory=WanTable)
     lan: LanTable = Field(default_factory=LanTable)
     limits: LimitsTable = Field(default_factory=LimitsTable)
     tls: TlsTable = Field(default_factory=TlsTable)
     events: tuple[EventTable, ...] = Field((), alias="event", strict=False, max_length=MOST_EVENTS)
+
+    @property
+    def server_tables(self) -> tuple[ServerTable, ...]:
+        """Those of all servers but the shards, regions first."""
+        return (*self.regions, *self.parties)

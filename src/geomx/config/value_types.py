@@ -59,6 +59,10 @@ PartyName = Annotated[
         LONGEST_PARTY_NAME,
     ),
 ]
+PartyNameOrNone = Annotated[
+    str,
+    TextForm("the name of a [[region]], or nothing", r"([A-Za-z0-9_][A-Za-z0-9_-]*)?", LONGEST_PARTY_NAME),
+]
 Address = Annotated[str, AddressForm(dialled=True)]
 AddressOrNone = Annotated[str, AddressForm(dialled=True, optional=True)]
 ListenAddress = Annotated[str, AddressForm(dialled=False)]
@@ -73,7 +77,7 @@ RuleName = Annotated[
     ),
 ]
 CodecName = Annotated[str, ChoiceForm(codecs.names, "ratio=0.01")]
-LanCodecName = Annotated[str, ChoiceForm(("wan", *codecs.names), "ratio=0.01", bare=("wan",))]
+PassingCodecName = Annotated[str, ChoiceForm(("wan", *codecs.names), "ratio=0.01", bare=("wan",))]
 Argument = Annotated[str, TextForm("text", r"[^\0]*")]  # no process can be given a NUL
 File = Annotated[Path, BeforeValidator(_absolute)]  # relative to the folder of the run's description
 

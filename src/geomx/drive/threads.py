@@ -201,11 +201,11 @@ class SoloThread(NodeThread):
     """A run of one: a worker and its root in this process, joined by a channel that copies nothing over sockets."""
 
     def __init__(self, recorder: RecordSink, stall_s: float = 30.0) -> None:
-        super().__init__(Topology.solo().workers[0], recorder, stall_s)
+        super().__init__(Topology.solo().tree.workers[0], recorder, stall_s)
 
     def drivers(self) -> list[Driver]:
         topology, channel = Topology.solo(), InProc()
-        (root,), (worker,) = topology.shards, topology.workers
+        (root,), (worker,) = topology.tree.shards, topology.tree.workers
         address = "solo:1"
         return [
             Driver(make_node(topology, root), Wiring(ListeningEdge(channel, address)), self._recorder),

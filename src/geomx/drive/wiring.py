@@ -12,33 +12,52 @@ from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES
 from geomx.channels.tls import Contexts, contexts
 from geomx.config import LinkChange, LinkTable, Run
 from geomx.config.choice_rules import check_channel
-from geomx.config.lossy_channels import Tier, check_proof
+from geomx.config.lossy_channels import LAN, WAN, check_proof, edge_tables
+from geomx.config.problems import KeyPath
 from geomx.drive.real import ListeningEdge, Wiring
+from geomx.tree import TOP
+
+Changes = list[tuple[LinkChange, Callable[[], None]]]
 
 
 def wire(run: Run, name: str) -> Wiring:
     """The edges of the node of that name. Raises `ConfigError` where a channel cannot do what it is asked to."""
     check_proof(run)
-    if name in run.shard_names:
-        return _wire_shard(run, name)
-    if name in run.servers:
-        return _wire_local_server(run, name)
-    party = name.rpartition("/")[0]
-    channel = _channel(run, "lan", run.lan.link, LAN_CHUNK_BYTES)
-    return Wiring(peers={party: (channel, run.address_of(party))})
+    tree = run.tree
+    if tree.is_worker(name):
+        party = tree.parent(name)
+        return Wiring(peers={party: (_lan(run), run.address_of(party))})
+    listening, changes = _listening(run, name)
+    if tree.is_shard(name):
+        channel, lead = _channel_below(run, TOP), tree.shards[0]
+        return Wiring(listening, {} if name == lead else {lead: (channel, run.address_of(lead))}, changes)
+    own = run.link_of(name)
+    above = _channel_below(run, tree.parent(name), own, run.pace_mbps_of(name))
+    peers = {parent: (above, run.address_of(parent)) for parent in tree.parents(name)}
+    uplink = above.uplink if isinstance(above, ShapingChannel) else None
+    changes += [] if uplink is None else _changes(run, name, uplink, 1)
+    return Wiring(listening, peers, changes)
 
 
-def _wire_shard(run: Run, name: str) -> Wiring:
-    """Each party has its own link down; the shards, which do not see each other's traffic, get equal shares of it."""
-    channel, lead = _channel(run, "wan", None, WAN_CHUNK_BYTES), run.shard_names[0]
-    peers = {} if name == lead else {lead: (channel, run.address_of(lead))}
-    links = {party: link for party in run.servers if (link := run.link_of(party)) is not None}
-    paces = {party: mbps for party in run.servers if (mbps := run.pace_mbps_of(party))}
+def _listening(run: Run, name: str) -> tuple[ListeningEdge, Changes]:
+    """Where children are answered, each server of them over a link of its own.
+
+    Shards do not see each other's traffic: each has an equal share of its children's links.
+    """
+    tree = run.tree
+    below = [child for child in tree.children(name) if not tree.is_worker(child)]
+    if not below:
+        return ListeningEdge(_lan(run), run.listen_address_of(name)), []
+    channel = _channel_below(run, TOP if tree.is_shard(name) else name)
+    links = {child: link for child in below if (link := run.link_of(child)) is not None}
+    paces = {child: mbps for child in below if (mbps := run.pace_mbps_of(child))}
     if not (links or paces):
-        return Wiring(ListeningEdge(channel, run.listen_address_of(name)), peers)
+        return ListeningEdge(channel, run.listen_address_of(name)), []
     assert isinstance(channel, ShapingChannel)  # as `check_channel` has seen
     shaping = channel
-    downlinks = {party: shaping.downlink(link.spec.shared(run.run.shards)) for party, link in links.items()}
+    downlinks = {
+        child: shaping.downlink(link.spec.shared(len(tree.parents(child)))) for child, link in links.items()
+    }
 
     def shape(connection: Connection, peer: str) -> None:
         if peer in paces:
@@ -48,40 +67,40 @@ def _wire_shard(run: Run, name: str) -> Wiring:
 
     changes = [
         change
-        for party, downlink in downlinks.items()
-        for change in _changes(run, party, downlink, run.run.shards)
+        for child, downlink in downlinks.items()
+        for change in _changes(run, child, downlink, len(tree.parents(child)))
     ]
-    return Wiring(ListeningEdge(channel, run.listen_address_of(name), shape), peers, changes)
+    return ListeningEdge(channel, run.listen_address_of(name), shape), changes
 
 
-def _wire_local_server(run: Run, name: str) -> Wiring:
-    """All connections to the shards leave through the party's one link."""
-    lan = _channel(run, "lan", run.lan.link, LAN_CHUNK_BYTES)
-    wan = _channel(run, "wan", run.link_of(name), WAN_CHUNK_BYTES, run.pace_mbps_of(name))
-    peers = {shard: (wan, run.address_of(shard)) for shard in run.shard_names}
-    uplink = wan.uplink if isinstance(wan, ShapingChannel) else None
-    changes = [] if uplink is None else _changes(run, name, uplink, 1)
-    return Wiring(ListeningEdge(lan, run.listen_address_of(name)), peers, changes)
-
-
-def _changes(
-    run: Run, party: str, pacer: LinkPacer, shares: int
-) -> list[tuple[LinkChange, Callable[[], None]]]:
-    """What becomes of a party's link, one way, and how it is done to the pacer."""
+def _changes(run: Run, server: str, pacer: LinkPacer, shares: int) -> Changes:
+    """What becomes of a server's link, one way, and how it is done to the pacer."""
     return [
-        (change, partial(pacer.change, change.link.shared(shares))) for change in run.link_changes_of(party)
+        (change, partial(pacer.change, change.link.shared(shares))) for change in run.link_changes_of(server)
     ]
+
+
+def _lan(run: Run) -> Channel:
+    """The channel between a party's workers and their server."""
+    return _channel(run, LAN, run.lan.link, LAN_CHUNK_BYTES)
+
+
+def _channel_below(run: Run, server: str, link: LinkTable | None = None, pace_mbps: float = 0.0) -> Channel:
+    """The channel between a region's server, or `TOP`, and the servers below; at the lower end with its link."""
+    names = [region.name for region in run.regions]
+    path: KeyPath = WAN if server == TOP else ("region", names.index(server), "below")
+    return _channel(run, path, link, WAN_CHUNK_BYTES, pace_mbps)
 
 
 def _channel(
-    run: Run, tier: Tier, link: LinkTable | None, chunk_bytes: int, pace_mbps: float = 0.0
+    run: Run, path: KeyPath, link: LinkTable | None, chunk_bytes: int, pace_mbps: float = 0.0
 ) -> Channel:
-    """The channel of a tier's edges. Raises `ConfigError` where it cannot do what the description asks of it."""
-    edge = run.wan if tier == "wan" else run.lan
+    """The channel of the edges whose table stands there. Raises `ConfigError` where it cannot do what they ask."""
+    edge = edge_tables(run)[path]
     spec = None if link is None else link.spec
     settings = EdgeSettings(spec, chunk_bytes, edge.congestion, pace_mbps, _tls(run), run.run.seed)
     made: Channel = channels.make(edge.channel, settings)
-    check_channel(run, tier, made)
+    check_channel(run, path, made)
     return made
 
 

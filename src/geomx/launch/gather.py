@@ -23,7 +23,7 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
     Of nodes without records, and of a failure, a line comes first. `report_to`, `trace_to`: files that are written.
     Raises `ConfigError` where there are no records, or some of another run, `RecordsUnreadable` and `FileUnwritable`.
     """
-    nodes = (*run.shard_names, *run.servers, *run.workers)
+    nodes = run.tree.nodes
     records = RecordFiles(folder).in_unix_time()
     told = {record.node for record in records}
     if not told:

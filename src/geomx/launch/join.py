@@ -48,8 +48,8 @@ from geomx.observe.records import Recorder
 from geomx.train.ending import why_ended
 from geomx.train.run import LiveRun
 from geomx.train.settings import Collective, Settings
+from geomx.tree import Tree
 
-SOLO = "solo/0"
 # What another node, the run's description or the network brought about.
 NOT_THE_SCRIPT = (ConfigError, Disagreement, NodeLost, Refused, RunFailed, WaitTimeout)
 AMID_DATA = "its script ended in the middle of run.shard(loader), without run.close()"
@@ -102,9 +102,10 @@ def _start_solo(place: ProcessPlace, party: str | None, rank: int | None) -> Liv
     faults = [Fault(k, repr(v), "only together with `run`") for k, v in given.items() if v is not None]
     if faults:
         raise ConfigError("join()", faults)
-    recorder = Recorder(place.records, SOLO, place.trace, place.watched)
+    tree = Tree.solo()
+    recorder = Recorder(place.records, tree.workers[0], place.trace, place.watched)
     thread = SoloThread(recorder)
-    run = LiveRun(thread.port, name=SOLO, members=(SOLO,), party_members=(SOLO,))
+    run = LiveRun(thread.port, name=tree.workers[0], tree=tree)
     _Stay(run, thread, recorder, place).begin()
     return run
 
@@ -130,8 +131,7 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
     run = LiveRun(
         thread.port,
         name=members[rank],
-        members=description.workers,
-        party_members=members,
+        tree=description.tree,
         settings=settings,
     )
     stay = _Stay(run, thread, recorder, place, may_return=settings.rejoin_s > 0.0)

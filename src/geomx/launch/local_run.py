@@ -179,8 +179,7 @@ def commands(run: Run, folder: Path, ports: Ports, *, trace: bool) -> Iterator[C
     """The processes of a run whose description and records are in `folder`: servers first, then workers."""
     description = folder / DESCRIPTION
     records = RecordFiles(folder / "records")
-    processes = len(run.shard_names) + len(run.servers) + len(run.workers)
-    each = threads_each(processes)
+    each = threads_each(len(run.tree.nodes))
     place = ProcessPlace(trace=trace, watched=True)
     geomx = (sys.executable, "-m", "geomx")
 
@@ -190,6 +189,8 @@ def commands(run: Run, folder: Path, ports: Ports, *, trace: bool) -> Iterator[C
 
     for shard, name in enumerate(run.shard_names):
         yield server(name, "--role", "global", "--shard", str(shard))
+    for region in run.regions:
+        yield server(region.name, "--role", "region", "--region", region.name)
     for name in run.servers:
         yield server(name, "--role", "local", "--party", name)
     script = (sys.executable, str(run.run.script), *run.run.arguments)

@@ -23,18 +23,19 @@ from geomx.config.choice_rules import check_choices
 from geomx.config.choices import Choices
 from geomx.config.decision import Decision, decide
 from geomx.config.script import Script
+from geomx.config.tables import EdgeTable, LinkTable
 from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
 from geomx.launch.outputs import check_outputs, write_outputs
 from geomx.launch.plan_channels import Transports, Way, channel_table, remarks, transports, ways
 from geomx.launch.plan_facts import Known, Sources, known
 from geomx.launch.plan_rows import PRESET, PRESET_NAME, Pair, Row, as_dict, named_pair
 from geomx.layout import SLICES_WANTED, Slice
-from geomx.node.topology import AS_WAN
+from geomx.node.topology import AS_ABOVE
 from geomx.observe.costs import Cost, Memory, cost, memory_of
 from geomx.observe.files import write_whole
 from geomx.observe.report import size
 from geomx.observe.sentences import counted
-from geomx.predict.facts import Codecs, Facts, Rhythm
+from geomx.predict.facts import Codecs, EdgeCodecs, Facts, Rhythm
 from geomx.predict.steps import Prediction, predict
 from geomx.predict.words import trade_of_codec, trade_of_rhythm
 from geomx.sync import policies
@@ -171,14 +172,16 @@ class _Predictor:
         memory = memory_of()
         self._wanted = {pair: slices_wanted(*pair) for pair in pairs}
         self._cuts = {count: facts.cut(count) for count in set(self._wanted.values())}
-        lan = [spec for spec in (run.lan.codec_up, run.lan.codec_down) if spec != AS_WAN]
-        specs = dict.fromkeys([*itertools.chain.from_iterable(self._wanted), *lan])
+        inner = [run.lan, *(region.below for region in run.regions)]
+        others = [spec for edge in inner for spec in (edge.codec_up, edge.codec_down) if spec != AS_ABOVE]
+        specs = dict.fromkeys([*itertools.chain.from_iterable(self._wanted), *others])
         self._costs = {spec: _cost(spec, facts.cut(slices_wanted(spec)), memory) for spec in specs}
         self._world = Facts(
             sites=facts.sites,
             size_bytes=sum(slice_.size_bytes for slice_ in facts.cut(SLICES_WANTED)),
             memory_bytes_per_s=memory.updating,
             shards=run.run.shards,
+            regions=facts.regions,
             in_backward=run.worker.push_at == "backward",
             overlap=run.worker.overlap == "forward",
             clips=facts.script.clips,
@@ -197,13 +200,23 @@ class _Predictor:
     def over(self, algorithm: str, pair: Pair, on_workers: bool, carriers: Transports) -> Prediction:
         """What to expect with this up and down the WAN."""
         run, costs, (up, down) = self._run, self._costs, pair
-        passes = run.lan.codec_down == AS_WAN
-        below = costs[down if passes else run.lan.codec_down]
+        wan = EdgeCodecs(costs[up], costs[down])
+        regions: dict[str, EdgeCodecs] = {}
+        for region in sorted(run.regions, key=lambda region: len(run.tree.ancestors(region.name))):
+            above = regions.get(region.parent, wan).down
+            regions[region.name] = self._codecs(region.below, above)
         slices = len(self._cuts[self._wanted[pair]])
-        edges = Codecs(slices, costs[up], costs[down], costs[run.lan.codec_up], below, passes)
+        edges = Codecs(slices, wan, self._codecs(run.lan, wan.down), regions)
         wan_up, wan_down = carriers
         world = replace(self._world, on_workers=on_workers, wan_up=wan_up, wan_down=wan_down)
         return predict(world, Rhythm.of(algorithm), edges)
+
+    def _codecs(self, edge: EdgeTable, above: Cost) -> EdgeCodecs:
+        """`above`: the codec down of the edges above these."""
+        passes = edge.codec_down == AS_ABOVE
+        return EdgeCodecs(
+            self._costs[edge.codec_up], above if passes else self._costs[edge.codec_down], passes
+        )
 
 
 def _cost(spec: str, slices: Sequence[Slice], memory: Memory) -> Cost:
@@ -249,6 +262,13 @@ def _trade_of(up: Cost, down: Cost) -> str:
 # -- what is shown -------------------------------------------------------------------------------------------------
 
 
+def _way(link: LinkTable, parent: str) -> str:
+    """`20 Mbit/s, 100 ms there and back`; `parent`: a region's server at its other end."""
+    rate = f"{link.rate_mbps:g} Mbit/s" if link.rate_mbps else "any rate"
+    lost = f", {100 * link.loss:.3g} % lost" if link.loss else ""
+    return f"{rate}, {2 * link.delay_ms:g} ms there and back{lost}" + (f", to {parent}" if parent else "")
+
+
 def show(
     run: Run, facts: Known, rows: Sequence[Row], refused: dict[str, str], channels: Sequence[Way] = ()
 ) -> None:
@@ -258,14 +278,12 @@ def show(
         console.width = max(console.width, PLAIN_COLUMNS)
     console.print(f"{run.run.name}: {facts.parameters:,} parameters, {facts.origin}")
     parties = Table(box=None, pad_edge=False, show_header=False)
+    for region in facts.regions:
+        parties.add_row(f"  {region.name}", "region", "", _way(region.wan, region.parent))
     for site in facts.sites:
-        rate = f"{site.wan.rate_mbps:g} Mbit/s" if site.wan.rate_mbps else "any rate"
-        lost = f", {100 * site.wan.loss:.3g} % lost" if site.wan.loss else ""
+        computing = f"{1e3 * site.compute_s:.3g} ms of computing a step"
         parties.add_row(
-            f"  {site.name}",
-            counted(site.workers, "worker"),
-            f"{1e3 * site.compute_s:.3g} ms of computing a step",
-            f"{rate}, {2 * site.wan.delay_ms:g} ms there and back{lost}",
+            f"  {site.name}", counted(site.workers, "worker"), computing, _way(site.wan, site.parent)
         )
     console.print(parties)
     console.print(ranking(rows))

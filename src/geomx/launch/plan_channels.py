@@ -11,7 +11,7 @@ from rich.table import Table
 
 from geomx.channels.contract import BlockClasses
 from geomx.config import Run
-from geomx.config.lossy_channels import PLAIN, classes_of, named
+from geomx.config.lossy_channels import LAN, PLAIN, WAN, classes_of, named
 from geomx.predict.facts import Site
 from geomx.predict.steps import Prediction
 from geomx.predict.transports import BbrTcp, CubicTcp, Datagrams, EmulatedTcp, Transport
@@ -46,7 +46,7 @@ def transports(run: Run, channel: str, congestion: Congestion | None = None) -> 
 
 def _classes(run: Run, channel: str) -> BlockClasses | None:
     """New ones of this channel; None: it has no datagrams."""
-    return classes_of(run.changed([f"wan.channel={channel}"]), "wan")
+    return classes_of(run.wan.model_copy(update={"channel": channel}))
 
 
 def loses(sites: Sequence[Site]) -> bool:
@@ -99,20 +99,20 @@ def remarks(run: Run, sites: Sequence[Site]) -> Iterator[str]:
         )
         if run.wan.congestion == "reno":
             yield "reno is not predicted; it is no faster than cubic."
-    classes = classes_of(run, "wan")
+    classes = classes_of(run.wan)
     if classes is not None and not loses(sites):
         yield (
-            f"{named(run, 'wan')}: no link loses packets here, so `{PLAIN}` is as fast; give wan.link.loss "
+            f"{named(run, WAN)}: no link loses packets here, so `{PLAIN}` is as fast; give wan.link.loss "
             "(0.01 is 1 %) to compare channels."
         )
     if classes is not None and (until := _holds_until(classes)):
-        yield f"{named(run, 'wan')}: predicted as in the first round{until}."
+        yield f"{named(run, WAN)}: predicted as in the first round{until}."
     if classes is not None and classes.parity_share:
-        yield f"{named(run, 'wan')}: what parity rebuilds, and costs, is not predicted; it is predicted as without."
+        yield f"{named(run, WAN)}: what parity rebuilds, and costs, is not predicted; it is predicted as without."
     if classes is None and run.wan.channel != PLAIN:
-        yield f"{named(run, 'wan')}: how it carries bytes is not known; it is predicted as `{PLAIN}`."
-    if classes_of(run, "lan") is not None:
-        yield f"{named(run, 'lan')} is predicted as `{PLAIN}`."
+        yield f"{named(run, WAN)}: how it carries bytes is not known; it is predicted as `{PLAIN}`."
+    if classes_of(run.lan) is not None:
+        yield f"{named(run, LAN)} is predicted as `{PLAIN}`."
 
 
 def _holds_until(classes: BlockClasses) -> str:

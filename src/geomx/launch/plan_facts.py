@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from geomx.launch.local_run import rehearse
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.observe.records import Record
 from geomx.observe.report import make_report
-from geomx.predict.facts import Site
+from geomx.predict.facts import Region, Site
 from geomx.sync import policies
 from geomx.sync.contract import GradientStep
 
@@ -68,6 +68,7 @@ class Known:
     """`cut`: into about so many slices, the model. `origin`: how it is known, in words."""
 
     sites: tuple[Site, ...]
+    regions: tuple[Region, ...]
     cut: Callable[[int], Sequence[Slice]]
     origin: str
     script: Script = field(default_factory=Script)
@@ -111,7 +112,7 @@ def known(run: Run, sources: Sources, local: bool = False) -> Known:
         raise ConfigError("geomx plan", [_no_step(run, steps)])
     if sources.measure and local:
         steps = _with_local(steps, _measured_local(run), sources.step_ms)
-    return Known(tuple(_sites(run, steps)), _cut(run, sources, report), origin, script)
+    return Known(tuple(_sites(run, steps)), tuple(_regions(run)), _cut(run, sources, report), origin, script)
 
 
 def _sites(run: Run, steps: Mapping[str, _Seconds]) -> list[Site]:
@@ -120,16 +121,30 @@ def _sites(run: Run, steps: Mapping[str, _Seconds]) -> list[Site]:
         wan, step = run.link_of(party.name), steps[party.name]
         assert wan is not None  # it was looked for
         lan = run.lan.link or type(wan)()
-        found.append(Site(party.name, party.workers, step.compute, step.backward, wan, lan, step.local))
+        found.append(
+            Site(party.name, party.workers, step.compute, step.backward, wan, lan, step.local, party.parent)
+        )
     return found
+
+
+def _regions(run: Run) -> Iterator[Region]:
+    for region in run.regions:
+        wan = run.link_of(region.name)
+        assert wan is not None  # it was looked for
+        yield Region(region.name, region.parent, wan)
 
 
 def _missing_links(run: Run) -> list[Fault]:
     hint = "given after the file's name, it is assumed for this prediction only"
     return [
-        Fault(f"party.{party.name}.link", "nothing", "rate_mbps and delay_ms, here or in wan.link", hint)
-        for party in run.parties
-        if run.link_of(party.name) is None
+        Fault(
+            f"{'party' if server.name in run.servers else 'region'}.{server.name}.link",
+            "nothing",
+            f"rate_mbps and delay_ms, here or in {f'{server.parent}.below.link' if server.parent else 'wan.link'}",
+            hint,
+        )
+        for server in run.server_tables
+        if run.link_of(server.name) is None
     ]
 
 
@@ -204,9 +219,11 @@ def _with_local(
 
 
 def _free(run: Run) -> Run:
-    parties = range(len(run.parties))
     keys = ("link={}", "pace_mbps=0", "address=", "listen=")
-    return run.changed([*FREE, *(f"party[{place}].{key}" for place in parties for key in keys)])
+    free = [f"party[{place}].{key}" for place in range(len(run.parties)) for key in keys]
+    for place in range(len(run.regions)):
+        free += [f"region[{place}].{key}" for key in (*keys, "below.link={}", "below.pace_mbps=0")]
+    return run.changed([*FREE, *free])
 
 
 def _enough(run: Run) -> Any:

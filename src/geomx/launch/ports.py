@@ -40,8 +40,7 @@ class Ports(ExitStack):
         """
         address = run.listen_address_of(node)
         host, _, port = address.rpartition(":")
-        edge = run.wan if node in run.shard_names else run.lan
-        is_ours = edge.channel.split(maxsplit=1)[0] in channels.names
+        is_ours = run.edge_below(node).channel.split(maxsplit=1)[0] in channels.names
         if not is_ours or not port.isdecimal() or not int(port):
             return
         try:
@@ -71,7 +70,7 @@ def _try_to_bind(family: int, place: Any) -> None:
 def _taken(run: Run, node: str, reason: str) -> ConfigError:
     address = run.listen_address_of(node)
     key = "address" if address == run.address_of(node) else "listen"
-    where = f"party.{node}.{key}"
+    where = f"{'party' if node in run.servers else 'region'}.{node}.{key}"
     if node in run.shard_names:
         where = f"global.{'addresses' if key == 'address' else key}[{run.shard_names.index(node)}]"
     return ConfigError(node, [Fault(where, address, "an address of this machine with a free port", reason)])

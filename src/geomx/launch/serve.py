@@ -23,7 +23,11 @@ def serve(run: Run, node: str) -> None:
     an end (143, 130). So it does, with status 1, where another node failed and `geomx run` tells that.
     """
     place = read_place()
-    progress = None if place.watched else NodeProgress().take
+    progress = (
+        None
+        if place.watched
+        else NodeProgress(() if run.tree.is_shard(node) else run.tree.parents(node)).take
+    )
     recorder = Recorder(place.records, node, place.trace, place.watched, progress)
     asked: list[int] = []
     try:

@@ -20,6 +20,7 @@ from geomx.node.slices.slice_state import (
     answer_state,
     copied,
     pack_state,
+    planes_of,
     under,
     unpack_state,
     unpack_weights,
@@ -87,13 +88,13 @@ class Aggregator:
         assert self._layout is not None  # rounds come behind the model
         decoders = self._server.decoders(slice_, round_)
         total = Sum(self._server.name, self._layout, slice_, round_, decoders)
-        if round_.kind == "mean" and round_.cohort:
+        if round_.kind == "mean" and round_.cohort and self._server.members.has_all_of(round_.cohort):
             self._average(total)
             return
         self.above.push(push, total.of, 3 * len(decoders) * slice_.size_bytes)
 
     def _average(self, total: Sum) -> None:
-        """The mean of a cohort that lies below this server: nobody above needs to know."""
+        """The mean of a cohort that lies wholly below this server: nobody above needs to know."""
         slice_, round_ = total.slice_, total.round_
         update = Update(
             round_.turn, slice_.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort
@@ -130,8 +131,8 @@ class Aggregator:
                 if payload is None:
                     continue
                 state = unpack_state(slice_, each, payload)
-                mine |= within("parent/", state.planes)
-                state.planes = without("parent/", state.planes)
+                mine |= within(planes_of(self._server.name), state.planes)
+                state.planes = without(planes_of(self._server.name), state.planes)
                 weights = unpack_weights(slice_, payload) if has_values(each, slice_) else None
                 if chosen[1] is None and (state.planes or weights is not None):
                     data, planes, scalars = pack_state(weights, state)
@@ -145,20 +146,20 @@ class Aggregator:
         self.above.slice_jobs.run(slice_.index, work, lambda chosen: self.above.push_raw(*chosen), 0)
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
-        if fetch.of == "parent":
+        if fetch.of == "server" and fetch.server == self._server.name:
             assert self._layout is not None
             slice_ = self._layout.slices[fetch.slice]
 
             def found() -> SliceState:
                 kept = self.above.kept(slice_) | under("down.", self._server.down.kept(slice_))
-                return SliceState(copied(under("parent/", kept)))
+                return SliceState(copied(under(planes_of(self._server.name), kept)))
 
             answer_state(self.above.slice_jobs, slice_, fetch.token, found, reply)
             return
         self._token += 1
         self._replies[self._token] = reply
         self._tokens[self._token] = fetch.token
-        self.above.fetch(self._token, fetch.slice, fetch.of)
+        self.above.fetch(self._token, fetch.slice, fetch.of, fetch.server)
 
     # -- down -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from geomx.wire.session import Patience
 class ChildEdges:
     """Those of one server. `children`: each child's leaves, in the order of the run.
 
-    `classes`: how their channel sends blocks; None: everything goes over connections.
+    `classes`: how their channel sends blocks; None: everything goes over connections. `later_s`: how much later than
+    the lowest servers this one gives up on a turn, since those below know better for whom it waits.
     """
 
     children: dict[str, tuple[str, ...]]
@@ -22,3 +23,4 @@ class ChildEdges:
     up: Codec
     down: UpdateEncoder
     classes: BlockClasses | None = None
+    later_s: float = 0.0

@@ -19,7 +19,7 @@ from geomx.node.server import Server
 from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.clipping import Clipping
 from geomx.node.slices.update_stream import UpdateDecoder, UpdateEncoder
-from geomx.node.topology import Edge, Topology
+from geomx.node.topology import Topology
 from geomx.node.worker import Worker
 from geomx.optim import compensations, optimizers
 from geomx.optim.contract import RootOptimizer
@@ -29,48 +29,32 @@ from geomx.wire.messages import Message
 
 
 def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | Worker:
-    """The node of that name."""
-    if name in topology.shards:
-        return make_shard(topology, name, incarnation)
-    if name in topology.parties and not topology.flat:
-        return make_local_server(topology, name, incarnation)
-    return make_worker(topology, name, incarnation)
-
-
-def make_worker(topology: Topology, name: str, incarnation: int = 1) -> Worker:
-    parents = dict.fromkeys(topology.parents(name), topology.lan.patience)
-    party = next(party for party, workers in topology.parties.items() if name in workers)
-    lan = topology.lan_of(party)
-    up, down, classes = _ends(topology, lan, name)
-    return Worker(_identity(topology, name, incarnation), topology.limits, parents, up, down, classes)
-
-
-def make_local_server(topology: Topology, name: str, incarnation: int = 1) -> Server:
-    up, down, classes = _ends(topology, topology.wan, name)
-    lan = topology.lan_of(name)
-    children: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in topology.parties[name]}
+    """The node of that name: a worker is a leaf, a shard is at the top, and every server between adds and passes on."""
+    tree = topology.tree
+    if tree.is_shard(name):
+        return _shard(topology, name, incarnation)
+    identity, parents = _identity(topology, name, incarnation), tree.parents(name)
+    up, down, classes = _up_edges(topology, name)
+    dials = dict.fromkeys(parents, topology.above(name).patience)
+    if tree.is_worker(name):
+        return Worker(identity, topology.limits, dials, up, down, classes)
     return Server(
-        _identity(topology, name, incarnation),
+        identity,
         topology.limits,
-        _child_edges(children, topology, lan, name, topology.passes(name)),
+        tree,
+        _down_edges(topology, name),
         policies.make(topology.policy),
-        lambda server: Aggregator(server, topology.shards, up, down, topology.skips, classes),
-        dials=dict.fromkeys(topology.shards, topology.wan.patience),
-        flows=flows_to(topology.shards, classes),
+        lambda server: Aggregator(server, parents, up, down, topology.skips, classes),
+        dials=dials,
+        flows=flows_to(parents, classes),
     )
 
 
-def make_shard(topology: Topology, name: str, incarnation: int = 1) -> Server:
+def _shard(topology: Topology, name: str, incarnation: int) -> Server:
     """One shard of the global server. The others dial the first, for what must be known of all slices."""
-    policy = policies.make(topology.policy)
-    place, lead = topology.shards.index(name), topology.shards[0]
-    others = topology.shards[1:] if name == lead else ()
-    if topology.flat:
-        edges = _child_edges(
-            {worker: (worker,) for worker in topology.workers}, topology, topology.lan_of(""), name
-        )
-    else:
-        edges = _child_edges(dict(topology.parties), topology, topology.wan, name)
+    policy, shards = policies.make(topology.policy), topology.tree.shards
+    place, lead, patience = shards.index(name), shards[0], topology.below(name).patience
+    others = shards[1:] if name == lead else ()
 
     def sink(server: Server) -> Root:
         def send(shard: str, message: Message) -> None:
@@ -80,21 +64,22 @@ def make_shard(topology: Topology, name: str, incarnation: int = 1) -> Server:
 
         clipping = Clipping(send, others, "" if name == lead else lead)
         compensation = compensations.make(topology.compensation) if topology.compensation else None
-        make, shards = partial(_optimizer, topology.rule), len(topology.shards)
+        make = partial(_optimizer, topology.rule)
         return Root(
-            server, place, shards, make, clipping, policy.lockstep, compensation, skips=topology.skips
+            server, place, len(shards), make, clipping, policy.lockstep, compensation, skips=topology.skips
         )
 
     return Server(
         _identity(topology, name, incarnation),
         topology.limits,
-        edges,
+        topology.tree,
+        _down_edges(topology, name),
         policy,
         sink,
-        dials={} if name == lead else {lead: topology.wan.patience},
-        others=dict.fromkeys(others, topology.wan.patience),
+        dials={} if name == lead else {lead: patience},
+        others=dict.fromkeys(others, patience),
         step_controller=policy if name == lead and isinstance(policy, StepController) else None,
-        same_data=SameDataWatch(topology.strict) if name == lead else None,
+        same_data=SameDataWatch(topology.tree, topology.strict) if name == lead else None,
     )
 
 
@@ -112,19 +97,19 @@ def _identity(topology: Topology, name: str, incarnation: int) -> Identity:
     return Identity(name, topology.run, incarnation, topology.manifest, topology.secret)
 
 
-def _child_edges(
-    children: dict[str, tuple[str, ...]], topology: Topology, edge: Edge, name: str, passes: bool = False
-) -> ChildEdges:
-    """The upper ends of a server's downward edges. All children get the same bytes, whoever sends them."""
-    stream = RngKey(topology.seed)
-    sender = UpdateEncoder(make_codec(edge.codec_down, stream), passes)
+def _down_edges(topology: Topology, name: str) -> ChildEdges:
+    """What a server has of its edges down. All children get the same bytes, whoever sends them."""
+    edge, stream = topology.below(name), RngKey(topology.seed)
+    children = {child: topology.tree.leaves(child) for child in topology.tree.children(name)}
+    sender = UpdateEncoder(make_codec(edge.codec_down, stream), edge.passes)
     classes = edge.classes(RngKey(topology.seed, name))
-    return ChildEdges(children, edge.patience, make_codec(edge.codec_up, stream), sender, classes)
+    up, later_s = make_codec(edge.codec_up, stream), topology.later_s(name)
+    return ChildEdges(children, edge.patience, up, sender, classes, later_s)
 
 
-def _ends(topology: Topology, edge: Edge, name: str) -> tuple[Codec, UpdateDecoder, BlockClasses | None]:
-    """The lower ends of a node's upward edges, and how blocks go up there."""
-    stream = RngKey(topology.seed, name)
+def _up_edges(topology: Topology, name: str) -> tuple[Codec, UpdateDecoder, BlockClasses | None]:
+    """What a node has of its edges up, and how blocks go there."""
+    edge, stream = topology.above(name), RngKey(topology.seed, name)
     up, classes = make_codec(edge.codec_up, stream), edge.classes(stream)
     if classes is not None and classes.loses:
         up = for_lossy_channel(up)

@@ -4,7 +4,8 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 
 - `attach(layout, settings)`: the model is known. Answered by `Ready`.
 - `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
-- `fetch(slice, of)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by `Fetched`.
+- `fetch(slice, of, server)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by
+  `Fetched`.
 - `reached(message)`: how far the script is, before the contributions of a step; see `Reached`.
 - `sampled(digests)`: of the samples that the script begins with, see `geomx.node.same_data`.
 - `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.
@@ -23,7 +24,7 @@ import torch
 
 from geomx.errors import GeomxError
 from geomx.optim.contract import SliceState
-from geomx.rounds.membership import EVERYONE
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Hyperparameters, Kind, Push, Reached, Update
 
 

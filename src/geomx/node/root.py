@@ -209,7 +209,7 @@ class Root:
             self._optimize(slice_, round_, self._sum(slice_, round_, divide=True), 1.0)
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
-        """What belongs in a checkpoint, as it is now. Nobody is above: to have a root as parent adds nothing."""
+        """What belongs in a checkpoint, as it is now. Raises `ProtocolError` for what only somebody below has."""
         assert self._layout is not None
         slice_, optimizer = self._layout.slices[fetch.slice], self._optimizer
         if fetch.of in ("root", "exact"):
@@ -220,8 +220,10 @@ class Root:
                 lambda: SliceState(copied(under("root/", self._kept(slice_, fetch.of == "exact")))),
                 reply,
             )
-        elif fetch.of == "parent":
-            answer_state(self._slice_jobs, slice_, fetch.token, SliceState, reply)
+        elif fetch.of == "server":
+            raise ProtocolError(
+                f"{fetch.server} is asked for what it keeps, and is not between here and the asker"
+            )
         elif optimizer is None:
             raise Unsupported("the workers own the optimizer: its state is theirs, not the global server's")
         elif slice_.index not in self._weights:

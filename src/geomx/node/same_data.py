@@ -17,7 +17,7 @@ import msgspec
 
 from geomx.errors import ProtocolError, SameData
 from geomx.node.peers.peer import Identity
-from geomx.sync.contract import cohort_of
+from geomx.tree import Tree
 from geomx.wire.messages import Sampled
 
 DIGEST_BYTES = 8  # as they travel
@@ -52,8 +52,8 @@ def check_sampled(message: Sampled) -> None:
 class SameDataWatch:
     """See the module's text. `strict`: that two parties have the same data is an error."""
 
-    def __init__(self, strict: bool) -> None:
-        self._strict = strict
+    def __init__(self, tree: Tree, strict: bool) -> None:
+        self._tree, self._strict = tree, strict
         self._told: dict[str, Told] = {}  # by party
         self._workers: set[str] = set()  # whose word has come; started again, they tell once more
         self._is_advised = False
@@ -64,7 +64,7 @@ class SameDataWatch:
         if self._is_advised or message.worker in self._workers:
             return ""
         self._workers.add(message.worker)
-        party = cohort_of(message.worker, "party")
+        party = self._tree.cohort_at(message.worker, 1)
         mine = self._told[party] = self._told.get(party, {}) | message.digests
         others = (name for name, told in self._told.items() if name != party and are_same(told, mine))
         other = next(others, "")

@@ -34,11 +34,12 @@ from geomx.node.slices.payloads import check_size, pack_turns, unpack_layout
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
-from geomx.rounds.membership import EVERYONE, Members
+from geomx.rounds.membership import Members
 from geomx.rounds.round import Round
 from geomx.rounds.step_control import StepControl
 from geomx.rounds.turn_log import TurnLog, check_stillness
-from geomx.sync.contract import GradientStep, Policy, StepController, cohort_of
+from geomx.sync.contract import GradientStep, Policy, StepController
+from geomx.tree import EVERYONE, Tree
 from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.messages import (
     Advice,
@@ -75,6 +76,7 @@ class Server(BaseNode):
         self,
         identity: Identity,
         limits: Limits,
+        tree: Tree,
         edges: ChildEdges,
         policy: Policy,
         make_sink: Callable[[Server], RoundSink],
@@ -91,8 +93,8 @@ class Server(BaseNode):
         self._policy = policy
         self._step_control = StepControl(step_controller, self.tell)
         self._same_data = same_data
-        self._members = Members(leaf for leaves in edges.children.values() for leaf in leaves)
-        self._gathering = Gathering(policy, self._members, self._closed, self._wake)
+        self.members = Members(tree, identity.name)
+        self._gathering = Gathering(policy, self.members, self._closed, self._wake)
         self.sink = make_sink(self)
         self._receipts = Receipts(edges.classes is not None and edges.classes.loses)
         self._has_workers = all(leaves == (name,) for name, leaves in edges.children.items())
@@ -100,8 +102,7 @@ class Server(BaseNode):
         self._settings: dict[str, Value] = {}
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
         self._trained = 0  # how many slices take part in a step
-        more_s = 0.0 if self._has_workers else edges.patience.timeout_s  # those below know better for whom
-        self._turns = TurnLog(limits.stall_s, limits.turn_s and limits.turn_s + more_s, self.note)
+        self._turns = TurnLog(limits.stall_s, limits.turn_s and limits.turn_s + edges.later_s, self.note)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_attached = False
@@ -130,7 +131,7 @@ class Server(BaseNode):
         priority, receipts = priority_of(slice_), self._receipts.answered(update)
         for name in self._children(update.cohort):
             child, leaves = self.peer(name), self._edges.children[name]
-            if child is not None and name in self._welcomed and not self._members.has_left(leaves):
+            if child is not None and name in self._welcomed and not self.members.has_left(leaves):
                 self.send(child, receipted(update, receipts, name), payload, priority)
         self._turns.answered(slice_.role, update, staleness, self._trained, self._now)
         self._step_control.closed(update, self._now)
@@ -142,7 +143,7 @@ class Server(BaseNode):
         """Send a worker word from the first shard."""
         for name, leaves in self._edges.children.items():
             child = self.peer(name)
-            if message.worker in leaves and child is not None and not self._members.has_left(leaves):
+            if message.worker in leaves and child is not None and not self.members.has_left(leaves):
                 self.send(child, message)
 
     def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
@@ -245,7 +246,7 @@ class Server(BaseNode):
         assert self._layout is not None
         if not self._serves_weights:
             raise Unsupported(f"{peer.name} {CANNOT_REJOIN}")
-        own = cohort_of(self._edges.children[peer.name][0], self._policy.sync_group)
+        own = self.members.tree.cohort(self._edges.children[peer.name][0], self._policy.sync_group)
         reached = self._join_state.reached_by(peer.name)
         ended = self._join_state.ended(lambda name: self._is_within(peer, name))
         counts = self._gathering.turns(lambda name: self._is_within(peer, name))
@@ -268,7 +269,7 @@ class Server(BaseNode):
 
     def _is_within(self, peer: Peer, cohort: str) -> bool:
         """Whether all of a child's workers belong to a cohort."""
-        return self._members.of(cohort).issuperset(self._edges.children[peer.name])
+        return self.members.of(cohort).issuperset(self._edges.children[peer.name])
 
     def _on_push(self, child: str, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
@@ -297,7 +298,7 @@ class Server(BaseNode):
         self.sink.closed(slice_, round_)
 
     def _on_reached(self, leaves: tuple[str, ...], message: Reached) -> None:
-        if (message.worker,) != leaves or not self._members.of(message.cohort).issuperset(leaves):
+        if (message.worker,) != leaves or not self.members.of(message.cohort).issuperset(leaves):
             raise ProtocolError(
                 f"{', '.join(leaves)} told how far {message.worker} is in the cohort {message.cohort!r}"
             )
@@ -323,7 +324,7 @@ class Server(BaseNode):
     def _children(self, cohort: str) -> tuple[str, ...]:
         """The children below which a cohort's members are."""
         if cohort not in self._children_of:
-            members = self._members.of(cohort)
+            members = self.members.of(cohort)
             self._children_of[cohort] = tuple(
                 name for name, leaves in self._edges.children.items() if not members.isdisjoint(leaves)
             )
@@ -334,7 +335,7 @@ class Server(BaseNode):
     def _on_leave(self, peer: Peer, leaves: tuple[str, ...], message: Leave) -> None:
         if not set(message.origins) <= set(leaves):
             raise ProtocolError(f"{peer.name} takes leave for {', '.join(message.origins)}")
-        self._members.leave(message.origins, message.turns)
+        self.members.leave(message.origins, message.turns)
         turn = max(message.turns.values(), default=-1)
         self.note("left", "info", peer=", ".join(message.origins), turn=turn)
         self.sink.above.leave(message.turns, message.origins)
@@ -345,7 +346,7 @@ class Server(BaseNode):
 
     def _end_if_done(self) -> None:
         """End once every member has left, everybody below has gone, and those above know."""
-        if not self._members.all_left or self.stopped:
+        if not self.members.all_left or self.stopped:
             return
         self._all_left_at = self._all_left_at or self._now
         edges = filter(None, map(self.peer, (*self._edges.children, *self._dials)))
@@ -362,8 +363,8 @@ class Server(BaseNode):
 
     def may_go(self, peer: Peer) -> bool:
         if (leaves := self._edges.children.get(peer.name)) is not None:
-            return self._members.has_left(leaves)
-        return self._members.all_left and (self.sink.above.quiet or not peer.dialled)
+            return self.members.has_left(leaves)
+        return self.members.all_left and (self.sink.above.quiet or not peer.dialled)
 
     def may_return(self, peer: Peer) -> bool:
         """A local server that was restarted has lost what its workers have told it."""
@@ -389,7 +390,7 @@ class Server(BaseNode):
         self._gathering.check_calls()
         self._awaited.look(self.peer, self._now)
         waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)
-        if self.sink.is_top and not self._members.all_left:
+        if self.sink.is_top and not self.members.all_left:
             check_stillness(self.still_s(), self.limits.stall_s, waiting)
         self._end_if_done()
 

@@ -1,11 +1,11 @@
-"""The tree of a run's nodes: who is whose parent, and what its edges are. The same for both drivers.
+"""What the nodes of a run need to know of its description: the tree, its edges, and what servers decide by.
 
-`Topology` holds what nodes need to know of `geomx.config.Run`, so that a tree can also be described in a few lines.
-`factory.py` makes the nodes.
+`Topology` is the same for both drivers, and can also be described in a few lines. `factory.py` makes the nodes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,21 +13,27 @@ from geomx.channels import channels
 from geomx.channels.contract import BlockClasses, EdgeSettings, classes_of
 from geomx.codecs.pack.noise import RngKey, key_of
 from geomx.config import Run
+from geomx.config.tables import EdgeTable
 from geomx.node.peers.peer import Limits
+from geomx.tree import SOLO, TOP, Tree
 from geomx.wire.messages import Value
 from geomx.wire.session import Patience
 
-AS_WAN = "wan"  # instead of the LAN's codec down: what came over the WAN goes on, byte for byte
+AS_ABOVE = "wan"  # instead of a codec down: what came from above goes on, byte for byte
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One tier's edges: codecs and channel by name, and how liveness is judged."""
+    """The edges between a server and its children: codecs and channel by name, and how liveness is judged.
+
+    `passes`: whether updates go on as they came, byte for byte; then `codec_down` is that of the edge above.
+    """
 
     codec_up: str = "dense"
     codec_down: str = "dense"
     patience: Patience = field(default_factory=Patience)
     channel: str = "tcp"
+    passes: bool = False
 
     def classes(self, stream: RngKey) -> BlockClasses | None:
         """How the channel sends blocks; None: everything goes over connections.
@@ -40,89 +46,113 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The tree. `parties`: each local server's workers, in order; none: the workers hang on the root itself."""
+    """The tree, its edges by their upper end (`TOP`: the shards), and what is the same everywhere."""
 
     run: str
-    parties: dict[str, tuple[str, ...]]
-    shards: tuple[str, ...] = ("global/0",)
+    tree: Tree
+    edges: Mapping[str, Edge]
     policy: str = "fsa"
     rule: str = ""  # of the root, as `module:Class`; none: one of torch.optim, as the workers say
     compensation: str = ""
-    lan: Edge = field(default_factory=lambda: Edge(codec_down=AS_WAN))
-    wan: Edge = field(default_factory=Edge)
     limits: Limits = field(default_factory=Limits)
     manifest: dict[str, Value] = field(default_factory=dict)
     seed: int = 0
-    collective: frozenset[str] = frozenset()  # the parties whose workers reduce among themselves
     skips: bool = False  # whether contributions that are not finite are skipped, and the run goes on
     strict: bool = False  # whether what is known to cost accuracy ends the run
-    flat: bool = False  # a tree of depth one: every worker is a child of the root
     secret: bytes = field(default=b"", repr=False)  # of the run, see `geomx.wire.proof`
 
     @classmethod
     def of(cls, run: Run, secret: bytes = b"") -> Topology:
         """The tree that a run's description describes."""
+        below = {region.name: _edge(region.below) for region in run.regions}
+        below |= {party.name: _edge(run.lan, run.lan.rejoin_s) for party in run.parties}
+        collective = [party.name for party in run.parties if party.inside == "collective"]
         return cls(
             run=run.run.name,
-            parties={party: run.workers_of(party) for party in run.servers},
-            shards=run.shard_names,
+            tree=run.tree,
+            edges=resolved(run.tree, {TOP: _edge(run.wan)} | below, collective),
             policy=run.sync.policy,
             rule=run.optimizer.rule,
             compensation=run.optimizer.compensation,
-            lan=_edge(run.lan, run.lan.rejoin_s),
-            wan=_edge(run.wan),
             limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s, run.limits.turn_s),
             manifest=run.manifest(),
             seed=run.run.seed,
             skips=run.run.on_nonfinite == "skip",
             strict=run.run.strict,
-            collective=frozenset(party.name for party in run.parties if party.inside == "collective"),
             secret=secret,
         )
 
     @classmethod
+    def of_parties(
+        cls,
+        run: str,
+        parties: Mapping[str, Iterable[str]],
+        *,
+        regions: Mapping[str, Iterable[str]] | None = None,
+        shards: Sequence[str] = ("global/0",),
+        wan: Edge | None = None,
+        below: Edge | None = None,
+        lan: Edge | None = None,
+        collective: Iterable[str] = (),
+        **more: Any,
+    ) -> Topology:
+        """A tree in a few lines.
+
+        `regions`: see `Tree.of_parties`. `wan`: the shards' edges, `below` those of regions, `lan` those of parties.
+        """
+        tree = Tree.of_parties(parties, regions, shards)
+        passing = Edge(codec_down=AS_ABOVE)
+        edges = {TOP: wan or Edge()} | dict.fromkeys(regions or {}, below or passing)
+        edges |= dict.fromkeys(parties, lan or passing)
+        return cls(run, tree, resolved(tree, edges, collective), **more)
+
+    @classmethod
     def solo(cls) -> Topology:
         """A run of one: a worker and its root."""
-        return cls("solo", {"solo": ("solo/0",)}, flat=True)
+        return cls(SOLO, Tree.solo(), {TOP: Edge()})
 
-    def passes(self, party: str) -> bool:
-        """Whether a local server sends on what comes over the WAN as it is.
+    def above(self, name: str) -> Edge:
+        """A node's edges up."""
+        return self.edges[self.tree.parent(name)]
 
-        Not to workers that may hold parts of the model: deltas need the whole.
-        """
-        return self.lan.codec_down == AS_WAN and party not in self.collective
+    def below(self, name: str) -> Edge:
+        """A server's edges down."""
+        return self.edges[TOP if self.tree.is_shard(name) else name]
 
-    def lan_of(self, party: str) -> Edge:
-        """A party's edges: with the codec down that they have in the end, and how long a lost worker is awaited."""
-        lan = self.lan
-        if party in self.collective:  # its job ends with any of its workers
-            lan = replace(lan, patience=replace(lan.patience, rejoin_s=0.0))
-        if lan.codec_down != AS_WAN:
-            return lan
-        return replace(lan, codec_down=self.wan.codec_down if self.passes(party) else "dense")
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        return tuple(name for workers in self.parties.values() for name in workers)
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Every node's name: shards, local servers, workers."""
-        return (*self.shards, *(() if self.flat else self.parties), *self.workers)
-
-    def parents(self, worker: str) -> tuple[str, ...]:
-        """Whom a worker dials."""
-        if self.flat:
-            return self.shards
-        return (next(party for party, workers in self.parties.items() if worker in workers),)
+    def later_s(self, name: str) -> float:
+        """How much later than the lowest servers below a server notices what they notice, at most."""
+        below = [child for child in self.tree.children(name) if not self.tree.is_worker(child)]
+        return self.below(name).patience.timeout_s + max(map(self.later_s, below)) if below else 0.0
 
     def with_patience(self, patience: Patience) -> Topology:
         """The same tree with other patience on every edge."""
-        return replace(
-            self, lan=replace(self.lan, patience=patience), wan=replace(self.wan, patience=patience)
-        )
+        edges = {name: replace(edge, patience=patience) for name, edge in self.edges.items()}
+        return replace(self, edges=edges)
 
 
-def _edge(tier: Any, rejoin_s: float = 0.0) -> Edge:
-    patience = Patience(tier.heartbeat_s, tier.timeout_s, rejoin_s=rejoin_s)
-    return Edge(tier.codec_up, tier.codec_down, patience, tier.channel)
+def resolved(tree: Tree, edges: Mapping[str, Edge], collective: Iterable[str] = ()) -> dict[str, Edge]:
+    """The edges with the codecs down that they have in the end.
+
+    `collective`: the parties whose workers reduce among themselves. Their job ends with any of them, so nobody awaits
+    a lost one; and each may hold parts of the model, but deltas need the whole, so nothing is passed on as it came.
+    """
+    found: dict[str, Edge] = {}
+
+    def of(name: str) -> Edge:
+        if name in found:
+            return found[name]
+        edge = edges[name]
+        if name in collective:
+            edge = replace(edge, patience=replace(edge.patience, rejoin_s=0.0))
+        if edge.codec_down == AS_ABOVE:
+            passes = name not in collective
+            codec_down = of(tree.parent(name)).codec_down if passes else "dense"
+            edge = replace(edge, codec_down=codec_down, passes=passes)
+        return found.setdefault(name, edge)
+
+    return {name: of(name) for name in edges}
+
+
+def _edge(table: EdgeTable, rejoin_s: float = 0.0) -> Edge:
+    patience = Patience(table.heartbeat_s, table.timeout_s, rejoin_s=rejoin_s)
+    return Edge(table.codec_up, table.codec_down, patience, table.channel)

@@ -174,8 +174,9 @@ class Uplink:
             check_sampled(message)
         self._node.send(self._parent(self.parents[0]), message)
 
-    def fetch(self, token: int, index: int, of: Of) -> None:
-        self._node.send(self._parent(self.parents[self._shard_of[index]]), Fetch(token, index, of))
+    def fetch(self, token: int, index: int, of: Of, server: str) -> None:
+        parent = self._parent(self.parents[self._shard_of[index]])
+        self._node.send(parent, Fetch(token, index, of, server))
 
     def kept(self, slice_: Slice) -> Planes:
         """What a checkpoint keeps of the edges' lower ends, by name."""

@@ -83,10 +83,10 @@ class Worker(BaseNode):
         values, planes, scalars = pack_state(contribution.values, others)
         self._uplink.push_raw(msgspec.structs.replace(push, planes=planes, scalars=scalars), values)
 
-    def fetch(self, index: int, of: Of | Literal["worker"]) -> None:
+    def fetch(self, index: int, of: Of | Literal["worker"], server: str = "") -> None:
         if of != "worker":
             below = of == "root" and self._uplink.down.deltas
-            self._uplink.fetch(index, index, "exact" if below else of)
+            self._uplink.fetch(index, index, "exact" if below else of, server)
             return
         slice_ = self._slice(index)
 

@@ -10,17 +10,19 @@ pass, TCP carries everything, and nothing is lost.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from geomx.channels.contract import NOT_SENT
 from geomx.config import Run
-from geomx.config.lossy_channels import channels_that_lose
+from geomx.config.lossy_channels import classes_of
+from geomx.config.tables import EdgeTable
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record
+from geomx.tree import TOP
 
 Fields = dict[str, Any]
-Tier = Literal["wan", "lan"]
+Tier = Literal["wan", "region", "lan"]
 
 UNKNOWN = "·"
 UNSENT = str(NOT_SENT)
@@ -106,28 +108,28 @@ class Datagrams:
             self.paths.append({**ends, "passes": record.fields["passes"], "why": record.fields["why"]})
 
     def by_tier(self) -> dict[Tier, dict[str, Fields]]:
-        """By tier and party; tiers whose channel sends no datagrams are left out.
+        """By tier and server; tiers whose channel sends no datagrams are left out.
 
-        Of each party: `classes` of what goes up, by name, with all counts; `up`, what parity was sent; `down`, the
+        Of each server: `classes` of what goes up, by name, with all counts; `up`, what parity was sent; `down`, the
         counts of datagrams that go down; `dropped_early`, datagrams of both; and `may_lose`, whether what goes up is
         cut into blocks that may be lost.
         """
-        channels = channels_that_lose(self._run)
         found: dict[Tier, dict[str, Fields]] = {}
-        for party in self._run.servers:
-            for tier, edges in self._edges(party).items():
-                told = self._told(edges)
-                if tier in channels or told["classes"] or any(told["down"].values()):
-                    told["may_lose"] = tier in channels and channels[tier].loses
-                    found.setdefault(tier, {})[party] = told
+        for server in self._run.tree.servers:
+            for tier, channel, edges in self._edges(server):
+                told, classes = self._told(edges), classes_of(channel)
+                if classes is not None or told["classes"] or any(told["down"].values()):
+                    told["may_lose"] = classes is not None and classes.loses
+                    found.setdefault(tier, {})[server] = told
         return found
 
-    def _edges(self, party: str) -> dict[Tier, list[tuple[str, str]]]:
-        """A party's edges: child and parent."""
-        return {
-            "wan": [(party, shard) for shard in self._run.shard_names],
-            "lan": [(worker, party) for worker in self._run.workers_of(party)],
-        }
+    def _edges(self, server: str) -> Iterator[tuple[Tier, EdgeTable, list[tuple[str, str]]]]:
+        """A server's edges upward, and to its workers: child and parent."""
+        tree, above = self._run.tree, self._run.edge_above(server)
+        tier: Tier = "wan" if tree.parent(server) == TOP else "region"
+        yield tier, above, [(server, parent) for parent in tree.parents(server)]
+        if workers := [child for child in tree.children(server) if tree.is_worker(child)]:
+            yield "lan", self._run.lan, [(worker, server) for worker in workers]
 
     def _told(self, edges: Sequence[tuple[str, str]]) -> Fields:
         lower = [self._flows.get(child, {}).get(parent, {}) for child, parent in edges]

@@ -207,7 +207,8 @@ def bar(loading: Loading | None) -> ProgressBar:
 
 def title(run: Run) -> Text:
     """`geomx  cnn  fsa, dense ↑ dense ↓  2 parties, 4 workers, 2 shards`."""
-    counts = [(len(run.parties), "party"), (len(run.workers), "worker")]
+    counts = [(len(run.regions), "region")] if run.regions else []
+    counts += [(len(run.parties), "party"), (len(run.workers), "worker")]
     counts += [(run.run.shards, "shard")] if run.run.shards > 1 else []
     return Text.assemble(
         ("geomx", "bold cyan"),
@@ -219,7 +220,7 @@ def title(run: Run) -> Text:
 
 def prefixes(run: Run) -> dict[str, Text]:
     """Each node's name in a colour of its own, all of one width."""
-    nodes = [*run.shard_names, *run.servers, *run.workers]
+    nodes = run.tree.nodes
     width = max(map(len, nodes))
     return {
         node: Text(node.ljust(width), style=COLOURS[number % len(COLOURS)])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from geomx.observe.datagrams import Shares
-from geomx.observe.progress import wan_bytes
+from geomx.observe.progress import bytes_above
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record, number
 
@@ -13,9 +14,10 @@ EVERY_S = 20.0
 
 
 class NodeProgress:
-    """Takes the records of one node. `every_s`: seconds from one line to the next, at least."""
+    """Takes the records of one node. `parents`: of a server. `every_s`: seconds from one line to the next, at least."""
 
-    def __init__(self, every_s: float = EVERY_S) -> None:
+    def __init__(self, parents: Sequence[str] = (), every_s: float = EVERY_S) -> None:
+        self._parents = parents
         self._every_s = every_s
         self._told_s: float | None = None
         self._rounds: Counter[str] = Counter()  # by cohort
@@ -39,7 +41,7 @@ class NodeProgress:
         """Whether the node has got on."""
         fields = record.fields
         if record.name == "usage":
-            up, down = wan_bytes(fields)
+            up, down = bytes_above(fields, self._parents)
             self._up.reach(record.t, up)
             self._down.reach(record.t, down)
             self._shares.take(record)

@@ -12,6 +12,7 @@ from geomx.config import Run
 from geomx.observe.datagrams import Shares
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record, number
+from geomx.tree import Tree
 
 FEW = 2
 
@@ -36,10 +37,13 @@ class Loading:
 
 @dataclass(slots=True)
 class PartyProgress:
-    """One party's row of the live view."""
+    """A party's row of the live view, or a region's."""
 
     name: str
-    absent: set[str]  # workers that have not joined yet
+    children: frozenset[str]
+    leaves: frozenset[str]
+    parents: tuple[str, ...]
+    absent: set[str]  # children that have not joined yet
     answered: Counter[str] = field(default_factory=Counter)  # rounds, by cohort
     losses: dict[str, float] = field(default_factory=dict)  # the last one of each worker
     samples: float = 0.0
@@ -50,7 +54,6 @@ class PartyProgress:
     loading: Loading | None = None  # None: no model has attached yet
     waits_for: str = ""
     away: dict[str, str] = field(default_factory=dict)  # node that is away -> why
-    working: set[str] = field(default_factory=set)
     finished: set[str] = field(default_factory=set)
     described_link: str = ""
     link: str = ""  # what an event has made of it
@@ -71,15 +74,20 @@ class PartyProgress:
         if self.away:
             return f"{few(sorted(self.away))} disconnected"
         if self.absent and not self.rounds:
-            there = len(self.working)
-            return f"starting, {there} of {there + len(self.absent)} workers"
+            there, what = len(self.children - self.absent), "workers" if self.has_workers else "servers"
+            return f"starting, {there} of {len(self.children)} {what}"
         if self.absent:
             return f"waiting for {few(sorted(self.absent))}"
         if self.waits_for:
             return f"waiting for {few(self.waits_for.split(', '))}"
         if self.finished:
-            return "finished" if self.finished >= self.working else "finishing"
+            return "finished" if self.finished >= self.leaves else "finishing"
         return "training" if self.rounds or self.samples else "starting"
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether it is a party."""
+        return self.children == self.leaves
 
     @property
     def is_calm(self) -> bool:
@@ -102,9 +110,7 @@ class Progress:
     """Takes records, and knows where each party stands."""
 
     def __init__(self, run: Run) -> None:
-        self.parties = {
-            party.name: PartyProgress(party.name, set(party.worker_names)) for party in run.parties
-        }
+        self.parties = {name: _row(run.tree, name) for name in run.tree.servers}
         for name, party in self.parties.items():
             link = run.link_of(name)
             party.described_link = link.words if link else ""
@@ -155,19 +161,23 @@ class Progress:
         return max((party.rounds for party in self.parties.values()), default=0)
 
 
+def _row(tree: Tree, name: str) -> PartyProgress:
+    children = tree.children(name)
+    return PartyProgress(
+        name, frozenset(children), frozenset(tree.leaves(name)), tree.parents(name), set(children)
+    )
+
+
 def few(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     named = ", ".join(names[:FEW])
     return named if len(names) <= FEW else f"{named} and {len(names) - FEW} more"
 
 
-def wan_bytes(usage: dict[str, Any]) -> tuple[int, int]:
-    """What a local server's `usage` says of the WAN edge: bytes up, bytes down."""
-    return _to_root(usage["sent"]), _to_root(usage["received"])
-
-
-def _to_root(by_peer: dict[str, int]) -> int:
-    return sum(count for peer, count in by_peer.items() if peer.startswith("global/"))
+def bytes_above(usage: dict[str, Any], parents: Sequence[str]) -> tuple[int, int]:
+    """What a node's `usage` says of its edges to its parents: bytes up, bytes down."""
+    up, down = (sum(usage[way].get(parent, 0) for parent in parents) for way in ("sent", "received"))
+    return up, down
 
 
 def _is_server(party: PartyProgress, record: Record) -> bool:
@@ -175,9 +185,8 @@ def _is_server(party: PartyProgress, record: Record) -> bool:
 
 
 def _joined(party: PartyProgress, record: Record) -> None:
-    if _is_server(party, record) and record.fields["peer"].startswith(f"{party.name}/"):  # no global server
+    if _is_server(party, record):
         party.absent.discard(record.fields["peer"])
-        party.working.add(record.fields["peer"])
     _back(party, record)
 
 
@@ -234,7 +243,7 @@ def _log(party: PartyProgress, record: Record) -> None:
 
 def _usage(party: PartyProgress, record: Record) -> None:
     if _is_server(party, record):
-        up, down = wan_bytes(record.fields)
+        up, down = bytes_above(record.fields, party.parents)
         party.up_rate.reach(record.t, up)
         party.down_rate.reach(record.t, down)
         party.shares.take(record)

@@ -51,6 +51,7 @@ def make_report(
         "parties": len(run.parties),
         "workers": len(run.workers),
         "shards": run.run.shards,
+        "regions": len(run.regions),
         "steps": max(map(totals.steps_of, run.workers)),
         "rounds": totals.rounds,
         "samples": sum(map(totals.samples_of, run.workers)),
@@ -58,6 +59,7 @@ def make_report(
         "train_s": _rounded(max((fields["train_s"] for fields in finished), default=None)),
         **{f"final_{value}": _mean(last) for value, last in totals.logged.items()},
         **_traffic_of(totals.traffic, "wan"),
+        **_traffic_of(totals.traffic, "region"),
         **_traffic_of(totals.traffic, "lan"),
         "datagrams": totals.datagrams.by_tier(),
         "datagram_paths": totals.datagrams.paths,
@@ -135,7 +137,8 @@ def closing_table(report: Report) -> Table:
 
 def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
     """The closing table's rows, and whether a row is as it should be; what is not known has none."""
-    counts = ((report["parties"], "party"), (report["workers"], "worker"), (report["shards"], "shard"))
+    counts = [(report["regions"], "region")] if report["regions"] else []
+    counts += [(report["parties"], "party"), (report["workers"], "worker"), (report["shards"], "shard")]
     rounds, train_s = report["rounds"], report["train_s"]
     proved = report["counted_exactly_once"]
     weights, all_have = _weights(report)
@@ -164,12 +167,14 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ("validation loss", _if(report["final_validation_loss"], "{:.4f}"), ""),
         ("accuracy", _if(report["final_accuracy"], "{:.2%}"), ""),
         ("WAN", _traffic(report, "wan", rounds), ""),
+        ("in regions", _traffic(report, "region", rounds) if report["regions"] else "", ""),
         ("LAN", _traffic(report, "lan", rounds), ""),
         (
             "datagrams",
             datagram_lines(report["datagrams"].get("wan", {}), report["datagram_paths"], rounds),
             "",
         ),
+        ("in regions", datagram_lines(report["datagrams"].get("region", {}), rounds=rounds), ""),
         ("LAN datagrams", datagram_lines(report["datagrams"].get("lan", {}), rounds=rounds), ""),
         ("first weights", _first_weights(report), ""),
         ("WAN saved", _saved(report), ""),

@@ -16,6 +16,7 @@ from geomx.config import Run
 from geomx.observe.datagrams import Datagrams
 from geomx.observe.records import Record, number
 from geomx.observe.traffic import Crossed, Traffic
+from geomx.tree import TOP
 
 Fields = dict[str, Any]
 
@@ -80,7 +81,7 @@ class Totals:
 
     @property
     def round_s_median(self) -> float | None:
-        seconds = [s for server in self._run.servers for s in self.round_s[server]]
+        seconds = [s for server in self._run.tree.parties for s in self.round_s[server]]
         return median(seconds) if seconds else None
 
     def steps_of(self, worker: str) -> int:
@@ -90,7 +91,7 @@ class Totals:
         return int(self.finished[worker]["samples"]) if worker in self.finished else self.samples[worker]
 
     def slowest_party(self) -> dict[str, Any] | None:
-        """Which party came last most often at the global servers, in which share of rounds, and how much later."""
+        """Which party or region came last most often at the global servers, in which share of rounds, by how much."""
         rounds = sum(map(len, self._later_s.values()))
         if not rounds:
             return None
@@ -98,37 +99,37 @@ class Totals:
         return {"party": party, "share": len(later_s) / rounds, "later_s_median": median(later_s)}
 
     def round_floor(self) -> tuple[str, float] | None:
-        """The party with the slowest emulated link, and the seconds that a round takes there at least.
+        """The party or region with the slowest emulated link, and the seconds that a round takes there at least.
 
         That is bytes / rate, and one round trip. None where links have changed.
         """
         if self.link_changes or not self.rounds:
             return None
         floors: list[tuple[str, float]] = []
-        for server in self._run.servers:
-            link, crossed = self._run.link_of(server), self.traffic.steps_wan_of(server)
+        for server in self._run.tree.servers:
+            link, crossed = self._run.link_of(server), self.traffic.steps_above(server)
             if link is not None and link.rate_mbps and crossed is not None:
                 megabits = 8e-6 * max(crossed.up, crossed.down) / self.rounds
                 floors.append((server, 2e-3 * link.delay_ms + megabits / link.rate_mbps))
         return max(floors, key=lambda floor: floor[1], default=None)
 
     def wan_bytes_without_local_servers(self) -> int | None:
-        """What steps would have sent over the WAN if each worker had sent and got what its local server did for all.
+        """What steps would have sent over the WAN if each worker had sent and got what the server above did for all.
 
-        A local server passes on once what is of one cohort: where each worker is a cohort, it spares nothing.
+        A server passes on once what is of one cohort: where each worker is a cohort, it spares nothing.
         """
-        return self._sum_of_parties(
-            lambda party, crossed: (
-                crossed.total * len(self._run.workers_of(party)) // len(self._cohorts_of(party))
+        return self._sum_below_top(
+            lambda server, crossed: (
+                crossed.total * len(self._run.tree.leaves(server)) // len(self._cohorts_of(server))
             )
         )
 
     def wan_bytes_dense(self) -> int | None:
         """What steps would have sent over the WAN, had each been a round and no codec made its bytes fewer.
 
-        That is the trained weights, once up and once down, for every step of each cohort in each party.
+        That is the trained weights, once up and once down, for every step of each cohort below each global server.
         """
-        return self._sum_of_parties(lambda party, _: 2 * self.trained_bytes * self._cohort_steps(party))
+        return self._sum_below_top(lambda server, _: 2 * self.trained_bytes * self._cohort_steps(server))
 
     def first_weights_s(self) -> float | None:
         """From when the last worker had attached until the last one had its first weights."""
@@ -138,27 +139,27 @@ class Totals:
         attached_at = max(self._attached_at[worker] for worker in workers)
         return max(0.0, max(self._loaded_at[worker] for worker in workers) - attached_at)
 
-    def _sum_of_parties(self, bytes_of: Callable[[str, Crossed], int]) -> int | None:
-        """Over all parties; None where not all of them have told, or nobody has made a round."""
+    def _sum_below_top(self, bytes_of: Callable[[str, Crossed], int]) -> int | None:
+        """Over all that hang on the global servers; None where one has not told, or has made no round."""
         total = 0
-        for party in self._run.servers:
-            crossed = self.traffic.steps_wan_of(party)
-            if crossed is None or not self._cohorts_of(party):
+        for server in self._run.tree.children(TOP):
+            crossed = self.traffic.steps_above(server)
+            if crossed is None or not self._cohorts_of(server):
                 return None
-            total += bytes_of(party, crossed)
+            total += bytes_of(server, crossed)
         return total
 
-    def _cohorts_of(self, party: str) -> list[str]:
-        """Those who move in step, as far as they are in a party."""
-        return [cohort for server, cohort in self.answered if server == party]
+    def _cohorts_of(self, server: str) -> list[str]:
+        """Those who move in step, as far as they are below a server."""
+        return [cohort for other, cohort in self.answered if other == server]
 
-    def _cohort_steps(self, party: str) -> int:
-        """The steps of a party, where each cohort in it makes its own."""
+    def _cohort_steps(self, server: str) -> int:
+        """The steps below a server, where each cohort there makes its own."""
+        tree = self._run.tree
+        below = set(tree.leaves(server))
         return sum(
-            max(
-                (self.steps_of(w) for w in self._run.workers_of(party) if cohort in ("", party, w)), default=0
-            )
-            for cohort in self._cohorts_of(party)
+            max((self.steps_of(worker) for worker in below.intersection(tree.leaves(cohort))), default=0)
+            for cohort in self._cohorts_of(server)
         )
 
     def ledger(self) -> bool | None:
@@ -241,8 +242,8 @@ class Totals:
         if record.fields.get("kind", "gradient") == "gradient":
             self.round_s[record.node].append(record.fields["seconds"])
             self.answered[record.node, record.fields.get("cohort", "")] += 1
-            if record.node in self._run.shard_names:
+            if self._run.tree.is_shard(record.node):
                 self.staleness.append(record.fields.get("staleness", 0))
                 if "last" in record.fields:
-                    last = record.fields["last"].partition("/")[0]
-                    self._later_s[last].append(record.fields["later_s"])
+                    *_, below_top = self._run.tree.ancestors(record.fields["last"].partition(", ")[0])
+                    self._later_s[below_top].append(record.fields["later_s"])

@@ -1,8 +1,9 @@
 """What has crossed the edges of a run, and how much of that were the first weights.
 
-All bytes are counted on the sockets, headers included: a local server tells those of its edges (`usage`). What crosses
-them before a step, it tells of its edge to the WAN when it sends up its first contribution to a step (`first_step`);
-over the LAN its workers have begun by then, and tell for themselves.
+Edges are of three tiers: the WAN's end at the global servers, a region's at its server, and the LAN's are between
+workers and their local servers. All bytes are counted on the sockets, headers included: a server tells those of its
+edges (`usage`). What crosses them before a step, it tells of its edge upward when it sends up its first contribution to
+a step (`first_step`); over the LAN its workers have begun by then, and tell for themselves.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from geomx.config import Run
-from geomx.observe.progress import wan_bytes
+from geomx.observe.progress import bytes_above
+from geomx.tree import TOP
 
-Tier = Literal["wan", "lan"]
+Tier = Literal["wan", "region", "lan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +41,42 @@ class Traffic:
     """See the module's text."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._all: dict[Tier, dict[str, Crossed]] = {"wan": {}, "lan": {}}  # by local server
-        # By local server over the WAN, by worker over the LAN: of all times that it was started.
-        self._first: dict[Tier, dict[str, Crossed]] = {
-            "wan": defaultdict(Crossed),
-            "lan": defaultdict(Crossed),
+        self._tree = tree = run.tree
+        self._above: dict[str, Tier] = {
+            server: "wan" if tree.parent(server) == TOP else "region" for server in tree.servers
         }
+        self._crossed: dict[str, Crossed] = {}  # by node, over its edges upward
+        self._first: dict[str, Crossed] = defaultdict(Crossed)  # the same, of all times that it was started
 
     def use(self, node: str, usage: dict[str, Any]) -> None:
-        """A node has told what has crossed its edges."""
-        if node in self._run.servers:
-            self._all["wan"][node] = wan = Crossed(*wan_bytes(usage))
-            self._all["lan"][node] = Crossed(
-                sum(usage["received"].values()), sum(usage["sent"].values())
-            ) - Crossed(wan.down, wan.up)
+        """A node has told what has crossed its edges; of a worker's, its local server tells."""
+        if node in self._above:
+            self._crossed[node] = Crossed(*bytes_above(usage, self._tree.parents(node)))
+            for child in filter(self._tree.is_worker, self._tree.children(node)):
+                self._crossed[child] = Crossed(usage["received"].get(child, 0), usage["sent"].get(child, 0))
 
     def begin(self, node: str, usage: dict[str, Any]) -> None:
         """A node sends what belongs to a step for the first time since it was started: until then this has crossed."""
-        if node in self._run.servers:
-            self._first["wan"][node] += Crossed(*wan_bytes(usage))
-        elif node in self._run.workers:
-            self._first["lan"][node] += Crossed(sum(usage["sent"].values()), sum(usage["received"].values()))
+        if node not in self._tree.shards:
+            self._first[node] += Crossed(*bytes_above(usage, self._tree.parents(node)))
 
     def all(self, tier: Tier) -> Crossed:
         """Over all edges of a tier."""
-        return sum(self._all[tier].values(), Crossed())
+        return sum((self._crossed[node] for node in self._nodes(tier) if node in self._crossed), Crossed())
 
     def first_weights(self, tier: Tier) -> Crossed | None:
         """What of `all` had crossed before the first step; None where not every node has told."""
-        told = self._first[tier]
-        nodes = self._run.servers if tier == "wan" else self._run.workers
-        return sum(told.values(), Crossed()) if told.keys() >= set(nodes) else None
+        nodes = self._nodes(tier)
+        return sum((self._first[node] for node in nodes), Crossed()) if self._first.keys() >= nodes else None
 
-    def steps_wan_of(self, party: str) -> Crossed | None:
-        """What has crossed a party's edge to the WAN since; None where that is not known."""
-        if party not in self._first["wan"] or party not in self._all["wan"]:
+    def steps_above(self, server: str) -> Crossed | None:
+        """What has crossed a server's edge to its parents since; None where that is not known."""
+        if server not in self._first or server not in self._crossed:
             return None
-        return self._all["wan"][party] - self._first["wan"][party]
+        return self._crossed[server] - self._first[server]
+
+    def _nodes(self, tier: Tier) -> set[str]:
+        """The lower ends of its edges."""
+        if tier == "lan":
+            return set(self._tree.workers)
+        return {server for server, above in self._above.items() if above == tier}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,7 +10,8 @@ from geomx.config.tables import LinkTable
 from geomx.observe.costs import Cost
 from geomx.predict.transports import EmulatedTcp, Transport
 from geomx.sync import policies
-from geomx.sync.contract import LocalStep, Policy, RoundView, StepController, StepPlan, SyncGroup, Wait
+from geomx.sync.contract import LocalStep, Policy, RoundView, StepController, StepPlan, Wait
+from geomx.tree import TOP, SyncGroup
 
 FIRST_STEPS, MOST_STEPS = 64, 1 << 20
 STEPPED_PASSES = 5  # an optimizer's step, about: reads the gradient, reads and writes weights and momentum
@@ -31,21 +32,42 @@ class Site:
     wan: LinkTable
     lan: LinkTable
     local_step_s: float | None = None
+    parent: str = TOP
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A server between parties and the global servers. `wan`: its link to its parent."""
+
+    name: str
+    parent: str
+    wan: LinkTable
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCodecs:
+    """What the codecs of some edges cost for the whole model. `passes`: what comes from above goes down as it is."""
+
+    up: Cost
+    down: Cost
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """What each edge's codecs cost for the whole model, which is cut into so many `slices` for them.
+    """Those of all edges, for a model that is cut into so many `slices`. `regions`: of the edges below each region.
 
-    `passes`: local servers pass on what comes over the WAN, byte for byte.
+    With `passes`, the codec down is that of the edges above.
     """
 
     slices: int
-    wan_up: Cost
-    wan_down: Cost
-    lan_up: Cost
-    lan_down: Cost
-    passes: bool = False
+    wan: EdgeCodecs
+    lan: EdgeCodecs
+    regions: Mapping[str, EdgeCodecs] = field(default_factory=dict)
+
+    def below(self, server: str) -> EdgeCodecs:
+        """Of the edges between a region's server, or `TOP`, and what hangs on it."""
+        return self.wan if server == TOP else self.regions[server]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +88,28 @@ class Facts:
     clips: bool = False
     wan_up: Transport = field(default_factory=EmulatedTcp)
     wan_down: Transport = field(default_factory=EmulatedTcp)
+    regions: tuple[Region, ...] = ()
+
+    def above(self, site: Site) -> list[str]:
+        """A party's servers, its own first, up to the one that hangs on the global servers."""
+        parents = {region.name: region.parent for region in self.regions}
+        found, parent = [site.name], site.parent
+        while parent != TOP:
+            found.append(parent)
+            parent = parents[parent]
+        return found
+
+    def below_top(self, site: Site) -> str:
+        """Which child of the global servers a party is, or hangs on."""
+        return self.above(site)[-1]
+
+    def cohorts(self, site: Site, tiers: int) -> list[str]:
+        """A party's servers below which there are no more tiers than that; see `geomx.tree`."""
+        heights: dict[str, int] = {}
+        for other in self.sites:
+            for height, name in enumerate(self.above(other), 1):
+                heights[name] = max(heights.get(name, 0), height)
+        return [name for name in self.above(site) if heights[name] <= tiers]
 
     def passes_s(self, passes: float) -> float:
         """Seconds for so many passes over memory as large as the model: a read or a write each."""

@@ -73,7 +73,7 @@ def predict(facts: Facts, rhythm: Rhythm, codecs: Codecs) -> Prediction:
         paces = _shared(facts, rhythm, exchanges, paces)
     if rhythm.bounded:
         paces = dict.fromkeys(paces, max(paces.values()))
-    sent = [_sent(facts, rhythm, codecs, site, steps_of[site.name]) for site in facts.sites]
+    sent = _sent(facts, rhythm, codecs, steps_of)
     workers = sum(site.workers for site in facts.sites)
     return Prediction(
         step_s=_mean(facts.sites, paces),
@@ -100,18 +100,32 @@ def _mean(sites: Sequence[Site], seconds: Times) -> float:
     return sum(site.workers for site in sites) / sum(site.workers / seconds[site.name] for site in sites)
 
 
-def _sent(facts: Facts, rhythm: Rhythm, codecs: Codecs, site: Site, steps: float) -> tuple[float, float]:
-    """Bytes up and down a party's WAN link, in a step."""
-    up = down = 0.0
-    for plan in filter(crosses_wan, rhythm.plans):
-        part = 1.0 / plan.fragment[1] if isinstance(plan, LocalStep) else 1.0
-        carrying = plan.push if isinstance(plan, AccumulateStep) else True
-        messages = max(1, round(part * codecs.slices))
-        sent_up = facts.wan_up.sent_bytes(carrying * part * codecs.wan_up.sent_bytes, site.wan)
-        up += link_bytes(sent_up, messages)
-        down += link_bytes(facts.wan_down.sent_bytes(part * codecs.wan_down.sent_bytes, site.wan), messages)
-    times = rhythm.cohorts(site) / rhythm.exchanges / steps
-    return times * up, times * down
+def _sent(
+    facts: Facts, rhythm: Rhythm, codecs: Codecs, steps_of: Mapping[str, float]
+) -> list[tuple[float, float]]:
+    """Bytes up and down in a step, of each that hangs on the global servers."""
+    sent = []
+    links = {region.name: region.wan for region in facts.regions} | {
+        site.name: site.wan for site in facts.sites
+    }
+    below: dict[str, list[Site]] = {}
+    for site in facts.sites:
+        below.setdefault(facts.below_top(site), []).append(site)
+    for name, sites in below.items():
+        up = down = 0.0
+        for plan in filter(crosses_wan, rhythm.plans):
+            part = 1.0 / plan.fragment[1] if isinstance(plan, LocalStep) else 1.0
+            carrying = plan.push if isinstance(plan, AccumulateStep) else True
+            messages, link = max(1, round(part * codecs.slices)), links[name]
+            sent_up = facts.wan_up.sent_bytes(carrying * part * codecs.wan.up.sent_bytes, link)
+            up += link_bytes(sent_up, messages)
+            down += link_bytes(facts.wan_down.sent_bytes(part * codecs.wan.down.sent_bytes, link), messages)
+        each = [rhythm.cohorts(site) / rhythm.exchanges / steps_of[site.name] for site in sites]
+        times = (
+            fmean(each) if rhythm.sync_group == "run" else sum(each)
+        )  # one sum of all, or one of each cohort
+        sent.append((times * up, times * down))
+    return sent
 
 
 # -- time ----------------------------------------------------------------------------------------------------------
@@ -174,14 +188,23 @@ class _Walk:
 
     def _local(self, number: int, plan: LocalStep) -> None:
         if plan.average == "party":
-            for site in self._sites:
-                if site.workers > 1:
-                    self.now[site.name] = self._exchanges.party(site, self._leaving()[site.name]).last
+            self._below(plan.tier)
         elif plan.average == "run":
             answers = self._exchanges.run(self._sites, self._leaving(), part=1.0 / plan.fragment[1])
             self._due.append((number + plan.overlap, answers))
         while self._due and self._due[0][0] <= number:
             self._wait_for(self._due.popleft()[1])
+
+    def _below(self, tier: int) -> None:
+        """A mean over each party, or over what is below the same server so many tiers up."""
+        leaving = self._leaving()
+        groups: dict[str, list[Site]] = {}
+        for site in self._sites:
+            groups.setdefault(self._facts.cohorts(site, tier)[-1], []).append(site)
+        for sites in groups.values():
+            if len(sites) > 1 or sites[0].workers > 1:
+                for name, stream in self._exchanges.inside(sites, leaving, tier).items():
+                    self.now[name] = stream.last
 
     def _accrued(self, plan: AccumulateStep) -> None:
         while self._due:  # one push of a slice at a time
@@ -226,8 +249,10 @@ def _paced(facts: Facts, step_controller: StepController, exchanges: Exchanges) 
                 heapq.heappush(ends, (end + seconds, name, steps + 1))
         leaving = {name: PassTimes(end, end) for name, end in now.items()}
         come = exchanges.up(facts.sites, leaving)
-        for name, stream in sorted(come.items(), key=lambda item: item[1].last):
-            step_controller.contributed([name], turn, stream.last)
+        for top, stream in sorted(come.items(), key=lambda item: item[1].last):
+            step_controller.contributed(
+                [site.name for site in facts.sites if facts.below_top(site) == top], turn, stream.last
+            )
         told = step_controller.closed(turn, max(stream.last for stream in come.values()))
         now = {name: answer.last for name, answer in exchanges.run(facts.sites, leaving).items()}
     rounds = PACED_ROUNDS - PACED_ROUNDS // 2

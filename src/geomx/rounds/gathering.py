@@ -9,9 +9,10 @@ from typing import Any
 
 from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
-from geomx.rounds.membership import EVERYONE, Members
+from geomx.rounds.membership import Members
 from geomx.rounds.round import Round, Rounds
-from geomx.sync.contract import Policy, RoundView, Wait, cohort_of
+from geomx.sync.contract import Policy, RoundView, Wait
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Push
 
 MOST_TURNS = 1 << 62
@@ -32,7 +33,9 @@ class Gathering:
         self._members = members
         self._close = close
         self._wake = wake
-        self._cohorts = tuple(dict.fromkeys(cohort_of(leaf, policy.sync_group) for leaf in members.order))
+        self._cohorts = tuple(
+            dict.fromkeys(members.tree.cohort(leaf, policy.sync_group) for leaf in members.order)
+        )
         self._slices: dict[int, Slice] = {}
         self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
         self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
@@ -46,7 +49,7 @@ class Gathering:
     def check(self, push: Push) -> None:
         """Raise ProtocolError where a push cannot be of its cohort.
 
-        Steps are of the policy's cohorts, means inside a party of the party; all else is everybody's.
+        Steps are of the policy's cohorts, means of any; all else is everybody's.
         """
         if not push.origins.keys() <= self._members.of(push.cohort):
             raise ProtocolError(

@@ -3,8 +3,8 @@
 The members are the workers, the leaves of the tree, in the order of the run's description. Every node counts
 leaves, never children: an aggregate that was merged on the way still names the workers inside it.
 
-A *cohort* is a set of workers that move in step: the whole run (`""`), a party (`"A"`), or one worker (`"A/0"`).
-Turns are counted in each cohort by itself.
+Turns are counted in each cohort by itself. Cohorts are those of `geomx.tree`: the whole run (`""`), the workers of a
+region or of a party (`"A"`), or one worker (`"A/0"`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 from geomx.errors import ProtocolError
-
-EVERYONE = ""
+from geomx.tree import EVERYONE, Tree
 
 
 class Members:
     """The leaves below one node, in the order in which contributions are added."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.order: dict[str, int] = {name: place for place, name in enumerate(names)}
+    def __init__(self, tree: Tree, node: str) -> None:
+        self.tree = tree
+        self.order: dict[str, int] = {name: place for place, name in enumerate(tree.leaves(node))}
         self._cohorts: dict[str, frozenset[str]] = {EVERYONE: frozenset(self.order)}
         self._left: dict[str, Mapping[str, int]] = {}  # of each that has left: its last turn in each cohort
         self._last_turns: dict[str, list[int]] = {}  # of a cohort, in order
@@ -30,7 +30,7 @@ class Members:
     def of(self, cohort: str) -> frozenset[str]:
         """The members of a cohort, whether they have left or not; raises `ProtocolError` where there are none."""
         if cohort not in self._cohorts:
-            found = frozenset(name for name in self.order if is_within(name, cohort))
+            found = frozenset(self.order).intersection(self.tree.leaves(cohort))
             if not found:
                 raise ProtocolError(f"nobody here belongs to the cohort {cohort!r}")
             self._cohorts[cohort] = found
@@ -57,6 +57,10 @@ class Members:
             self._left.setdefault(name, last_turns)
         self._last_turns, self._remaining = {}, {}
 
+    def has_all_of(self, cohort: str) -> bool:
+        """Whether a whole cohort is below this node: here, and nowhere above, its mean is known."""
+        return len(self.of(cohort)) == len(self.tree.leaves(cohort))
+
     def has_left(self, names: Iterable[str]) -> bool:
         """Whether all of these have left."""
         return all(name in self._left for name in names)
@@ -71,8 +75,3 @@ class Members:
 
     def _last(self, name: str, cohort: str) -> int:
         return self._left[name].get(cohort, -1)
-
-
-def is_within(name: str, cohort: str) -> bool:
-    """Whether a worker belongs to a cohort."""
-    return cohort in (EVERYONE, name) or name.startswith(f"{cohort}/")

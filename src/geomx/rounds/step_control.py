@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from geomx.errors import ProtocolError
-from geomx.rounds.membership import EVERYONE
 from geomx.sync.contract import StepController
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Allowance, Push, Stepped, Update
 
 

@@ -13,21 +13,21 @@ from geomx.simulate.simulator import Simulator
 def emulate(run: Run, simulator: Simulator) -> None:
     """Give a simulated run the links that it describes, and what becomes of them. Raises `ConfigError`.
 
-    Each edge has a link of its own. Where there are several shards, each has an equal share of its party's, both ways.
+    Each edge has a link of its own. Where a server has several parents, each has an equal share of its link, both ways.
     """
-    for party in run.servers:
-        if run.lan.link is not None:
-            for worker in run.workers_of(party):
-                simulator.link(worker, party, _network(run, run.lan.link.spec))
-        link = run.link_of(party)
+    if run.lan.link is not None:
+        for party in run.parties:
+            for worker in party.worker_names:
+                simulator.link(worker, party.name, _network(run, run.lan.link.spec))
+    for server in run.tree.servers:
+        link, parents = run.link_of(server), run.tree.parents(server)
         if link is None:
             continue
-        shards = run.run.shards
-        for shard in run.shard_names:
-            simulator.link(party, shard, _network(run, link.spec.shared(shards)))
-            for change in run.link_changes_of(party):
-                network = _network(run, change.link.shared(shards))
-                simulator.change(party, shard, change.at_s, network, change.fields)
+        for parent in parents:
+            simulator.link(server, parent, _network(run, link.spec.shared(len(parents))))
+            for change in run.link_changes_of(server):
+                network = _network(run, change.link.shared(len(parents)))
+                simulator.change(server, parent, change.at_s, network, change.fields)
 
 
 def _network(run: Run, link: LinkSpec) -> Network:

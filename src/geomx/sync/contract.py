@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from geomx.tree import SyncGroup
 from geomx.wire.messages import Hyperparameters, Kind
-
-SyncGroup = Literal["run", "party", "worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,8 @@ class LocalStep:
             worker pushes how far it has moved since the last time, as a pseudo-gradient; the outer optimizer at the
             root, SGD, steps along their mean, and all workers continue from there. "told": a `StepController` decides
             while the round goes on.
+        tier: Whose with "party": 1 is the party, 2 the region that it is in, and so on. Where that spans more tiers,
+            since another branch is deeper, it is the next smaller one.
         outer: Hyper-parameters of the outer optimizer. With "run" and "told".
         fragment: Which of how many equal parts of the model is averaged; (1, 4) is every fourth slice from the second
             on. With "run".
@@ -47,6 +48,7 @@ class LocalStep:
     least: int = 1
     wait: bool = False
     equal: bool = False
+    tier: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +174,6 @@ class StepController(Protocol):
 
     def left(self, workers: Iterable[str]) -> None:
         """These workers have left, and take no part in later rounds."""
-
-
-def cohort_of(worker: str, sync_group: SyncGroup) -> str:
-    """The name of the cohort in which a worker takes its steps."""
-    return {"run": "", "party": worker.rpartition("/")[0], "worker": worker}[sync_group]
 
 
 MOST_STEPS = 1 << 20  # that a policy is asked for

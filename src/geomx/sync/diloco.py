@@ -19,9 +19,10 @@ last outer step on the whole model.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, SyncGroup, Wait
+from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, Wait
 from geomx.sync.fsa import when_complete
 from geomx.sync.hfa import AVERAGE
+from geomx.tree import SyncGroup
 from geomx.wire.messages import Hyperparameters
 
 

@@ -12,8 +12,9 @@ on.
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import AccumulateStep, Apply, RoundView, StepPlan, SyncGroup, Wait
+from geomx.sync.contract import AccumulateStep, Apply, RoundView, StepPlan, Wait
 from geomx.sync.fsa import when_complete
+from geomx.tree import SyncGroup
 
 
 class Downpour:

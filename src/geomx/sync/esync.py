@@ -30,9 +30,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, SyncGroup, Wait
+from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, Wait
 from geomx.sync.fsa import when_complete
 from geomx.sync.hfa import AVERAGE
+from geomx.tree import SyncGroup
 
 SHORTEST_S = 1e-6  # below, a step counts as long
 TIMED = 3  # of its last steps, for how long a worker's steps take

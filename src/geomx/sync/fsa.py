@@ -8,7 +8,8 @@ batches. Source: HiPS (the hierarchical parameter server) in its synchronous mod
 
 from __future__ import annotations
 
-from geomx.sync.contract import Apply, GradientStep, RoundView, StepPlan, SyncGroup, Wait
+from geomx.sync.contract import Apply, GradientStep, RoundView, StepPlan, Wait
+from geomx.tree import SyncGroup
 
 
 class FSA:

@@ -4,6 +4,9 @@
     every k1 steps               w_i ← Σ w_j n_j / Σ n_j over the workers j of its party
     every k1 · k2 steps          w_i ← the same over all workers of the run
 
+Where parties hang on regions, there may be a period for each tier: the mean is over the party every k1 steps, over its
+region every k1 · k2, and over the run every k1 · k2 · k3. A party without a region takes its party's mean instead.
+
 n_j: how much worker j counts (`sync.weight`), over the steps since the last such mean.
 The mean over the run travels as the pseudo-gradient Δ_i = w_start − w_i, to which SGD with a rate of 1 is applied at
 the root: w_start − Σ n Δ / Σ n, which is the mean, and the WAN's codecs serve it as they serve gradients. The
@@ -15,9 +18,13 @@ on its Δ is zero.
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, SyncGroup, Wait
+from geomx.sync.contract import Apply, LocalStep, RoundView, StepPlan, Wait
 from geomx.sync.fsa import when_complete
+from geomx.tree import SyncGroup
 from geomx.wire.messages import Hyperparameters
 
 AVERAGE: Hyperparameters = {
@@ -30,7 +37,13 @@ class HFA:
 
     Args:
         k1: Steps from one average inside the party to the next, 1 or more.
-        k2: Every so many of them, the average is over the run; 1 or more.
+        k2: Every so many of them, the average is over the next tier: the run, or with `k3` the region; 1 or more.
+        k3: Where parties hang on regions: every so many averages over a region, the average is over the next tier. 0:
+            regions have no average of their own.
+        k4: The same, where regions hang on regions.
+
+    Attributes:
+        tiers: How many tiers the averages have, that of the run included.
 
     Raises:
         ConfigError: A parameter is out of range.
@@ -40,17 +53,23 @@ class HFA:
     lockstep = True
     plans: type[StepPlan] = LocalStep
 
-    def __init__(self, *, k1: int = 20, k2: int = 10) -> None:
+    def __init__(self, *, k1: int = 20, k2: int = 10, k3: int = 0, k4: int = 0) -> None:
         faults = [Fault(key, f"{value}", "1 or more") for key, value in (("k1", k1), ("k2", k2)) if value < 1]
+        faults += [
+            Fault(key, f"{value}", "0 or more") for key, value in (("k3", k3), ("k4", k4)) if value < 0
+        ]
+        if k4 and not k3:
+            faults.append(Fault("k4", f"{k4}", "only together with `k3`"))
         if faults:
             raise ConfigError("policy hfa", faults)
-        self._k1, self._k2 = k1, k2
+        self._periods = tuple(accumulate((k for k in (k1, k2, k3, k4) if k), mul))  # in steps, of each tier
+        self.tiers = len(self._periods)
 
     def step(self, step: int) -> LocalStep:
-        done = step + 1
-        if done % (self._k1 * self._k2) == 0:
+        tier = sum((step + 1) % period == 0 for period in self._periods)
+        if tier == self.tiers:
             return LocalStep("run", AVERAGE)
-        return LocalStep("party" if done % self._k1 == 0 else "nobody")
+        return LocalStep("party", tier=tier) if tier else LocalStep()
 
     def gathered(self, view: RoundView, now: float) -> Apply | Wait:
         return when_complete(view)

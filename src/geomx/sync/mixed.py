@@ -13,8 +13,9 @@ parallel (Ho et al., NIPS 2013).
 from __future__ import annotations
 
 from geomx.errors import ConfigError, Fault
-from geomx.sync.contract import Apply, GradientStep, RoundView, StepPlan, SyncGroup, Wait
+from geomx.sync.contract import Apply, GradientStep, RoundView, StepPlan, Wait
 from geomx.sync.fsa import when_complete
+from geomx.tree import SyncGroup
 
 
 class MixedSync:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geomx.train.calls.collective_client import CollectiveClient
@@ -11,17 +10,32 @@ from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
 from geomx.train.settings import Settings
 from geomx.train.steps.timeline import Timeline
+from geomx.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """What `LiveRun` hands to `attach`, and `attach` to the steps. `members`: the run's workers, in order."""
+    """What `LiveRun` hands to `attach`, and `attach` to the steps."""
 
     client: CollectiveClient
-    members: Sequence[str]
-    party_members: Sequence[str]
+    tree: Tree
     samples: Samples
     loss: Loss
     progress: Progress
     settings: Settings
     timeline: Timeline
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The run's workers, in order."""
+        return self.tree.workers
+
+    @property
+    def party_members(self) -> tuple[str, ...]:
+        """This worker's party, by rank."""
+        return self.tree.party_members(self.client.name)
+
+    @property
+    def cohort(self) -> str:
+        """In which this worker takes its steps."""
+        return self.tree.cohort(self.client.name, self.settings.policy.sync_group)

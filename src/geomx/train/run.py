@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +43,7 @@ from geomx.train.model.support import script_of
 from geomx.train.optimizer.schedules import Every, Schedules
 from geomx.train.settings import Settings
 from geomx.train.steps.timeline import Timeline
+from geomx.tree import SOLO, Tree
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -69,15 +70,14 @@ class LiveRun:
         port: Port,
         *,
         name: str,
-        members: Sequence[str],
-        party_members: Sequence[str],
+        tree: Tree,
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`members`: the run's workers, `party_members`: those of this party. `clock`: seconds, for the trace."""
+        """`name`: which of the tree's workers this is. `clock`: seconds, for the trace."""
         self.name = name
-        self.workers = tuple(members)
-        self._party_members = tuple(party_members)
+        self.workers = tree.workers
+        self._tree, self._party_members = tree, tree.party_members(name)
         self._settings = settings or Settings()
         self._samples = Samples(self._settings, len(self.workers), len(self._party_members))
         self._loss = Loss(self._settings, name)
@@ -96,7 +96,7 @@ class LiveRun:
     @property
     def party(self) -> str:
         """The name of this worker's party, such as "A"."""
-        return self.name.rpartition("/")[0]
+        return self._tree.cohort_at(self.name, 1) or SOLO
 
     @property
     def policy(self) -> str:
@@ -106,7 +106,7 @@ class LiveRun:
     @property
     def parties(self) -> tuple[str, ...]:
         """The names of all parties, in the order of the description."""
-        return tuple(dict.fromkeys(member.rpartition("/")[0] for member in self.workers))
+        return self._tree.parties or (SOLO,)
 
     @property
     def rank(self) -> int:
@@ -196,8 +196,7 @@ class LiveRun:
         own = self._settings
         settings = dataclasses.replace(own, push_at=push_at or own.push_at, overlap=overlap or own.overlap)
         context = TrainingContext(
-            self._client, self.workers, self._party_members, self._samples, self._loss, self._progress, settings,
-            self._timeline,
+            self._client, self._tree, self._samples, self._loss, self._progress, settings, self._timeline
         )  # fmt: skip
         self._attached = self._progress.attached = attach(context, model, optimizer, clip_norm)
         if self._client.place is not None:
@@ -297,8 +296,7 @@ class LiveRun:
             CheckpointError: The file cannot be written.
             Unsupported: A step has begun and not ended, or `everywhere` with such a policy.
         """
-        helps = everywhere or self.party == self.parties[0]
-        task = saving.Task(Path(path), self.name, self.is_first, self.rank == 0, everywhere, helps)
+        task = saving.Task(Path(path), self.name, self._tree, everywhere)
         self._progress.is_amid = False
         saving.save(self._joined("save"), task, self._progress.place)
 
@@ -316,7 +314,7 @@ class LiveRun:
                 name that does not fit.
         """
         attached = self._joined("load")
-        place = saving.load(attached, Path(path), self.name, self._progress.place)
+        place = saving.load(attached, Path(path), self.name, self._tree, self._progress.place)
         if place is not None:
             self._progress.go_on(place)
         self._schedules.again(attached.optimizer, self._progress.place, is_its=place is not None)

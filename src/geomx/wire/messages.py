@@ -24,7 +24,7 @@ PROTOCOL_VERSION = 3
 
 Kind = Literal["gradient", "mean", "assign"]
 Value = str | int | float | bool | None
-Of = Literal["optimizer", "weights", "root", "exact", "parent"]
+Of = Literal["optimizer", "weights", "root", "exact", "server"]
 Hyperparameters = dict[str, Value | list[float]]
 RefusalCode = Literal[
     "version",  # another geomx
@@ -293,12 +293,13 @@ class Fetch(Message, frozen=True, array_like=True, tag=True):
     """Asks for what belongs in a checkpoint: a slice's optimizer state, or what the edges of a server hold back.
 
     `of`: the optimizer at the root; the same with its weights, where parties have others; the root's edges; the same
-    with the exact weights, since nobody below has them; or the edges of whoever is asked.
+    with the exact weights, since nobody below has them; or the edges of the server of the name `server`.
     """
 
     token: int
     slice: int
     of: Of = "optimizer"
+    server: str = ""
 
 
 class State(Message, frozen=True, array_like=True, tag=True):

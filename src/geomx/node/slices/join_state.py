@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from geomx.errors import ProtocolError
-from geomx.rounds.membership import EVERYONE
 from geomx.rounds.round import Round
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Reached, Update
 
 REACHED_KEPT = 8  # of each worker: turns that are under way, and the last one that is over

@@ -4,8 +4,9 @@ The bytes are the weights (where there are any), then each *plane*, every one wi
 a plane is stands before a slash; planes without one are the optimizer's:
 
     worker/up.NAME    what the worker's own encoder holds back of its pushes (never travels)
-    parent/up.NAME    the same of its local server;  parent/down.NAME: of its encoder of updates
-    parent/anchor     the weights to which the local server applies deltas, where those of its workers differ
+    @SERVER/up.NAME   the same of a server above it;  @SERVER/down.NAME: of its encoder of updates
+    @SERVER/anchor    the weights to which that server applies deltas, where those of the worker differ
+    @SERVER/down.anchor  those that its children apply deltas to, where the worker's differ
     root/weights      the exact weights, where receivers hold an anchor, or each party others
     root/anchor       that anchor, where it is known
     root/down.NAME    what the root's encoder of updates holds back
@@ -28,6 +29,11 @@ from geomx.wire.messages import State
 Scalars = tuple[tuple[str, tuple[float, ...]], ...]
 Planes = dict[str, torch.Tensor]
 WEIGHTS = "root/weights"
+
+
+def planes_of(server: str) -> str:
+    """How the names of a server's planes begin."""
+    return f"@{server}/"
 
 
 class Described(Protocol):

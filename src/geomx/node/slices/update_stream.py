@@ -27,7 +27,7 @@ from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.slices.blocks import decode_payload
-from geomx.rounds.membership import EVERYONE
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Kind
 
 DENSE = Dense()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -14,32 +14,32 @@ from geomx.layout import Slice
 from geomx.node.slices.finite import found_in, is_watched
 from geomx.node.slices.slice_state import Planes
 from geomx.optim.contract import SliceState
-from geomx.sync.contract import cohort_of
 from geomx.train.calls.collective_client import CollectiveClient, Packed
 from geomx.train.model.model_slices import ModelSlices, absent
 from geomx.train.party.intra_party import ThroughServer
+from geomx.tree import Tree
 from geomx.wire.messages import Of
 
-Holder = Literal["worker", "parent", "root"]
+Holder = tuple[Literal["worker", "server", "root"], str]  # who holds back, and of a server its name
 UNDER_WAY = 8  # slices of a model that is too large for one worker
 
 
 class Broadcast:
-    """`members`: the run's workers. The first one gives the values, if need be with the help of its party."""
+    """`tree`: the run's. Its first worker gives the values, if need be with the help of its party."""
 
     def __init__(
         self,
         client: CollectiveClient,
         model_slices: ModelSlices,
         intra_party: ThroughServer,
-        members: Sequence[str],
+        tree: Tree,
     ) -> None:
         self._client = client
         self._model_slices = model_slices
         self._intra_party = intra_party
-        self._is_first = client.name == members[0]
-        self._helps = cohort_of(client.name, "party") == cohort_of(members[0], "party")
-        self._members = len(members)
+        self._is_first = client.name == tree.workers[0]
+        self._helps = tree.cohort_at(client.name, 1) == tree.cohort_at(tree.workers[0], 1)
+        self._members = len(tree.workers)
         self._aside: dict[int, torch.Tensor] | None = None
 
     def assign(
@@ -94,7 +94,7 @@ class Broadcast:
         found: dict[int, Planes] = {}
         trained = [slice_.index for slice_ in self._model_slices.slices("weight")]
         for holder in holders:
-            for index, state in self._client.fetch(trained, holder).items():
+            for index, state in self._client.fetch(trained, *holder).items():
                 found.setdefault(index, {}).update(state.planes)
         return {index: planes for index, planes in found.items() if planes}
 

@@ -15,7 +15,7 @@ from geomx.errors import Unsupported
 from geomx.layout import Layout
 from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Port, Ready
 from geomx.optim.contract import SliceState
-from geomx.rounds.membership import EVERYONE
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Hyperparameters, Kind, Of, Place, Reached, Value
 
 Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
@@ -170,16 +170,21 @@ class CollectiveClient:
         if not waited.isdisjoint(self.outstanding):
             self.port.wait(lambda: waited.isdisjoint(self.outstanding), lambda: self._whom(waited))
 
-    def fetch(self, slices: Iterable[int], of: Of | Literal["worker"]) -> dict[int, SliceState]:
-        """What belongs in a checkpoint of these slices, as it is now; `of`: see `Fetch`, or this worker's own."""
+    def fetch(
+        self, slices: Iterable[int], of: Of | Literal["worker"], server: str = ""
+    ) -> dict[int, SliceState]:
+        """What belongs in a checkpoint of these slices, as it is now.
+
+        `of`, `server`: see `Fetch`, or this worker's own.
+        """
         self._check_open()
         self._states = {}
         wanted = set(slices)
         for index in sorted(wanted):
-            self.port.call("fetch", index, of)
+            self.port.call("fetch", index, of, server)
         self.port.wait(
             lambda: wanted <= self._states.keys(),
-            lambda: f"the state of {len(wanted - self._states.keys())} slices ({of})",
+            lambda: f"the state of {len(wanted - self._states.keys())} slices ({server or of})",
         )
         states, self._states = self._states, {}
         return states

@@ -1,7 +1,7 @@
 """What codecs hold back, beside a checkpoint: a file of its own for each worker that has some near it.
 
-Every worker keeps that of its own edges, the first of each party that of its local server, the first of all that of the
-global servers, so that nothing large crosses the WAN. The file lies beside the checkpoint on the worker's machine:
+Every worker keeps that of its own edges, the first below each server that of the server, the first of all that of the
+global servers, so that little crosses the WAN. The file lies beside the checkpoint on the worker's machine:
 `model.safetensors` and `model.safetensors.A-0.residuals` (for A/0).
 
     SLICE.PLANE            a tensor; see `geomx.node.slices.slice_state` for the names of planes
@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from geomx.node.slices.slice_state import Planes
+from geomx.node.slices.slice_state import Planes, planes_of
 from geomx.train.checkpoint import file as files
 from geomx.train.model.model_slices import ModelSlices
 
-FORMAT = 1
+FORMAT = 2
 _logger = logging.getLogger("geomx")
 
 
@@ -37,7 +38,7 @@ def write(path: Path, model_slices: ModelSlices, kept: Mapping[int, Planes]) -> 
         f"{index}.{name}": plane
         for index, planes in kept.items()
         for name, plane in planes.items()
-        if name != "parent/anchor" or not _is_live(model_slices, index, plane)
+        if not (name.startswith("@") and name.endswith("/anchor") and _is_live(model_slices, index, plane))
     }
     if not tensors:
         path.unlink(missing_ok=True)
@@ -45,10 +46,11 @@ def write(path: Path, model_slices: ModelSlices, kept: Mapping[int, Planes]) -> 
     files.write_tensors(path, tensors, {"format": FORMAT, **_belongs_to(model_slices)})
 
 
-def read(path: Path, model_slices: ModelSlices) -> dict[int, Planes]:
+def read(path: Path, model_slices: ModelSlices, above: Sequence[str]) -> dict[int, Planes]:
     """The inverse, once the checkpoint's weights are in the model; empty where there is no file.
 
-    A file of other weights, or of another layout, is of no use: a warning says so, and all begins anew.
+    `above`: the servers above this worker, its local server first. A file of other weights, or of another layout, is of
+    no use: a warning says so, and all begins anew.
     """
     if not path.exists():
         return {}
@@ -65,10 +67,12 @@ def read(path: Path, model_slices: ModelSlices) -> dict[int, Planes]:
         index, _, plane_name = name.partition(".")
         kept.setdefault(int(index), {})[plane_name] = plane
     for planes in kept.values():
-        if (
-            "root/weights" in planes and "parent/anchor" in planes
-        ):  # what local servers have is the root's anchor
-            planes["root/anchor"] = planes["parent/anchor"]
+        for child, parent in pairwise(above):  # what the one applies deltas to, the other's encoder goes by
+            if (anchor := planes.get(f"{planes_of(child)}anchor")) is not None:
+                planes[f"{planes_of(parent)}down.anchor"] = anchor
+        highest = planes.get(f"{planes_of(above[-1])}anchor") if above else None
+        if "root/weights" in planes and highest is not None:
+            planes["root/anchor"] = highest
     return kept
 
 

@@ -20,7 +20,6 @@ import torch
 
 from geomx.errors import CheckpointError, Unsupported
 from geomx.node.slices.slice_state import WEIGHTS
-from geomx.rounds.membership import EVERYONE
 from geomx.train.attach import AttachedModel
 from geomx.train.calls.broadcast import Holder
 from geomx.train.checkpoint import file as files
@@ -29,6 +28,7 @@ from geomx.train.checkpoint.file import Checkpoint, ParameterState
 from geomx.train.model.fsdp import cut_like, held_of
 from geomx.train.model.model_slices import ModelSlices, write_flat
 from geomx.train.optimizer import state as optimizer_state
+from geomx.tree import EVERYONE, Tree
 from geomx.wire.messages import Place
 
 _logger = logging.getLogger("geomx")
@@ -36,17 +36,27 @@ _logger = logging.getLogger("geomx")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A worker's part in keeping a checkpoint at `path`. `everywhere`: each party's first worker writes it.
-
-    `helps`: somebody in its party writes.
-    """
+    """A worker's part in keeping a checkpoint at `path`. `everywhere`: each party's first worker writes it."""
 
     path: Path
     worker: str
-    leads_run: bool
-    leads_party: bool
+    tree: Tree
     everywhere: bool
-    helps: bool
+
+    @property
+    def leads_run(self) -> bool:
+        """Whether it is the first of all."""
+        return self.worker == self.tree.workers[0]
+
+    @property
+    def leads_party(self) -> bool:
+        """Whether it is the first of its party."""
+        return self.worker == self.tree.party_members(self.worker)[0]
+
+    @property
+    def helps(self) -> bool:
+        """Whether somebody in its party writes."""
+        return self.everywhere or self.tree.workers[0] in self.tree.party_members(self.worker)
 
     @property
     def writes(self) -> bool:
@@ -56,11 +66,12 @@ class Task:
     @property
     def holders(self) -> Iterator[Holder]:
         """Whose residuals it keeps beside the checkpoint."""
-        yield "worker"
-        if self.leads_party:
-            yield "parent"
+        yield "worker", ""
+        for server in self.tree.ancestors(self.worker):
+            if self.tree.leaves(server)[0] == self.worker:
+                yield "server", server
         if self.leads_run:
-            yield "root"
+            yield "root", ""
 
 
 def save(attached: AttachedModel, task: Task, place: Place) -> None:
@@ -112,7 +123,7 @@ def save(attached: AttachedModel, task: Task, place: Place) -> None:
     files.write(task.path, made)
 
 
-def load(attached: AttachedModel, path: Path, worker: str, place: Place) -> Place | None:
+def load(attached: AttachedModel, path: Path, worker: str, tree: Tree, place: Place) -> Place | None:
     """Every worker takes part, and reads the same file. Returns where to go on; raises `CheckpointError`.
 
     Where all are in step, turns go on from the checkpoint's, since codecs draw random numbers by turn. A worker that
@@ -135,7 +146,8 @@ def load(attached: AttachedModel, path: Path, worker: str, place: Place) -> Plac
             local, mine = held_of(tensor, checkpoint.model[name])
             local.copy_(mine)
     keeps = attached.steps.lockstep and not model_slices.is_cut
-    kept = residuals.read(residuals.path_of(path, worker), model_slices) if keeps else {}
+    beside, above = residuals.path_of(path, worker), tree.ancestors(worker)
+    kept = residuals.read(beside, model_slices, above) if keeps else {}
     states = attached.optimizer.adopt(state_dict)
     if attached.steps.local:
         parameters: dict[str, torch.Tensor] = {

@@ -12,7 +12,7 @@ import torch
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
-from geomx.sync.contract import AccumulateStep, cohort_of
+from geomx.sync.contract import AccumulateStep
 from geomx.train.calls.collective_client import STEP
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
@@ -43,7 +43,7 @@ class AccumulateSteps(Steps):
         super().__init__(context, model_slices, intra_party, ledger, guard, finite)
         self._placement = placement
         self._clip_norm = clip_norm
-        self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
+        self._cohort = context.cohort
         self._sums: dict[int, torch.Tensor] = {}  # by parameter
         self._fresh: dict[int, Arrived] = {}  # by slice: the last answer
 

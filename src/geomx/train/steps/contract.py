@@ -15,13 +15,13 @@ import torch
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
-from geomx.rounds.membership import EVERYONE
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
 from geomx.train.party.intra_party import ThroughServer
 from geomx.train.steps.ledger import Ledger
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Update
 
 

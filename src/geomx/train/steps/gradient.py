@@ -23,7 +23,7 @@ import torch
 from geomx.errors import Disagreement, GradientEdited, Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
-from geomx.sync.contract import GradientStep, cohort_of
+from geomx.sync.contract import GradientStep
 from geomx.train.calls.collective_client import STEP
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
@@ -68,7 +68,7 @@ class GradientSteps(Steps):
     ) -> None:
         super().__init__(context, model_slices, intra_party, ledger, guard, finite)
         self._placement, self._pending = placement, pending
-        self._cohort = cohort_of(self._client.name, self._settings.policy.sync_group)
+        self._cohort = context.cohort
         self._opened: _OpenStep | None = None
         self._missing = self._all_missing()
         self._removes: list[Callable[[], None]] = []

@@ -1,7 +1,7 @@
 """Local steps: the worker's own optimizer takes them, and weights are averaged when the policy says so.
 
     nobody    nothing leaves
-    party     w ← Σ n_j w_j / Σ n_j over the workers j of the party; the local server answers by itself
+    party     w ← Σ n_j w_j / Σ n_j over the workers j of the party, or of a region; its server answers by itself
     run       the pseudo-gradient Δ = w_start − w goes up as a gradient does; all go on from what the optimizer at
               the root makes of its mean
     told      as `run` where a policy at the root says so while a round goes on, else as `nobody`
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +30,7 @@ from geomx.codecs.measure import scaled
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
-from geomx.rounds.membership import EVERYONE
-from geomx.sync.contract import LocalStep, cohort_of, next_run_mean
+from geomx.sync.contract import LocalStep, next_run_mean
 from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
@@ -39,6 +39,7 @@ from geomx.train.model.model_slices import Gathered, ModelSlices, nothing
 from geomx.train.party.intra_party import ThroughServer
 from geomx.train.steps.contract import Steps, clip_own
 from geomx.train.steps.ledger import Ledger
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Update
 
 
@@ -66,7 +67,7 @@ class LocalSteps(Steps):
         self._optimizer = optimizer
         self._alike = alike
         self._clip_norm = clip_norm
-        self._party = cohort_of(self._client.name, "party")
+        self._tree = context.tree
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
         self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
         self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
@@ -221,13 +222,19 @@ class LocalSteps(Steps):
     # -- means ----------------------------------------------------------------------------------------------------
 
     def _follow(self, plan: LocalStep) -> None:
-        if plan.average == "party" and not self._alike:
-            self._contribute(self._trained + self._buffers, self._party, self._weight("party"), {})
-            self._client.wait()
+        if plan.average == "party":
+            self._average_below(self._tree.cohorts(self._client.name, plan.tier))
         elif plan.average == "run":
             self._average_run(plan)
         while self._is_due():
             self._take_in(self._due.popleft())
+
+    def _average_below(self, cohorts: Sequence[str]) -> None:
+        """Average over the last of these cohorts; for those inside it, it is their mean as well."""
+        if len(cohorts) > 1 or not self._alike:
+            weight = [self._weight(cohort) for cohort in cohorts][-1]
+            self._contribute(self._trained + self._buffers, cohorts[-1], weight, {})
+            self._client.wait()
 
     def _average_run(self, plan: LocalStep) -> None:
         self._steps_of_turn = 0
@@ -237,7 +244,8 @@ class LocalSteps(Steps):
         buffers = self._buffers[part::parts]
         slices = self._trained[part::parts] + buffers
         self._averaging.update(slice_.index for slice_ in buffers)
-        self._weight("party")  # a mean over the run is one over the party
+        for cohort in self._tree.ancestors(self._client.name):  # a mean over the run is one over each of them
+            self._weight(cohort)
         weight = self._weight(plan.fragment)
         self._contribute(slices, EVERYONE, float(weight > 0.0) if plan.equal else weight, plan.outer)
         self._due.append((self._planned + plan.overlap, slices, plan.merge))
