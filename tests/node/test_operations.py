@@ -330,4 +330,4 @@ def test_every_node_has_its_place_in_the_plan():
     assert solo.tree.nodes == ("global/0", "solo/0")
     assert solo.tree.parents("solo/0") == ("global/0",)
     for each in (topology, solo):
-        assert [make_node(each, name).name for name in each.nodes] == list(each.nodes)
+        assert [make_node(each, name).name for name in each.tree.nodes] == list(each.tree.nodes)

@@ -125,9 +125,9 @@ def test_whoever_cuts_a_payload_into_other_bytes_ends_the_run(monkeypatch: pytes
 
     monkeypatch.setattr(ends_module, "_cut", lying)
     topology = topology_of([1, 1], wan=Edge(channel="datagram"))
-    loop = Loop(layout_of(2), topology.workers, rounds=40)
+    loop = Loop(layout_of(2), topology.tree.workers, rounds=40)
     simulator, _ = run_tree(topology, loop, Network(50.0, 10.0, keeps_streams=True))
-    for name in topology.nodes:
+    for name in topology.tree.nodes:
         assert "broke the protocol: bytes 1 to" in str(simulator.hosts[name].error)
 
 
