@@ -154,12 +154,12 @@ def test_wrong_usage_ends_with_status_2(words: list[str], capsys: pytest.Capture
         ),
         ("run {} run.script=trian.py", "trian.py: No such file"),
         (
-            "check {} lan.rejoin_s=60 optimizer.place=workers",
-            "lan.rejoin_s (override `lan.rejoin_s=60`): found 60; allowed: 0",
+            "check {} run.on_loss=wait optimizer.place=workers",
+            'run.on_loss (override `run.on_loss=wait`): found "wait"; allowed: "stop"',
         ),
         (
-            "check {} lan.rejoin_s=60 party.A.inside=collective",
-            "lan.rejoin_s (override `lan.rejoin_s=60`): found 60; allowed: 0",
+            "check {} run.on_loss=wait party.A.inside=collective",
+            'run.on_loss (override `run.on_loss=wait`): found "wait"; allowed: "stop"',
         ),
         ("run {} run.script=", "run.script"),
         ("run {} run.script=.", "found the folder"),

@@ -14,8 +14,9 @@ import uvloop
 
 from geomx.channels.tcp import Tcp, split_address
 from geomx.errors import GeomxError, ProtocolError
-from geomx.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Message, State, payload_size
+from geomx.wire.messages import PROTOCOL_VERSION, Challenge, Hello, State, payload_size
 from geomx.wire.proof import NONCE_BYTES, proof
+from geomx.wire.roster_messages import Message
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 ANY_PORT = "127.0.0.1:0"

@@ -52,8 +52,10 @@ class Plain:
         (("lan.channel=test_choice_rules:Plain", "lan.link={rate_mbps=10}"), "lan.channel"),
         (("lan.channel=test_choice_rules:Plain", *TLS), "lan.channel"),
         (("wan.channel=test_choice_rules:Plain", "wan.congestion=cubic"), "wan.channel"),
-        (("lan.rejoin_s=60", "optimizer.place=workers"), "lan.rejoin_s"),
-        (("lan.rejoin_s=60", "party.A.inside=collective"), "lan.rejoin_s"),
+        (("run.on_loss=wait", "optimizer.place=workers"), "run.on_loss"),
+        (("run.on_loss=continue", "optimizer.place=workers"), "run.on_loss"),
+        (("run.on_loss=wait", "party.A.inside=collective"), "run.on_loss"),
+        (("run.on_loss=continue", "party.A.inside=collective"), "run.on_loss"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refused: str) -> None:
@@ -66,11 +68,12 @@ def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], refuse
     "overrides",
     [
         (),
-        ("sync.policy=hfa", "optimizer.place=workers", "lan.rejoin_s=60"),
+        ("sync.policy=hfa", "optimizer.place=workers", "run.on_loss=continue"),
         ("wan.channel=test_choice_rules:Plain", "lan.link={rate_mbps=10}", "lan.congestion=cubic"),
         ("lan.channel=test_choice_rules:Plain", "wan.link={rate_mbps=10}"),
         TLS,
-        ("lan.rejoin_s=60",),
+        ("run.on_loss=wait", "run.wait_s=60"),
+        ("run.on_loss=continue", "run.least_parties=2", "run.least_workers=4"),
         ("sync.policy=mixed", "optimizer.compensation=dcasgd", "worker.overlap=forward"),
     ],
 )

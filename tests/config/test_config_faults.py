@@ -114,6 +114,50 @@ def test_a_typo_is_answered_with_the_nearest_name(line, where, found, hint):
 
 
 @pytest.mark.parametrize(
+    ("lines", "where", "found", "allowed"),
+    [
+        ("run.wait_s = 60", "run.wait_s", "60", 'only with run.on_loss = "wait" or "continue"'),
+        ("run.least_parties = 2", "run.least_parties", "2", 'only with run.on_loss = "continue"'),
+        (
+            'run.on_loss = "wait"\nrun.least_workers = 2',
+            "run.least_workers",
+            "2",
+            'only with run.on_loss = "continue"',
+        ),
+        (
+            'run.on_loss = "continue"\nrun.least_parties = 3',
+            "run.least_parties",
+            "3",
+            "2 or fewer: the run has no more parties",
+        ),
+        (
+            'run.on_loss = "continue"\nrun.least_workers = 4',
+            "run.least_workers",
+            "4",
+            "3 or fewer: the run has no more workers",
+        ),
+    ],
+)
+def test_what_losses_need_goes_with_what_happens_at_one(
+    lines: str, where: str, found: str, allowed: str
+) -> None:
+    (fault,) = faults_of(f"{lines}\n{TWO_PARTIES}")
+    assert (fault.where.partition(" (")[0], fault.found, fault.allowed) == (where, found, allowed)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'run.on_loss = "stop"\nrun.wait_s = 300\nrun.least_parties = 1',
+        'run.on_loss = "wait"\nrun.wait_s = 0.5',
+        'run.on_loss = "continue"\nrun.wait_s = 9\nrun.least_parties = 2\nrun.least_workers = 3',
+    ],
+)
+def test_what_has_an_effect_or_its_default_is_no_fault(lines: str) -> None:
+    Run.parse(f"{lines}\n{TWO_PARTIES}", "run.toml")
+
+
+@pytest.mark.parametrize(
     ("line", "allowed"),
     [
         ("run.shards = 0", "integer ≥ 1, ≤ 128"),

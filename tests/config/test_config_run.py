@@ -271,6 +271,10 @@ OTHER_VALUES = {
     "run.shards": "3",
     "run.secret_file": "other.secret",
     "run.on_nonfinite": "skip",
+    "run.on_loss": "wait",
+    "run.wait_s": "60",
+    "run.least_parties": "2",
+    "run.least_workers": "2",
     "run.ledger": "true",
     "run.strict": "true",
     "run.preset": "slow-link",
@@ -307,7 +311,6 @@ OTHER_VALUES = {
     **{f"{tier}.congestion": "reno" for tier in ("wan", "lan")},
     **{f"{tier}.heartbeat_s": "0.9" for tier in ("wan", "lan")},
     **{f"{tier}.timeout_s": "99" for tier in ("wan", "lan")},
-    "lan.rejoin_s": "60",
     **{f"{tier}.link": "{loss = 0.9}" for tier in ("wan", "lan")},
     **{f"limits.{key}": "9" for key in ("start_s", "stall_s", "stop_s", "turn_s")},
     **{f"tls.{key}": "other.pem" for key in ("certificate", "key", "authority")},
@@ -315,6 +318,9 @@ OTHER_VALUES = {
 # What else has to be there for a value to be valid; it is the same in both runs that are compared.
 TOGETHER = {
     "run.arguments": ["run.script=train.py"],
+    "run.wait_s": ["run.on_loss=wait"],
+    "run.least_parties": ["run.on_loss=continue"],
+    "run.least_workers": ["run.on_loss=continue"],
     "global.listen": ['global.addresses=["localhost:1"]'],
     "party.A.listen": ["party.A.address=localhost:2"],
     "party.A.dataset_size": ["sync.weight=dataset_size", "party.A.dataset_size=1", "party.B.dataset_size=1"],

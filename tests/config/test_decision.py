@@ -32,7 +32,8 @@ def decided(script: Script, *overrides: str) -> Decision:
         (Script(clips=True), ["optimizer.place=server"], True),
         (Script(clips=True), ["wan.codec_down=int8"], True),
         (Script(clips=True), ["wan.codec_up=int8"], False),
-        (Script(clips=True), ["lan.rejoin_s=5"], True),
+        (Script(clips=True), ["run.on_loss=wait"], True),
+        (Script(clips=True), ["run.on_loss=continue"], True),
         (Script(clips=True), ["sync.policy=mixed"], True),
     ],
 )
@@ -46,7 +47,8 @@ def test_where_the_optimizer_steps(script: Script, overrides: list[str], on_serv
     [
         (OWN, ["optimizer.place=server"], "Lion cannot run on the global servers"),
         (OWN, ["sync.policy=mixed"], "where Lion cannot run"),
-        (OWN, ["lan.rejoin_s=5"], "with Lion on the workers"),
+        (OWN, ["run.on_loss=wait"], r'run\.on_loss = "wait" with Lion on the workers'),
+        (OWN, ["run.on_loss=continue"], r'set run\.on_loss = "stop"'),
         (OWN, ["worker.overlap=forward"], "needs an optimizer on the global servers"),
         (ADAM, ["lan.codec_up=bisparse momentum=0.9"], "lan.codec_up .* and so has AdamW"),
         (Script(steps=90), ["sync.policy=hfa k1=50 k2=2"], "every 100 steps, but a worker takes only 90"),

@@ -15,7 +15,8 @@ import pytest
 from geomx import cli
 from geomx.config import Run
 from geomx.wire.frames import PREFIX
-from geomx.wire.messages import AnyMessage, Beat, Message, decode_head
+from geomx.wire.messages import AnyMessage, Beat, decode_head
+from geomx.wire.roster_messages import Message
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -21,7 +21,8 @@ from geomx.drive.real import MOST_TURNED_AWAY, Driver, ListeningEdge, Wiring
 from geomx.errors import ConfigError, GeomxError, ProtocolError
 from geomx.node.factory import make_node
 from geomx.node.peers.handshake import LEAST_STRANGERS
-from geomx.wire.messages import Ack, Failure, Message, Welcome
+from geomx.wire.messages import Ack, Failure, Welcome
+from geomx.wire.roster_messages import Message
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 TOPOLOGY = topology_of([2])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 NODES = ("A/1", "A", "global/0")
 MOMENTS = ("joining", "middle", "end")
 LINKS = ("A-global/0", "A/1-A")
-REJOIN = ("lan.rejoin_s=60",)
+REJOIN = ("run.on_loss=wait", "run.wait_s=60")
 INSIDE = ("party.A.inside=collective",)
 
 ROWS = [

@@ -217,7 +217,7 @@ def test_a_worker_that_is_restarted_when_it_was_lost_ends_with_the_others(
     tmp_path: Path, runs: list[RealRun]
 ) -> None:
     """In the middle of an epoch and of a schedule; the weights are those of a run without a restart."""
-    settings = ["lan.timeout_s=15", "lan.rejoin_s=600", "limits.stall_s=1"]
+    settings = ["lan.timeout_s=15", "run.on_loss=wait", "run.wait_s=600", "limits.stall_s=1"]
     for name in ("calm", "shaken"):
         folder = tmp_path / name
         folder.mkdir()

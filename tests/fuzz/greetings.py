@@ -39,8 +39,9 @@ from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.node.factory import make_node
 from geomx.node.topology import Edge, Topology
 from geomx.tree import TOP, Tree
-from geomx.wire.messages import PROTOCOL_VERSION, Ack, Beat, Challenge, Hello, Leave, Message, Refuse, Welcome
+from geomx.wire.messages import PROTOCOL_VERSION, Ack, Beat, Challenge, Hello, Leave, Refuse, Welcome
 from geomx.wire.proof import NONCE_BYTES, Side, proof
+from geomx.wire.roster_messages import Message
 
 torch.set_num_threads(1)
 RUN = "greetings"

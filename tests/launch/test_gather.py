@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,80 @@ def test_a_failure_that_a_node_told_is_shown(
     recorder.close()
     assert main(["report", str(run), str(tmp_path / "records")]) == OK
     assert "A: A/0 failed: cannot read [/etc/x]" in capsys.readouterr().out
+
+
+def tell(node: str, records: Path, *notes: tuple[str, dict[str, Any]]) -> None:
+    """What one process of a node has recorded."""
+    recorder = Recorder(records, node)
+    for name, fields in notes:
+        recorder.record(name, "info", **fields)
+    recorder.close()
+
+
+def roster(out: str, joined: str, members: int, reason: str) -> tuple[str, dict[str, Any]]:
+    turns = {"": 3}
+    fields = {"number": 1, "out": out, "joined": joined, "members": members, "reason": reason, "turns": turns}
+    return "roster", fields
+
+
+def finished() -> tuple[str, dict[str, Any]]:
+    fields = {"steps": 1, "samples": 8, "train_s": 1.0, "parameters": 9, "parameters_sha256": "ab" * 32}
+    return "finished", fields | {"ledger": None, "contributions": 1, "cohort": ""}
+
+
+FAILED_OF = {"node": "A", "error": "NodeLost", "reason": "silent for 5 s"}
+IS_LOST = roster("A/0", "", 1, "A/0 is lost (nothing was heard of it for 5 s)")
+IS_BACK = roster("", "A/0", 2, "A/0 is back")
+
+
+def gathered(run: Path, folder: Path) -> dict[str, Any]:
+    report = folder / "report.json"
+    assert main(["report", str(run), str(folder / "records"), "--json", str(report)]) == OK
+    made: dict[str, Any] = json.loads(report.read_text())
+    return made
+
+
+def test_a_run_that_goes_on_without_a_worker_has_not_failed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "records"
+    tell("A/0", records, ("failed", FAILED_OF))
+    tell("global/0", records, IS_LOST)
+    tell("B/0", records, finished())
+    report = gathered(run, tmp_path)
+    assert (report["ended"], report["failure"]) == ("well", None)
+    assert [(change["kind"], change["who"]) for change in report["members"]] == [("lost", ["A/0"])]
+    said = capsys.readouterr().out
+    assert "failed" not in said
+    assert "1 worker lost, 0 back; 1 of 2 workers at the end" in said
+
+
+def test_so_it_is_with_one_that_was_started_again(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "records"
+    tell("A/0", records, ("attached", {"parameters": 9, "trained_bytes": 36}), ("failed", FAILED_OF))
+    tell("global/0", records, IS_LOST, IS_BACK)
+    tell("A/0", records, finished())
+    tell("B/0", records, finished())
+    report = gathered(run, tmp_path)
+    assert (report["ended"], report["failure"]) == ("well", None)
+    assert all(change["at_s"] > 0 for change in report["members"])
+    said = capsys.readouterr().out
+    assert "failed" not in said
+    assert "1 worker lost, 1 back; 2 of 2 workers at the end" in said
+
+
+def test_who_failed_before_it_was_started_again_is_not_named_for_what_came_later(
+    run: Path, tmp_path: Path
+) -> None:
+    records = tmp_path / "records"
+    tell("A/0", records, ("failed", FAILED_OF | {"node": "A/0"}))
+    tell("global/0", records, IS_LOST, IS_BACK)
+    tell("A/0", records, ("step", {"samples": 8}))
+    tell("B/0", records, ("failed", {"node": "B/0", "error": "RunFailed", "reason": "ValueError: boom"}))
+    report = gathered(run, tmp_path)
+    assert (report["ended"], report["failure"]) == ("failed", "B/0: B/0 failed: ValueError: boom")
 
 
 @pytest.mark.parametrize(

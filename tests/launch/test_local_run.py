@@ -17,6 +17,7 @@ from geomx.launch.local_run import (
     RunOptions,
     _conclude,
     _Folder,
+    _Losses,
     _NotJoined,
     commands,
     rehearse,
@@ -177,6 +178,66 @@ def test_a_script_that_has_recorded_nothing_has_not_joined(run: Run, tmp_path: P
     workers = _NotJoined(run, records)
     assert workers.lack_of("A/0") == ""
     assert workers.lack_of("A/1") == f"without joining the run: {run.run.script} did not call geomx.join()"
+
+
+def told(folder: Path, node: str, *failures: tuple[str, str]) -> None:
+    recorder = Recorder(folder, node)
+    for of, error in failures:
+        recorder.record("failed", "error", node=of, error=error, reason="so")
+    recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("node", "status", "failures"),
+    [
+        ("A/1", -9, ()),
+        ("A", -9, ()),
+        ("A/1", 3, ()),  # os._exit, of which nobody hears
+        ("A/1", 1, (("A", "NodeLost"),)),  # cut off
+        ("A/1", 1, (("global/0", "NodeLost"),)),  # with its server
+        ("A", 1, (("global/1", "NodeLost"),)),
+    ],
+)
+def test_a_run_goes_on_without_a_worker_or_local_server_if_it_may(
+    run: Run, tmp_path: Path, node: str, status: int, failures: tuple[tuple[str, str], ...]
+) -> None:
+    told(tmp_path, node, *failures)
+    ended = Ended(node, status)
+    assert _Losses(run, tmp_path).goes_on(ended) == ""
+    waits, goes_on = (run.changed([f"run.on_loss={on_loss}"]) for on_loss in ("wait", "continue"))
+    assert _Losses(waits, tmp_path).goes_on(ended).startswith("the run waits up to 300 s for it")
+    assert _Losses(goes_on, tmp_path).goes_on(ended) == "the run goes on without it"
+
+
+@pytest.mark.parametrize(
+    ("node", "failures"),
+    [
+        ("global/0", ()),
+        ("A/1", (("A/1", "RunFailed"),)),  # its script raised
+        ("A/0", (("A/1", "RunFailed"),)),  # another's did
+        ("A", (("A/1", "NodeLost"),)),  # it has waited for long enough
+        ("B/0", (("A", "NodeLost"),)),
+    ],
+)
+def test_a_run_that_has_failed_does_not_go_on(
+    run: Run, tmp_path: Path, node: str, failures: tuple[tuple[str, str], ...]
+) -> None:
+    told(tmp_path, node, *failures)
+    losses = _Losses(run.changed(["run.on_loss=continue"]), tmp_path)
+    assert losses.goes_on(Ended(node, 1)) == ""
+    assert losses.goes_on(Ended("B", -9)) == ""  # it was not there yet
+
+
+def test_the_end_of_a_run_that_went_on_says_who_was_lost(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    outcome = Outcome((), False, well=frozenset({"A/0", "B/0"}), lost=(Ended("A/1", -9),))
+    _, raised = conclude(run, tmp_path, RunOptions(report=path), outcome)
+    assert raised is None
+    report = json.loads(path.read_text())
+    assert (report["ended"], report["lost"]) == ("well", {"A/1": "was killed by SIGKILL"})
+    assert "A/1 was killed by SIGKILL" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [run_here, lambda run, _: rehearse(run, lambda _: True)])

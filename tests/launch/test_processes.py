@@ -45,8 +45,14 @@ class Watched:
         self.at: dict[str, Callable[[], None]] = {}
         self.said: list[str] = []
         self.lacks: dict[str, str] = {}
+        self.goes_on: dict[str, str] = {}
         self._supervisor = Supervisor(
-            self._show, self._tick, stop_s, self.said.append, lambda worker: self.lacks.get(worker, "")
+            self._show,
+            self._tick,
+            stop_s,
+            self.said.append,
+            lambda worker: self.lacks.get(worker, ""),
+            goes_on=lambda ended: self.goes_on.get(ended.name, ""),
         )
 
     def run(self, *commands: Command) -> Outcome:
@@ -188,6 +194,64 @@ def test_a_worker_that_ends_well_but_lacks_something_has_failed() -> None:
     assert [(failure.name, failure.how) for failure in outcome.failures] == [
         ("A/0", "ended without joining the run")
     ]
+
+
+ON = "the run goes on without it"
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+@pytest.mark.parametrize("serves", [False, True])
+@pytest.mark.parametrize(
+    ("end", "how"), [(KILLED, "was killed by SIGKILL"), ("raise SystemExit(3)", "ended with status 3")]
+)
+def test_a_run_goes_on_without_who_is_lost(tmp_path: Path, end: str, how: str, serves: bool) -> None:
+    first, then = pair(tmp_path, end, "print('end')")
+    watched = Watched()
+    watched.goes_on["A/1"] = ON
+    outcome = watched.run(command("A/1", first, serves), command("B/0", then))
+    assert [(lost.name, lost.how) for lost in outcome.lost] == [("A/1", how)]
+    assert (outcome.failures, outcome.stopped_at, outcome.well) == ((), None, {"B/0"})
+    assert watched.said == [f"A/1 {how}; {ON}"]
+    assert ("B/0", "end", False) in watched.lines
+
+
+def test_without_its_last_worker_a_run_has_failed(tmp_path: Path) -> None:
+    first, then = pair(tmp_path, KILLED, KILLED)
+    watched = Watched()
+    watched.goes_on |= {"A/0": ON, "A/1": ON}
+    outcome = watched.run(command("A", SLEEP, serves=True), command("A/0", first), command("A/1", then))
+    assert [lost.name for lost in outcome.lost] == ["A/0"]
+    assert [failure.name for failure in outcome.failures] == ["A/1"]
+    assert watched.said[1:] == ["A/1 was killed by SIGKILL; stopping the processes that are left"]
+
+
+def test_who_fails_after_a_loss_still_ends_the_run(tmp_path: Path) -> None:
+    first, then = pair(tmp_path, KILLED, "raise SystemExit(3)")
+    watched = Watched()
+    watched.goes_on["A/1"] = ON
+    outcome = watched.run(command("A/1", first), command("B/0", then), command("B/1", SLEEP))
+    assert [lost.name for lost in outcome.lost] == ["A/1"]
+    assert [(failure.name, failure.status) for failure in outcome.failures] == [("B/0", 3)]
+
+
+def test_who_ends_because_of_a_failure_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", BOUND_S)
+    first, then = pair(tmp_path, "raise SystemExit(3)", "raise SystemExit(1)")
+    watched = Watched()
+    watched.goes_on["A/1"] = ON
+    outcome = watched.run(command("A/0", first), command("A/1", then))
+    assert ([failure.name for failure in outcome.failures], outcome.lost) == (["A/0", "A/1"], ())
+    assert watched.said == []
+
+
+def test_a_server_that_waits_for_who_is_lost_is_stopped_in_the_end() -> None:
+    watched = Watched(stop_s=0.3)
+    watched.goes_on |= {"B/0": ON, "B": "stopping it"}
+    both = command("B/0", KILLED), command("A/0", "import time; time.sleep(0.3)")
+    outcome = watched.run(command("B", SLEEP, serves=True), *both)
+    assert [lost.name for lost in outcome.lost] == ["B/0", "B"]
+    assert outcome.failures == ()
+    assert watched.said[-1] == "B did not end after all workers had; stopping it"
 
 
 def test_others_may_end_by_themselves_before_they_are_stopped(

@@ -151,6 +151,29 @@ def test_who_stood_still_is_named_and_blames_nobody() -> None:
     assert lost_link(blames(records)) is None
 
 
+def test_who_was_lost_is_not_who_made_the_run_fail_later() -> None:
+    lost = (Ended("A/1", -9), Ended("B/0", 1))
+    records = [
+        failed(1.0, "B/0", "B", "NodeLost", "silent for 5 s"),
+        failed(9.0, "A/0", "A/0", "RunFailed", "ValueError: boom"),
+    ]
+    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False, lost=lost)
+    assert first_failure(outcome, records).node == "A/0"
+    assert first_failure(outcome, records[:1]).node == "A"
+
+
+def test_who_was_lost_and_did_not_come_back_is_named_with_how_it_ended() -> None:
+    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False, lost=(Ended("A/1", -9),))
+    records = [
+        failed(t, by, "A/1", "NodeLost", "not back within 60 s") for t, by in ((1.0, "A"), (1.1, "A/0"))
+    ]
+    error = first_failure(outcome, records)
+    assert (error.node, error.reason.splitlines()[0]) == (
+        "A/1",
+        "it was killed by SIGKILL: not back within 60 s",
+    )
+
+
 @pytest.mark.parametrize("kind", ["Unsupported", "Refused", "Fenced", "SameData"])
 def test_what_was_refused_is_not_to_be_started_again_unchanged(kind: str) -> None:
     """Also where others tell of it."""

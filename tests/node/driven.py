@@ -36,13 +36,13 @@ from geomx.wire.messages import (
     Challenge,
     Hello,
     Hyper,
-    Message,
     Push,
     Refuse,
     Welcome,
     payload_size,
 )
 from geomx.wire.proof import NONCE_BYTES, proof
+from geomx.wire.roster_messages import Message
 
 torch.set_num_threads(1)
 TOPOLOGY = topology_of([2, 1])

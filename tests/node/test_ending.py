@@ -11,6 +11,7 @@ from trees import topology_of
 from geomx.errors import NodeLost, RunFailed
 from geomx.node.contract import Called, Closed, Dial, Fired, Job, JobDone
 from geomx.node.peers.handshake import RESTARTED
+from geomx.rounds.losses import Losses
 from geomx.wire.messages import Ack, Attached, Beat, Failure, Gone, Hello, Leave, Refuse, Welcome
 from geomx.wire.session import Patience
 
@@ -228,8 +229,8 @@ def test_a_server_whose_parent_does_not_answer_ends_without_saying_that_it_knows
 
 
 def test_a_worker_that_stood_still_and_was_awaited_is_said_to_be_back() -> None:
-    patience = Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=60.0)
-    server = Driven("A", topology_of([2, 1], patience=patience))
+    patience = Patience(heartbeat_s=1.0, timeout_s=5.0)
+    server = Driven("A", topology_of([2, 1], patience=patience, losses=Losses("wait", 60.0)))
     server.reach(9, "global/0")
     for conn, worker in ((1, "A/0"), (2, "A/1")):
         attach(worker, server, conn)

@@ -85,7 +85,8 @@ def updates(codec: str) -> list[tuple[Update, torch.Tensor]]:
     encoder = make_codec(codec, RngKey())
     deltas = [encoder.encode(SLICE, turn, torch.full((SLICE.elements,), 0.5)) for turn in (1, 2)]
     answers = [
-        Update(turn, 0, "gradient", 2.0, None, False, "", d.nbytes) for turn, d in enumerate(deltas, 1)
+        Update(turn, 0, "gradient", 2.0, None, False, "", d.nbytes, base=turn - 1)
+        for turn, d in enumerate(deltas, 1)
     ]
     return [(given, values(1.0)), *zip(answers, deltas, strict=True)]
 

@@ -15,6 +15,7 @@ from geomx.layout import Layout, Tensor
 from geomx.node.factory import make_node
 from geomx.node.topology import Edge, Topology
 from geomx.node.worker import Worker
+from geomx.rounds.losses import Losses
 from geomx.wire.session import Patience
 
 
@@ -42,6 +43,23 @@ def test_each_server_gives_up_on_a_turn_later_than_those_below_it() -> None:
     )
     found = {name: topology.later_s(name) for name in ("A", "east", "world", "global/0")}
     assert found == {"A": 0.0, "east": 7.0, "world": 14.0, "global/0": 23.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "losses"),
+    [
+        ((), Losses()),
+        (("run.on_loss=wait", "run.wait_s=60"), Losses("wait", 60.0)),
+        (
+            ("run.on_loss=continue", "run.least_parties=2", "run.least_workers=3"),
+            Losses("continue", 300.0, 2, 3),
+        ),
+    ],
+)
+def test_what_becomes_of_losses_is_as_the_description_says(
+    overrides: tuple[str, ...], losses: Losses
+) -> None:
+    assert Topology.of(Run.parse(TWO_KINDS, "two.toml", overrides)).losses == losses
 
 
 LAYOUT = Layout((Tensor("w", (30_000,), "float32"),))

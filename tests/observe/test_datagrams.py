@@ -86,6 +86,21 @@ def whole_run() -> list[Record]:
     ]  # fmt: skip
 
 
+def test_a_node_that_was_started_again_counts_from_zero(run: Run) -> None:
+    began = Record(0.0, "A", "clock", "debug", {"unix_s": 0.0})
+    again = usage(
+        "A",
+        blocks={"given": {"1": 10}, "answered": {"1": 8}, "returned": {"1": 1}},
+        global_0={"sent": {"0": 2, "1": 10}, "parity": 1},
+    )
+    told = make_report(run, [began, *whole_run(), began, again], 1.0)["datagrams"]["wan"]["A"]
+    once = make_report(run, whole_run(), 1.0)["datagrams"]["wan"]["A"]
+    for name, more in (("sent", 10), ("again", 0), ("given", 10), ("answered", 8), ("returned", 1)):
+        assert told["classes"]["class 1"][name] == once["classes"]["class 1"][name] + more
+    assert told["up"]["parity"] == once["up"]["parity"] + 1
+    assert told["down"] == once["down"]
+
+
 def test_what_goes_down_is_not_taken_for_what_goes_up(run: Run) -> None:
     """Both ends of each flow have sent, and have heard; on both tiers."""
     records = [

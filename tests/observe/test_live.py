@@ -106,6 +106,44 @@ def test_plain_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Berlin: round ·, loss ·" in out
 
 
+def roster(t: float, node: str, out: str, joined: str, reason: str) -> Record:
+    fields = {"number": 1, "out": out, "joined": joined, "members": 1, "reason": reason, "turns": {"": 7}}
+    return Record(t, node, "roster", "info", fields)
+
+
+NODES = ("global/0", "A", "Berlin")
+LOST = [
+    Record(3.0, "A", "lost", "warning", {"peer": "A/0", "reason": "silence"}),
+    *[roster(3.1, node, "A/0", "", "A/0 is lost (silence)") for node in NODES],
+]
+BACK = [roster(5.0, node, "", "A/0", "A/0 is back") for node in NODES]
+LINES = [
+    "A/0 is lost (silence); 1 of 2 workers takes part from turn 7 on",
+    "A/0 is back; 1 of 2 workers takes part from turn 7 on",
+]
+
+
+def test_the_live_view_says_once_who_is_lost_and_who_is_back(run: Run) -> None:
+    console = terminal()
+    with LiveView(run, console) as view:
+        view.show([*RECORDS, *LOST], now=3.5)
+        drawn = written(console)
+        view.show(BACK, now=3.6)  # too soon to be drawn again
+        text = written(console)
+    assert [text.count(line) for line in LINES] == [1, 1]
+    (row,) = [line for line in drawn.splitlines() if line.lstrip().startswith("A ")]
+    assert row.split()[-1] == "out"
+
+
+def test_so_do_plain_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with PlainView(run) as view:
+        view.show([*RECORDS, *LOST], now=0.0)
+        view.show(BACK, now=0.0)
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1:] == [f"0:00  {line}" for line in LINES]
+    assert err == ""
+
+
 WEIGHTS = [
     Record(0.0, "A", "first_weights", "debug", {"share": 0.0, "arrived_mb": 0.0, "of_mb": 5.2}),
     Record(2.0, "A", "first_weights", "debug", {"share": 0.4, "arrived_mb": 2.08, "of_mb": 5.2}),

@@ -55,6 +55,19 @@ def test_a_worker_tells_its_steps_and_its_loss() -> None:
     assert lines(*told[:10], (20.0, "step", {"samples": 8.0}))[0].startswith("step 11, ")
 
 
+def test_who_takes_no_part_is_told() -> None:
+    rounds = [(float(t), "round", a_round()) for t in range(12)]
+    out = {"number": 1, "out": "A/0, B/0, B/1", "joined": "", "members": 1, "reason": ""}
+    assert lines((0.0, "roster", out), *rounds) == ["round 11, 1 rounds/s, A/0, B/0 and 1 more out"]
+    assert lines((0.0, "roster", out), (0.0, "roster", out | {"out": ""}), *rounds) == [
+        "round 11, 1 rounds/s"
+    ]
+    steps = [(float(t), "step", {"samples": 8.0}) for t in range(11)]
+    for count, words in ((0, ""), (1, ", 1 worker out"), (2, ", 2 workers out")):
+        told = (0.0, "roster", {"number": 1, "out": count, "reason": ""})
+        assert lines(told, *steps) == [f"step 11, 8 samples/s{words}"]
+
+
 def test_nothing_is_said_before_something_is_done() -> None:
     assert lines(*[(float(t), "usage", usage(t, t)) for t in range(100)]) == []
 

@@ -76,6 +76,120 @@ def test_the_state_names_whom_a_party_waits_for(run: Run) -> None:
     assert a.state == "finished"
 
 
+REGIONS = """
+[[region]]
+name = "R"
+[[party]]
+name = "A"
+parent = "R"
+workers = 2
+[[party]]
+name = "B"
+parent = "R"
+workers = 1
+[[party]]
+name = "C"
+workers = 1
+"""
+
+
+def trains(run: Run) -> Progress:
+    """A run that is under way."""
+    progress = Progress(run)
+    tree = run.tree
+    for server in tree.servers:
+        told(progress, *[(server, "joined", {"peer": child}) for child in tree.children(server)])
+        told(progress, (server, "round", {"turn": 1}))
+    return progress
+
+
+def states(progress: Progress) -> dict[str, str]:
+    return {name: party.state for name, party in progress.parties.items()}
+
+
+def roster(out: str = "", joined: str = "", node: str = "global/0") -> tuple[str, str, dict[str, object]]:
+    fields = {"number": 1, "out": out, "joined": joined, "reason": "", "members": 1, "turns": {"": 1}}
+    return node, "roster", fields
+
+
+def test_parties_that_have_left_their_region_in_order_are_not_disconnected() -> None:
+    progress = trains(Run.parse(REGIONS, "regions.toml"))
+    left = [("R", "left", {"peer": worker, "turn": 9}) for worker in ("A/0", "A/1", "B/0")]
+    told(progress, *left[:1], ("R", "away", {"peer": "A", "reason": "cut"}))
+    assert progress.parties["R"].state == "A disconnected"
+    told(progress, ("R", "resumed", {"peer": "A"}), *left[1:])
+    told(progress, *[("R", "away", {"peer": party, "reason": "closed"}) for party in "AB"])
+    assert (progress.parties["R"].state, progress.parties["R"].is_calm) == ("finished", True)
+
+
+def test_so_is_a_party_some_of_whose_workers_take_no_part() -> None:
+    progress = trains(Run.parse(REGIONS, "regions.toml"))
+    told(progress, roster("A/1"), ("A", "left", {"peer": "A/0"}), ("R", "left", {"peer": "A/0"}))
+    told(progress, ("R", "away", {"peer": "A", "reason": "closed"}))
+    assert progress.parties["A"].state == "finished, A/1 out"
+    assert progress.parties["R"].state == "finishing, A/1 out"
+    told(progress, ("R", "left", {"peer": "B/0"}))
+    assert progress.parties["R"].state == "finished, A/1 out"
+
+
+def test_a_worker_is_lost_then_out_then_back() -> None:
+    progress = trains(Run.parse(REGIONS, "regions.toml"))
+    told(progress, ("A", "away", {"peer": "A/1", "reason": "reset"}))
+    assert progress.parties["A"].state == "A/1 disconnected"
+    told(progress, ("A", "lost", {"peer": "A/1", "reason": "silence"}))
+    assert states(progress) == {"R": "training", "A": "A/1 lost", "B": "training", "C": "training"}
+    told(progress, roster("A/1"), roster("A/1", node="A"))
+    assert progress.parties["A"].state == "training, A/1 out"
+    assert progress.parties["R"].state == "training, A/1 out"
+    assert [progress.parties[name].is_calm for name in "RABC"] == [False, False, True, True]
+    told(progress, ("A", "joined", {"peer": "A/1"}))
+    assert progress.parties["A"].state == "training, A/1 out"
+    told(progress, roster(joined="A/1"))
+    assert set(states(progress).values()) == {"training"}
+    assert all(party.is_calm for party in progress.parties.values())
+
+
+def test_a_server_is_lost_then_out_then_back() -> None:
+    progress = trains(Run.parse(REGIONS, "regions.toml"))
+    told(progress, ("R", "lost", {"peer": "B", "reason": "silence"}))
+    told(progress, ("global/0", "lost", {"peer": "C", "reason": "silence"}))
+    assert states(progress) == {"R": "B lost", "A": "training", "B": "lost", "C": "lost"}
+    told(progress, ("B", "waiting", {"turn": 2, "whom": "B/0", "seconds": 30}), roster("B/0, C/0"))
+    assert states(progress) == {"R": "training, B out", "A": "training", "B": "out", "C": "out"}
+    told(progress, ("R", "joined", {"peer": "B"}), roster("C/0", joined="B/0"))
+    assert states(progress) == {"R": "training", "A": "training", "B": "training", "C": "out"}
+
+
+@pytest.mark.parametrize("here_again", ["joined", "resumed"])
+def test_who_is_awaited_is_lost_until_it_is_there_again(run: Run, here_again: str) -> None:
+    progress = trains(run)
+    told(progress, ("A", "awaited", {"peer": "A/0", "seconds": 60.0}), ("B/0", "awaited", {"peer": "B"}))
+    assert states(progress) == {"A": "A/0 lost", "B": "training"}
+    told(progress, ("global/0", "awaited", {"peer": "B", "seconds": 60.0}))
+    assert states(progress) == {"A": "A/0 lost", "B": "lost"}
+    told(progress, ("A", here_again, {"peer": "A/0"}), ("global/0", here_again, {"peer": "B"}))
+    assert states(progress) == {"A": "training", "B": "training"}
+
+
+def test_a_loss_that_is_read_behind_its_roster_changes_nothing(run: Run) -> None:
+    """Records of several nodes come as their files are written."""
+    progress = trains(run)
+    told(
+        progress, roster("A/1"), ("A", "lost", {"peer": "A/1"}), ("A", "away", {"peer": "A/1", "reason": ""})
+    )
+    assert progress.parties["A"].state == "training, A/1 out"
+
+
+def test_a_server_that_was_started_again_has_no_first_weights_and_no_rate_below_nothing(run: Run) -> None:
+    progress = trains(run)
+    for t, sent in ((1.0, 500), (2.0, 600), (3.0, 10), (4.0, 30)):
+        fields = {"sent": {"global/0": sent}, "received": {"global/0": sent}}
+        progress.take(Record(t, "A", "usage", "debug", fields))
+        assert progress.parties["A"].up_rate.at(t) in (0.0, 100.0, 20.0)
+    told(progress, ("A", "first_weights", {"share": 0.1, "arrived_mb": 1.0, "of_mb": 10.0}))
+    assert not progress.loads
+
+
 def test_first_weights_come_to_a_party_until_they_are_all_there(run: Run) -> None:
     progress = Progress(run)
     a = progress.parties["A"]

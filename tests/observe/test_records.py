@@ -61,6 +61,25 @@ def test_what_geomx_run_shows_itself_is_not_logged(tmp_path: Path, caplog: pytes
     assert caplog.messages == ["first weights: 40%, 2.0 of 5.0 MB"]
 
 
+def test_who_takes_part_is_logged_where_no_view_says_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "geomx")
+    reason = "A/0 is lost (silence)"
+    for watched in (True, False):
+        recorder = Recorder(tmp_path / f"{watched}.jsonl", "A", watched=watched)
+        recorder.record("lost", "warning", peer="A/0", reason="silence")
+        recorder.record("torn", "warning", turn=7, cohort="", whom="A/0")
+        recorder.record("roster", "info", number=1, members=2, out="A/0", joined="", turns={}, reason=reason)
+        recorder.close()
+        assert len(lines_of(tmp_path / f"{watched}.jsonl")) == 3
+    assert caplog.messages == [
+        "A/0 is lost: silence",
+        "turn 7 is torn: it lost A/0 in the middle, so slices of its step are means over different workers",
+        "A/0 is lost (silence); workers below that take part: 2",
+    ]
+
+
 def test_every_record_of_every_thread_is_kept_in_its_order(tmp_path: Path) -> None:
     path = tmp_path / "A.jsonl"
     recorder = Recorder(path, "A")
@@ -159,6 +178,17 @@ def test_half_a_line_of_a_process_that_was_killed_is_taken_off(tmp_path: Path, l
     assert [record.fields["turn"] for record in files.new() if record.name == "step"] == [1, 2]
 
 
+def test_records_of_one_node_are_read_alone(tmp_path: Path) -> None:
+    for node in ("A/0", "A/1"):
+        recorder = Recorder(tmp_path, node)
+        recorder.record("step")
+        recorder.close()
+    files = RecordFiles(tmp_path)
+    assert [record.name for record in files.of("A/1")] == ["clock", "step"]
+    assert files.of("A/1") == files.of("B") == []
+    assert {record.node for record in files.new()} == {"A/0"}
+
+
 def test_records_of_several_machines_meet_in_unix_time(tmp_path: Path) -> None:
     files = RecordFiles(tmp_path)
     line = '{{"t":{},"node":"{}","name":"{}","level":"info","fields":{}}}\n'
@@ -199,6 +229,12 @@ def test_any_note_has_a_sentence(name: str, fields: dict[str, int]) -> None:
 def test_an_unknown_note_lists_its_fields() -> None:
     assert sentence("melted", {"peer": "A", "degrees": 3}) == "melted: peer=A, degrees=3"
     assert sentence("joined", {}) == "joined"
+
+
+def test_a_worker_tells_less_of_a_roster_than_a_server() -> None:
+    told = {"number": 2, "out": 3, "reason": "A/0 is back"}
+    assert sentence("roster", told) == "A/0 is back; workers that take no part: 3"
+    assert sentence("anew", {"reason": "A was restarted"}) == "begins anew: A was restarted"
 
 
 def test_counted() -> None:

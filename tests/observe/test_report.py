@@ -9,7 +9,7 @@ from rich.console import Console
 
 from geomx.config import Run
 from geomx.observe.records import Record
-from geomx.observe.report import Report, closing_table, make_report, size
+from geomx.observe.report import Report, closing_rows, closing_table, make_report, size
 
 TOML = """
 [run]
@@ -23,7 +23,7 @@ name = "B"
 workers = 1
 """
 KEYS = [
-    "ended", "failure",
+    "ended", "failure", "lost", "members",
     "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "regions", "steps", "rounds", "samples",
     "wall_s",
     "train_s", "final_loss", "final_validation_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down",
@@ -34,8 +34,8 @@ KEYS = [
     "datagrams", "datagram_paths", "first_weights_s", "wan_bytes_without_local_servers", "wan_bytes_dense",
     "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",
     "round_s_median", "round_floor_s", "round_floor_party", "slowest_party",
-    "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "node_cpu_s",
-    "node_rss_mb", "config",
+    "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "ledger_workers",
+    "node_cpu_s", "node_rss_mb", "config",
 ]  # fmt: skip
 
 
@@ -130,6 +130,15 @@ def test_workers_that_differ_are_named(run: Run) -> None:
     report = make_report(run, [finished("A/0", "aa" * 32), finished("B/0", "bb" * 32)], 1.0)
     assert report["parameters_sha256"] == {"A/0": "aa" * 32, "B/0": "bb" * 32}
     assert "workers DIFFER: A/0 aaaaaaaaaaaa, B/0 bbbbbbbbbbbb" in shown(report)
+
+
+def test_who_was_lost_is_told_and_the_others_have_the_weights(run: Run) -> None:
+    lost = {"A/0": "was killed by SIGKILL"}
+    report = make_report(run, [finished("B/0", "bb" * 32)], 1.0, lost=lost)
+    assert report["lost"] == lost
+    assert ("lost", "A/0 was killed by SIGKILL", "bad") in closing_rows(report)
+    assert "the same on all workers that are left, sha256 bbbbbbbbbbbb" in shown(report)
+    assert "lost" not in shown(make_report(run, whole_run(), 1.0))
 
 
 def test_cohorts_may_differ_and_their_staleness_is_told(run: Run) -> None:

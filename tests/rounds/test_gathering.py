@@ -143,3 +143,51 @@ def test_a_round_that_was_answered_from_above_closes_with_whatever_is_in_it() ->
     gathering.add(slice_, push(2, "", "A/0"), None, 2.0)
     gathering.add(slice_, push(2, "", "A/1"), None, 5.0)
     assert closed[1:] == [(2, ("A/0", "A/1"))]
+
+
+def test_what_is_held_closes_when_it_goes_on() -> None:
+    closed: list[int] = []
+    gathering = Gathering(
+        FSA(), members_of(["A/0", "B/0"]), lambda _, round_: closed.append(round_.turn), never
+    )
+    (slice_,) = LAYOUT.slices
+    gathering.begin([slice_])
+    gathering.hold()
+    for name in ("A/0", "B/0"):
+        gathering.add(slice_, push(0, "", name), None, 0.0)
+    assert closed == []
+    gathering.resume(1.0)
+    assert closed == [0]
+
+
+def test_of_whoever_is_out_only_turns_before_keep_what_has_come() -> None:
+    members = members_of(["A/0", "B/0", "C/0"])
+    closed: list[tuple[int, list[str]]] = []
+    gathering = Gathering(
+        policies.make("mixed"),
+        members,
+        lambda _, round_: closed.append((round_.turn, sorted(round_.origins))),
+        never,
+    )
+    layout = Layout(
+        (Tensor("w", (4,), "float32"), Tensor("v", (5,), "float32")), slice_elements=5, pack_below=0
+    )
+    one, other = layout.slices
+    gathering.begin(layout.slices)
+    gathering.add(one, push(3, "", "A/0"), None, 0.0)
+    gathering.add(one, push(4, "", "A/0"), None, 0.0)
+    gathering.add(one, push(4, "", "B/0"), None, 0.0)
+    assert gathering.last_closed(["A/0"]) == {"": -1, "A": -1}
+    members.enroll(["A/0"], {})
+    torn = gathering.drop(frozenset({"A/0"}), {"": 4})
+    assert torn == []  # A/0 has contributed to all that is open of turn 3
+    gathering.add(other, push(3, "", "B/0"), None, 0.0)
+    for turn in (3, 4):
+        for name in ("B/0", "C/0"):
+            gathering.add(one, push(turn, "", name), None, 1.0)
+    assert closed == [(3, ["A/0", "B/0", "C/0"]), (4, ["B/0", "C/0"])]
+    assert gathering.last_closed(["A/0"]) == {"": 4, "A": -1}
+    members.enroll(["A/0", "C/0"], {})
+    assert gathering.drop(frozenset({"C/0"}), {"": 5}) == [("", 3)]
+    gathering.look(2.0)
+    assert closed[-1] == (3, ["B/0"])

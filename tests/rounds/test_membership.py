@@ -53,3 +53,31 @@ def test_a_long_run_after_somebody_has_left_costs_no_memory():
     members = members_of(NAMES)
     members.leave(["A/1"], {"": 5})
     assert len({id(members.expected(turn)) for turn in range(6, 10_000)}) == 1
+
+
+def test_who_is_out_is_not_awaited_in_any_turn_and_counts_where_it_came() -> None:
+    members = members_of(NAMES)
+    assert members.enroll(["A/1"], {}) == {"A/1"}
+    assert members.expected(0) == members.expected(9) == {"A/0", "B/0"}
+    assert members.present(NAMES) == {"A/0", "B/0"}
+    assert members.enroll(["A/1"], {}) == set()  # nobody is out since now
+
+
+def test_who_comes_back_is_awaited_from_the_turn_on_with_which_it_begins() -> None:
+    members = members_of(NAMES)
+    members.enroll(["A/1"], {})
+    members.enroll([], {"A/1": {"": 6, "A": 2, "B": 40}})
+    assert members.expected(5) == {"A/0", "B/0"}
+    assert members.expected(6) == set(NAMES)
+    assert members.expected(1, "A") == {"A/0"}
+    assert members.expected(2, "A") == {"A/0", "A/1"}
+    assert members.begins(["A/1", "A/0"]) == {"A/1": {"": 6, "A": 2}}
+
+
+def test_a_run_is_over_when_all_who_are_in_have_left() -> None:
+    members = members_of(NAMES)
+    members.enroll(NAMES, {})
+    assert not members.all_left  # somebody may come back
+    members.enroll(["A/1"], {})
+    members.leave(["A/0", "B/0"], {"": 3})
+    assert members.all_left

@@ -35,7 +35,7 @@ def train(
 ) -> tuple[dict[str, Any], Simulator]:
     """Run a script on every worker of a run; what it returns, by worker. Raises what the first of them raised.
 
-    `faults(simulator, restart)`: what goes wrong on the way; `restart(worker)` starts one that has crashed.
+    `faults(simulator, restart)`: what goes wrong on the way; `restart(node)` starts one that has crashed.
     """
     topology = Topology.solo() if list(parties) == [] else topology_of(list(parties), shards, **plan_fields)
     simulator, results = Simulator(0, network), dict[str, Any]()
@@ -56,9 +56,10 @@ def train(
         simulator.add(make_node(topology, name))
     programs = {name: simulator.program(name, main) for name in topology.tree.workers}
 
-    def restart(worker: str) -> None:
-        simulator.add(make_node(topology, worker, incarnation=2))
-        programs[worker] = simulator.program(worker, main)
+    def restart(node: str) -> None:
+        simulator.add(make_node(topology, node, incarnation=2))
+        if topology.tree.is_worker(node):
+            programs[node] = simulator.program(node, main)
 
     faults(simulator, restart)
     simulator.run(until=600.0)

@@ -12,12 +12,13 @@ from trees import topology_of
 
 from geomx.errors import NodeLost, RunFailed, Unsupported
 from geomx.node.topology import AS_ABOVE, Edge
+from geomx.rounds.losses import Losses
 from geomx.simulate.simulator import Simulator
 from geomx.train import Settings
 from geomx.wire.session import Patience
 
 
-def awaited(rejoin_s: float, back_s: float | None, **how: Any) -> tuple[dict[str, Any], Simulator]:
+def awaited(wait_s: float, back_s: float | None, **how: Any) -> tuple[dict[str, Any], Simulator]:
     """A/1 dies at 0.5 s and is back at `back_s`."""
 
     def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
@@ -25,9 +26,9 @@ def awaited(rejoin_s: float, back_s: float | None, **how: Any) -> tuple[dict[str
         if back_s is not None:
             simulator.at(back_s, lambda: restart("A/1"))
 
-    patience = Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=rejoin_s)
-    lan = Edge(codec_down=AS_ABOVE, patience=patience)
-    return train([2, 1], Script(), faults=faults, lan=lan, **how)
+    lan = Edge(codec_down=AS_ABOVE, patience=Patience(heartbeat_s=1.0, timeout_s=5.0))
+    losses = Losses("wait", wait_s) if wait_s else Losses()
+    return train([2, 1], Script(), faults=faults, lan=lan, losses=losses, **how)
 
 
 def test_a_lost_worker_is_awaited_and_the_log_says_so() -> None:
@@ -43,8 +44,8 @@ def test_a_worker_that_was_stopped_goes_on_as_if_nothing_had_been() -> None:
     def faults(simulator: Simulator, _: Any) -> None:
         simulator.at(0.5, lambda: simulator.pause("A/1", 20.0))
 
-    lan = Edge(codec_down=AS_ABOVE, patience=Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=60.0))
-    results, simulator = train([2, 1], Script(), faults=faults, lan=lan)
+    lan = Edge(codec_down=AS_ABOVE, patience=Patience(heartbeat_s=1.0, timeout_s=5.0))
+    results, simulator = train([2, 1], Script(), faults=faults, lan=lan, losses=Losses("wait", 60.0))
     assert_same(results, run_of(Script()))
     assert [fields["peer"] for _, node, fields in simulator.noted("awaited") if node == "A"] == ["A/1"]
 
@@ -52,32 +53,18 @@ def test_a_worker_that_was_stopped_goes_on_as_if_nothing_had_been() -> None:
 def test_who_is_not_awaited_or_comes_too_late_ends_the_run() -> None:
     with pytest.raises((NodeLost, RunFailed), match=r"A/1 is lost: A has heard nothing from it for 5 s: "):
         awaited(0.0, None)
-    late = r"A/1.*silent for 5 s, and not back within 20 s more \(lan\.rejoin_s\)"
+    late = r"A/1.*silent for 5 s, and not back within 20 s more \(run\.wait_s\)"
     with pytest.raises((NodeLost, RunFailed), match=late):
         awaited(20.0, None)
 
 
-def test_a_server_is_never_awaited() -> None:
-    patience = Patience(heartbeat_s=1.0, timeout_s=5.0, rejoin_s=60.0)
-    has_ended: list[bool] = []
-
-    def faults(simulator: Simulator, _: Any) -> None:
-        simulator.at(0.5, lambda: simulator.crash("B"))
-        simulator.at(20.0, lambda: has_ended.append(simulator.has_stopped("global/0")))
-
-    with pytest.raises((NodeLost, RunFailed), match="B"):
-        train([2, 1], Script(), faults=faults, patience=patience)
-    assert has_ended == [True]
-
-
 def test_an_optimizer_on_the_workers_cannot_be_awaited() -> None:
-    settings = Settings(rejoin_s=60.0, place="workers")
-    with pytest.raises(Unsupported, match=r"lan\.rejoin_s = 60 with SGD on the workers"):
+    settings = Settings(on_loss="wait", place="workers")
+    with pytest.raises(Unsupported, match=r'run\.on_loss = "wait" with SGD on the workers'):
         train([1], Script(), settings)
 
 
 def test_the_workers_of_a_collective_party_are_not_awaited() -> None:
-    lan = Edge(codec_down=AS_ABOVE, patience=Patience(rejoin_s=60.0))
-    topology = topology_of([1, 1], lan=lan, collective=frozenset({"B"}))
-    assert topology.below("A").patience.rejoin_s == 60.0
-    assert topology.below("B").patience.rejoin_s == 0.0
+    topology = topology_of([1, 1], collective=frozenset({"B"}), losses=Losses("wait", 60.0))
+    assert topology.losses_at("A").on_loss == "wait"
+    assert topology.losses_at("B").on_loss == "stop"

@@ -71,7 +71,7 @@ def test_with_mixed_the_mean_of_a_party_is_clipped(shards: int, idle: bool) -> N
         ({"place": "server"}, True),
         ({"lossless_down": False}, True),
         ({"overlap": "forward"}, True),
-        ({"rejoin_s": 5.0}, True),
+        ({"on_loss": "wait"}, True),
         ({"policy": policies.make("mixed"), "policy_spec": "mixed"}, True),
     ],
 )

@@ -16,11 +16,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from geomx.errors import NotFinite, RunFailed
-from geomx.node.topology import Edge
+from geomx.rounds.losses import Losses
 from geomx.simulate.simulator import Network, Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun
-from geomx.wire.session import Patience
 
 DATA = TensorDataset(
     *(torch.randn(60, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (20, 5))
@@ -92,7 +91,7 @@ def test_a_worker_that_is_killed_near_the_last_mean_ends_with_the_others(
     how: dict[str, Any] = {
         "policy": policy,
         "network": Network(rate_mbps=2.0, delay_ms=2.0),
-        "lan": Edge(patience=Patience(rejoin_s=60.0)),
+        "losses": Losses("wait", 60.0),
     }
     _, calm = train([2, 1], main, settings(policies.make(policy)), **how)
     ends = min(at for at, _, note in calm.notes if note.name == "left")

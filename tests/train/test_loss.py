@@ -20,14 +20,14 @@ from torch import nn
 from geomx.config import Run
 from geomx.drive.secret import make_secret
 from geomx.errors import CheckpointError, LossUnknown, RunFailed, Unsupported, refusal_of
-from geomx.node.topology import AS_ABOVE, Edge
+from geomx.node.topology import Edge
+from geomx.rounds.losses import Losses
 from geomx.simulate.simulator import Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 from geomx.train.checkpoint import file as files
 from geomx.train.checkpoint.file import Checkpoint
 from geomx.train.data.loss import Loss
-from geomx.wire.session import Patience
 
 NEEDED = 'wan.channel = "dgt"'
 STEPS = 8
@@ -293,8 +293,7 @@ def test_a_worker_that_is_started_again_keeps_its_first_loss(at_s: float) -> Non
         simulator.at(at_s, lambda: simulator.crash("B/0"))
         simulator.at(at_s, lambda: restart("B/0"))
 
-    rejoins = Edge(codec_down=AS_ABOVE, patience=Patience(rejoin_s=60.0))
-    found, _ = train([1, 1], script, settings(), faults=faults, lan=rejoins)
+    found, _ = train([1, 1], script, settings(), faults=faults, losses=Losses("wait", 60.0))
     assert [name for name, _ in lives].count("B/0") == 2
     assert found == {"A/0": told(0, 0), "B/0": told(0, 1)}
 

@@ -13,11 +13,11 @@ from restarts import BATCH, EPOCHS, Counted, N, Script, X, Y, assert_same, at, r
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 from geomx.errors import Disagreement, RunFailed
-from geomx.node.topology import AS_ABOVE, Edge
+from geomx.node.topology import Edge
+from geomx.rounds.losses import Losses
 from geomx.simulate.network import SimulatedLink
 from geomx.simulate.simulator import Network, Simulator
 from geomx.train import LiveRun, Settings
-from geomx.wire.session import Patience
 
 CALM: dict[Any, dict[str, Any]] = {}
 
@@ -71,7 +71,8 @@ def test_whoever_is_started_again_hears_where_the_run_stands_before_its_weights_
     monkeypatch.setattr(SimulatedLink, "put", put_late)
     how: dict[str, Any] = {
         "network": Network(rate_mbps=100.0, delay_ms=1.0, keeps_streams=True),
-        "lan": Edge(channel="datagram", patience=Patience(rejoin_s=60.0)),
+        "lan": Edge(channel="datagram"),
+        "losses": Losses("wait", 60.0),
     }
     calm = run_of(Script(epochs=1), spec, **how)
     late_s = 0.2
@@ -134,7 +135,7 @@ def test_a_step_of_which_a_part_has_been_answered_is_taken_once_more_from_its_we
     how: dict[str, Any] = {
         "network": Network(rate_mbps=2.0, delay_ms=2.0),
         "wan": Edge(wan, wan),
-        "lan": Edge(codec_down=AS_ABOVE, patience=Patience(rejoin_s=60.0)),
+        "losses": Losses("wait", 60.0),
     }
     calm = run_of(Script(epochs=1), spec, parties, **how)
     for at_s in [0.3 + 0.017 * number for number in range(10)]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from geomx.errors import ProtocolError
 from geomx.wire.frames import DIRECT_BYTES, PAYLOAD_LIMIT_BYTES, PREFIX, SCRATCH_BYTES, Arrival, Parser
 from geomx.wire.lanes import Lanes
-from geomx.wire.messages import Ack, Message, State, encode_head, payload_size
+from geomx.wire.messages import Ack, State, encode_head, payload_size
+from geomx.wire.roster_messages import Message
 
 U16, U32, U62 = (1 << 16) - 1, (1 << 32) - 1, 1 << 62
 

@@ -29,7 +29,7 @@ from geomx.channels.tls import certified_uris, feed, reason_of
 from geomx.errors import OutOfMemory, ProtocolError
 from geomx.wire.frames import Parser
 from geomx.wire.lanes import Chunk, Lanes
-from geomx.wire.messages import Message
+from geomx.wire.roster_messages import Message
 
 CLOSE_LIMIT_S = 2.0
 EARLY_BYTES = 4 << 10  # read at once while a connection is held: more than whoever listens says first

@@ -17,7 +17,7 @@ from geomx.errors import GeomxError, ProtocolError
 from geomx.layout import Slice
 from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.outbox import FlowTerms
-from geomx.wire.messages import Message
+from geomx.wire.roster_messages import Message
 
 if TYPE_CHECKING:
     import torch

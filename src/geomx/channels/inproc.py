@@ -18,7 +18,8 @@ from typing import Any
 from geomx.channels.connection import next_ident
 from geomx.channels.contract import Carried, Connection, ConnectionHandler
 from geomx.errors import ProtocolError
-from geomx.wire.messages import Message, payload_size
+from geomx.wire.messages import payload_size
+from geomx.wire.roster_messages import Message
 
 
 class InProcConnection:

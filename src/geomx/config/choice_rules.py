@@ -207,20 +207,23 @@ def _of_tiers(run: Run, policy: Policy) -> Iterator[Problem]:
 
 
 def _of_restarts(run: Run, policy: Policy) -> Iterator[Problem]:
-    """Where nobody can be started again, nobody is to be awaited."""
-    if not run.lan.rejoin_s:
+    """Where nobody can come back, a loss ends the run."""
+    if run.run.on_loss == "stop":
         return
-    found, allowed = f"{run.lan.rejoin_s:g}", "0"
+    path, found, allowed = ("run", "on_loss"), shown(run.run.on_loss), shown("stop")
     if run.optimizer.place == "workers" and policy.plans is not LocalStep:
         why = (
             "with optimizer.place = 'workers' a restarted worker cannot come back: nobody else has its state"
         )
-        yield Problem(("lan", "rejoin_s"), found, f"{allowed}, or optimizer.place = 'auto'", why)
+        yield Problem(path, found, f"{allowed}, or optimizer.place = 'auto'", why)
+    if run.run.on_loss == "continue" and getattr(policy, "tiers", 0) > 2:
+        why = "means over regions do not go on where members come and go: leave out k3 and k4, or wait"
+        yield Problem(("sync", "policy"), shown(run.sync.policy), "averages of 2 tiers at most", why)
     if all(party.inside == "collective" for party in run.parties):
         why = (
             "with inside = 'collective' in every party no worker can come back: its party's job ends with it"
         )
-        yield Problem(("lan", "rejoin_s"), found, allowed, why)
+        yield Problem(path, found, allowed, why)
 
 
 def _of_steps(run: Run, policy: Policy) -> Iterator[Problem]:

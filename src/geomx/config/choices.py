@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from geomx.config.choice_rules import LOSSLESS
 from geomx.config.lossy_channels import needing_loss
 from geomx.config.run import Run
+from geomx.rounds.losses import OnLoss
 from geomx.sync import policies
 from geomx.sync.contract import Policy
 from geomx.sync.fsa import FSA
@@ -49,8 +50,8 @@ class Choices:
     """The defaults are a description's.
 
     `policy_spec`: the policy as the description writes it. `codecs_up`: one of each tier. `lossless_down`: updates lose
-    nothing on their way. `place`: of the optimizer; `rule`: the global servers' own, as `module:Class`. `rejoin_s`: how
-    long a lost worker is awaited. `strict`: what is known to cost accuracy is refused. `needs_loss`: the channels that
+    nothing on their way. `place`: of the optimizer; `rule`: the global servers' own, as `module:Class`. `on_loss`: what
+    happens when a worker is lost. `strict`: what is known to cost accuracy is refused. `needs_loss`: the channels that
     adapt to the script's loss, as the description writes them.
     """
 
@@ -62,7 +63,7 @@ class Choices:
     rule: str = ""
     overlap: Overlap = "none"
     push_at: PushAt = "backward"
-    rejoin_s: float = 0.0
+    on_loss: OnLoss = "stop"
     strict: bool = False
     needs_loss: str = ""
 
@@ -81,7 +82,7 @@ class Choices:
             rule=run.optimizer.rule,
             overlap=run.worker.overlap,
             push_at=run.worker.push_at,
-            rejoin_s=run.lan.rejoin_s,
+            on_loss=run.run.on_loss,
             strict=run.run.strict,
             needs_loss=needing_loss(run),
             **more,

@@ -53,7 +53,7 @@ def _is_on_server(choices: Choices, script: Script) -> bool:
     if not (script.elementwise or choices.rule):
         return False
     together = choices.policy.plans is GradientStep and choices.policy.sync_group == "run"
-    needs_server = choices.rule or choices.overlap == "forward" or choices.rejoin_s
+    needs_server = choices.rule or choices.overlap == "forward" or choices.on_loss != "stop"
     clips_as_means_arrive = script.clips and together and choices.lossless_down and not needs_server
     return choices.place == "server" or not clips_as_means_arrive
 
@@ -72,10 +72,10 @@ def _of_place(choices: Choices, script: Script, on_server: bool) -> Iterator[str
             f"sync.policy = {shown(choices.policy_spec)} lets parties run ahead of each other, which needs an "
             f"optimizer on the global servers, where {script.optimizer} cannot run: {take}"
         )
-    if choices.rejoin_s:
+    if choices.on_loss != "stop":
         yield (
-            f"lan.rejoin_s = {choices.rejoin_s:g} with {script.optimizer} on the workers: nobody else has the state "
-            f"that a worker needs to come back; {take}, or set lan.rejoin_s = 0"
+            f"run.on_loss = {shown(choices.on_loss)} with {script.optimizer} on the workers: nobody else has the state "
+            f'that a worker needs to come back; {take}, or set run.on_loss = "stop"'
         )
     if choices.overlap == "forward":
         yield (

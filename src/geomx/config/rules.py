@@ -10,11 +10,16 @@ from geomx.config.addresses import is_loopback, place_of
 from geomx.config.checking import Rule, Values, change_something
 from geomx.config.link_changes import KEYS
 from geomx.config.problems import KeyPath, Problem, dotted, shown
-from geomx.config.tables import BelowTable
+from geomx.config.tables import BelowTable, RunTable
 from geomx.config.value_types import MOST_WORKERS
 from geomx.errors import nearest
 
 HEARTBEATS_MISSED = 3
+ON_LOSS_NEEDED = {
+    "wait_s": ("wait", "continue"),
+    "least_parties": ("continue",),
+    "least_workers": ("continue",),
+}
 TLS_FILES = ("certificate", "key", "authority")
 
 
@@ -133,6 +138,27 @@ def _patience(values: Values) -> Iterator[Problem]:
             yield Problem((*path, "timeout_s"), f"{timeout_s:g}", allowed)
 
 
+def _losses_where_they_count(values: Values) -> Iterator[Problem]:
+    """How long is waited, and with how many left, where somebody waits; and not for more than there are."""
+    run = values["run"]
+    if (on_loss := run.get("on_loss")) is None:
+        return
+    for key, kinds in ON_LOSS_NEEDED.items():
+        default = RunTable.model_fields[key].default
+        if run.get(key, default) != default and on_loss not in kinds:
+            allowed = f"only with run.on_loss = {' or '.join(map(shown, kinds))}"
+            hint = f"run.on_loss is {shown(on_loss)}: it has no effect"
+            yield Problem(("run", key), shown(run[key]), allowed, hint)
+    workers = [party.get("workers") for party in values["party"]]
+    there = {"parties": len(workers), "workers": None if None in workers else sum(workers)}
+    for what, count in there.items():
+        least = run.get(f"least_{what}")
+        if on_loss == "continue" and count and least is not None and least > count:
+            yield Problem(
+                ("run", f"least_{what}"), shown(least), f"{count} or fewer: the run has no more {what}"
+            )
+
+
 def _whole_tls(values: Values) -> Iterator[Problem]:
     tls = values["tls"]
     given = [key for key in TLS_FILES if tls.get(key)]
@@ -231,6 +257,7 @@ RULES: tuple[Rule, ...] = (
     _unique_addresses,
     _sizes_where_they_count,
     _patience,
+    _losses_where_they_count,
     _whole_tls,
     _proof_beyond_loopback,
     _arguments_for_a_script,

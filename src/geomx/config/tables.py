@@ -18,6 +18,7 @@ from geomx.config.value_types import (
     MOST_SHARDS,
     MOST_WORKERS,
     MOST_WORKERS_OF_A_PARTY,
+    WEEK_S,
     Address,
     AddressOrNone,
     Argument,
@@ -45,6 +46,7 @@ from geomx.config.value_types import (
     Wander,
 )
 from geomx.layout import PACK_BELOW
+from geomx.rounds.losses import OnLoss
 
 
 class Table(BaseModel):
@@ -125,6 +127,26 @@ class RunTable(Table):
         "ends and names worker, parameter and step. `skip`: it is left out and training goes on. See "
         "[NaN or Inf](training-loop.md#when-a-gradient-is-nan-or-inf).",
     )
+    on_loss: OnLoss = Field(
+        "stop",
+        description="What happens when a worker, a local server or a whole party is lost. `stop`: the run ends and "
+        "names it. `wait`: the others wait until it is back. `continue`: they go on without it; it may come back. See "
+        "[when a worker is lost](sync.md#when-a-worker-is-lost).",
+    )
+    wait_s: float = Field(
+        300.0,
+        gt=0,
+        le=WEEK_S,
+        description="Seconds for which `wait` awaits who is lost. With `continue`, how long a node that is cut off "
+        "tries to get back, and how long the run waits with fewer parties or workers than the least. An error with "
+        "`stop`, where nobody waits.",
+    )
+    least_parties: int = Field(
+        1,
+        ge=1,
+        description="With `continue`: if fewer parties would be left, the run waits. An error with `stop` and `wait`.",
+    )
+    least_workers: int = Field(1, ge=1, description="The same of workers, in all parties together.")
     strict: bool = Field(
         False,
         description="Make warnings about lost accuracy, and about parties that train on the same samples, errors. Same "
@@ -369,13 +391,6 @@ class LanTable(EdgeTable):
         description="Encoding of updates. `wan`: pass on the bytes that came over the WAN.",
     )
     timeout_s: Silence = Field(5.0, description=EdgeTable.model_fields["timeout_s"].description)
-    rejoin_s: float = Field(
-        0.0,
-        ge=0,
-        description="Seconds to wait for a lost worker to be started again (see [when a worker is "
-        "lost](sync.md#when-a-worker-is-lost)). 0: the run ends. Needs the optimizer on the global servers, or local "
-        'steps; without effect in a party with `inside = "collective"`.',
-    )
 
 
 class LimitsTable(Table):

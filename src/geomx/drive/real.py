@@ -49,8 +49,8 @@ from geomx.node.contract import (
 from geomx.node.counts import flows_and_blocks
 from geomx.node.path_news import PathNews
 from geomx.wire.flow.counts import FlowCounts
-from geomx.wire.messages import Message
 from geomx.wire.proof import NONCE_BYTES
+from geomx.wire.roster_messages import Message
 
 INLINE_BYTES = (
     8 << 20

@@ -11,7 +11,8 @@ from geomx.config import Run
 from geomx.errors import ConfigError, Fault
 from geomx.launch.outputs import check_outputs, write_outputs
 from geomx.launch.verdict import blames, lost_link
-from geomx.observe.records import Record, RecordFiles
+from geomx.observe.members import Members
+from geomx.observe.records import CLOCK, Record, RecordFiles
 from geomx.observe.report import How, closing_table, make_report, write_report
 from geomx.observe.sentences import sentence
 from geomx.observe.trace import write_trace
@@ -20,7 +21,8 @@ from geomx.observe.trace import write_trace
 def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path | None = None) -> None:
     """Make the report of the records in `folder`, one file a node, and print its table.
 
-    Of nodes without records, and of a failure, a line comes first. `report_to`, `trace_to`: files that are written.
+    Of nodes without records, and of a failure, a line comes first. What those told without which the run went on, or
+    before they were started again, is no failure of the run. `report_to`, `trace_to`: files that are written.
     Raises `ConfigError` where there are no records, or some of another run, `RecordsUnreadable` and `FileUnwritable`.
     """
     nodes = run.tree.nodes
@@ -34,12 +36,16 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
     console = Console()
     if silent := [node for node in nodes if node not in told]:
         console.print(f"no records of {', '.join(silent)}: they are left out of the report", markup=False)
-    failed = blames(records)
+    members = Members(run)
+    for record in records:
+        members.take(record)
+    failed = [record for record in blames(_of_last_processes(records)) if not members.is_out(record.node)]
     failure = _told_once(failed) if failed else None
     if failure:
         console.print(failure, markup=False)
     finished = {record.node for record in records if record.name == "finished"}
-    failure = None if finished.issuperset(run.workers) else failure  # who was refused may have come back
+    if finished.issuperset(worker for worker in run.workers if not members.is_out(worker)):
+        failure = None  # who was refused may have come back
     ended: How = "failed" if failure else "well"
     report = make_report(run, records, records[-1].t - records[0].t, ended, failure)
     console.print(closing_table(report))
@@ -49,6 +55,12 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
             trace_to: lambda path: write_trace(records, path),
         }
     )
+
+
+def _of_last_processes(records: Sequence[Record]) -> list[Record]:
+    """Without those of processes in whose place others were started."""
+    started = {record.node: record.t for record in records if record.name == CLOCK}
+    return [record for record in records if record.t >= started.get(record.node, record.t)]
 
 
 def _told_once(failed: Sequence[Record]) -> str:

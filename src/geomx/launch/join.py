@@ -134,7 +134,7 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
         tree=description.tree,
         settings=settings,
     )
-    stay = _Stay(run, thread, recorder, place, may_return=settings.rejoin_s > 0.0)
+    stay = _Stay(run, thread, recorder, place, may_return=settings.on_loss != "stop")
     stay.begin()
     if settings.collective is not None:
         stay.watch(description.limits.stop_s)
@@ -264,7 +264,7 @@ class _Stay:
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         """SIGTERM: tell the run, and end as every process does that has no handler for it.
 
-        Where the run waits for workers that are started again, whoever sends this does so next: nobody has failed.
+        Where workers that are started again may come back, whoever sends this does so next: nobody has failed.
         """
         signal.signal(number, signal.SIG_DFL)
         if os.getpid() == self._process and not self._run.is_closed:

@@ -20,12 +20,12 @@ from geomx.config.files import file_problems
 from geomx.config.problems import Problem
 from geomx.drive.secret import make_secret
 from geomx.errors import ConfigError, FileUnwritable
-from geomx.launch.child import Command
+from geomx.launch.child import Command, Ended
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
 from geomx.launch.outputs import check_outputs, write_outputs
 from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome, Supervisor
-from geomx.launch.verdict import first_failure
+from geomx.launch.verdict import first_failure, tells_failure
 from geomx.observe.live import RunView, view_of
 from geomx.observe.records import Record, RecordFiles
 from geomx.observe.report import How, Report, closing_table, make_report, write_report
@@ -62,8 +62,9 @@ def run_here(run: Run, options: RunOptions) -> Report:
         started = time.monotonic()
         with view_of(run, console, options.plain) as view:
             lack_of = _NotJoined(run, records)
+            tick, goes_on = _Tick(view, records), _Losses(run, folder.records).goes_on
             supervisor = Supervisor(
-                view.line, _Tick(view, records), run.limits.stop_s, view.say, lack_of.lack_of, _end_s(run)
+                view.line, tick, run.limits.stop_s, view.say, lack_of.lack_of, _end_s(run), goes_on
             )
             outcome = supervisor.run(commands(run, folder.path, ports, trace=options.trace is not None))
         wall_s = time.monotonic() - started
@@ -77,7 +78,8 @@ def _conclude(
     kept = RecordFiles(folder.records).new()
     failure = first_failure(outcome, kept, shown=True) if outcome.failures else None
     ended: How = "failed" if failure else "interrupted" if outcome.interrupted else "well"
-    report = make_report(run, kept, wall_s, ended, str(failure) if failure else None)
+    lost = {loss.name: loss.how for loss in outcome.lost}
+    report = make_report(run, kept, wall_s, ended, str(failure) if failure else None, lost)
     if failure is None:
         console.print(closing_table(report))
     hint = f"`geomx report {folder.path / DESCRIPTION} {folder.records} --json FILE --trace FILE` makes them again"
@@ -159,6 +161,29 @@ class _NotJoined:
         if self._records.path_of(worker).exists():
             return ""
         return f"without joining the run: {self._run.run.script} did not call geomx.join()"
+
+
+class _Losses:
+    """Knows whether the run goes on without a process that has ended: as `run.on_loss` says, and what it recorded.
+
+    A global server is never lost, nor is who has recorded nothing, or has told that the run failed.
+    """
+
+    def __init__(self, run: Run, records: Path) -> None:
+        self._run, self._records = run, records
+
+    def goes_on(self, ended: Ended) -> str:
+        """See `Supervisor`."""
+        tree, told = self._run.tree, RecordFiles(self._records).of(ended.name)
+        if self._run.run.on_loss == "stop" or tree.is_shard(ended.name) or not told:
+            return ""
+        if any(tells_failure(record, tree) for record in told):
+            return ""
+        if ended.overdue:
+            return "stopping it"
+        if self._run.run.on_loss == "wait":
+            return f"the run waits up to {self._run.run.wait_s:g} s for it to be started again"
+        return "the run goes on without it"
 
 
 class _Tick:

@@ -38,7 +38,10 @@ PLAIN = (
     "optimizer={}",
     "worker.overlap=none",
     "sync.buffers=auto",
-    "lan.rejoin_s=0",
+    "run.on_loss=stop",
+    "run.wait_s=300",
+    "run.least_parties=1",
+    "run.least_workers=1",
 )
 
 # What a run on this machine alone, as fast as it can, has in place of the description's.

@@ -1,13 +1,16 @@
 """Watches the processes of a run: shows what they write, and sees to it that all of them end.
 
-Theory of operation. One thread, one loop. Every process leads a group of its own. A run ends in one of six ways:
+Theory of operation. One thread, one loop. Every process leads a group of its own. One that ends by itself and not well
+has failed, unless the run goes on without it, while a worker is left: then it is *lost*, which is said, and nobody is
+stopped for it. A run ends in one of six ways:
 
     all well      the workers end with status 0; the servers, which see that, end within `end_s`
     a failure     a process ends with another status. The others have `GRACE_S` to hear of it through the run
                   and to end by themselves, each with its own last word; then they are stopped. When a
                   signal killed it, they are stopped at once
     a lack        a worker ends well, but has not done what it had to; as a failure
-    servers late  the workers have ended, a server has not: it is stopped, and counts as failed
+    servers late  the workers have ended, a server has not: it is stopped, and counts as failed, or as lost where
+                  others are lost already
     Ctrl-C        (or SIGTERM, SIGHUP) they are stopped; a second Ctrl-C kills
     enough        `stop` was called: they are stopped
 
@@ -47,13 +50,14 @@ class Outcome:
     """How a run of processes ended. `failures`: those that ended by themselves and not well, the first first.
 
     `stopped_at`: when the others were stopped, on the monotonic clock; None: all have ended by themselves.
-    `well`: the workers that ended with status 0.
+    `well`: the workers that ended with status 0. `lost`: those without which the run went on.
     """
 
     failures: tuple[Ended, ...]
     interrupted: bool
     stopped_at: float | None = field(default=None, compare=False)
     well: frozenset[str] = field(default=frozenset(), compare=False)
+    lost: tuple[Ended, ...] = ()
 
 
 class Supervisor:
@@ -61,7 +65,8 @@ class Supervisor:
 
     `show` is given every line; `tick` is called about ten times a second. `say` is given what the user should know of
     the supervisor itself. `lack_of(worker)` says what a worker that has ended well has not done; "": nothing.
-    `end_s`: how long servers may go on behind the workers; None: `stop_s`.
+    `end_s`: how long servers may go on behind the workers; None: `stop_s`. `goes_on(ended)`: what the run does now that
+    a process is lost to it, in words; "": it has failed.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Supervisor:
         say: Callable[[str], None] = lambda text: None,
         lack_of: Callable[[str], str] = lambda worker: "",
         end_s: float | None = None,
+        goes_on: Callable[[Ended], str] = lambda ended: "",
     ) -> None:
         self._show = show
         self._tick = tick
@@ -79,10 +85,12 @@ class Supervisor:
         self._end_s = stop_s if end_s is None else end_s
         self._say = say
         self._lack_of = lack_of
+        self._goes_on = goes_on
         self._interrupts_told = 0
         self._stop_told = False
         self._running: list[Child] = []
         self._failures: list[Ended] = []
+        self._lost: list[Ended] = []
         self._interrupts: list[int] = []
         self._well: set[str] = set()
         self._stop_at: float | None = None
@@ -103,7 +111,8 @@ class Supervisor:
             finally:
                 for child in list(self._running):
                     self._bury(child)
-        return Outcome(tuple(self._failures), bool(self._interrupts), self._stop_at, frozenset(self._well))
+        failures, lost = tuple(self._failures), tuple(self._lost)
+        return Outcome(failures, bool(self._interrupts), self._stop_at, frozenset(self._well), lost)
 
     def stop(self) -> None:
         """Stop every process: the run has done what it was for."""
@@ -145,7 +154,17 @@ class Supervisor:
             if status == 0 and not lack and not child.serves:
                 self._well.add(child.name)
             if (status != 0 or lack) and not was_stopped:
-                self._failures.append(Ended(child.name, status, tuple(child.last_lines), lack=lack))
+                self._take_end(Ended(child.name, status, tuple(child.last_lines), lack=lack))
+
+    def _take_end(self, ended: Ended) -> None:
+        """Of a process that has not ended well: the run goes on without it, or has failed."""
+        has_workers = self._well or any(not child.serves for child in self._running)
+        may_go_on = has_workers and not ended.lack and not self._failures
+        if may_go_on and (words := self._goes_on(ended)):
+            self._lost.append(ended)
+            self._say(f"{ended.name} {ended.how}; {words}")
+        else:
+            self._failures.append(ended)
 
     def _bury(self, child: Child) -> int:
         """End a process with all that it has started, and show what it has still written."""
@@ -170,10 +189,12 @@ class Supervisor:
         elif self._stop_at is None and all(child.serves for child in self._running):
             self._servers_until = self._servers_until or now + self._end_s
             if now >= self._servers_until:
-                overdue = (
-                    Ended(child.name, 0, tuple(child.last_lines), overdue=True) for child in self._running
-                )
-                self._failures.extend(overdue)
+                for child in self._running:
+                    overdue = Ended(child.name, 0, tuple(child.last_lines), overdue=True)
+                    if self._lost:
+                        self._take_end(overdue)
+                    else:
+                        self._failures.append(overdue)
                 self._stop_at = now
         if self._stop_at is not None and now >= self._stop_at:
             self._tell_stop()

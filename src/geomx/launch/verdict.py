@@ -12,6 +12,7 @@ from geomx.errors import NodeLost, RunFailed, Stalled, refusal_of
 from geomx.launch.child import Ended
 from geomx.launch.processes import Outcome
 from geomx.observe.records import Record
+from geomx.tree import Tree
 
 AGAIN = "start the run again: a script that loads its checkpoint (run.load) continues from there"
 EVERYWHERE = f"start every node again: {AGAIN.partition(': ')[2]}"
@@ -26,11 +27,13 @@ def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = Fal
 
     It is that of a process that a signal killed, else of the first node that told of a failure of its own, else
     of a link whose ends have lost each other, else of the first node that others told about (it may have fallen
-    silent), else the first that was noticed. What nodes tell once they are being stopped says nothing.
+    silent), else the first that was noticed. What nodes tell once they are being stopped says nothing, and neither does
+    what those told without which the run went on.
     """
-    ended = {failure.name: failure for failure in outcome.failures}
+    lost = {loss.name for loss in outcome.lost}
+    ended = {failure.name: failure for failure in (*outcome.failures, *outcome.lost)}
     until = math.inf if outcome.stopped_at is None else outcome.stopped_at
-    told = [record for record in blames(records) if record.t < until]
+    told = [record for record in blames(records) if record.t < until and record.node not in lost]
     reasons = {
         record.node: record.fields["reason"] for record in told if record.node == record.fields["node"]
     }
@@ -47,7 +50,8 @@ def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = Fal
             return _with_hints(node, VANISHED, error)
         reason = next(r.fields["reason"] for r in told if r.fields["node"] == node)
         return _with_hints(node, f"{reason}; its process was still running", error, PATIENCE)
-    words = _last_words(ended[node], reasons.get(node, ""), shown)
+    of_lost = next((r.fields["reason"] for r in told if r.fields["node"] == node), "") if node in lost else ""
+    words = _last_words(ended[node], reasons.get(node, of_lost), shown)
     if ended[node].lack:
         return RunFailed(node, words)
     return _with_hints(node, words, error, KILLED if ended[node].how.endswith("SIGKILL") else "")
@@ -63,6 +67,14 @@ def by_hand(error: BaseException) -> str:
 def follows(error: BaseException, node: str) -> bool:
     """Whether what ended a node came about elsewhere."""
     return isinstance(error, NodeLost) or (isinstance(error, RunFailed) and error.node != node)
+
+
+def tells_failure(record: Record, tree: Tree) -> bool:
+    """Whether a node's record says that the run has failed, and not only that the node is cut off from those above."""
+    if record.name != "failed":
+        return False
+    above = (*tree.ancestors(record.node), *tree.shards)
+    return record.fields["error"] != NodeLost.__name__ or record.fields["node"] not in above
 
 
 def blames(records: Sequence[Record]) -> list[Record]:

@@ -31,16 +31,8 @@ from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.round import Round
-from geomx.wire.messages import (
-    Advice,
-    Allowance,
-    Attached,
-    Fetch,
-    Push,
-    State,
-    Update,
-    Value,
-)
+from geomx.wire.messages import Advice, Allowance, Attached, Fetch, Push, State, Update, Value
+from geomx.wire.roster_messages import Complete, Roster
 
 
 class Aggregator:
@@ -67,6 +59,7 @@ class Aggregator:
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}
         self._token = 0
+        self._awaited: set[int] | None = None  # slices of a run that this server joins
         self._restoring: dict[
             int, Planes
         ] = {}  # by slice: what the `assign` under way brings for this server
@@ -97,8 +90,9 @@ class Aggregator:
         """The mean of a cohort that lies wholly below this server: nobody above needs to know."""
         slice_, round_ = total.slice_, total.round_
         update = Update(
-            round_.turn, slice_.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort
-        )
+            round_.turn, slice_.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort,
+            step=round_.step,
+        )  # fmt: skip
         if not round_.weight or not total.decoders:
             self.above.slice_jobs.after(slice_.index, lambda: self._server.answer(update, None))
             return
@@ -164,7 +158,33 @@ class Aggregator:
     # -- down -----------------------------------------------------------------------------------------------
 
     def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
-        self._server.attached()
+        self._awaited = {index for index, closed in turns.items() if max(closed) >= 0}
+        self._server.stands(told)
+        self.above.push_again(self._server.members.out, told.begins)
+        for name, turns_left in self._server.members.left(self._server.members.order).items():
+            self.above.leave(turns_left, (name,))
+        self._attached_if_current()
+
+    def agrees(self, turn: Complete) -> bool:
+        return True
+
+    def begin_anew(self) -> None:
+        self.above.attach_anew()
+
+    def _attached_if_current(self, slice_: Slice | None = None) -> None:
+        """Those below may begin as soon as this server has of every slice what those above have."""
+        if self._awaited is not None:
+            if slice_ is not None:
+                self._awaited.discard(slice_.index)
+            if not self._awaited:
+                self._awaited = None
+                self._server.reception.open()
+
+    def roster(self, roster: Roster) -> None:
+        self._server.attendance.told(roster)
+
+    def over(self) -> None:
+        self._server.over()
 
     def answered(self, update: Update, payload: Any) -> None:
         assert self._layout is not None
@@ -197,6 +217,7 @@ class Aggregator:
             self.above.restore(slice_, kept)
             self._server.down.restore(slice_, within("down.", kept))
         self._server.answer(update, payload)
+        self._attached_if_current(slice_)
 
     def told(self, message: Allowance | Advice) -> None:
         self._server.tell(message)
@@ -224,4 +245,5 @@ def merge(round_: Round) -> Push:
         step=round_.step,
         cohort=round_.cohort,
         relative_loss=round_.relative_loss,
+        together=pushes[0].together,
     )

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from geomx.errors import GeomxError
 from geomx.node.counts import BlockCounts
 from geomx.wire.flow.outbox import FlowTerms
-from geomx.wire.messages import Message
+from geomx.wire.roster_messages import Message
 
 # A payload is a flat uint8 tensor (or, in a simulation of shapes, one on the meta device). `rounds` and `sync`
 # never look inside.

@@ -19,13 +19,14 @@ from geomx.node.server import Server
 from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.clipping import Clipping
 from geomx.node.slices.update_stream import UpdateDecoder, UpdateEncoder
+from geomx.node.top import Top
 from geomx.node.topology import Topology
 from geomx.node.worker import Worker
 from geomx.optim import compensations, optimizers
 from geomx.optim.contract import RootOptimizer
 from geomx.sync import policies
 from geomx.sync.contract import StepController
-from geomx.wire.messages import Message
+from geomx.wire.roster_messages import Message
 
 
 def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | Worker:
@@ -36,8 +37,10 @@ def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | W
     identity, parents = _identity(topology, name, incarnation), tree.parents(name)
     up, down, classes = _up_edges(topology, name)
     dials = dict.fromkeys(parents, topology.above(name).patience)
+    losses = topology.losses_at(tree.cohort_at(name, 1) if tree.is_worker(name) else name)
+    returning = frozenset(name for name in parents if not tree.is_shard(name))
     if tree.is_worker(name):
-        return Worker(identity, topology.limits, dials, up, down, classes)
+        return Worker(identity, topology.limits, dials, up, down, classes, losses, returning)
     return Server(
         identity,
         topology.limits,
@@ -47,6 +50,8 @@ def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | W
         lambda server: Aggregator(server, parents, up, down, topology.skips, classes),
         dials=dials,
         flows=flows_to(parents, classes),
+        losses=losses,
+        returning=returning,
     )
 
 
@@ -54,7 +59,7 @@ def _shard(topology: Topology, name: str, incarnation: int) -> Server:
     """One shard of the global server. The others dial the first, for what must be known of all slices."""
     policy, shards = policies.make(topology.policy), topology.tree.shards
     place, lead, patience = shards.index(name), shards[0], topology.below(name).patience
-    others = shards[1:] if name == lead else ()
+    others: tuple[str, ...] = shards[1:] if name == lead else ()
 
     def sink(server: Server) -> Root:
         def send(shard: str, message: Message) -> None:
@@ -62,11 +67,24 @@ def _shard(topology: Topology, name: str, incarnation: int) -> Server:
             assert peer is not None  # shards start only together
             server.send(peer, message)
 
-        clipping = Clipping(send, others, "" if name == lead else lead)
+        above = "" if name == lead else lead
+        clipping = Clipping(send, others, above)
+
+        def top(root: Root) -> Top:
+            return Top(server, root.hyper, clipping, topology.losses, send, shards)
+
         compensation = compensations.make(topology.compensation) if topology.compensation else None
         make = partial(_optimizer, topology.rule)
         return Root(
-            server, place, len(shards), make, clipping, policy.lockstep, compensation, skips=topology.skips
+            server,
+            place,
+            len(shards),
+            make,
+            clipping,
+            top,
+            policy.lockstep,
+            compensation,
+            skips=topology.skips,
         )
 
     return Server(
@@ -80,6 +98,7 @@ def _shard(topology: Topology, name: str, incarnation: int) -> Server:
         others=dict.fromkeys(others, patience),
         step_controller=policy if name == lead and isinstance(policy, StepController) else None,
         same_data=SameDataWatch(topology.tree, topology.strict) if name == lead else None,
+        losses=topology.losses,
     )
 
 

@@ -9,6 +9,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `reached(message)`: how far the script is, before the contributions of a step; see `Reached`.
 - `sampled(digests)`: of the samples that the script begins with, see `geomx.node.same_data`.
 - `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.
+- `paced(steps)`: how many of the policy's steps it has taken, where it takes some by itself.
 - `waits(does)`: the loop waits in a call of geomx, for a while already; or no longer.
 - `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
 - `fail(reason, refusal)`: the user's script raised; the run is told, and ends. See `geomx.errors.refusal_of`.
@@ -91,6 +92,7 @@ class Contribution:
         step: int = -1,
         state: SliceState | None = None,
         relative_loss: float | None = None,
+        together: bytes = b"",
     ) -> Contribution:
         """Of slice `index`; the rest is as in `Push`, and as above."""
         push = Push(
@@ -106,18 +108,34 @@ class Contribution:
             cohort,
             step,
             relative_loss=relative_loss,
+            together=together,
         )
         return cls(push, values, hyper, state)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The run has taken the model. Where it had begun, all is as in `Attached`, and `Arrived`s follow."""
+    """The run has taken the model. Where it had begun, all is as in `Attached`, and `Arrived`s follow.
+
+    It may come again, to a worker that was cut off. `begins`: its own; empty: it has taken part all along. `pace`: see
+    `Roster`. `out`: who takes no part.
+    """
 
     by_slice: dict[int, tuple[int, int]] = field(default_factory=dict)
     turns: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     reached: tuple[Reached, ...] = ()
     ended: tuple[str, ...] = ()
+    begins: dict[str, int] = field(default_factory=dict)
+    pace: int = -1
+    passes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    out: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """The workers of the run that take no part from now on."""
+
+    out: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

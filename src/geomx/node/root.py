@@ -20,7 +20,7 @@ import torch
 
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Part, Slice
-from geomx.node.peers.peer import Peer
+from geomx.node.reception import Reception
 from geomx.node.slices.clipping import Clipping
 from geomx.node.slices.finite import (
     AllSkipped,
@@ -46,23 +46,12 @@ from geomx.node.slices.slice_state import (
     within,
 )
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for
+from geomx.node.top import Top
 from geomx.optim.clip import square_sum
 from geomx.optim.contract import Compensation, RootOptimizer, SliceState
 from geomx.rounds.round import Round
-from geomx.wire.messages import (
-    Calling,
-    Fetch,
-    Hyperparameters,
-    Message,
-    Norms,
-    Sampled,
-    Scale,
-    State,
-    Stepped,
-    Update,
-    Value,
-    payload_size,
-)
+from geomx.wire.messages import Fetch, Hyperparameters, State, Update, Value
+from geomx.wire.roster_messages import Complete
 
 HYPERS_KEPT = 8192
 OptimizerFactory = Callable[[str], RootOptimizer]
@@ -73,7 +62,8 @@ class RootHost(Protocol):
 
     @property
     def name(self) -> str: ...
-    def attached(self) -> None: ...
+    @property
+    def reception(self) -> Reception: ...
     def answer(self, update: Update, payload: Any, staleness: int = 0) -> None: ...
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None: ...
     def note(self, name: str, level: str = "debug", **fields: Any) -> None: ...
@@ -83,7 +73,10 @@ class RootHost(Protocol):
 
 
 class Root:
-    """See the module's text. It holds the slices of one shard. `skips`: see `geomx.node.slices.finite`."""
+    """See the module's text. It holds the slices of one shard.
+
+    `make_above(root)`: what stands where others have parents. `skips`: see `geomx.node.slices.finite`.
+    """
 
     is_top = True
 
@@ -94,11 +87,13 @@ class Root:
         shards: int,
         optimizers: OptimizerFactory,
         clipping: Clipping,
+        make_above: Callable[[Root], Top],
         lockstep: bool,
         compensation: Compensation | None = None,
         skips: bool = False,
     ) -> None:
         self._server = server
+        self.above = make_above(self)
         self._shard, self._shards = shard, shards
         self._optimizers = optimizers
         self._clipping = clipping
@@ -120,6 +115,7 @@ class Root:
     def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
         """The model is known: make its optimizer."""
         self._layout = layout
+        self.above.whole.begin(layout.shards(self._shards))
         name = str(settings.get("optimizer", "workers"))
         self._optimizer = None if name == "workers" else self._optimizers(name)
         self._server.down.remembers = self._compensation is not None
@@ -128,7 +124,7 @@ class Root:
             trained = frozenset(s.index for s in layout.slices if s.role == "weight")
             mine = frozenset(s.index for s in self.holds(layout)) & trained
             self._clipping.start(float(clip_norm), mine, trained)
-        self._server.attached()
+        self._server.reception.open()
 
     def holds(self, layout: Layout) -> list[Slice]:
         """The slices that live on this shard."""
@@ -150,34 +146,6 @@ class Root:
             del self._hypers[next(iter(self._hypers))]
         for slice_, round_ in self._parked.pop(digest, ()):
             self.closed(slice_, round_)
-
-    @property
-    def above(self) -> Root:
-        """Nobody is: what others would send up ends here, and messages from shards beside this one come here."""
-        return self
-
-    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
-        """From another shard."""
-        if not isinstance(message, Norms | Scale):
-            raise ProtocolError(f"{type(message).__name__} was sent to a shard beside it")
-        self._clipping.message(message)
-
-    def check_payload(self, peer: Peer, message: Message) -> None:
-        if payload_size(message):
-            raise ProtocolError(f"{type(message).__name__} announces a payload to a shard beside it")
-
-    def for_first_shard(self, message: Stepped | Sampled) -> None:
-        raise ProtocolError(f"{message.worker} tells {type(message).__name__} where nobody asks for it")
-
-    def at_barrier(self, message: Calling) -> None:
-        """Nobody above needs to know."""
-
-    def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
-        """Nobody above needs to know."""
-
-    @property
-    def quiet(self) -> bool:
-        return True
 
     def closed(self, slice_: Slice, round_: Round) -> None:
         """A round has all its contributions: apply and answer it."""
@@ -207,6 +175,12 @@ class Root:
             self._measure(slice_, round_)
         else:
             self._optimize(slice_, round_, self._sum(slice_, round_, divide=True), 1.0)
+
+    def agrees(self, turn: Complete) -> bool:
+        return self.above.whole.agrees(turn)
+
+    def begin_anew(self) -> None:
+        """A shard that is lost ends the run."""
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         """What belongs in a checkpoint, as it is now. Raises `ProtocolError` for what only somebody below has."""
@@ -399,4 +373,13 @@ class Root:
     @staticmethod
     def _update(slice_: Slice, round_: Round, weight: float | None = None) -> Update:
         present, weight = round_.present, round_.weight if weight is None else weight
-        return Update(round_.turn, slice_.index, round_.kind, weight, present, round_.ended, round_.cohort)
+        return Update(
+            round_.turn,
+            slice_.index,
+            round_.kind,
+            weight,
+            present,
+            round_.ended,
+            round_.cohort,
+            step=round_.step,
+        )

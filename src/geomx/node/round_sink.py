@@ -9,6 +9,7 @@ from geomx.layout import Layout, Slice
 from geomx.node.peers.peer import Handler
 from geomx.rounds.round import Round
 from geomx.wire.messages import Calling, Fetch, Hyperparameters, Sampled, State, Stepped, Value
+from geomx.wire.roster_messages import Asks, Complete, Lost
 
 
 class Above(Handler, Protocol):
@@ -17,8 +18,8 @@ class Above(Handler, Protocol):
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
         """Hyper-parameters that pushes will name."""
 
-    def for_first_shard(self, message: Stepped | Sampled) -> None:
-        """A worker below tells the first shard something."""
+    def for_first_shard(self, message: Stepped | Sampled | Lost | Asks) -> None:
+        """Somebody below tells the first shard something."""
 
     def at_barrier(self, message: Calling) -> None:
         """Everybody below has come to a call of the whole run."""
@@ -51,6 +52,12 @@ class RoundSink(Protocol):
 
     def closed(self, slice_: Slice, round_: Round) -> None:
         """A round is complete; ends in `Server.answer`."""
+
+    def agrees(self, turn: Complete) -> bool:
+        """Whether a turn that counts as a whole, and is complete here, may close at once."""
+
+    def begin_anew(self) -> None:
+        """Nobody above knows this server any more."""
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         """A child wants what belongs in a checkpoint."""

@@ -18,27 +18,29 @@ from typing import Any
 import msgspec
 import torch
 
-from geomx.errors import ProtocolError, Refused, Unsupported
+from geomx.errors import GeomxError, NodeLost, ProtocolError
 from geomx.layout import Layout, Slice
-from geomx.node.contract import Began, Write
+from geomx.node.attendance import Attendance, latest
+from geomx.node.contract import Began
 from geomx.node.edges import ChildEdges
 from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
-from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
+from geomx.node.reception import Reception
 from geomx.node.round_sink import RoundSink
 from geomx.node.same_data import SameDataWatch
 from geomx.node.slices.blocks import Receipts, flows_to, receipted
-from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState, check_reached
-from geomx.node.slices.payloads import check_size, pack_turns, unpack_layout
-from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded, sets_weights
+from geomx.node.slices.join_state import check_reached
+from geomx.node.slices.payloads import check_size
+from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
+from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.round import Round
 from geomx.rounds.step_control import StepControl
 from geomx.rounds.turn_log import TurnLog, check_stillness
-from geomx.sync.contract import GradientStep, Policy, StepController
+from geomx.sync.contract import Policy, StepController
 from geomx.tree import EVERYONE, Tree
 from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.messages import (
@@ -50,16 +52,15 @@ from geomx.wire.messages import (
     Fetch,
     Hyper,
     Leave,
-    Message,
     Push,
     Reached,
-    Refuse,
     Sampled,
     Stepped,
     Update,
     Value,
     payload_size,
 )
+from geomx.wire.roster_messages import Asks, Lost, Message
 from geomx.wire.session import Patience
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
@@ -85,33 +86,33 @@ class Server(BaseNode):
         step_controller: StepController | None = None,
         same_data: SameDataWatch | None = None,
         flows: Mapping[str, FlowTerms] | None = None,
+        losses: Losses | None = None,
+        returning: frozenset[str] | None = None,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
         flows = {**(flows or {}), **flows_to(edges.children, edges.classes)}
-        super().__init__(identity, limits, dials or {}, expects, flows)
+        self._losses = losses or Losses()
+        returning = returning if self._losses.may_return else None
+        super().__init__(identity, limits, dials or {}, expects, flows, returning)
         self._edges = edges
         self._policy = policy
         self._step_control = StepControl(step_controller, self.tell)
         self._same_data = same_data
         self.members = Members(tree, identity.name)
-        self._gathering = Gathering(policy, self.members, self._closed, self._wake)
+        self._gathering = Gathering(policy, self.members, self._closed, self._wake, self._agrees)
+        self.attendance = Attendance(self, edges, self._gathering, self._losses)
+        self.reception = Reception(self, edges, self._gathering, policy, self._losses.may_return)
         self.sink = make_sink(self)
         self._receipts = Receipts(edges.classes is not None and edges.classes.loses)
-        self._has_workers = all(leaves == (name,) for name, leaves in edges.children.items())
-        self._layout: Layout | None = None
-        self._settings: dict[str, Value] = {}
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
         self._trained = 0  # how many slices take part in a step
-        self._turns = TurnLog(limits.stall_s, limits.turn_s and limits.turn_s + edges.later_s, self.note)
+        turn_s = limits.turn_s and limits.turn_s + edges.later_s
+        self._turns = TurnLog(limits.stall_s, turn_s, self.note, self.members.order)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
-        self._is_attached = False
-        self._to_welcome: list[Peer] = []
-        self._join_state = JoinState()
-        self._welcomed: set[str] = set()  # children that have the model
+        self._is_begun = self._is_over = False
         self._all_left_at = 0.0
-        self._keeps = edges.patience.rejoin_s > 0.0 and policy.plans is GradientStep
-        self._awaited = Awaited(self.limits.stall_s, self.note)
+        self._awaited = Awaited(self._losses.awaited_s, self.limits.stall_s, self.note)
 
     # -- the sink's view ----------------------------------------------------------------------------------------
 
@@ -120,24 +121,23 @@ class Server(BaseNode):
         slice_ = self._slice(update.slice)
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
-            if self._has_workers and self._serves_weights and self._goes_on_from(slice_, update):
-                held = self._edges.down.held(slice_, update.cohort, payload)
-                if self._keeps and update.kind == "gradient":
-                    self._join_state.keep(update, self._trained)
-                self._join_state.hold(slice_.index, update.cohort, held)
-        is_first = self._join_state.answered(update)
-        if slice_.role == "weight" and update.kind == "gradient":
-            self._join_state.stepped(update)
+            update = self._edges.down.versions.stamped(slice_, update, payload)
+        is_first = self.reception.answered(slice_, update, payload, self._trained)
         priority, receipts = priority_of(slice_), self._receipts.answered(update)
         for name in self._children(update.cohort):
             child, leaves = self.peer(name), self._edges.children[name]
-            if child is not None and name in self._welcomed and not self.members.has_left(leaves):
+            if child is not None and self.reception.is_welcomed(name) and not self.members.has_left(leaves):
                 self.send(child, receipted(update, receipts, name), payload, priority)
         self._turns.answered(slice_.role, update, staleness, self._trained, self._now)
         self._step_control.closed(update, self._now)
-        if is_first and self._join_state.slices == len(self._mine):
+        if is_first and self.has_begun() and not self._is_begun:
+            self._is_begun = True
             self.emit(Began())
         self._gathering.answered(slice_, update.cohort, update.turn, self._now)
+
+    def has_begun(self) -> bool:
+        """Whether all slices here have had their first values."""
+        return self.reception.layout is not None and self.reception.state.slices == len(self._mine)
 
     def tell(self, message: Allowance | Advice) -> None:
         """Send a worker word from the first shard."""
@@ -170,7 +170,7 @@ class Server(BaseNode):
         elif isinstance(message, Hyper):
             self.sink.above.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
-            self._on_attach(peer, message, payload)
+            self.reception.attach(peer, message, payload)
         elif isinstance(message, Reached):
             self._on_reached(leaves, message)
         elif isinstance(message, Stepped | Sampled):
@@ -182,6 +182,8 @@ class Server(BaseNode):
             self.sink.fetch(message, lambda state, data: self.send(peer, state, data))
         elif isinstance(message, Leave):
             self._on_leave(peer, leaves, message)
+        elif isinstance(message, Lost | Asks):
+            self.attendance.passes_on(peer, message)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent up to {self.name}")
 
@@ -198,78 +200,21 @@ class Server(BaseNode):
                 f"a layout of {payload_size(message)} bytes is announced; at most {LAYOUT_LIMIT_BYTES} are read"
             )
 
-    def _on_attach(self, peer: Peer, message: Attach, payload: Any) -> None:
-        if self._layout is None:
-            self._adopt(message, payload)
-        assert self._layout is not None
-        ours = {"model.fingerprint": self._layout.fingerprint, **self._settings}
-        differences = compare({"model.fingerprint": message.fingerprint, **message.settings}, ours)
-        if differences:
-            text = f"{peer.name} has another model or optimizer than the others"
-            self.emit(Write(peer.session.conn, 0, Refuse("manifest", text, differences)))
-            listed = "; ".join(f"{d.field}: {d.yours}, others {d.ours}" for d in differences)
-            raise Refused(f"{text}: {listed}")
-        if self._is_attached:
-            self._welcome_member(peer)
-        elif peer not in self._to_welcome:
-            self._to_welcome.append(peer)
-
-    def _adopt(self, message: Attach, payload: Any) -> None:
-        """The first model that comes is the run's."""
-        layout = unpack_layout(payload, message.fingerprint)
-        self._layout, self._settings = layout, message.settings
+    def adopt(self, layout: Layout, settings: dict[str, Value]) -> None:
+        """The model is known."""
         mine = self.sink.holds(layout)
         self._mine = frozenset(slice_.index for slice_ in mine)
         self._trained = sum(slice_.role in ("weight", "ledger") for slice_ in mine)
         self._gathering.begin(mine)
-        self._edges.down.begin(aggregates=not self._serves_weights)
-        self.sink.attach(layout, message.settings)
-
-    def attached(self) -> None:
-        """Everybody above has taken the model: those below may begin."""
-        self._is_attached = True
-        waiting, self._to_welcome = self._to_welcome, []
-        for peer in waiting:
-            self._welcome_member(peer)
+        self.sink.attach(layout, settings)
 
     def on_open(self, peer: Peer, first: bool) -> None:
-        if first:  # and has to attach before it can be answered
-            self._welcomed.discard(peer.name)
+        if first:
+            self.reception.leaves(peer)
         self._awaited.back(peer)
-
-    def _welcome_member(self, peer: Peer) -> None:
-        """Tell a child where the run stands, and give it the current values if it has begun."""
-        self._welcomed.add(peer.name)
-        if not self._join_state.slices:
-            self.send(peer, Attached())
-            return
-        assert self._layout is not None
-        if not self._serves_weights:
-            raise Unsupported(f"{peer.name} {CANNOT_REJOIN}")
-        own = self.members.tree.cohort(self._edges.children[peer.name][0], self._policy.sync_group)
-        reached = self._join_state.reached_by(peer.name)
-        ended = self._join_state.ended(lambda name: self._is_within(peer, name))
-        counts = self._gathering.turns(lambda name: self._is_within(peer, name))
-        turns = {name: (count, *self._join_state.step(name)) for name, count in counts.items()}
-        slices = self._layout.slices
-        body = pack_turns(
-            [self._gathering.closed(slice_.index, name) for slice_ in slices for name in (own, EVERYONE)]
-        )
-        self.send(peer, Attached(turns, reached, ended, body.numel()), body)
-        for update, values in self._join_state.updates(own, lambda name: self._is_within(peer, name)):
-            self.send(peer, update, values, priority_of(self._slice(update.slice)))
-
-    @property
-    def _serves_weights(self) -> bool:
-        """Whether the weights are on the servers, and not on the workers alone."""
-        return self._settings.get("optimizer") != "workers"
-
-    def _goes_on_from(self, slice_: Slice, update: Update) -> bool:
-        return slice_.role != "weight" or sets_weights(update.kind, update.cohort)
-
-    def _is_within(self, peer: Peer, cohort: str) -> bool:
-        """Whether all of a child's workers belong to a cohort."""
-        return self.members.of(cohort).issuperset(self._edges.children[peer.name])
+        self.attendance.back(peer)
+        if self._all_left_at:
+            self.attendance.over()
 
     def _on_push(self, child: str, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
@@ -280,18 +225,23 @@ class Server(BaseNode):
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         slice_ = self._slice(push.slice)
         self._gathering.check(push)
-        if push.turn <= self._gathering.closed(slice_.index, push.cohort):
+        is_late = push.turn <= self._gathering.closed(slice_.index, push.cohort)
+        if is_late or not self.reception.is_welcomed(child):  # what is due of whoever begins anew comes again
             return
         self._turns.opened(push, leaves[0], self._now)
         self._step_control.contributed(push, self._now)
         self._receipts.counted(child, push, payload)
         self._gathering.add(slice_, push, payload, self._now)
 
+    def _agrees(self, cohort: str, turn: int, together: bytes) -> bool:
+        return self.attendance.agrees(cohort, turn, together)
+
     def _wake(self, key: str, at: float, then: Callable[[float], None]) -> None:
         self.after(at - self._now, key, lambda: then(self._now))
 
     def _closed(self, slice_: Slice, round_: Round) -> None:
-        self._join_state.closed(round_)
+        self.reception.state.closed(round_)
+        self._turns.closed(round_)
         if round_.cohort == EVERYONE and self._policy.sync_group != "run" and round_.turn > self._last_call:
             self._last_call = round_.turn
             self.sink.above.at_barrier(Calling(round_.turn))
@@ -303,7 +253,40 @@ class Server(BaseNode):
                 f"{', '.join(leaves)} told how far {message.worker} is in the cohort {message.cohort!r}"
             )
         check_reached(message)
-        self._join_state.reached(message)
+        self.reception.state.reached(message)
+
+    # -- who takes part -----------------------------------------------------------------------------------------
+
+    def report(self, message: Lost | Asks) -> None:
+        """Tell the first shard."""
+        self.sink.above.for_first_shard(message)
+
+    def stands(self, told: Attached) -> None:
+        """Those above have told where the run stands that this server joins."""
+        if told.roster is not None and set(self.members.order) <= set(told.roster.out):
+            self._gathering.forget()
+            self.reception.state.forget()
+        self.reception.state.passes = latest(self.reception.state.passes, told.passes)
+        self.attendance.stands(told)
+
+    def took_leave(self, names: frozenset[str]) -> None:
+        """These take no part any more."""
+        self._step_control.left(names)
+        self._end_if_done()
+
+    def pace(self) -> int:
+        return self.attendance.pace()
+
+    def on_anew(self) -> None:
+        """Those above know nothing of this server; so those below have to begin anew as well."""
+        self.reception.close()
+        self.attendance.let_all_go()
+        self.sink.begin_anew()
+
+    def over(self) -> None:
+        """The run has ended without anybody of this server's."""
+        self._is_over = True
+        self._end_if_done()
 
     def _on_told(self, leaves: tuple[str, ...], message: Stepped | Sampled) -> None:
         """A worker tells the first shard something."""
@@ -341,21 +324,29 @@ class Server(BaseNode):
         self.sink.above.leave(message.turns, message.origins)
         self._step_control.left(message.origins)
         self.acknowledge(peer)
-        self._gathering.left(self._now)
+        self._gathering.look(self._now)
         self._end_if_done()
+
+    @property
+    def _ends(self) -> bool:
+        """Whether everybody who takes part has left."""
+        return self.members.all_left or self._is_over
 
     def _end_if_done(self) -> None:
         """End once every member has left, everybody below has gone, and those above know."""
-        if not self.members.all_left or self.stopped:
+        if not self._ends or self.stopped:
             return
-        self._all_left_at = self._all_left_at or self._now
+        if not self._all_left_at:
+            self._all_left_at = self._now
+            self.attendance.over()
         edges = filter(None, map(self.peer, (*self._edges.children, *self._dials)))
-        if not any(map(self._awaits, edges)):
+        is_due = self._now - self._all_left_at > self.limits.stop_s
+        if not any(map(self._awaits, edges)) and (is_due or not self.attendance.absent):
             self.stop(in_order=self.sink.above.quiet)
 
     def _awaits(self, peer: Peer) -> bool:
         """Whether the end waits for a peer: to know, to hang up, or to come back for its leave's acknowledgement."""
-        if peer.dialled and self.sink.above.quiet:
+        if peer.dialled and (self.sink.above.quiet or self._is_over):
             return False
         if peer.session.is_open:
             return self._now - self._all_left_at <= self.limits.stop_s
@@ -364,11 +355,12 @@ class Server(BaseNode):
     def may_go(self, peer: Peer) -> bool:
         if (leaves := self._edges.children.get(peer.name)) is not None:
             return self.members.has_left(leaves)
-        return self.members.all_left and (self.sink.above.quiet or not peer.dialled)
+        return self._is_over or (self.members.all_left and (self.sink.above.quiet or not peer.dialled))
 
     def may_return(self, peer: Peer) -> bool:
-        """A local server that was restarted has lost what its workers have told it."""
-        return peer.name not in self._welcomed or self._edges.children.get(peer.name) == (peer.name,)
+        """A server that was restarted has lost what its workers have told it: they tell it again, where they may."""
+        is_worker = self._edges.children.get(peer.name) == (peer.name,)
+        return not self.reception.is_welcomed(peer.name) or is_worker or self._losses.may_return
 
     def on_away(self, peer: Peer) -> None:
         self._end_if_done()
@@ -377,24 +369,47 @@ class Server(BaseNode):
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
+    def is_gone(self, peer: Peer) -> bool:
+        away = peer.name in self._edges.children and not peer.session.is_open
+        grace_s = peer.session.patience.heartbeat_s
+        return self._losses.on_loss == "continue" and away and self._now - peer.away_at > grace_s
+
     def on_lost(self, peer: Peer) -> None:
-        """A worker may be started again."""
-        if not (self._has_workers and self._serves_weights) or not self._awaited.lost(peer, self._now):
+        is_child = peer.name in self._edges.children
+        if is_child and self._losses.on_loss == "continue" and self.attendance.lost(peer):
+            return
+        may_return = self.reception.serves_weights and (
+            is_child or (peer.dialled and self._returning is not None)
+        )
+        if not may_return or not self._awaited.lost(peer, self._now):
             super().on_lost(peer)
 
     def waits_for(self) -> list[str]:
-        return super().waits_for() + [name for name in self._expects if not self._has_joined(name)]
+        leaves = self._edges.children
+        late = [name for name in self._expects if not self._has_joined(name)]
+        return super().waits_for() + [
+            name for name in late if self.members.present(leaves.get(name, (name,)))
+        ]
+
+    def ends_below(self, error: GeomxError) -> bool:
+        """Who is cut off from the run, and has waited in vain, is not the others' end."""
+        return self._losses.on_loss == "continue" and isinstance(error, NodeLost) and bool(self._dials)
+
+    def heeds(self, peer: Peer) -> bool:
+        leaves = self._edges.children.get(peer.name)
+        return leaves is None or self._losses.on_loss != "continue" or bool(self.members.present(leaves))
 
     def on_tick(self) -> None:
         """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""
         self._gathering.check_calls()
         self._awaited.look(self.peer, self._now)
+        self.attendance.tick()
         waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)
-        if self.sink.is_top and not self.members.all_left:
+        if self.sink.is_top and not self._ends:
             check_stillness(self.still_s(), self.limits.stall_s, waiting)
         self._end_if_done()
 
     def _slice(self, index: int) -> Slice:
-        if self._layout is None or index not in self._mine:
+        if self.reception.layout is None or index not in self._mine:
             raise ProtocolError(f"slice {index} is not held by {self.name}")
-        return self._layout.slices[index]
+        return self.reception.layout.slices[index]

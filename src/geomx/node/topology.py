@@ -15,6 +15,7 @@ from geomx.codecs.pack.noise import RngKey, key_of
 from geomx.config import Run
 from geomx.config.tables import EdgeTable
 from geomx.node.peers.peer import Limits
+from geomx.rounds.losses import Losses
 from geomx.tree import SOLO, TOP, Tree
 from geomx.wire.messages import Value
 from geomx.wire.session import Patience
@@ -55,6 +56,8 @@ class Topology:
     rule: str = ""  # of the root, as `module:Class`; none: one of torch.optim, as the workers say
     compensation: str = ""
     limits: Limits = field(default_factory=Limits)
+    losses: Losses = field(default_factory=Losses)
+    collective: frozenset[str] = frozenset()  # the parties whose workers reduce among themselves
     manifest: dict[str, Value] = field(default_factory=dict)
     seed: int = 0
     skips: bool = False  # whether contributions that are not finite are skipped, and the run goes on
@@ -65,16 +68,19 @@ class Topology:
     def of(cls, run: Run, secret: bytes = b"") -> Topology:
         """The tree that a run's description describes."""
         below = {region.name: _edge(region.below) for region in run.regions}
-        below |= {party.name: _edge(run.lan, run.lan.rejoin_s) for party in run.parties}
+        below |= {party.name: _edge(run.lan) for party in run.parties}
+        losses = Losses(run.run.on_loss, run.run.wait_s, run.run.least_parties, run.run.least_workers)
         collective = [party.name for party in run.parties if party.inside == "collective"]
         return cls(
             run=run.run.name,
             tree=run.tree,
             edges=resolved(run.tree, {TOP: _edge(run.wan)} | below, collective),
+            collective=frozenset(collective),
             policy=run.sync.policy,
             rule=run.optimizer.rule,
             compensation=run.optimizer.compensation,
             limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s, run.limits.turn_s),
+            losses=losses,
             manifest=run.manifest(),
             seed=run.run.seed,
             skips=run.run.on_nonfinite == "skip",
@@ -104,7 +110,7 @@ class Topology:
         passing = Edge(codec_down=AS_ABOVE)
         edges = {TOP: wan or Edge()} | dict.fromkeys(regions or {}, below or passing)
         edges |= dict.fromkeys(parties, lan or passing)
-        return cls(run, tree, resolved(tree, edges, collective), **more)
+        return cls(run, tree, resolved(tree, edges, collective), collective=frozenset(collective), **more)
 
     @classmethod
     def solo(cls) -> Topology:
@@ -118,6 +124,11 @@ class Topology:
     def below(self, name: str) -> Edge:
         """A server's edges down."""
         return self.edges[TOP if self.tree.is_shard(name) else name]
+
+    def losses_at(self, name: str) -> Losses:
+        """What a node does about losses. A job of workers that reduce among themselves ends with any of them."""
+        ends = self.losses.on_loss == "wait" and name in self.collective
+        return Losses() if ends else self.losses
 
     def later_s(self, name: str) -> float:
         """How much later than the lowest servers below a server notices what they notice, at most."""
@@ -133,8 +144,8 @@ class Topology:
 def resolved(tree: Tree, edges: Mapping[str, Edge], collective: Iterable[str] = ()) -> dict[str, Edge]:
     """The edges with the codecs down that they have in the end.
 
-    `collective`: the parties whose workers reduce among themselves. Their job ends with any of them, so nobody awaits
-    a lost one; and each may hold parts of the model, but deltas need the whole, so nothing is passed on as it came.
+    `collective`: the parties whose workers reduce among themselves. Each may hold parts of the model, but deltas need
+    the whole, so nothing is passed on to them as it came.
     """
     found: dict[str, Edge] = {}
 
@@ -142,8 +153,6 @@ def resolved(tree: Tree, edges: Mapping[str, Edge], collective: Iterable[str] = 
         if name in found:
             return found[name]
         edge = edges[name]
-        if name in collective:
-            edge = replace(edge, patience=replace(edge.patience, rejoin_s=0.0))
         if edge.codec_down == AS_ABOVE:
             passes = name not in collective
             codec_down = of(tree.parent(name)).codec_down if passes else "dense"
@@ -153,6 +162,6 @@ def resolved(tree: Tree, edges: Mapping[str, Edge], collective: Iterable[str] = 
     return {name: of(name) for name in edges}
 
 
-def _edge(table: EdgeTable, rejoin_s: float = 0.0) -> Edge:
-    patience = Patience(table.heartbeat_s, table.timeout_s, rejoin_s=rejoin_s)
+def _edge(table: EdgeTable) -> Edge:
+    patience = Patience(table.heartbeat_s, table.timeout_s)
     return Edge(table.codec_up, table.codec_down, patience, table.channel)

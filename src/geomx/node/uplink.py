@@ -6,7 +6,7 @@ set of hyper-parameters goes up once, and answers come back to the `UplinkOwner`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +28,7 @@ from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
 from geomx.node.slices.update_stream import UpdateDecoder, codec_for
+from geomx.tree import EVERYONE
 from geomx.wire.messages import (
     Advice,
     Allowance,
@@ -38,7 +39,6 @@ from geomx.wire.messages import (
     Hyper,
     Hyperparameters,
     Leave,
-    Message,
     Of,
     Push,
     Reached,
@@ -49,6 +49,7 @@ from geomx.wire.messages import (
     Value,
     payload_size,
 )
+from geomx.wire.roster_messages import Asks, Lost, Message, Over, Roster
 
 HYPERS_KEPT = 1024
 
@@ -64,6 +65,12 @@ class UplinkOwner(Protocol):
 
     def told(self, message: Allowance | Advice) -> None:
         """Word for a worker from the first shard."""
+
+    def roster(self, roster: Roster) -> None:
+        """Who takes part from now on."""
+
+    def over(self) -> None:
+        """The run has ended without this node."""
 
     def fetched(self, state: State, payload: Any) -> None:
         """An answer to `fetch`."""
@@ -95,30 +102,69 @@ class Uplink:
         self._shard_of: tuple[int, ...] = ()
         self._first_weights: FirstWeights | None = None
         self._has_stepped = False
+        self._settings: dict[str, Value] = {}
         self._attached: dict[str, list[int]] = {}  # each parent's last closed turn of every slice
+        self._told: list[Attached] = []  # by those parents
+        self._uncommitted: dict[
+            tuple[int, str], tuple[Push, Any]
+        ] = {}  # by slice and cohort: what is not answered
         self._pushed: dict[
             tuple[int, str], tuple[int, float]
         ] = {}  # slice, cohort -> last push: turn and time
-        self._hypers: dict[bytes, None] = {}  # already sent, oldest first
+        self._hypers: dict[bytes, Hyperparameters] = {}  # that those above have, oldest first
         self.slice_jobs = SliceJobs(node)  # residuals belong to a slice, whoever's the contribution is
 
     # -- up -------------------------------------------------------------------------------------------------
 
     def attach(self, layout: Layout, settings: dict[str, Value]) -> None:
         """Tell every parent the model; answered by `UplinkOwner.attached`."""
-        self.layout = layout
+        self.layout, self._settings = layout, settings
         self._shard_of = layout.shards(len(self.parents))
         self._first_weights = FirstWeights(layout, self._node.note, self._node.now)
         self.down.begin(aggregates=settings.get("optimizer") == "workers")
+        self._tell_model(layout)
+
+    def attach_anew(self) -> None:
+        """Those above know nothing of this node: tell them all that it has told before."""
+        self._attached, self._told = {}, []
+        self._blocks.begin_anew()
+        self.down.begin_anew()
+        if self.layout is not None:
+            self._tell_model(self.layout)
+            for digest, values in self._hypers.items():
+                self._tell_all(Hyper(digest, values))
+
+    def _tell_model(self, layout: Layout) -> None:
         body = pack_layout(layout)
         for name in self.parents:
-            self._node.send(self._parent(name), Attach(layout.fingerprint, settings, body.numel()), body)
+            self._node.send(
+                self._parent(name), Attach(layout.fingerprint, self._settings, body.numel()), body
+            )
+
+    def push_again(self, out: Iterable[str], begins: Mapping[str, Mapping[str, int]]) -> None:
+        """What those above may not have, of workers that take part in its turn; the rest is forgotten.
+
+        Whoever begins with a later turn, or where turns are counted anew, has not contributed to it.
+        """
+        turns, gone = self._turns(), set(out)
+        waiting, self._uncommitted = self._uncommitted, {}
+
+        def counts(push: Push, name: str) -> bool:
+            if name in gone or name not in begins:
+                return name not in gone
+            return not push.together and begins[name].get(push.cohort, push.turn + 1) <= push.turn
+
+        for (index, cohort), (push, payload) in waiting.items():
+            _, everyones = turns.get(index, (-1, -1))
+            is_open = cohort != EVERYONE or push.turn > everyones
+            if is_open and any(counts(push, name) for name in push.origins):
+                self.push_raw(push, payload)
 
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
         """Hyper-parameters go up before the first push that names them."""
         if digest in self._hypers:
             return
-        self._hypers[digest] = None
+        self._hypers[digest] = values
         if len(self._hypers) > HYPERS_KEPT:
             del self._hypers[next(iter(self._hypers))]
         self._tell_all(Hyper(digest, values))
@@ -163,13 +209,14 @@ class Uplink:
         size = 0 if payload is None else payload.nbytes
         sized = msgspec.structs.replace(push, size=size) if push.size != size else push
         self._pushed[push.slice, push.cohort] = push.turn, self._node.now
+        self._uncommitted[push.slice, push.cohort] = sized, payload
         shard = self._parent(self.parents[self._shard_of[push.slice]])
         self._node.send(shard, sized, payload, priority_of(self._slice(push.slice)), blocks)
 
     def reached(self, message: Reached) -> None:
         self._tell_all(message)
 
-    def for_first_shard(self, message: Stepped | Sampled) -> None:
+    def for_first_shard(self, message: Stepped | Sampled | Lost | Asks) -> None:
         if isinstance(message, Sampled):
             check_sampled(message)
         self._node.send(self._parent(self.parents[0]), message)
@@ -210,10 +257,15 @@ class Uplink:
             for told in message.reached:
                 check_reached(told)
             self._attached[peer.name] = unpack_turns(payload)
+            self._told.append(message)
             if len(self._attached) == len(self.parents):
-                self._owner.attached(self._turns(), message)
+                self._owner.attached(self._turns(), newest(self._told))
         elif isinstance(message, Allowance | Advice):
             self._owner.told(message)
+        elif isinstance(message, Roster):
+            self._owner.roster(message)
+        elif isinstance(message, Over):
+            self._owner.over()
         elif isinstance(message, State):
             self._slice(message.slice)
             self._owner.fetched(message, payload)
@@ -221,7 +273,14 @@ class Uplink:
             raise ProtocolError(f"{type(message).__name__} was sent down to {self._node.name}")
 
     def _answered(self, update: Update, payload: Any) -> None:
+        for following in self.down.in_order(self._slice(update.slice), update, payload):
+            self._take(*following)
+
+    def _take(self, update: Update, payload: Any) -> None:
         slice_ = self._slice(update.slice)
+        pushed, _ = self._uncommitted.get((update.slice, update.cohort), (None, None))
+        if pushed is not None and pushed.turn <= update.turn:
+            del self._uncommitted[update.slice, update.cohort]
         blocks, lost = self._blocks.answered(update)
         self._trace(update, {"blocks": blocks, "lost": len(lost)} if blocks else {})
         if self._first_weights is not None:
@@ -280,6 +339,13 @@ class Uplink:
         if self.layout is None or not 0 <= index < len(self.layout.slices):
             raise ProtocolError(f"slice {index} is not in the layout")
         return self.layout.slices[index]
+
+
+def newest(told: Sequence[Attached]) -> Attached:
+    """What several parents have told, as one: who takes part by the newest roster of theirs."""
+    last = max(told, key=lambda each: each.roster.number if each.roster is not None else -1)
+    begins = {name: turns for each in told for name, turns in each.begins.items()} | last.begins
+    return msgspec.structs.replace(last, begins=begins)
 
 
 def priority_of(slice_: Slice) -> int:

@@ -14,17 +14,20 @@ import torch
 
 from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
+from geomx.errors import NodeLost
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
+from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
-from geomx.node.port import Allowed, Arrived, Contribution, Fetched, Left, Ready
+from geomx.node.port import Allowed, Arrived, Away, Contribution, Fetched, Left, Ready
 from geomx.node.same_data import keyed
 from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
+from geomx.rounds.losses import Losses
 from geomx.wire.messages import (
     Advice,
     Allowance,
@@ -39,6 +42,7 @@ from geomx.wire.messages import (
     Update,
     Value,
 )
+from geomx.wire.roster_messages import Roster
 from geomx.wire.session import Patience
 
 
@@ -53,11 +57,24 @@ class Worker(BaseNode):
         up: Codec,
         down: UpdateDecoder,
         classes: BlockClasses | None = None,
+        losses: Losses | None = None,
+        returning: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__(identity, limits, parents, {}, flows_to(parents, classes))
+        losses = losses or Losses()
+        super().__init__(
+            identity,
+            limits,
+            parents,
+            {},
+            flows_to(parents, classes),
+            returning if losses.may_return else None,
+        )
+        self._awaited = Awaited(losses.awaited_s, limits.stall_s, self.note)
         self._uplink = Uplink(self, self, tuple(parents), up, down, classes=classes)
         self._ready = False
-        self._leaving = False
+        self._is_known = True  # to those above: what it says now they take for a member's
+        self._leaving: dict[str, int] | None = None  # the last turns, once it leaves
+        self._steps = -1  # that the loop has taken by itself
         self._loop_waits = False  # the training loop waits in a call of geomx
         self._restoring: dict[int, Planes] = {}  # by slice: what its next `assign` brings with it
 
@@ -105,6 +122,12 @@ class Worker(BaseNode):
     def sampled(self, digests: dict[int, bytes]) -> None:
         self._uplink.for_first_shard(Sampled(self.name, keyed(digests, self.identity)))
 
+    def paced(self, steps: int) -> None:
+        self._steps = steps
+
+    def pace(self) -> int:
+        return self._steps
+
     def waits(self, does: bool) -> None:
         self._loop_waits = does
 
@@ -112,7 +135,7 @@ class Worker(BaseNode):
         return self._loop_waits
 
     def leave(self, turns: dict[str, int]) -> None:
-        self._leaving = True
+        self._leaving = turns
         self._uplink.leave(turns, (self.name,))
 
     def _digest(self, hyper: Hyperparameters) -> bytes:
@@ -126,8 +149,52 @@ class Worker(BaseNode):
         return self._uplink
 
     def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
-        self._ready = True
-        self.emit(Notify(Ready(turns, told.turns, told.reached, told.ended)))
+        self._ready = self._is_known = True
+        begins = told.begins.get(self.name, {})
+        if any(turn < told.turns.get(cohort, (0, 0, 0))[0] for cohort, turn in begins.items()):
+            begins = {}  # it has taken part since, as this process or another
+        self._uplink.push_again((), {self.name: begins} if begins else {})
+        if self._leaving is not None:
+            self._uplink.leave(self._leaving, (self.name,))
+        roster = told.roster or Roster(0, ())
+        ready = Ready(
+            turns,
+            told.turns,
+            told.reached,
+            told.ended,
+            begins,
+            roster.pace,
+            told.passes,
+            frozenset(roster.out),
+        )
+        self.emit(Notify(ready))
+
+    def roster(self, roster: Roster) -> None:
+        self.emit(Notify(Away(frozenset(roster.out))))
+        self.note("roster", number=roster.number, out=len(roster.out), reason=roster.reason)
+
+    def over(self) -> None:
+        self.stop(
+            NodeLost(self._uplink.parents[0], "the run has ended, and this worker took no part in its end")
+        )
+
+    # -- those above -------------------------------------------------------------------------------------------
+
+    def on_anew(self) -> None:
+        self._is_known = self._uplink.layout is None
+        self._uplink.attach_anew()
+        if self._leaving is not None and self._is_known:
+            self._uplink.leave(self._leaving, (self.name,))
+
+    def on_open(self, peer: Peer, first: bool) -> None:
+        self._awaited.back(peer)
+
+    def on_lost(self, peer: Peer) -> None:
+        if not self._awaited.lost(peer, self._now):
+            super().on_lost(peer)
+
+    def on_tick(self) -> None:
+        self._awaited.look(self.peer, self._now)
 
     def answered(self, update: Update, payload: Any) -> None:
         slice_ = self._slice(update.slice)
@@ -159,7 +226,7 @@ class Worker(BaseNode):
     # -- the end ----------------------------------------------------------------------------------------------
 
     def on_acknowledged(self, peer: Peer) -> None:
-        if self._leaving and self._uplink.quiet:
+        if self._leaving is not None and self._is_known and self._uplink.quiet:
             self.emit(Notify(Left()))
             self.stop()
 

@@ -91,14 +91,20 @@ class Datagrams:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._flows: dict[str, dict[str, Fields]] = {}  # by node and peer
-        self._blocks: dict[str, Fields] = {}  # by node
+        # By node, of each of its processes: flows by peer, and blocks.
+        self._flows: dict[str, list[dict[str, Fields]]] = defaultdict(lambda: [{}])
+        self._blocks: dict[str, list[Fields]] = defaultdict(lambda: [{}])
         self.paths: list[Fields] = []
+
+    def start(self, node: str) -> None:
+        """A node has been started, maybe again: it counts from zero."""
+        self._flows[node].append({})
+        self._blocks[node].append({})
 
     def use(self, node: str, usage: Fields) -> None:
         """A node has told what it has counted since its start."""
-        self._flows[node] = usage.get("flows", {})
-        self._blocks[node] = usage.get("blocks", {})
+        self._flows[node][-1] = usage.get("flows", {})
+        self._blocks[node][-1] = usage.get("blocks", {})
 
     def path(self, record: Record) -> None:
         """A node has found out whether datagrams pass."""
@@ -132,9 +138,9 @@ class Datagrams:
             yield "lan", self._run.lan, [(worker, server) for worker in workers]
 
     def _told(self, edges: Sequence[tuple[str, str]]) -> Fields:
-        lower = [self._flows.get(child, {}).get(parent, {}) for child, parent in edges]
-        upper = [self._flows.get(parent, {}).get(child, {}) for child, parent in edges]
-        blocks = [self._blocks.get(child, {}) for child in dict(edges)]
+        lower = [flows.get(parent, {}) for child, parent in edges for flows in self._flows[child]]
+        upper = [flows.get(child, {}) for child, parent in edges for flows in self._flows[parent]]
+        blocks = [blocks for child in dict(edges) for blocks in self._blocks[child]]
         up = _by_class((SENT_COUNTS, lower), (CAME_COUNTS, upper), (BLOCK_COUNTS, blocks))
         down = _by_class((SENT_COUNTS, upper), (CAME_COUNTS, lower)).values()
         return {

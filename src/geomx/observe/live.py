@@ -1,4 +1,4 @@
-"""What a user sees of a run: the nodes' output, and how far each party is.
+"""What a user sees of a run: the nodes' output, how far each party is, and who is lost and back.
 
 On a terminal a table stands below the output and is kept up to date; elsewhere there are plain lines, now and then.
 """
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from geomx.config import Run
 from geomx.observe.datagrams import UNKNOWN
+from geomx.observe.members import Change
 from geomx.observe.progress import Loading, PartyProgress, Progress
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted
@@ -92,8 +93,9 @@ class LiveView:
         self._console.print(Text(f"geomx: {text}", style="bold"), soft_wrap=True)
 
     def show(self, records: Iterable[Record], now: float) -> None:
-        for record in records:
-            self._progress.take(record)
+        for change in self._progress.take_all(records):
+            style = "green" if change.kind == "back" else "yellow"
+            self._console.print(Text(change_line(change, self._started), style=style), soft_wrap=True)
         if now - self._drawn >= REDRAW_S:
             self._drawn = now
             self._live.update(self._drawing(now), refresh=True)
@@ -150,8 +152,8 @@ class PlainView:
         print(f"geomx: {text}", file=sys.stderr, flush=True)
 
     def show(self, records: Iterable[Record], now: float) -> None:
-        for record in records:
-            self._progress.take(record)
+        for change in self._progress.take_all(records):
+            print(change_line(change, self._started), flush=True)
         if now - self._shown >= PLAIN_S:
             self._shown = now
             for party in self._progress.parties.values():
@@ -167,6 +169,11 @@ def plain_line(party: PartyProgress, now: float) -> str:
         done = "round {}, loss {}, {} samples/s".format(*figures(party, now))
     shares = party.shares.words(now)
     return f"{party.name}: {done}, WAN up {up} down {down} Mbit/s{shares}, {party.standing}"
+
+
+def change_line(change: Change, started: float) -> str:
+    """An entry of the list of members. `started`: the view, on the records' clock."""
+    return f"{clock(max(0.0, change.t - started))}  {change.text}"
 
 
 def figures(party: PartyProgress, now: float) -> tuple[str, str, str]:

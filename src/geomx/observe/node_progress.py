@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from geomx.observe.datagrams import Shares
-from geomx.observe.progress import bytes_above
+from geomx.observe.progress import bytes_above, few
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record, number
+from geomx.observe.sentences import counted
 
 EVERY_S = 20.0
 
@@ -23,6 +24,7 @@ class NodeProgress:
         self._rounds: Counter[str] = Counter()  # by cohort
         self._steps, self._samples = 0, 0.0
         self._loss: float | None = None
+        self._out = ""  # who takes no part
         self._pace, self._up, self._down = Rate(), Rate(), Rate()  # rounds or samples; bytes over the WAN
         self._shares = Shares()  # of datagrams, up
 
@@ -45,6 +47,8 @@ class NodeProgress:
             self._up.reach(record.t, up)
             self._down.reach(record.t, down)
             self._shares.take(record)
+        elif record.name == "roster":
+            self._out = _out_of(fields["out"])
         elif record.name == "log":
             loss = number(fields.get("loss"))
             self._loss = self._loss if loss is None else loss
@@ -63,7 +67,16 @@ class NodeProgress:
         shares = self._shares.words(now)
         if self._steps:
             loss = "" if self._loss is None else f", loss {self._loss:.4f}"
-            return f"step {self._steps:,}{loss}, {self._pace.at(now):,.0f} samples/s{shares}"
+            return f"step {self._steps:,}{loss}, {self._pace.at(now):,.0f} samples/s{shares}{self._out}"
         up, down = 8e-6 * self._up.at(now), 8e-6 * self._down.at(now)
         wan = f", WAN up {up:.1f} down {down:.1f} Mbit/s" if up or down else ""
-        return f"round {max(self._rounds.values()):,}, {self._pace.at(now):.3g} rounds/s{wan}{shares}"
+        return (
+            f"round {max(self._rounds.values()):,}, {self._pace.at(now):.3g} rounds/s{wan}{shares}{self._out}"
+        )
+
+
+def _out_of(told: str | int) -> str:
+    """Who takes no part by a roster: a server's names them, a worker's says how many they are."""
+    if isinstance(told, int):
+        return f", {counted(told, 'worker')} out" if told else ""
+    return f", {few(told.split(', '))} out" if told else ""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from geomx.config import Run
 from geomx.observe.datagrams import Shares
+from geomx.observe.members import Change, Members
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record, number
 from geomx.tree import Tree
 
 FEW = 2
+HEARD = {"lost": False, "awaited": False, "joined": True, "resumed": True}  # whether the peer is there
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class PartyProgress:
     """A party's row of the live view, or a region's."""
 
     name: str
-    children: frozenset[str]
+    children: Mapping[str, frozenset[str]]  # and the workers below each
     leaves: frozenset[str]
     parents: tuple[str, ...]
     absent: set[str]  # children that have not joined yet
@@ -54,6 +56,9 @@ class PartyProgress:
     loading: Loading | None = None  # None: no model has attached yet
     waits_for: str = ""
     away: dict[str, str] = field(default_factory=dict)  # node that is away -> why
+    is_lost: bool = False  # whoever it hangs on hears nothing of it, and nothing is decided, or it is awaited
+    lost: set[str] = field(default_factory=set)  # children likewise
+    out: frozenset[str] = frozenset()  # its workers that take no part
     finished: set[str] = field(default_factory=set)
     described_link: str = ""
     link: str = ""  # what an event has made of it
@@ -70,35 +75,68 @@ class PartyProgress:
 
     @property
     def state(self) -> str:
-        """What it does, or for whom it waits."""
-        if self.away:
-            return f"{few(sorted(self.away))} disconnected"
+        """What it does, or for whom it waits, and who of it takes no part."""
+        if self.out >= self.leaves:
+            return "out"
+        if self.is_lost:
+            return "lost"
+        without = f", {few(self._names_out)} out" if self.out else ""
+        return f"{self._state_of_others}{without}"
+
+    @property
+    def _state_of_others(self) -> str:
+        if lost := self._in(self.lost):
+            return f"{few(lost)} lost"
+        if away := self._in(self.away):
+            return f"{few(away)} disconnected"
         if self.absent and not self.rounds:
-            there, what = len(self.children - self.absent), "workers" if self.has_workers else "servers"
-            return f"starting, {there} of {len(self.children)} {what}"
-        if self.absent:
-            return f"waiting for {few(sorted(self.absent))}"
+            what = "workers" if self.has_workers else "servers"
+            return f"starting, {len(self.children) - len(self.absent)} of {len(self.children)} {what}"
+        if absent := self._in(self.absent):
+            return f"waiting for {few(absent)}"
         if self.waits_for:
             return f"waiting for {few(self.waits_for.split(', '))}"
         if self.finished:
-            return "finished" if self.finished >= self.leaves else "finishing"
+            return "finished" if self.finished >= self.leaves - self.out else "finishing"
         return "training" if self.rounds or self.samples else "starting"
+
+    def _in(self, names: Iterable[str]) -> list[str]:
+        """Those of these nodes that take part, or below which somebody does."""
+        return [name for name in sorted(names) if name not in self._names_out]
+
+    @property
+    def _names_out(self) -> list[str]:
+        """Its children below which nobody takes part, and of others those workers that do not."""
+        found = []
+        for child, leaves in self.children.items():
+            found += [child] if self.out >= leaves else sorted(self.out & leaves)
+        return found
+
+    def enroll(self, out: frozenset[str]) -> None:
+        """These workers take no part. Whom it still waits for is told again."""
+        before, self.out = self.out, self.leaves & out
+        if self.out != before:
+            self.waits_for = ""
+
+    def has_left(self, child: str) -> bool:
+        """Whether a child may go: all workers below it that take part have ended."""
+        return child in self.children and self.children[child] - self.out <= self.finished
 
     @property
     def has_workers(self) -> bool:
         """Whether it is a party."""
-        return self.children == self.leaves
+        return self.children.keys() == self.leaves
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing is wrong, nor late."""
-        waits = self.away or self.waits_for or (self.absent and self.rounds)
-        return not (waits or self.link)
+        missing = self.is_lost or self.out or self.lost or self.away
+        return not (missing or self.waits_for or (self.absent and self.rounds) or self.link)
 
     @property
     def loads(self) -> bool:
-        """Whether its first weights are on their way."""
-        return self.loading is not None and self.loading.share < 1.0
+        """Whether its first weights are on their way; those of a server that was started again are none."""
+        return self.loading is not None and self.loading.share < 1.0 and not self.rounds
 
     @property
     def standing(self) -> str:
@@ -110,6 +148,8 @@ class Progress:
     """Takes records, and knows where each party stands."""
 
     def __init__(self, run: Run) -> None:
+        self._tree = run.tree
+        self._members = Members(run)
         self.parties = {name: _row(run.tree, name) for name in run.tree.servers}
         for name, party in self.parties.items():
             link = run.link_of(name)
@@ -129,14 +169,34 @@ class Progress:
             "finished": _finished,
         }
 
-    def take(self, record: Record) -> None:
-        """Learn from a record."""
+    def take(self, record: Record) -> Sequence[Change]:
+        """Learn from a record; gives what it says of who takes part."""
+        changes = self._members.take(record)
+        if record.name == "roster":
+            for row in self.parties.values():
+                row.enroll(self._members.out)
+        elif record.name in HEARD:
+            self._hears(record.node, record.fields["peer"], HEARD[record.name])
         party = self.parties.get(record.node.partition("/")[0])
         take = self._take.get(record.name)
         if party is not None and take is not None:
             take(party, record)
         elif record.name == "waiting":
             self._root_waits(record.fields["whom"])
+        return changes
+
+    def take_all(self, records: Iterable[Record]) -> list[Change]:
+        """The same of several."""
+        return [change for record in records for change in self.take(record)]
+
+    def _hears(self, node: str, peer: str, again: bool) -> None:
+        """Whether something is heard of a peer, by whoever it hangs on; what a node says of those above is no news."""
+        if peer not in self._tree.children(node):
+            return
+        if peer in self.parties:
+            self.parties[peer].is_lost = not again
+        if node in self.parties:
+            (set.discard if again else set.add)(self.parties[node].lost, peer)
 
     def _root_waits(self, whom: str) -> None:
         """A global server waits: so do the parties that have done their share."""
@@ -162,10 +222,8 @@ class Progress:
 
 
 def _row(tree: Tree, name: str) -> PartyProgress:
-    children = tree.children(name)
-    return PartyProgress(
-        name, frozenset(children), frozenset(tree.leaves(name)), tree.parents(name), set(children)
-    )
+    children = {child: frozenset(tree.leaves(child)) for child in tree.children(name)}
+    return PartyProgress(name, children, frozenset(tree.leaves(name)), tree.parents(name), set(children))
 
 
 def few(names: Sequence[str]) -> str:
@@ -195,7 +253,7 @@ def _back(party: PartyProgress, record: Record) -> None:
 
 
 def _away(party: PartyProgress, record: Record) -> None:
-    if _is_server(party, record) and record.fields["peer"] not in party.finished:
+    if _is_server(party, record) and not party.has_left(record.fields["peer"]):
         party.away[record.fields["peer"]] = record.fields["reason"]
 
 

@@ -14,7 +14,9 @@ class Rate:
         self._points: deque[tuple[float, float]] = deque()
 
     def reach(self, t: float, total: float) -> None:
-        """The total was this at time `t`."""
+        """The total was this at time `t`. One that falls is that of a process that was started again."""
+        if self._points and total < self._points[-1][1]:
+            self._points.clear()
         self._points.append((t, total))
         while len(self._points) > 2 and self._points[1][0] <= t - WINDOW_S:
             self._points.popleft()

@@ -29,8 +29,9 @@ from geomx.observe.sentences import sentence
 FLUSH_S = 0.05
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 NOT_LOGGED = frozenset({"failed"})  # the node ends with an error that says the same
-# `geomx run` shows how each party stands, and has advice from who gave it first.
-NOT_LOGGED_WATCHED = NOT_LOGGED | {"first_weights", "waiting", "unreachable", "advised"}
+# `geomx run` shows how each party stands and who takes part, and has advice from who gave it first.
+OF_MEMBERS = frozenset({"lost", "roster", "torn"})
+NOT_LOGGED_WATCHED = NOT_LOGGED | OF_MEMBERS | {"first_weights", "waiting", "unreachable", "advised"}
 CLOCK = "clock"
 CHUNK = 1 << 16
 CLOSE_S = 10.0
@@ -177,6 +178,11 @@ class RecordFiles:
         """The records that have come since the last call, in the order of time."""
         found = [record for path in self._paths for record in self._new_in(path)]
         return sorted(found, key=lambda record: record.t)
+
+    def of(self, node: str) -> list[Record]:
+        """As `new`, of one node."""
+        path = self.path_of(node)
+        return list(self._new_in(path)) if path.exists() else []
 
     def in_unix_time(self) -> list[Record]:
         """As `new`, of files from machines with clocks of their own: `t`, and when spans start and stop, in Unix time.

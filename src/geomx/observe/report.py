@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from rich.table import Table
 from geomx.config import Run
 from geomx.observe.datagrams import datagram_lines
 from geomx.observe.files import write_whole
+from geomx.observe.members import in_short, out_at_end
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted, sentence
 from geomx.observe.totals import Totals
@@ -31,11 +32,17 @@ WORTH_A_WORD = 0.1  # of a round, by which it comes later
 
 
 def make_report(
-    run: Run, records: Iterable[Record], wall_s: float, ended: How = "well", failure: str | None = None
+    run: Run,
+    records: Iterable[Record],
+    wall_s: float,
+    ended: How = "well",
+    failure: str | None = None,
+    lost: Mapping[str, str] | None = None,
 ) -> Report:
     """The report of a run, or of what one has done that did not end well.
 
-    `wall_s`: from the first process's start to the last one's end, in seconds. `failure`: what it failed with.
+    `wall_s`: from the first process's start to the last one's end, in seconds. `failure`: what it failed with. `lost`:
+    the nodes without which it went on, and how each ended.
     """
     totals = Totals(run)
     for record in records:
@@ -45,6 +52,8 @@ def make_report(
     return {
         "ended": ended,
         "failure": failure,
+        "lost": dict(lost or {}),
+        "members": totals.members.told(),
         "algorithm": run.sync.policy,
         "codec_up": run.wan.codec_up,
         "codec_down": run.wan.codec_down,
@@ -81,7 +90,8 @@ def make_report(
         "backward_s_median": _medians(totals.backward_s),
         "skipped": {node: len(steps) for node, steps in sorted(totals.skipped.items())},
         "counted_exactly_once": totals.ledger(),
-        "node_cpu_s": {node: fields["cpu_s"] for node, fields in sorted(totals.usage.items())},
+        "ledger_workers": len(totals.ledger_workers()),
+        "node_cpu_s": totals.cpu_s(),
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
         "config": run.as_dict(),
     }
@@ -154,6 +164,8 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
             "" if report["ended"] == "well" else f"{report['ended']}: this is what was done until then",
             "bad",
         ),
+        ("lost", ", ".join(f"{node} {how}" for node, how in report["lost"].items()), "bad"),
+        ("members", *_members(report)),
         ("steps", f"{report['steps']:,} of each worker" if report["steps"] != rounds else "", ""),
         ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)"), ""),
         (
@@ -194,14 +206,23 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
     return [row for row in rows if row[1]]
 
 
+def _members(report: Report) -> tuple[str, Verdict]:
+    """Who was lost and came back; as it should be where all are there in the end, and no turn is torn."""
+    told = report["members"]
+    is_bad = out_at_end(told) or any(change["kind"] == "torn" for change in told)
+    return in_short(told, report["workers"]), "bad" if is_bad else ""
+
+
 def _proof(report: Report) -> str:
-    """What the ledger proves; it has no blocks, so nothing of them."""
+    """What the ledger proves, and of whom; it has no blocks, so nothing of them."""
+    checked, workers = report["ledger_workers"], report["workers"]
+    whom = f", of {checked} of {workers} workers: the rest were away" if checked < workers else ""
     parties = (party for tier in report["datagrams"].values() for party in tier.values())
     lost = any(counts["returned"] for party in parties for counts in party["classes"].values())
     return (
-        "every contribution, proved by the ledger; not every block: see datagrams"
+        f"every contribution, proved by the ledger{whom}; not every block: see datagrams"
         if lost
-        else "proved by the ledger"
+        else f"proved by the ledger{whom}"
     )
 
 
@@ -315,4 +336,7 @@ def _weights(report: Report) -> tuple[str, Verdict]:
         if list(sha256) == sorted(report["cohorts"]):
             return f"each its own: {each}", ""
         return f"workers DIFFER: {each}", "bad"
-    return (f"the same on all workers, sha256 {sha256[:12]}…", "good") if sha256 else ("", "")
+    told = report["members"]
+    lacks_some = out_at_end(told) if told else report["lost"]
+    whom = "all workers that are left" if lacks_some else "all workers"
+    return (f"the same on {whom}, sha256 {sha256[:12]}…", "good") if sha256 else ("", "")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SENTENCES = {
     "advice": "{text}",
     "advised": "{text}",
+    "anew": "begins anew: {reason}",
     "apart": "its last steps were not averaged over the run, so it may end with other weights than others: {why}. Let "
     "all workers of the party leave the loop after the same step, and call run.close() right after it",
     "attached": "attached: {parameters:,} parameters in {slices} slices",
@@ -25,25 +26,50 @@ _SENTENCES = {
     "refused": "refused {peer}: {reason}",
     "rejoined": "continuing at step {step}, in epoch {epoch}",
     "resumed": "{peer} is connected again",
+    "saves": "{first} is away, so {path} is written here",
     "slept": "did not run for {seconds:.0f} s (suspended, or no processor time)",
     "skipped": "left out {part} of step {step}: {what}",
     "unreachable": "cannot reach {peer} yet, trying again: {reason}",
+    "unsaved": "{path} is not written: this worker was cut off when the others saved",
     "waiting": "waiting for {whom}, {seconds:.0f} s so far",
 }
 _PATHS = {
     True: "datagrams pass to {peer} again",
     False: "datagrams do not pass to {peer}, so TCP carries everything: {why}",
 }
+_TORN = {
+    False: "turn {turn} is torn: it lost {whom} in the middle, so slices of its step are means over different workers",
+    True: "turn {turn} of {cohort} is torn: it lost {whom} in the middle, so slices of its step are means over "
+    "different workers",
+}
+_ROSTERS = {
+    True: "{reason}; workers below that take part: {members}",  # a server's
+    False: "{reason}; workers that take no part: {out}",  # a worker's
+}
 
 
 def sentence(name: str, fields: Mapping[str, Any]) -> str:
     """A note in words; one that is unknown here, or lacks a field, as `name: key=value, ...`."""
     try:
-        form = _PATHS[fields["passes"]] if name == "datagrams" else _SENTENCES[name]
-        return form.format_map(fields)
+        return _form(name, fields).format_map(fields)
     except (KeyError, ValueError, TypeError):
         listed = ", ".join(f"{key}={value}" for key, value in fields.items())
         return f"{name}: {listed}" if listed else name
+
+
+def _form(name: str, fields: Mapping[str, Any]) -> str:
+    if name == "datagrams":
+        return _PATHS[fields["passes"]]
+    if name == "torn":
+        return _TORN[bool(fields["cohort"])]
+    if name == "roster":
+        return _ROSTERS["members" in fields]
+    return _SENTENCES[name]
+
+
+def are(names: Sequence[str]) -> str:
+    """`A/0 is`, `A/0, A/1 are`."""
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def counted(count: int, what: str) -> str:

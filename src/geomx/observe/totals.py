@@ -2,7 +2,8 @@
 
 Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `round`
 for how many synchronization rounds there were and how long one took, from its first contribution to its last answer;
-their `link` for what events have changed; for bytes, see `traffic.py`, for datagrams `datagrams.py`.
+their `link` for what events have changed; for bytes, see `traffic.py`, for datagrams `datagrams.py`, for who took part
+`members.py`. A process that was started again counts from zero, and begins with a `clock`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from geomx.config import Run
 from geomx.observe.datagrams import Datagrams
-from geomx.observe.records import Record, number
+from geomx.observe.members import Members
+from geomx.observe.records import CLOCK, Record, number
 from geomx.observe.traffic import Crossed, Traffic
 from geomx.tree import TOP
 
@@ -29,7 +31,10 @@ class Totals:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self.members = Members(run)
         self.finished: dict[str, Fields] = {}
+        self._starts: Counter[str] = Counter()  # of each node
+        self._cpu_s_before: dict[str, float] = defaultdict(float)  # of each node's processes before the last
         self.usage: dict[str, Fields] = {}
         self.traffic = Traffic(run)
         self.datagrams = Datagrams(run)
@@ -55,6 +60,7 @@ class Totals:
             set
         )  # by node: the steps of which it has left something out
         self._take: dict[str, Callable[[Record], None]] = {
+            CLOCK: self._started,
             "finished": self._finished,
             "usage": self._usage,
             "datagrams": self.datagrams.path,
@@ -70,6 +76,7 @@ class Totals:
 
     def take(self, record: Record) -> None:
         """Count a record in."""
+        self.members.take(record)
         take = self._take.get(record.name)
         if take is not None:
             take(record)
@@ -85,10 +92,20 @@ class Totals:
         return median(seconds) if seconds else None
 
     def steps_of(self, worker: str) -> int:
-        return int(self.finished[worker]["steps"]) if worker in self.finished else self.made[worker]
+        return int(self.finished[worker]["steps"]) if self._tells_all(worker) else self.made[worker]
 
     def samples_of(self, worker: str) -> int:
-        return int(self.finished[worker]["samples"]) if worker in self.finished else self.samples[worker]
+        return int(self.finished[worker]["samples"]) if self._tells_all(worker) else self.samples[worker]
+
+    def _tells_all(self, worker: str) -> bool:
+        """Whether a worker's last word is of all that it has done."""
+        return worker in self.finished and self._starts[worker] < 2
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds of each node."""
+        return {
+            node: fields["cpu_s"] + self._cpu_s_before[node] for node, fields in sorted(self.usage.items())
+        }
 
     def slowest_party(self) -> dict[str, Any] | None:
         """Which party or region came last most often at the global servers, in which share of rounds, by how much."""
@@ -165,18 +182,28 @@ class Totals:
     def ledger(self) -> bool | None:
         """Whether each contribution was counted exactly once; None where there is no ledger, or not of every worker.
 
-        A worker has seen all of its own cohort. Of others, that need not have come when it left.
+        A worker has seen all of its own cohort. Of others, that need not have come when it left. Those that take no
+        part in the end have no say.
         """
-        ended = [self.finished[worker] for worker in self._run.workers if worker in self.finished]
-        if len(ended) < len(self._run.workers) or not all(fields.get("ledger") for fields in ended):
+        workers = [worker for worker in self._run.workers if not self.members.is_out(worker)]
+        ended = {worker: self.finished.get(worker, {}) for worker in workers}
+        checked = self.ledger_workers()
+        if not checked or not all(fields.get("ledger") for fields in ended.values()):
             return None
-        made = [fields["contributions"] for fields in ended]
         return all(
-            fields["ledger"][place] == made[place]
-            for fields in ended
-            for place, other in enumerate(ended)
-            if other["cohort"] == fields["cohort"]
+            fields["ledger"][self._run.workers.index(other)] == ended[other]["contributions"]
+            for fields in ended.values()
+            for other in checked
+            if ended[other]["cohort"] == fields["cohort"]
         )
+
+    def ledger_workers(self) -> list[str]:
+        """Those whom the ledger can be held against: they have taken part all the time, in one process.
+
+        Some of what others have contributed was to count nothing, or nobody knows how much it was.
+        """
+        lost = {name for change in self.members.changes if change.kind == "lost" for name in change.who}
+        return [name for name in self._run.workers if name not in lost and self._starts[name] < 2]
 
     @property
     def cohorts(self) -> list[str]:
@@ -196,6 +223,14 @@ class Totals:
             return {node: sha256 for node, sha256 in found.items() if sha256 is not None}
         every = {cohort: next(iter(hashes)) for cohort, hashes in sorted(by_cohort.items())}
         return every if len(every) > 1 else next(iter(every.values()), None)
+
+    def _started(self, record: Record) -> None:
+        node = record.node
+        self._starts[node] += 1
+        if node in self.usage:
+            self._cpu_s_before[node] += self.usage[node]["cpu_s"]
+        self.traffic.start(node)
+        self.datagrams.start(node)
 
     def _finished(self, record: Record) -> None:
         self.finished[record.node] = record.fields

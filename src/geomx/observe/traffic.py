@@ -46,14 +46,27 @@ class Traffic:
             server: "wan" if tree.parent(server) == TOP else "region" for server in tree.servers
         }
         self._crossed: dict[str, Crossed] = {}  # by node, over its edges upward
+        self._before: dict[str, Crossed] = {}  # the same, of processes before
         self._first: dict[str, Crossed] = defaultdict(Crossed)  # the same, of all times that it was started
+
+    def start(self, node: str) -> None:
+        """A node has been started, maybe again: it counts from zero."""
+        for lower in (node, *self._workers(node)):
+            if node in self._above and lower in self._crossed:
+                self._before[lower] = self._crossed[lower]
 
     def use(self, node: str, usage: dict[str, Any]) -> None:
         """A node has told what has crossed its edges; of a worker's, its local server tells."""
         if node in self._above:
-            self._crossed[node] = Crossed(*bytes_above(usage, self._tree.parents(node)))
-            for child in filter(self._tree.is_worker, self._tree.children(node)):
-                self._crossed[child] = Crossed(usage["received"].get(child, 0), usage["sent"].get(child, 0))
+            self._cross(node, *bytes_above(usage, self._tree.parents(node)))
+            for child in self._workers(node):
+                self._cross(child, usage["received"].get(child, 0), usage["sent"].get(child, 0))
+
+    def _cross(self, lower: str, up: int, down: int) -> None:
+        self._crossed[lower] = self._before.get(lower, Crossed()) + Crossed(up, down)
+
+    def _workers(self, node: str) -> list[str]:
+        return [child for child in self._tree.children(node) if self._tree.is_worker(child)]
 
     def begin(self, node: str, usage: dict[str, Any]) -> None:
         """A node sends what belongs to a step for the first time since it was started: until then this has crossed."""

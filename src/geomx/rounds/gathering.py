@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from itertools import product
 from typing import Any
@@ -11,6 +11,7 @@ from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 from geomx.rounds.membership import Members
 from geomx.rounds.round import Round, Rounds
+from geomx.rounds.together import TurnTogether, is_in
 from geomx.sync.contract import Policy, RoundView, Wait
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Push
@@ -23,12 +24,20 @@ class Gathering:
     """Of all slices and cohorts of one server.
 
     `close`: takes each round that the policy has closed. `wake(key, at, then)`: calls `then(now)` at a time; a key that
-    is set again moves.
+    is set again moves. `agrees(cohort, turn, together)`: whether a turn that counts as a whole, and is complete here,
+    may close now; else `named` is called later.
     """
 
     def __init__(
-        self, policy: Policy, members: Members, close: Callable[[Slice, Round], None], wake: Wake
+        self,
+        policy: Policy,
+        members: Members,
+        close: Callable[[Slice, Round], None],
+        wake: Wake,
+        agrees: Callable[[str, int, bytes], bool] = lambda *_: True,
     ) -> None:
+        self._agrees = agrees
+        self._together: dict[tuple[str, int], TurnTogether] = {}
         self._policy = policy
         self._members = members
         self._close = close
@@ -41,6 +50,7 @@ class Gathering:
         self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
         self._incarnations: dict[str, int] = {}  # of those that have contributed to a step
         self._restarts: dict[str, int] = {}  # the step to which a later incarnation has contributed first
+        self._is_held = False  # nothing closes
 
     def begin(self, slices: Iterable[Slice]) -> None:
         """These slices are gathered here."""
@@ -60,6 +70,8 @@ class Gathering:
             fits = push.cohort == EVERYONE
         elif push.kind == "gradient":
             fits = push.cohort in self._cohorts
+        if push.together:
+            fits = fits and push.kind != "assign" and is_in(push.slice, push.together)
         if not fits or push.turn >= MOST_TURNS:
             raise ProtocolError(
                 f"a push of kind {push.kind} for the cohort {push.cohort!r} in turn {push.turn}"
@@ -75,8 +87,46 @@ class Gathering:
             rounds.check_one_open()
         if push.cohort == EVERYONE and self._policy.sync_group != "run":
             self.at_barrier(push.origins.keys(), push.turn, now)
-        if round_ is not None:
+        if round_ is None:
+            return
+        if push.together:
+            key = push.cohort, push.turn
+            turn = self._together.setdefault(key, TurnTogether(push.together, self._slices.keys()))
+            if turn.bitmap != push.together:
+                raise Disagreement(
+                    f"turn {push.turn}: {', '.join(push.origins)} and others exchange different parts of the model; "
+                    "every worker must make the same calls in the same order"
+                )
+            turn.came(push.origins, push.slice)
+            self._close_together(push.cohort, push.turn, now)
+        else:
             self._decide(slice_, round_, now)
+
+    def named(self, cohort: str, turn: int, now: float) -> None:
+        """A turn that counts as a whole is complete everywhere."""
+        if (together := self._together.get((cohort, turn))) is not None:
+            together.is_named = True
+            self._close_together(cohort, turn, now)
+
+    def _close_together(self, cohort: str, turn: int, now: float) -> None:
+        """Ask the policy of all its slices, once all have come from everybody."""
+        together = self._together[cohort, turn]
+        whole = together.has_all_of(self._members.expected(turn, cohort))
+        may_close = whole and not self._is_held
+        if may_close and (together.is_named or self._agrees(cohort, turn, together.bitmap)):
+            together.is_named = True
+        else:
+            may_close = False
+        for index in sorted(together.needed):
+            rounds = self._rounds.get((index, cohort))
+            round_ = None if rounds is None else rounds.open.get(turn)
+            if round_ is None:
+                continue
+            if may_close:
+                self._decide(self._slices[index], round_, now)
+            else:
+                missing = self._members.expected(turn, cohort) - round_.origins.keys()
+                round_.waits_for = tuple(sorted(missing))
 
     def _notice_restarts(self, push: Push) -> None:
         for name, incarnation in push.origins.items():
@@ -87,7 +137,7 @@ class Gathering:
     def at_barrier(self, members: Set[str], turn: int, now: float) -> None:
         """These have come to a call of the whole run. They make no step before all have: no bound waits for them."""
         behind = [cohort for cohort, call in self._calls.items() if call < turn]
-        come = [cohort for cohort in behind if self._members.of(cohort) <= members]
+        come = [cohort for cohort in behind if self._members.present(self._members.of(cohort)) <= members]
         if come:
             self._calls |= dict.fromkeys(come, turn)
             for slice_ in self._slices.values():
@@ -99,17 +149,79 @@ class Gathering:
         Where those above did not wait for this server, the round may be open here, or not have begun. It closes with
         whatever is in it: nobody else can come into it, since all have been told whether they did.
         """
+        for key in [key for key in self._together if key[0] == cohort and key[1] < turn]:
+            del self._together[key]
         overtaken = self._rounds.setdefault((slice_.index, cohort), Rounds()).overtaken(turn)
         if overtaken is not None:
             self._close(slice_, overtaken)
         if not self._policy.lockstep:
             self._look_again(slice_, now)
 
-    def left(self, now: float) -> None:
-        """Members have left, for whom open rounds may have waited."""
+    def look(self, now: float) -> None:
+        """Others take part than before: open rounds may have waited for those who no longer do."""
         for (index, _), rounds in list(self._rounds.items()):
             for round_ in list(rounds.open.values()):
-                self._decide(self._slices[index], round_, now)
+                if round_.turn not in rounds.open:  # closing another may have answered it
+                    continue
+                if (round_.cohort, round_.turn) in self._together:
+                    self._close_together(round_.cohort, round_.turn, now)
+                else:
+                    self._decide(self._slices[index], round_, now)
+
+    def hold(self) -> None:
+        """Close nothing from now on."""
+        self._is_held = True
+
+    def resume(self, now: float) -> None:
+        """Close what is due, and go on."""
+        self._is_held = False
+        self.look(now)
+
+    def drop(self, names: Set[str], from_turns: Mapping[str, int]) -> list[tuple[str, int]]:
+        """These take no part from these turns of their cohorts on: what they have contributed to them is forgotten.
+
+        Returns the cohorts and turns before in which others close over the rest.
+        """
+        torn: dict[tuple[str, int], None] = {}
+        for (_, cohort), rounds in self._rounds.items():
+            first = from_turns.get(cohort)
+            for turn, round_ in list(rounds.open.items()):
+                if first is None or turn < first:
+                    if not names.isdisjoint(self._members.of(cohort) - round_.origins.keys()):
+                        torn[cohort, turn] = None
+                elif not round_.drop(names):
+                    del rounds.open[turn]
+        for (cohort, turn), together in self._together.items():
+            if turn >= from_turns.get(cohort, turn + 1):
+                together.forget(names)
+        return list(torn)
+
+    def forget(self) -> None:
+        """All rounds, of whoever was cut off from the run: what has closed there comes with the values."""
+        self._rounds.clear()
+        self._together.clear()
+
+    def came_back(self, names: Set[str]) -> None:
+        """These take part again: whole cohorts of them have come to the calls that are over."""
+        last = max((self.closed(index, EVERYONE) for index in self._slices), default=-1)
+        for cohort, call in self._calls.items():
+            if self._members.present(self._members.of(cohort)) <= names:
+                self._calls[cohort] = max(call, last)
+
+    def newest(self, cohort: str) -> int:
+        """The last turn of a cohort that is open, or -1."""
+        return max(
+            (max(r.open, default=-1) for (_, of), r in self._rounds.items() if of == cohort), default=-1
+        )
+
+    def last_closed(self, names: Iterable[str]) -> dict[str, int]:
+        """By cohort of any of these: the last turn of which a slice has closed, -1 where none has."""
+        of = set(names)
+        turns = {name: -1 for name in (EVERYONE, *self._cohorts) if not of.isdisjoint(self._members.of(name))}
+        for (_, cohort), rounds in self._rounds.items():
+            if cohort in turns or not of.isdisjoint(self._members.of(cohort)):
+                turns[cohort] = max(turns.get(cohort, -1), rounds.closed)
+        return turns
 
     def closed(self, index: int, cohort: str) -> int:
         """The last turn of a slice in a cohort, or -1."""
@@ -163,6 +275,9 @@ class Gathering:
             round_.turn, slice_.index, round_.kind, round_.cohort, origins, members, round_.opened, progress
         )
         plan = self._policy.gathered(view, now)
+        if self._is_held and not isinstance(plan, Wait):
+            round_.waits_for = ()
+            return
         if isinstance(plan, Wait):
             round_.waits_for, round_.waits_until = plan.whom, plan.until
             self._look_at(slice_, round_.cohort, now)
@@ -184,7 +299,7 @@ class Gathering:
 
     def _progress(self, index: int, cohort: str) -> dict[str, int]:
         """The last closed turn of every other cohort that has not left, and waits in no call for others."""
-        there = [other for other in self._cohorts if not self._members.has_left(self._members.of(other))]
+        there = [other for other in self._cohorts if self._members.present(self._members.of(other))]
         answered = min((self._calls[other] for other in there), default=-1)
         return {
             other: self.closed(index, other)

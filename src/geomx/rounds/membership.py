@@ -3,13 +3,16 @@
 The members are the workers, the leaves of the tree, in the order of the run's description. Every node counts
 leaves, never children: an aggregate that was merged on the way still names the workers inside it.
 
+Of the members, some may be *out*: lost, or not there yet. Whoever comes back *begins* with a turn of each of its
+cohorts. A turn awaits those who are in and have begun; what others have contributed to it counts all the same.
+
 Turns are counted in each cohort by itself. Cohorts are those of `geomx.tree`: the whole run (`""`), the workers of a
 region or of a party (`"A"`), or one worker (`"A/0"`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 from geomx.errors import ProtocolError
@@ -22,13 +25,17 @@ class Members:
     def __init__(self, tree: Tree, node: str) -> None:
         self.tree = tree
         self.order: dict[str, int] = {name: place for place, name in enumerate(tree.leaves(node))}
+        self.out: frozenset[str] = frozenset()
         self._cohorts: dict[str, frozenset[str]] = {EVERYONE: frozenset(self.order)}
         self._left: dict[str, Mapping[str, int]] = {}  # of each that has left: its last turn in each cohort
-        self._last_turns: dict[str, list[int]] = {}  # of a cohort, in order
-        self._remaining: dict[tuple[str, int], frozenset[str]] = {}  # of a cohort, once so many are gone
+        self._begins: dict[str, Mapping[str, int]] = {}  # of each that has come back: its first
+        self._bounds: dict[
+            str, list[int]
+        ] = {}  # of a cohort, in order: turns from which on others are awaited
+        self._awaited: dict[tuple[str, int], frozenset[str]] = {}  # of a cohort, behind so many bounds
 
     def of(self, cohort: str) -> frozenset[str]:
-        """The members of a cohort, whether they have left or not; raises `ProtocolError` where there are none."""
+        """The members of a cohort, whether they take part or not; raises `ProtocolError` where there are none."""
         if cohort not in self._cohorts:
             found = frozenset(self.order).intersection(self.tree.leaves(cohort))
             if not found:
@@ -37,17 +44,17 @@ class Members:
         return self._cohorts[cohort]
 
     def expected(self, turn: int, cohort: str = EVERYONE) -> frozenset[str]:
-        """The members of one turn of a cohort: those that have not left before it."""
-        if cohort not in self._last_turns:
-            self._last_turns[cohort] = sorted(
-                self._last(name, cohort) for name in self.of(cohort) & self._left.keys()
-            )
-        gone = bisect_left(self._last_turns[cohort], turn)
-        if (cohort, gone) not in self._remaining:
-            self._remaining[cohort, gone] = self.of(cohort) - {
-                name for name in self._left if self._last(name, cohort) < turn
-            }
-        return self._remaining[cohort, gone]
+        """The members that a turn of a cohort awaits: those who are in, have begun, and have not left before it."""
+        if cohort not in self._bounds:
+            last = (self._last(name, cohort) + 1 for name in self.of(cohort) & self._left.keys())
+            first = (self._first(name, cohort) for name in self.of(cohort) & self._begins.keys())
+            self._bounds[cohort] = sorted({*last, *first})
+        behind = bisect_right(self._bounds[cohort], turn)
+        if (cohort, behind) not in self._awaited:
+            not_left = {name for name in self._left if self._last(name, cohort) < turn}
+            not_yet = {name for name in self._begins if self._first(name, cohort) > turn}
+            self._awaited[cohort, behind] = self.of(cohort) - self.out - not_left - not_yet
+        return self._awaited[cohort, behind]
 
     def leave(self, names: Iterable[str], last_turns: Mapping[str, int]) -> None:
         """These members take no part in turns after the last of each cohort. Saying it twice changes nothing."""
@@ -55,7 +62,24 @@ class Members:
             if name not in self.order:
                 raise ProtocolError(f"{name} leaves a run of which it is no member")
             self._left.setdefault(name, last_turns)
-        self._last_turns, self._remaining = {}, {}
+        self._forget()
+
+    def enroll(self, out: Iterable[str], begins: Mapping[str, Mapping[str, int]]) -> frozenset[str]:
+        """These are out, all others in; `begins`: of whoever has come back. Returns who is out since now."""
+        before, self.out = self.out, frozenset(self.order).intersection(out)
+        for name in begins.keys() & self.order.keys():
+            own = {cohort: turn for cohort, turn in begins[name].items() if name in self.tree.leaves(cohort)}
+            self._begins[name] = own
+        self._forget()
+        return self.out - before
+
+    def begins(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """Of those of these who have come back: with which turn of each cohort they have begun."""
+        return {name: dict(self._begins[name]) for name in names if name in self._begins}
+
+    def left(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """Of those of these who have left: their last turn in each cohort."""
+        return {name: dict(self._left[name]) for name in names if name in self._left}
 
     def has_all_of(self, cohort: str) -> bool:
         """Whether a whole cohort is below this node: here, and nowhere above, its mean is known."""
@@ -65,9 +89,14 @@ class Members:
         """Whether all of these have left."""
         return all(name in self._left for name in names)
 
+    def present(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of these who are in, and have not left."""
+        return frozenset(names) - self.out - self._left.keys()
+
     @property
     def all_left(self) -> bool:
-        return len(self._left) == len(self.order)
+        """Whether everybody who is in has left; of a node below which all are out, somebody may come back."""
+        return bool(self._left) and not self.present(self.order)
 
     def first(self, origins: Iterable[str]) -> int:
         """The place of the lowest origin: contributions are added in this order."""
@@ -75,3 +104,9 @@ class Members:
 
     def _last(self, name: str, cohort: str) -> int:
         return self._left[name].get(cohort, -1)
+
+    def _first(self, name: str, cohort: str) -> int:
+        return self._begins[name].get(cohort, 0)
+
+    def _forget(self) -> None:
+        self._bounds, self._awaited = {}, {}

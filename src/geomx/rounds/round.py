@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from geomx.errors import Disagreement, ProtocolError
@@ -38,6 +38,14 @@ class Round:
     def in_order(self) -> list[tuple[Push, Any]]:
         """The contributions in the order in which they are added, whatever the order they came in."""
         return [(push, payload) for _, push, payload in sorted(self.contributions, key=lambda c: c[0])]
+
+    def drop(self, names: Set[str]) -> bool:
+        """Forget what has come of these alone; returns whether anything is left."""
+        self.contributions = [each for each in self.contributions if not each[1].origins.keys() <= names]
+        self.origins = {
+            name: number for _, push, _ in self.contributions for name, number in push.origins.items()
+        }
+        return bool(self.contributions)
 
     @property
     def weight(self) -> float:
@@ -149,6 +157,12 @@ class Rounds:
                     _restarted(restarts, push, first)
                     or "every worker must make the same calls in the same order"
                 )
+            )
+        if current.contributions and push.together != current.contributions[0][1].together:
+            other = current.contributions[0][1]
+            raise Disagreement(
+                f"turn {push.turn}: {_names(push)} and {_names(other)} exchange different parts of the model; every "
+                "worker must make the same calls in the same order"
             )
         ours = current.hyper
         if ours and push.hyper and push.hyper != ours:

@@ -6,12 +6,14 @@ turn of the cohort is: a step may be of some slices alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from geomx.errors import Disagreement, NodeLost, Stalled
 from geomx.layout import Role
+from geomx.rounds.round import Round
+from geomx.tree import EVERYONE
 from geomx.wire.messages import Push, Update
 
 LOAD = "load()"
@@ -28,6 +30,7 @@ class _TurnRecord:
     staleness: int = 0
     reported: float = 0.0
     arrived: dict[str, float] = field(default_factory=dict)  # by child: when its last push came
+    counted: set[str] = field(default_factory=set)  # whose contributions had a weight
 
 
 class Waiting(NamedTuple):
@@ -58,10 +61,14 @@ def check_stillness(still_s: float, stall_s: float, waiting: Sequence[Waiting]) 
 class TurnLog:
     """See the module's text. `note(name, level, **fields)`: where it is told.
 
-    `stall_s`: how long a turn waits before it is told; `turn_s`: how long it waits at most, 0: for ever.
+    `stall_s`: how long a turn waits before it is told; `turn_s`: how long it waits at most, 0: for ever. `names`: all
+    that could contribute.
     """
 
-    def __init__(self, stall_s: float, turn_s: float, note: Callable[..., None]) -> None:
+    def __init__(
+        self, stall_s: float, turn_s: float, note: Callable[..., None], names: Iterable[str] = ()
+    ) -> None:
+        self._names = tuple(names)
         self._stall_s = stall_s
         self._turn_s = turn_s
         self._note = note
@@ -91,6 +98,14 @@ class TurnLog:
                 f"(turn {push.turn}): every worker must make the same calls in the same order{hint}"
             )
         turn.arrived[child] = now
+
+    def closed(self, round_: Round) -> None:
+        """A slice's round has closed."""
+        turn = self._turns.get((round_.cohort, round_.turn))
+        if turn is not None:
+            for _, push, _ in round_.contributions:
+                if push.weight:
+                    turn.counted.update(push.origins)
 
     def answered(self, role: Role, update: Update, staleness: int, trained: int, now: float) -> None:
         """A slice has been answered. `trained`: how many take part in a step."""
@@ -149,7 +164,10 @@ class TurnLog:
             "weight": turn.weight,
             "cohort": key[0],
             "staleness": turn.staleness,
+            "counted": len(turn.counted),
         }
+        if key[0] == EVERYONE and len(turn.counted) < len(self._names):
+            fields["absent"] = ", ".join(name for name in self._names if name not in turn.counted)
         if len(turn.arrived) > 1:
             (_, before), (last, at) = sorted(turn.arrived.items(), key=lambda arrival: arrival[1])[-2:]
             fields |= {"last": last, "later_s": at - before}

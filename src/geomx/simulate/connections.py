@@ -24,8 +24,8 @@ from geomx.simulate.programs import Program
 from geomx.wire.flow.ends import WHY, OnConnection
 from geomx.wire.flow.inbox import Blocks, Delivery
 from geomx.wire.flow.outbox import FlowTerms
-from geomx.wire.messages import Message
 from geomx.wire.proof import NONCE_BYTES
+from geomx.wire.roster_messages import Message
 
 HEADER_BYTES = 96  # what a message's frame and head take, about
 _GOODBYE = Message()  # the end of a connection, as it crosses a link

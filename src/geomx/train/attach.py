@@ -12,7 +12,7 @@ from torch import nn
 from geomx.config.decision import Decision, decide
 from geomx.errors import Unsupported
 from geomx.node.port import Arrived
-from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep
+from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, next_run_mean
 from geomx.train.calls.broadcast import Broadcast
 from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.context import TrainingContext
@@ -124,7 +124,9 @@ def attach(
     client.receive = attached.receive
     manifest = _manifest(optimizer, rule, kind, settings, clip_norm)
     whole = settings.policy.plans is GradientStep
-    if client.attach(model_slices.layout, manifest, steps.cohort, steps.slices, whole):
+    _, mean = next_run_mean(settings.policy) or (0, LocalStep())
+    is_whole = whole or (local and mean.fragment[1] == 1 and not mean.overlap)
+    if client.attach(model_slices.layout, manifest, steps.cohort, steps.slices, whole, is_whole):
         broadcast.assign("attach()", model_slices.layout.slices, states)
     steps.hook()
     pending.hook()

@@ -199,6 +199,7 @@ class LiveRun:
             self._client, self._tree, self._samples, self._loss, self._progress, settings, self._timeline
         )  # fmt: skip
         self._attached = self._progress.attached = attach(context, model, optimizer, clip_norm)
+        self._client.moved = self._moved
         if self._client.place is not None:
             self._progress.go_on(self._client.place)
             self._client.port.note("rejoined", "info", step=self.step, epoch=self.epoch)
@@ -288,7 +289,8 @@ class LiveRun:
         their mean over all workers, weighted by samples. An interrupted save leaves no partial file.
 
         Args:
-            path: The safetensors file to write, on the first worker's machine.
+            path: The safetensors file to write, on the first worker's machine; where that is away (`run.on_loss`), on
+                the next one's.
             everywhere: The first worker of each party writes `path` on its own machine, too. Not with policies whose
                 parties have different weights (`mixed`, `downpour`).
 
@@ -296,15 +298,20 @@ class LiveRun:
             CheckpointError: The file cannot be written.
             Unsupported: A step has begun and not ended, or `everywhere` with such a policy.
         """
-        task = saving.Task(Path(path), self.name, self._tree, everywhere)
-        self._progress.is_amid = False
-        saving.save(self._joined("save"), task, self._progress.place)
+        task = saving.Task(Path(path), self.name, self._tree, everywhere, self._client.away)
+        attached, self._progress.is_amid = self._joined("save"), False
+        if self._progress.catches_up:  # this worker was cut off while the others saved
+            self._client.port.note("unsaved", "warning", path=str(path))
+            return
+        if task.leads_run and task.away and self.name != self._tree.workers[0]:
+            self._client.port.note("saves", "warning", path=str(path), first=self._tree.workers[0])
+        saving.save(attached, task, self._progress.place)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from a checkpoint: weights, buffers, optimizer, and the progress in data and schedules.
 
-        Every worker must call it, after `attach` and between steps. A worker that was started again while the others
-        waited (`lan.rejoin_s`) keeps the run's weights and progress, which are newer than the file's.
+        Every worker must call it, after `attach` and between steps. A worker that was started again while the run
+        lasted (`run.on_loss`) keeps the run's weights and progress, which are newer than the file's.
 
         Args:
             path: The file that `save` wrote; each worker reads it, and all must have the same one.
@@ -318,6 +325,14 @@ class LiveRun:
         if place is not None:
             self._progress.go_on(place)
         self._schedules.again(attached.optimizer, self._progress.place, is_its=place is not None)
+
+    def _moved(self) -> None:
+        """The run has gone on without this worker: its steps and schedules follow."""
+        attached = self._joined("step")
+        missed = max(0, attached.steps.moved())
+        self._progress.steps += missed
+        self._progress.catches_up = self._progress.is_behind
+        self._schedules.ahead(attached.optimizer, missed)
 
     def resume(self, *schedulers: LRScheduler, every: Every = "step") -> None:
         """Bring learning-rate schedules to the run's progress, after `load` or when this worker was started again.

@@ -36,7 +36,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from geomx.errors import ProtocolError
-from geomx.wire.messages import HEAD_LIMIT_BYTES, Message, decode_head, payload_size
+from geomx.wire.messages import HEAD_LIMIT_BYTES, decode_head, payload_size
+from geomx.wire.roster_messages import Message
 
 PREFIX = struct.Struct("<QIHH")
 PREFIX_BYTES = PREFIX.size

@@ -22,7 +22,8 @@ from collections import deque
 from heapq import heappop, heappush
 
 from geomx.wire.frames import PREFIX, PRIORITY_LIMIT
-from geomx.wire.messages import HEAD_LIMIT_BYTES, Message, encode_head, payload_size
+from geomx.wire.messages import HEAD_LIMIT_BYTES, encode_head, payload_size
+from geomx.wire.roster_messages import Message
 
 Chunk = tuple[bytes] | tuple[bytes, memoryview]
 """What to write for one frame, in this order."""

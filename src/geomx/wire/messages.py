@@ -20,6 +20,8 @@ from typing import Literal
 
 import msgspec
 
+from geomx.wire.roster_messages import Asks, Close, Complete, Held, Hold, Lost, Message, Over, Roster
+
 PROTOCOL_VERSION = 3
 
 Kind = Literal["gradient", "mean", "assign"]
@@ -39,10 +41,6 @@ RefusalCode = Literal[
     "watermark",  # the dialler's session has lost messages
     "ended",  # the listener knows nothing of the dialler's session any more
 ]
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The root of all messages."""
 
 
 class Challenge(Message, frozen=True, array_like=True, tag=True):
@@ -144,13 +142,21 @@ class Attached(Message, frozen=True, array_like=True, tag=True):
     -1 where none has. `turns`: of every cohort to which it belongs, how many have closed, the policy's last step of
     which a round has closed, and that round's turn. `reached`: what it has told before it was started again, the
     newest last. `ended`: its cohorts of which everybody was at the end of the data in the last step that has closed.
-    Without payload the run is fresh. Otherwise the current values follow as `Update`s.
+    Without payload the run is fresh. Otherwise the current values follow as `Update`s. `roster`: the newest, None:
+    that of the description. `begins`: by worker below that has come back, the first turn of each cohort in which it
+    takes part. `passes`: by cohort, how many passes over the data it has ended, and
+    with which step of the policy. `left`:
+    by worker below that has left, its last turn of each cohort.
     """
 
-    turns: dict[str, tuple[int, int, int]] = {}
+    turns: dict[str, tuple[int, int, int]] = msgspec.field(default_factory=dict)
     reached: tuple[Reached, ...] = ()
     ended: tuple[str, ...] = ()
     size: int = 0
+    roster: Roster | None = None
+    begins: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    passes: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    left: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
 
 
 class Hyper(Message, frozen=True, array_like=True, tag=True):
@@ -194,6 +200,9 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     scalars: tuple[tuple[str, tuple[float, ...]], ...] = ()  # `assign` alone: see optim/contract.py
     size: int = 0
     beside: Beside | None = None  # given by the connection that sends it so
+    together: bytes = (
+        b""  # a bitmap of slices: these of the turn count all, or none; see `rounds/together.py`
+    )
     relative_loss: float | None = None  # of `run.loss`, to each worker's first: the mean by weight
 
 
@@ -201,7 +210,8 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     """The answer to a slice's pushes, on its way down to their cohort. `weight`: their sum, 0: nobody contributed.
 
     Without payload nothing changed. `receipt`: which blocks of the receiver's own push were added, a bitmap as in
-    `geomx.wire.presence`; None: all that it has sent.
+    `geomx.wire.presence`; None: all that it has sent. `base`: of a delta, the version to which it adds, and of values
+    that a joiner is sent, theirs; a version is the turn of the update that has made it.
     """
 
     turn: int
@@ -214,6 +224,8 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     size: int = 0
     receipt: bytes | None = None
     beside: Beside | None = None  # as in `Push`
+    step: int = -1  # likewise
+    base: int = -1
 
 
 Carried = Push | Update  # the messages whose payloads may travel in datagrams
@@ -325,12 +337,14 @@ class Beat(Message, frozen=True, array_like=True, tag=True):
     """The heartbeat, sent when nothing else was. `received`: as in `Ack`. `sent`: the last number given.
 
     `still_s`: for so many seconds nothing has happened at the sender, nor below it, while every worker there waited
-    inside geomx; 0: something does, or may. See `geomx.node.peers.stillness`.
+    inside geomx; 0: something does, or may. See `geomx.node.peers.stillness`. `step`: upwards, how many steps of the
+    policy the slowest worker below has taken, where they are local; -1: that is not known.
     """
 
     received: int
     sent: int
     still_s: float
+    step: int = -1
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True):
@@ -355,7 +369,7 @@ class Gone(Message, frozen=True, array_like=True, tag=True):
 AnyMessage = (
     Challenge | Hello | Welcome | Refuse | Attach | Reached | Attached | Hyper | Push | Update | Stepped
     | FlowOpen | FlowBroken | Sampled | Calling | Allowance | Advice | Norms | Scale | Fetch | State | Ack | Beat
-    | Leave | Gone | Failure
+    | Leave | Gone | Failure | Complete | Close | Roster | Lost | Asks | Hold | Held | Over
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 
 from geomx.errors import ProtocolError
 from geomx.layout import MOST_SLICES
-from geomx.wire.messages import Message, payload_size
+from geomx.wire.messages import payload_size
+from geomx.wire.roster_messages import Message
 
 WINDOW = 2 * MOST_SLICES  # a joiner is sent every slice as it stands, and may be sent the next turn behind it
 MOST_FRUITLESS = 5  # connections in a row that break before one message is through
@@ -37,15 +38,11 @@ ACK_EVERY_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How an edge's liveness is judged. `resend_s`: for channels that lose single messages; 0: never.
-
-    `rejoin_s`: how long whoever is lost is awaited, should it be started again; 0: not at all.
-    """
+    """How an edge's liveness is judged. `resend_s`: for channels that lose single messages; 0: never."""
 
     heartbeat_s: float = 1.0
     timeout_s: float = 15.0
     resend_s: float = 0.0
-    rejoin_s: float = 0.0
 
 
 class Sent(NamedTuple):

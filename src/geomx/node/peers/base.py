@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from geomx.errors import GeomxError, ProtocolError, RunFailed
@@ -36,9 +37,10 @@ from geomx.node.contract import (
     Write,
 )
 from geomx.node.counts import BlockCounts
+from geomx.node.peers.delivery import Delivery
 from geomx.node.peers.dialling import Dialling
 from geomx.node.peers.farewell import Farewell
-from geomx.node.peers.handshake import HUNG_UP, Handshake, refused
+from geomx.node.peers.handshake import HUNG_UP, Handshake
 from geomx.node.peers.peer import (
     FIRST_REDIAL_S,
     Handler,
@@ -47,33 +49,25 @@ from geomx.node.peers.peer import (
     Peer,
     as_failure,
     broken_by,
-    check_beat,
     check_beside,
-    printable,
     raise_failed,
 )
 from geomx.node.peers.stillness import Stillness
 from geomx.node.peers.watch import Watch
 from geomx.wire.flow.outbox import FlowTerms
-from geomx.wire.messages import (
-    Ack,
-    Beat,
-    Challenge,
-    Failure,
-    Gone,
-    Hello,
-    Message,
-    Refuse,
-    Welcome,
-    payload_size,
-)
+from geomx.wire.messages import Ack, Challenge, Gone, Hello, Refuse, Welcome, payload_size
+from geomx.wire.roster_messages import Message
 from geomx.wire.session import Patience, Session
 
 Blocked = Sequence[tuple[Any, int]]
 
 
 class BaseNode(ABC):
-    """See the module's text. `handle` and `admit` are the contract of `geomx.node.contract.Node`."""
+    """See the module's text. `handle` and `admit` are the contract of `geomx.node.contract.Node`.
+
+    `returning`: those whom this node dials that may be started again and know nothing of it then; None: none may, and
+    this node cannot begin anew itself.
+    """
 
     def __init__(
         self,
@@ -82,6 +76,7 @@ class BaseNode(ABC):
         dials: dict[str, Patience],
         expects: dict[str, Patience],
         flows: Mapping[str, FlowTerms] | None = None,
+        returning: frozenset[str] | None = None,
     ) -> None:
         self.identity = identity
         self.name = identity.name
@@ -89,8 +84,10 @@ class BaseNode(ABC):
         self.limits = limits
         self._dials = dials
         self._expects = expects  # who may dial us
+        self._returning = returning
         self._flows = flows or {}  # peers beside whose connections datagrams may travel
         self._peers: dict[str, Peer] = {}
+        self._ever: set[str] = set()  # who has joined at some time
         self._by_conn: dict[int, Peer] = {}
         self._handshake = Handshake(self, expects, self._peers)
         self._effects: list[Effect] = []
@@ -103,10 +100,11 @@ class BaseNode(ABC):
         self._timers: dict[str, Callable[[], None]] = {}
         self._stillness = Stillness()
         self._watch = Watch(self, self._peers, self._handshake.former, self._stillness, self._tick_s)
+        self._delivery = Delivery(self, self._by_conn, self._handshake, self._stillness)
         self._handlers: dict[type, Callable[[Any], None]] = {
             Started: self._on_started,
             Opened: self._on_opened,
-            Received: self._on_received,
+            Received: self._delivery.received,
             Closed: self._on_closed,
             Fired: self._on_fired,
             JobDone: self._on_job_done,
@@ -172,6 +170,25 @@ class BaseNode(ABC):
         """Whether a peer that was restarted can take part again."""
         return True
 
+    def is_gone(self, peer: Peer) -> bool:
+        """Whether a peer that has closed its connection counts as lost before it has been silent for too long."""
+        return False
+
+    def ends_below(self, error: GeomxError) -> bool:
+        """Whether this node's end is no end of the run: those above go on without it."""
+        return False
+
+    def heeds(self, peer: Peer) -> bool:
+        """Whether this node ends when a peer says that the run cannot go on."""
+        return True
+
+    def pace(self) -> int:
+        """How many steps the slowest worker here or below has taken by itself; -1: that is not known."""
+        return -1
+
+    def on_anew(self) -> None:
+        """This node has begun anew: nobody above knows it."""
+
     def is_idle(self) -> bool:
         """Whether this node itself has nothing to do before something comes."""
         return True
@@ -217,6 +234,35 @@ class BaseNode(ABC):
     def peer(self, name: str) -> Peer | None:
         return self._peers.get(name)
 
+    def returns(self, peer: Peer) -> bool:
+        """Whether a peer above may be started again."""
+        return self._returning is not None and peer.name in self._returning
+
+    def begin_anew(self, reason: str) -> bool:
+        """Those above know nothing of this node any more: open new sessions. Returns whether it can."""
+        if self._returning is None:
+            return False
+        self.identity = replace(self.identity, incarnation=self.identity.incarnation + 1)
+        self._handshake.let_go(reason)
+        for peer in self._peers.values():
+            if peer.dialled:
+                if peer.session.conn:
+                    self.drop(peer.session.conn, reason)
+                known = 0 if peer.name in self._returning else peer.session.incarnation
+                peer.session = Session(peer.name, known, peer.session.patience, self._now)
+                peer.still_s, peer.sent, peer.redial_s = 0.0, 0, FIRST_REDIAL_S
+                self.dialling.again(peer)
+        self.note("anew", "info", reason=reason)
+        self.on_anew()
+        return True
+
+    def dismiss(self, peer: Peer, reason: str) -> None:
+        """Forget a peer that dials us: if it comes again, it begins anew."""
+        if peer.session.conn:
+            self.drop(peer.session.conn, reason)
+        self._handshake.dismissed[peer.name] = peer.session.incarnation
+        del self._peers[peer.name]
+
     def stop(self, error: GeomxError | None = None, in_order: bool = True) -> None:
         """End this node: hang up everywhere, then tell the driver. `in_order`: those above know that it has left."""
         reason = str(error) if error else "the run has ended"
@@ -238,8 +284,11 @@ class BaseNode(ABC):
         late = [
             name for name in (*self._dials, *self._expects) if name != failure.node and self._is_away(name)
         ]
-        for conn in list(self._by_conn):
-            self._effects.append(Write(conn, 0, failure))
+        ends_below = self.ends_below(error)
+        late = [name for name in late if not (ends_below and name in self._dials)]
+        for conn, peer in list(self._by_conn.items()):
+            if not (ends_below and peer.dialled):
+                self._effects.append(Write(conn, 0, failure))
             self.drop(conn, str(error))
         self._farewell = Farewell(self, self._handshake, error, failure, late, self._tick_s)
 
@@ -273,6 +322,7 @@ class BaseNode(ABC):
             return
         if peer.session.conn:
             peer.session.away()
+            peer.away_at = self._now
             level = "debug" if self.may_go(peer) else "warning"
             self.note("away", level, peer=peer.name, reason=event.reason)
             self.on_away(peer)
@@ -304,53 +354,12 @@ class BaseNode(ABC):
         if not peer.session.fruitless:
             peer.redial_s = FIRST_REDIAL_S
         first, peer.joined = not peer.joined, True
+        self._ever.add(peer.name)
         self.note("joined" if first else "resumed", "info", peer=peer.name)
         self.on_open(peer, first)
         self.on_acknowledged(peer)
 
     # -- messages ---------------------------------------------------------------------------------------------
-
-    def _on_received(self, event: Received) -> None:
-        peer = self._by_conn.get(event.conn)
-        if peer is None:
-            self._handshake.received(event.conn, event.message)
-            return
-        peer.session.heard = self._now
-        try:
-            if event.number:
-                self._on_numbered(peer, event)
-            else:
-                self._on_control(peer, event.conn, event.message)
-        except ProtocolError as error:
-            raise broken_by(peer, error) from error
-
-    def _on_numbered(self, peer: Peer, event: Received) -> None:
-        session, message = peer.session, event.message
-        peer.sent, peer.still_s = max(peer.sent, event.number), 0.0
-        if session.accept(event.number, message):
-            self._stillness.moved(self._now)
-            self.handler_of(peer).on_message(peer, message, event.payload)
-        if session.owes_ack(at_once=self.may_go(peer)):  # who has left is sent no beats, and waits to be told
-            self.acknowledge(peer)
-
-    def _on_control(self, peer: Peer, conn: int, message: Message) -> None:
-        """What belongs to one connection alone."""
-        if isinstance(message, Ack | Beat):
-            peer.session.acknowledged(message.received)
-            if isinstance(message, Beat):
-                check_beat(message)
-                peer.sent, peer.still_s = message.sent, message.still_s
-            self.on_acknowledged(peer)
-        elif isinstance(message, Gone):
-            peer.has_gone = True
-        elif isinstance(message, Failure):
-            raise RunFailed(message.node, printable(message.reason), message.error)
-        elif isinstance(message, Refuse):
-            raise refused(self.name, peer.name, message)
-        elif isinstance(message, Hello):  # a lossy channel lost our Welcome
-            self._handshake.welcome(conn, peer)
-        elif not isinstance(message, Challenge | Welcome):  # which may come twice for the same reason
-            raise ProtocolError(f"{type(message).__name__} was sent without a number")
 
     def acknowledge(self, peer: Peer) -> None:
         """Tell a peer now what has arrived."""
@@ -396,5 +405,4 @@ class BaseNode(ABC):
         return self._watch.still_s()
 
     def _has_joined(self, name: str) -> bool:
-        peer = self._peers.get(name)
-        return peer is not None and peer.joined
+        return name in self._ever

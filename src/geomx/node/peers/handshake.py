@@ -17,17 +17,9 @@ from geomx.errors import Fenced, GeomxError, NodeLost, ProtocolError, Refused
 from geomx.node.contract import Effect, Identified, Opened, Write
 from geomx.node.peers.dialling import Dialling
 from geomx.node.peers.peer import Identity, Peer, as_failure, broken_by
-from geomx.wire.messages import (
-    PROTOCOL_VERSION,
-    Challenge,
-    Difference,
-    Hello,
-    Message,
-    Refuse,
-    Value,
-    Welcome,
-)
+from geomx.wire.messages import PROTOCOL_VERSION, Challenge, Difference, Hello, Refuse, Value, Welcome
 from geomx.wire.proof import Side, flow_secret, is_certified, is_proved, proof
+from geomx.wire.roster_messages import Message
 from geomx.wire.session import Patience, Session
 
 STRANGER_S = 10.0  # how long whoever has not said Hello may stay
@@ -64,6 +56,8 @@ class HandshakeHost(Protocol):
     def open(self, conn: int, peer: Peer, received: int) -> None: ...
     def may_go(self, peer: Peer) -> bool: ...
     def may_return(self, peer: Peer) -> bool: ...
+    def returns(self, peer: Peer) -> bool: ...
+    def begin_anew(self, reason: str) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -90,6 +84,7 @@ class Handshake:
         self._is_known = False  # somebody has been told our incarnation, and believed it
         self._held_since: dict[str, float] = {}  # by peer: it says that our name's holder is there
         self.former: set[str] = set()  # who has come from a run of an earlier process of our name
+        self.dismissed: dict[str, int] = {}  # incarnations that have to begin anew
         self._told_at = -TELL_EVERY_S
         self._untold: dict[str, int] = {}  # who was sent away since, and how often
 
@@ -111,6 +106,11 @@ class Handshake:
         self._dialled[opened.conn] = peer
         if not self._is_certified(opened.certified, peer.name):
             self._dial_anew(opened.conn, peer, MEANS["certificate"])
+
+    def let_go(self, reason: str) -> None:
+        """Hang up on dialled peers that have not answered yet."""
+        for conn in list(self._dialled):
+            self._host.drop(conn, reason)
 
     def forget(self, conn: int) -> bool:
         """The connection is gone, or to be. Returns whether a peer that we have dialled owes us an answer."""
@@ -175,6 +175,8 @@ class Handshake:
             self._dial_anew(conn, peer, MEANS["proof"])
             return
         if peer.session.incarnation not in (0, welcome.incarnation):
+            if self._host.returns(peer) and self._host.begin_anew(f"{peer.name} was restarted"):
+                return
             lost = NodeLost(peer.name, RESTARTED)
             self._write(conn, as_failure(self._host.identity.name, lost))  # else it waits for us
             peer.is_told = True
@@ -197,7 +199,9 @@ class Handshake:
                 me, incarnation=refusal.newest + 1
             )  # this machine's clock is behind
             self._dial_anew(conn, peer, refusal.reason)
-        else:
+        elif refusal.code != "ended" or not self._host.begin_anew(
+            f"{peer.name} knows nothing of it any more"
+        ):
             raise self._refused(peer, refusal)
 
     def _refused(self, peer: Peer, refusal: Refuse) -> GeomxError:
@@ -297,7 +301,8 @@ class Handshake:
         if differences:
             return Refuse("manifest", f"{hello.node} and {me.name} describe different runs", differences)
         if known is None:
-            return Refuse("ended", RESTARTED) if hello.received else None
+            is_former = hello.received or hello.incarnation <= self.dismissed.get(hello.node, -1)
+            return Refuse("ended", RESTARTED) if is_former else None
         session = known.session
         if hello.incarnation < session.incarnation:
             return _fence(hello.node, session.incarnation)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError, RunFailed
-from geomx.wire.messages import Beat, Carried, Failure, Message, Update, Value
+from geomx.wire.messages import Beat, Carried, Failure, Update, Value
+from geomx.wire.roster_messages import Message
 from geomx.wire.session import Session
 
 FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 1.0
@@ -53,6 +54,8 @@ class Peer:
     trouble_told: str = ""
     still_s: float = 0.0  # as it has said last; see `Beat`
     sent: int = 0  # likewise
+    step: int = -1  # likewise
+    away_at: float = 0.0  # when its last connection ended
     has_gone: bool = False  # it has said `Gone`
     is_told: bool = False  # that this node ends: by itself, or by a greeting that failed
 
@@ -91,8 +94,8 @@ def raise_failed(error: GeomxError, conn: int, peers: Mapping[int, Peer]) -> Non
 
 def check_beat(beat: Beat) -> None:
     """Raise `ProtocolError` for a heartbeat that no node sends."""
-    if beat.sent < 0 or not 0.0 <= beat.still_s < math.inf:
-        raise ProtocolError(f"a heartbeat that says {beat.sent} and {beat.still_s} s")
+    if beat.sent < 0 or not 0.0 <= beat.still_s < math.inf or beat.step < -1:
+        raise ProtocolError(f"a heartbeat that says {beat.sent}, {beat.still_s} s and step {beat.step}")
 
 
 def check_beside(peer: Peer, message: Message, has_flow: bool) -> None:

@@ -29,7 +29,9 @@ class WatchedHost(Protocol):
     def dialling(self) -> Dialling: ...
     def may_go(self, peer: Peer) -> bool: ...
     def on_lost(self, peer: Peer) -> None: ...
+    def is_gone(self, peer: Peer) -> bool: ...
     def is_idle(self) -> bool: ...
+    def pace(self) -> int: ...
     def waits_for(self) -> list[str]: ...
 
 
@@ -96,7 +98,7 @@ class Watch:
         session, now = peer.session, self._host.now
         if not peer.joined or self._host.may_go(peer):
             return
-        if session.is_lost(now):
+        if session.is_lost(now) or self._host.is_gone(peer):
             self._host.on_lost(peer)
             return
         if peer.dialled and session.conn and session.silent_s(now) > session.patience.timeout_s / 2:
@@ -108,7 +110,10 @@ class Watch:
             self._host.emit(Write(session.conn, number, sent.message, sent.payload, sent.priority))
         if session.wants_beat(now):
             still_s = least_s(self._own_still_s, self._staying(peer)) if peer.dialled else self._own_still_s
-            self._host.emit(Write(session.conn, 0, Beat(session.ack_watermark(now), session.sent, still_s)))
+            step = self._host.pace() if peer.dialled else -1
+            self._host.emit(
+                Write(session.conn, 0, Beat(session.ack_watermark(now), session.sent, still_s, step))
+            )
 
     def loss_of(self, peer: Peer) -> NodeLost:
         """Whoever stood still itself, and has heard nothing since, does not blame the others."""

@@ -120,6 +120,10 @@ class BlockSender:
             self._sent[push.slice, push.cohort, push.turn] = encoded
             self._counts.give(encoded.levels)
 
+    def begin_anew(self) -> None:
+        """Nobody will tell any more what became of what was sent: what is sent again goes whole."""
+        self._sent.clear()
+
     def answered(self, update: Update) -> Answered:
         """What an update says of this node's push, if that has left. Raises `ProtocolError`."""
         if self._classes is not None:

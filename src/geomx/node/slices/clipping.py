@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from geomx.optim.clip import scale_of, total
 from geomx.rounds.round import Round
-from geomx.wire.messages import Message, Norms, Scale
+from geomx.wire.messages import Norms, Scale
+from geomx.wire.roster_messages import Message
 
 NORMS_SENT = 4096  # at a time: more would not fit into a header
 

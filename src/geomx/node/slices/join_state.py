@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from geomx.errors import ProtocolError
@@ -15,7 +15,7 @@ from geomx.wire.messages import Reached, Update
 REACHED_KEPT = 8  # of each worker: turns that are under way, and the last one that is over
 CANNOT_REJOIN = (
     "cannot rejoin: only the workers have the weights, since the optimizer runs there (clip_norm moves it there); set "
-    'lan.rejoin_s above 0 or optimizer.place = "server" to keep it on the global servers'
+    'run.on_loss = "wait" or optimizer.place = "server" to keep it on the global servers'
 )
 PASSES_LIMIT = 16  # over its shares that a worker's script can have under way
 
@@ -24,12 +24,17 @@ class JoinState:
     """What went down last of each slice, to each cohort, and how far the policy and the workers' scripts have come."""
 
     def __init__(self) -> None:
-        self._held: dict[int, dict[str, Any]] = {}  # by slice and cohort: values
+        self._held: dict[
+            int, dict[str, tuple[Any, int]]
+        ] = {}  # by slice and cohort: values and their version
         self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
         self._steps: dict[str, tuple[int, int]] = {}  # by cohort: its last step that has closed, its turn
         self._ended: dict[
             str, tuple[int, bool]
         ] = {}  # by cohort: the turn of its last answer to a step, what it said
+        self.passes: dict[
+            str, tuple[int, int]
+        ] = {}  # by cohort: how many over the data have ended, at which step
         self._reached: dict[str, deque[Reached]] = {}  # by worker
         self._before: dict[
             str, tuple[int, dict[int, Any]]
@@ -40,11 +45,16 @@ class JoinState:
         """How many have been answered at all; 0: the run has not begun."""
         return len(self._answered)
 
-    def hold(self, index: int, cohort: str, values: Any) -> None:
+    def forget(self) -> None:
+        """What went down is not what the run stands at any more; how far the workers' scripts are remains."""
+        for known in (self._held, self._answered, self._steps, self._ended, self._before):
+            known.clear()
+
+    def hold(self, index: int, cohort: str, values: Any, version: int) -> None:
         """Joiners of a cohort go on from these values of a slice; what is everyone's replaces what cohorts had."""
         if cohort == EVERYONE:
             self._held[index] = {}
-        self._held.setdefault(index, {})[cohort] = values
+        self._held.setdefault(index, {})[cohort] = values, version
 
     def keep(self, update: Update, slices: int) -> None:
         """Before a slice's values of a step are held: keep those that it had until all `slices` are answered.
@@ -64,14 +74,18 @@ class JoinState:
     def answered(self, update: Update) -> bool:
         """A slice has been answered; whether for the first time."""
         is_first = update.slice not in self._answered
+        if update.step >= 0:
+            self._steps[update.cohort] = max(self.step(update.cohort), (update.step, update.turn))
         self._answered.setdefault(update.slice, {})[update.cohort] = update.turn
         return is_first
 
     def stepped(self, update: Update) -> None:
         """A slice has been answered what it has contributed to a step."""
-        self._ended[update.cohort] = max(
-            self._ended.get(update.cohort, (-1, False)), (update.turn, update.ended)
-        )
+        last, this = self._ended.get(update.cohort, (-1, False)), (update.turn, update.ended)
+        count, step = self.passes.get(update.cohort, (0, -1))
+        if update.ended and update.step > step:
+            self.passes[update.cohort] = count + 1, update.step
+        self._ended[update.cohort] = max(last, this)
 
     def reached(self, message: Reached) -> None:
         """A worker has told how far it is."""
@@ -99,23 +113,35 @@ class JoinState:
         """A cohort's last step of which a round has closed, and that round's turn; -1 where there is none."""
         return self._steps.get(cohort, (-1, -1))
 
-    def updates(self, own: str, belongs: Callable[[str], bool]) -> Iterator[tuple[Update, Any]]:
-        """What brings a joiner up to date, whose steps are counted in the cohort `own`; without values, how far it is.
+    def updates(
+        self, cohorts: Sequence[str], belongs: Callable[[str], bool], is_worker: bool
+    ) -> Iterator[tuple[Update, Any]]:
+        """What brings a joiner up to date; without values, how far a slice is.
 
-        `belongs`: to which cohorts it does. Where a step has been answered in part, what was before it comes first.
+        `cohorts`: those in which its workers take their steps; `belongs`: whether all of them belong to another. To a
+        worker, where a step has been answered in part, what was before it comes first.
         """
-        turn, before = self._before.get(own, (-1, {}))
-        for index, values in before.items():
-            if values is not None:
-                yield Update(turn - 1, index, "assign", 0.0, None, False, own, values.nbytes), values
+        turn, before = self._before.get(cohorts[0], (-1, {})) if is_worker else (-1, {})
+        for index, was in before.items():
+            if was is None:
+                continue
+            values, version = was
+            told = Update(
+                turn - 1, index, "assign", 0.0, None, False, cohorts[0], values.nbytes, base=version
+            )
+            yield told, values
+        steps = {*cohorts, EVERYONE}
         for index, answered in self._answered.items():
             held = self._held.get(index, {})
-            for cohort in sorted(answered, key=lambda name: name != own):
-                if not belongs(cohort) or not (cohort in (own, EVERYONE) or cohort in held):
+            have_own = any(cohort in held for cohort in cohorts)
+            for cohort in sorted(answered, key=lambda name: name not in cohorts):
+                if cohort not in steps and not (cohort in held and belongs(cohort)):
                     continue
-                values = None if own in held and cohort == EVERYONE != own else held.get(cohort)
+                is_older = have_own and cohort == EVERYONE and cohort not in cohorts
+                values, version = (None, -1) if is_older else held.get(cohort, (None, -1))
                 size = 0 if values is None else values.nbytes
-                yield Update(answered[cohort], index, "assign", 0.0, None, False, cohort, size), values
+                told = Update(answered[cohort], index, "assign", 0.0, None, False, cohort, size, base=version)
+                yield told, values
 
 
 def check_reached(message: Reached) -> None:

@@ -10,16 +10,18 @@ Three cases, and both ends know which it is:
 
 A local server may pass on what came over the WAN, byte for byte: its workers are then receivers of the same stream.
 
-Both ends keep the anchor, the sender one for all receivers of a stream: they apply identical bytes to identical
-anchors, so replicas stay bit-identical. There is one stream for each cohort. Anchors begin with the weights that
+Both ends keep the anchor and its version, the sender one for all receivers of a stream: they apply identical bytes to
+identical anchors, so replicas stay bit-identical. A delta names the version to which it adds, and is taken in behind
+the one that makes it. There is one stream for each cohort. Anchors begin with the weights that
 `assign` gives to all, and are never changed in place: whoever joins is sent the anchor as it lies in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import torch
 
 from geomx.codecs.contract import Codec
@@ -27,8 +29,9 @@ from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.slices.blocks import decode_payload
+from geomx.rounds.round import OPEN_ROUNDS
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Kind
+from geomx.wire.messages import Kind, Update
 
 DENSE = Dense()
 
@@ -51,25 +54,59 @@ def sets_weights(kind: Kind, cohort: str) -> bool:
     return kind != "mean" or cohort != EVERYONE
 
 
-class _ByCohort:
-    """Tensors of slices, each with one for everyone until a cohort has its own."""
+Kept = TypeVar("Kept")
+
+
+class _ByCohort(Generic[Kept]):
+    """What is kept of slices, each with one for everyone until a cohort has its own."""
 
     def __init__(self) -> None:
-        self._of: dict[int, dict[str, torch.Tensor]] = {}
+        self._of: dict[int, dict[str, Kept]] = {}
 
-    def get(self, slice_: Slice, cohort: str) -> torch.Tensor | None:
+    def get(self, slice_: Slice, cohort: str) -> Kept | None:
         of = self._of.get(slice_.index, {})
         return of.get(cohort, of.get(EVERYONE))
 
-    def put(self, slice_: Slice, cohort: str, values: torch.Tensor) -> None:
+    def put(self, slice_: Slice, cohort: str, values: Kept) -> None:
         if cohort == EVERYONE:
             self._of[slice_.index] = {}  # what is everyone's replaces what cohorts had
         self._of.setdefault(slice_.index, {})[cohort] = values
 
-    def of_all(self, slice_: Slice) -> torch.Tensor | None:
+    def of_all(self, slice_: Slice) -> Kept | None:
         """What all have; None where cohorts differ."""
         of = self._of.get(slice_.index, {})
         return of.get(EVERYONE) if len(of) == 1 else None
+
+
+class Versions:
+    """Which version of each slice's weights is at an end of a stream. `is_delta(slice, kind, cohort)`: see below."""
+
+    def __init__(self) -> None:
+        self._of = _ByCohort[int]()
+
+    def stamped(self, slice_: Slice, update: Update, payload: Any) -> Update:
+        """An update as it goes down: with the version that its receivers have now."""
+        if payload is None or not _goes_on(slice_, update):
+            return update
+        if update.kind != "assign":  # the values that a joiner is sent keep theirs
+            update = msgspec.structs.replace(update, base=self.of(slice_, update.cohort))
+        self.advance(slice_, update)
+        return update
+
+    def of(self, slice_: Slice, cohort: str) -> int:
+        """-1: none."""
+        found = self._of.get(slice_, cohort)
+        return -1 if found is None else found
+
+    def advance(self, slice_: Slice, update: Update) -> None:
+        """An update with values has been sent, or taken in."""
+        if _goes_on(slice_, update):
+            is_record = update.kind == "assign" and update.base >= 0
+            self._of.put(slice_, update.cohort, update.base if is_record else update.turn)
+
+
+def _goes_on(slice_: Slice, update: Update) -> bool:
+    return slice_.role == "weight" and sets_weights(update.kind, update.cohort)
 
 
 class UpdateEncoder:
@@ -80,7 +117,8 @@ class UpdateEncoder:
         self.passes = passes
         self.deltas = False  # whether receivers hold something else than the exact weights
         self.remembers = False  # whether what receivers hold is kept even if it is exact
-        self._anchors = _ByCohort()
+        self._anchors = _ByCohort[torch.Tensor]()
+        self.versions = Versions()
 
     def begin(self, aggregates: bool) -> None:
         """Before the first update. `aggregates`: the workers own the optimizer."""
@@ -134,7 +172,11 @@ class UpdateDecoder:
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.deltas = False
-        self._anchors = _ByCohort()
+        self._anchors = _ByCohort[torch.Tensor]()
+        self._versions = Versions()
+        self._early: dict[
+            tuple[int, str], dict[int, tuple[Update, Any]]
+        ] = {}  # by base: have overtaken others
 
     def begin(self, aggregates: bool) -> None:
         """Before the first update; see `UpdateEncoder.begin`."""
@@ -143,6 +185,35 @@ class UpdateDecoder:
     def accepts(self, slice_: Slice, kind: Kind, size: int) -> bool:
         """Whether an update may have a payload of `size` bytes."""
         return codec_for(slice_, kind, self.codec).accepts(slice_, size)
+
+    def in_order(self, slice_: Slice, update: Update, payload: Any) -> list[tuple[Update, Any]]:
+        """The updates that can be taken in now that this one has come; each adds to, or replaces, what the last made.
+
+        Raises `ProtocolError` where too many have come that add to weights which this end has not got.
+        """
+        if payload is None or not _goes_on(slice_, update):
+            return [(update, payload)]
+        key = slice_.index, update.cohort
+        at = self._versions.of(slice_, update.cohort)
+        is_delta = self.deltas and codec_for(slice_, update.kind, self.codec) is not DENSE
+        if is_delta and update.base != at:
+            early = self._early.setdefault(key, {})
+            early[update.base] = update, payload
+            if len(early) > OPEN_ROUNDS:
+                raise ProtocolError(
+                    f"slice {slice_.index}: deltas came to versions {sorted(early)}, and this end has version {at}"
+                )
+            return []
+        if not is_delta and update.kind == "gradient" and update.turn < at:
+            return [(msgspec.structs.replace(update, size=0), None)]  # a later one has overtaken it
+        self._versions.advance(slice_, update)
+        found = [(update, payload)]
+        following = self._early.get(key, {}).pop(self._versions.of(slice_, update.cohort), None)
+        return found if following is None else found + self.in_order(slice_, *following)
+
+    def begin_anew(self) -> None:
+        """What has come early is nothing to wait for any more: all values come."""
+        self._early.clear()
 
     def unpack(
         self, slice_: Slice, kind: Kind, payload: torch.Tensor, cohort: str = EVERYONE

@@ -11,7 +11,7 @@ it is not kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,39 +36,51 @@ _logger = logging.getLogger("geomx")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A worker's part in keeping a checkpoint at `path`. `everywhere`: each party's first worker writes it."""
+    """A worker's part in keeping a checkpoint at `path`. `everywhere`: each party's first worker writes it.
+
+    `away`: workers that take no part; the next is the first then.
+    """
 
     path: Path
     worker: str
     tree: Tree
     everywhere: bool
+    away: frozenset[str] = frozenset()
+
+    @property
+    def first(self) -> str:
+        """The first of all."""
+        return self._first_of(self.tree.workers)
 
     @property
     def leads_run(self) -> bool:
         """Whether it is the first of all."""
-        return self.worker == self.tree.workers[0]
+        return self.worker == self.first
 
     @property
     def leads_party(self) -> bool:
         """Whether it is the first of its party."""
-        return self.worker == self.tree.party_members(self.worker)[0]
+        return self.worker == self._first_of(self.tree.party_members(self.worker))
 
     @property
     def helps(self) -> bool:
         """Whether somebody in its party writes."""
-        return self.everywhere or self.tree.workers[0] in self.tree.party_members(self.worker)
+        return self.everywhere or self.first in self.tree.party_members(self.worker)
 
     @property
     def writes(self) -> bool:
         """Whether it leaves the checkpoint itself."""
         return self.leads_run or (self.everywhere and self.leads_party)
 
+    def _first_of(self, names: Sequence[str]) -> str:
+        return next((name for name in names if name not in self.away), names[0])
+
     @property
     def holders(self) -> Iterator[Holder]:
         """Whose residuals it keeps beside the checkpoint."""
         yield "worker", ""
         for server in self.tree.ancestors(self.worker):
-            if self.tree.leaves(server)[0] == self.worker:
+            if self._first_of(self.tree.leaves(server)) == self.worker:
                 yield "server", server
         if self.leads_run:
             yield "root", ""

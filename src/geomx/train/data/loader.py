@@ -106,7 +106,11 @@ class Share(Iterable[Any]):
             return
         try:
             first, batch = self._first_samples(this), next(batches, _END)
-            while batch is not _END:
+            while batch is not _END and not self._progress.is_behind:
+                for _ in range(self._progress.skipped(this)):
+                    batch = next(batches, _END)
+                if batch is _END:
+                    break
                 following = next(batches, _END)
                 if first is not None and (first.read(batch) or following is _END):
                     self._progress.begins_with(first.digests)

@@ -44,6 +44,7 @@ class Progress:
         self.epoch = 0
         self.steps = 0
         self.is_amid = False  # a share has been read in part; see `LiveRun`
+        self.catches_up = False  # it leaves out what the others have done while this worker was cut off
         self._has_told = False  # which samples it begins with
         self._passes: list[Pass] = []  # those that train and are under way, in the order of their beginning
         self._ahead: list[int] = []  # behind how many batches the passes that are to come begin
@@ -81,6 +82,20 @@ class Progress:
         """Whether all workers must have equally many batches."""
         return self.attached is not None and self.attached.intra_party.in_lockstep
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the run has ended the pass that this worker is in: it was cut off meanwhile."""
+        return self.attached is not None and self.epoch < self.attached.client.passes
+
+    def skipped(self, this: Pass) -> int:
+        """How many batches of a pass the others have used that this worker has not: it was cut off meanwhile."""
+        if self.attached is None or this.epoch != self.attached.client.passes:
+            return 0
+        client = self.attached.client
+        skipped, client.into_pass = max(0, client.into_pass - this.handed), 0
+        this.handed += skipped
+        return skipped
+
     def begin(self, train: bool | None) -> Pass:
         """A pass begins, behind the batches that it `handed` before. Whether it trains is found out, or as said."""
         attached, self.is_amid = self.attached, False
@@ -88,6 +103,7 @@ class Progress:
             train = torch.is_grad_enabled() and (attached is None or attached.model.training)
         if not train:
             return Pass(self.epoch, trains=False)
+        self.catches_up = self.catches_up and self.is_behind
         begins_at = self._ahead.pop(0) if self._ahead else 0
         begun = Pass(self.epoch, True, begins_at, begins_at, is_first=not (self.steps or begins_at))
         self._passes.append(begun)
@@ -110,8 +126,8 @@ class Progress:
 
     def end(self, of: Pass) -> None:
         """This worker's share has been read; returns when everybody's has."""
-        of.used = of.handed
-        if self.attached is not None:
+        of.used, self.is_amid = of.handed, False
+        if self.attached is not None and not self.is_behind:
             self.attached.steps.end_epoch()
         self.epoch += 1
 

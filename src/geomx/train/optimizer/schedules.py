@@ -60,6 +60,11 @@ class Schedules:
             self._bring(optimizer, place)
             self._count_steps(place)
 
+    def ahead(self, optimizer: RunOptimizer, steps: int) -> None:
+        """The others have taken so many steps without this worker: take those of the named schedules as well."""
+        if steps > 0 and self._named and self._every == "step":
+            self._replay(optimizer, _count(self._named[0]) + steps)
+
     def _count_steps(self, place: Place) -> None:
         """Torch warns of schedules that step before their optimizer has: it has, in another process."""
         if place.steps:
@@ -112,7 +117,7 @@ def _checked(schedule: object, optimizer: RunOptimizer) -> LRScheduler:
         raise Unsupported(
             "run.resume() cannot resume a ReduceLROnPlateau: it depends on metrics that are gone. To continue from a "
             "checkpoint, save and load its state_dict() yourself; a worker that is restarted during the run "
-            "(lan.rejoin_s) needs a schedule that depends on steps alone"
+            "(run.on_loss) needs a schedule that depends on steps alone"
         )
     if not isinstance(schedule, LRScheduler):
         raise Unsupported(

@@ -87,6 +87,16 @@ class Steps(ABC):
         """The model has joined: a fresh run, or one that has come to some step."""
         self._planned = self._client.next_step
 
+    def moved(self) -> int:
+        """The run has gone on without this worker, which was cut off, and has given it all that it has made.
+
+        Returns how many steps of the policy it has missed.
+        """
+        missed = self._client.next_step - self._planned
+        self._planned = self._client.next_step
+        self.all_ended = self._progress.is_behind
+        return missed
+
     def unhook(self) -> None:
         """Leave the model as it came; the weights stay as they are."""
 

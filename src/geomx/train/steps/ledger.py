@@ -20,8 +20,8 @@ class Ledger:
         self.values: torch.Tensor | None = None  # for each worker (int64), as the run has counted them
         self.contributions = 0  # of this worker, as it has counted itself
 
-    def count(self, cohort: str, ended: bool) -> None:
-        """This worker has contributed once more."""
+    def count(self, cohort: str, ended: bool, together: bytes = b"") -> None:
+        """This worker has contributed once more. `together`: see `Push`."""
         self.contributions += 1
         for slice_ in self._slices:
             self._client.wait([slice_.index])  # where turns overlap: no slice is in two of them at once
@@ -30,8 +30,14 @@ class Ledger:
             if part.start <= self._member < part.stop:
                 mine[self._member - part.start] = 1
             self._client.contribute(
-                slice_.index, "gradient", STEP, 1.0, (mine, None), cohort=cohort, ended=ended
-            )
+                slice_.index, "gradient", STEP, 1.0, (mine, None), cohort=cohort, ended=ended,
+                together=together,
+            )  # fmt: skip
+
+    @property
+    def indices(self) -> list[int]:
+        """Its slices, by index."""
+        return [slice_.index for slice_ in self._slices]
 
     def arrived(self, values: torch.Tensor | None) -> None:
         """The run has counted; None: nothing new."""

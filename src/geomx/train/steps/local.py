@@ -30,6 +30,7 @@ from geomx.codecs.measure import scaled
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
+from geomx.rounds.together import bitmap_of
 from geomx.sync.contract import LocalStep, next_run_mean
 from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
@@ -108,6 +109,15 @@ class LocalSteps(Steps):
                 assert values is not None  # buffers are always there
                 self._starts[slice_.index] = values
 
+    def moved(self) -> int:
+        missed = super().moved()
+        self._counted_at, self._steps_of_turn = {}, 0
+        self._due.clear()
+        self._averaging.clear()
+        self._fresh.clear()
+        self._counted, self._given = 0.0, 0.0
+        return missed
+
     def step(self) -> None:
         self._check_accumulation()
         with self._timeline.step(self.turn):
@@ -127,6 +137,8 @@ class LocalSteps(Steps):
             if plan.average == "run":
                 self._loss.take()
             self._follow(plan)
+            if self._settings.on_loss == "continue":
+                self._client.paced(self._planned)
             self._finite.end()
             self._stepped = self._timeline.now()
 
@@ -280,7 +292,10 @@ class LocalSteps(Steps):
 
     def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
         self._finite.begin(self._planned - 1, self.turn)
-        step = self._planned - 1
+        step, together = self._planned - 1, b""
+        if self._settings.on_loss == "continue":
+            counted = self._ledger.indices if cohort == EVERYONE else []
+            together = bitmap_of([slice_.index for slice_ in slices] + counted)
         self._client.reached(cohort, step, self._before, self._progress.place)
         for slice_ in slices:
             share, packed = self._share(slice_, weight, cohort)
@@ -295,9 +310,10 @@ class LocalSteps(Steps):
                 hyper=outer or None,
                 ended=self.ended,
                 relative_loss=self._loss.newest if cohort == EVERYONE and share else None,
+                together=together,
             )
         if cohort == EVERYONE:
-            self._ledger.count(cohort, self.ended)
+            self._ledger.count(cohort, self.ended, together)
         self._client.next_turn(cohort)
 
     def _share(self, slice_: Slice, weight: float, cohort: str) -> tuple[float, Packed]:

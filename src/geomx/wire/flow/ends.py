@@ -44,8 +44,9 @@ from geomx.wire.flow.parity import EXTRA_BYTES
 from geomx.wire.flow.path import Path, State
 from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import FlowSender
-from geomx.wire.messages import Beside, Carried, FlowBroken, Message, Push, decode_head, encode_head
+from geomx.wire.messages import Beside, Carried, FlowBroken, Push, decode_head, encode_head
 from geomx.wire.presence import pack as pack_bitmap
+from geomx.wire.roster_messages import Message
 
 SILENT_S = 2.0  # without a word of what was sent, the connection carries everything
 LOOK_EVERY_S = 0.25  # then, whether the connection is silent as well

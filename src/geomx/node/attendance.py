@@ -1,0 +1,304 @@
+"""One server's part in who takes part: it tells who is lost or wants to come back, and does what rosters say.
+
+Whoever has told of a change closes no turn before a roster settles that: else it could count somebody, or go on without
+somebody, where other servers do not. See `geomx.node.roster_keeper` for how it is decided.
+
+Members are workers. Of a server below, nothing is decided: it is lost with its workers, joins as one that nobody waits
+for, and follows the run until one of its workers is let in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from geomx.errors import NodeLost, ProtocolError
+from geomx.node.edges import ChildEdges
+from geomx.node.peers.handshake import LAST, shown
+from geomx.node.peers.peer import Peer
+from geomx.rounds.gathering import MOST_TURNS, Gathering
+from geomx.rounds.losses import Losses
+from geomx.rounds.membership import Members
+from geomx.rounds.round import OPEN_ROUNDS
+from geomx.wire.messages import Attached
+from geomx.wire.roster_messages import Asks, Complete, Held, Lost, Message, Over, Roster
+
+RETRY_S = 5.0  # whoever has to be awaited is told of again after so long
+MOST_LATER = 64  # rosters that have overtaken others
+NO_PART = "it takes no part in the run any more; it may ask to come back"
+
+
+class Welcoming(Protocol):
+    """How that server lets in those below; see `geomx.node.reception`."""
+
+    def welcome(self, peer: Peer) -> None: ...
+    def is_welcomed(self, name: str) -> bool: ...
+    def has_attached(self, peer: Peer) -> bool: ...
+    def leaves(self, peer: Peer) -> None: ...
+    def steps(self, cohorts: Iterable[str]) -> dict[str, tuple[int, int]]: ...
+
+
+class Agreeing(Protocol):
+    """What that server does with rounds; see `geomx.node.round_sink`."""
+
+    def agrees(self, turn: Complete) -> bool: ...
+
+
+class AttendanceHost(Protocol):
+    """The server around it."""
+
+    members: Members
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def reception(self) -> Welcoming: ...
+    @property
+    def sink(self) -> Agreeing: ...
+    def note(self, name: str, level: str = "debug", **fields: object) -> None: ...
+    def peer(self, name: str) -> Peer | None: ...
+    def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None: ...
+    def dismiss(self, peer: Peer, reason: str) -> None: ...
+    def report(self, message: Lost | Asks) -> None: ...
+    def took_leave(self, names: frozenset[str]) -> None: ...
+
+
+class Attendance:
+    """See the module's text."""
+
+    def __init__(self, host: AttendanceHost, edges: ChildEdges, gathering: Gathering, losses: Losses) -> None:
+        self._may_change, self._losses = losses.on_loss == "continue", losses
+        self._timeout_s = edges.patience.timeout_s
+        self._host, self._children, self._gathering = host, edges.children, gathering
+        self._members = host.members
+        self.roster = Roster(0, ())  # the newest
+        self._later: dict[int, Roster] = {}  # that have overtaken others, by number
+        self._unsettled: dict[str, int] = {}  # whom something was told of, with the incarnation
+        self._held_for = 0  # the roster for which a shard holds
+        self._told_at: dict[str, float] = {}  # of whom that was a loss, when
+        self._asking: dict[str, int] = {}  # workers that are there and out, with the incarnation
+        self._gone: dict[str, tuple[int, float]] = {}  # children that were let go: the incarnation, and when
+
+    # -- what is told ------------------------------------------------------------------------------------------
+
+    def lost(self, peer: Peer) -> bool:
+        """Nothing is heard any more of a child. Returns whether this is dealt with; else it is to be awaited."""
+        if not self._members.present(self._children[peer.name]):
+            self.let_go(peer)
+            return True
+        return self._lose(peer.name, peer.session.incarnation, _why_lost(peer, self._host.now))
+
+    def tick(self) -> None:
+        """Notice children that are to take part and have gone, or never come back. Raises `NodeLost`."""
+        for name in list(self._gone):
+            if self._host.peer(name) is not None or not self._members.present(self._children[name]):
+                del self._gone[name]
+        if not self._may_change:
+            return
+        for name, (incarnation, since) in self._gone.items():
+            away_s = self._host.now - since
+            is_told = away_s <= self._timeout_s or self._lose(
+                name, incarnation, "it has gone, and not come back"
+            )
+            if not is_told and away_s > self._losses.wait_s:
+                raise NodeLost(name, f"not back within {self._losses.wait_s:g} s (run.wait_s)")
+
+    def back(self, peer: Peer) -> None:
+        """A child has connected again."""
+        self._told_at.pop(peer.name, None)
+
+    def asks(self, worker: str, incarnation: int) -> None:
+        """A worker that hangs on this server is out, and there."""
+        self._asking[worker] = incarnation
+        if worker not in self._unsettled:
+            turns = self._begin(worker, incarnation, (worker,))
+            self._host.report(Asks(worker, incarnation, turns, self._host.reception.steps(turns)))
+
+    def passes_on(self, peer: Peer, message: Lost | Asks) -> None:
+        """A server below tells of somebody below it. Raises `ProtocolError` for what it cannot know."""
+        self._check(peer, message)
+        if isinstance(message, Asks):
+            if message.worker in self._unsettled:  # one at a time
+                return
+            ours = self._begin(message.worker, message.incarnation, (message.worker,))
+            steps = latest(self._host.reception.steps(ours), message.steps)
+            message = msgspec.structs.replace(message, turns=latest(ours, message.turns), steps=steps)
+        else:
+            message = msgspec.structs.replace(message, reason=shown(message.reason))
+        self._host.report(message)
+
+    def held(self, number: int, workers: Iterable[str]) -> Held:
+        """Close nothing before the roster of this number; tells what has closed of the cohorts of these workers."""
+        self._held_for = max(number, self._held_for)
+        self._gathering.hold()
+        turns = self._gathering.last_closed(workers)
+        return Held(number, turns, self._host.reception.steps(turns))
+
+    def pace(self) -> int:
+        """How many steps the slowest worker below has taken by itself; -1: that is not known."""
+        below = [
+            self._host.peer(name) for name, leaves in self._children.items() if self._members.present(leaves)
+        ]
+        return min((child.step for child in below if child is not None), default=-1)
+
+    def agrees(self, cohort: str, turn: int, together: bytes) -> bool:
+        """Whether a turn that counts as a whole, and is complete here, may close at once; else see `named`."""
+        return self._host.sink.agrees(Complete(cohort, turn, self.roster.number, together))
+
+    # -- what is heard -----------------------------------------------------------------------------------------
+
+    def stands(self, told: Attached) -> None:
+        """This server joins a run that has come to some roster, and holds nothing of its own back any more."""
+        if told.roster is not None and told.roster.number >= self.roster.number:
+            self.roster = told.roster
+        self._members.enroll(self.roster.out, told.begins)
+        for name, turns in told.left.items():
+            self._members.leave([name], turns)
+        for name in self._children:
+            if self._host.peer(name) is None:
+                self._gone.setdefault(name, (0, self._host.now))
+        self._unsettled = {}
+        self._later = {number: later for number, later in self._later.items() if number > self.roster.number}
+        self._gathering.resume(self._host.now)
+        self._take_next()
+
+    def told(self, roster: Roster) -> None:
+        """A roster has come; they are taken in the order of their numbers."""
+        if roster.number > self.roster.number:
+            if len(self._later) >= MOST_LATER:
+                raise ProtocolError(
+                    f"{MOST_LATER} rosters have come, and not number {self.roster.number + 1}"
+                )
+            self._later[roster.number] = roster
+            self._take_next()
+
+    @property
+    def absent(self) -> bool:
+        """Whether somebody is out and away, who may come and has not heard that the run has ended."""
+        away = (leaves for name, leaves in self._children.items() if self._host.peer(name) is None)
+        return any(not self._members.has_left(leaves) for leaves in away)
+
+    def named(self, cohort: str, turn: int) -> None:
+        """A turn that counts as a whole is complete on all shards."""
+        self._gathering.named(cohort, turn, self._host.now)
+
+    def over(self) -> None:
+        """The run has ended, of which those hear who took no part."""
+        for name, leaves in self._children.items():
+            if (child := self._host.peer(name)) is not None and not self._members.has_left(leaves):
+                self._host.send(child, Over())
+
+    def let_go(self, peer: Peer) -> None:
+        """Forget a child: if it comes again, it begins anew."""
+        self._host.reception.leaves(peer)
+        self._asking.pop(peer.name, None)
+        self._gone[peer.name] = peer.session.incarnation, self._host.now
+        self._host.dismiss(peer, NO_PART)
+
+    def _lose(self, node: str, incarnation: int, reason: str) -> bool:
+        if node in self._unsettled:
+            return True
+        if self._host.now - self._told_at.get(node, -math.inf) < RETRY_S:
+            return False
+        if node not in self._told_at:
+            self._host.note("lost", "warning", peer=node, reason=reason)
+        self._told_at[node] = self._host.now
+        turns = self._begin(node, incarnation, self._children[node])
+        self._host.report(Lost(node, incarnation, turns, self._host.reception.steps(turns), reason))
+        return True
+
+    def let_all_go(self) -> None:
+        """Forget all children: what they have told belongs to what this server was before."""
+        for name in self._children:
+            if (child := self._host.peer(name)) is not None:
+                self.let_go(child)
+
+    def _take_next(self) -> None:
+        while (roster := self._later.pop(self.roster.number + 1, None)) is not None:
+            self._take(roster)
+
+    def _take(self, roster: Roster) -> None:
+        self.roster, members = roster, self._members
+        joined = frozenset(roster.joined).intersection(members.order)
+        gone = members.enroll(roster.out, dict.fromkeys(joined, roster.from_turns))
+        self._host.note(
+            "roster", "info", number=roster.number, members=len(members.present(members.order)),
+            out=", ".join(roster.out), joined=", ".join(roster.joined), turns=roster.from_turns, reason=roster.reason,
+        )  # fmt: skip
+        for cohort, turn in self._gathering.drop(gone, roster.from_turns) if gone else ():
+            self._host.note("torn", "warning", turn=turn, cohort=cohort, whom=", ".join(sorted(gone)))
+        if joined:
+            self._gathering.came_back(joined)
+        settled = dict(roster.settles)
+        self._unsettled = {
+            name: each for name, each in self._unsettled.items() if settled.get(name, -1) < each
+        }
+        self._tell_children(roster, settled, gone)
+        self._asking = {name: each for name, each in self._asking.items() if name in members.out}
+        for name, incarnation in list(self._asking.items()):
+            self.asks(name, incarnation)
+        if not self._unsettled and roster.number >= self._held_for:
+            self._gathering.resume(self._host.now)
+        self._host.took_leave(gone)
+
+    def _tell_children(self, roster: Roster, settled: Mapping[str, int], gone: frozenset[str]) -> None:
+        for name, leaves in self._children.items():
+            child = self._host.peer(name)
+            if child is None:
+                if name in roster.joined:  # it has gone while it was let in
+                    self._gone[name] = settled.get(name, 0), self._host.now - 2 * self._timeout_s
+                continue
+            is_lost = settled.get(name, -1) >= child.session.incarnation and not self._members.present(leaves)
+            is_welcomed = self._host.reception.is_welcomed(name)
+            if is_lost or name in gone:
+                self.let_go(child)
+            elif is_welcomed:
+                self._host.send(child, roster)
+            elif name in roster.joined and self._host.reception.has_attached(child):
+                self._host.reception.welcome(child)
+
+    def _check(self, peer: Peer, message: Lost | Asks) -> None:
+        """Nobody tells of others than its own, or of turns that others have not come to."""
+        name, tree = message.node if isinstance(message, Lost) else message.worker, self._members.tree
+        own, below = set(self._children[peer.name]), tree.leaves(name)
+        if not self._may_change or name == peer.name or not below or not set(below) <= own:
+            raise ProtocolError(f"{peer.name} tells of {shown(name)}, which does not hang on it")
+        here, turns = self._gathering.last_closed(below), message.turns
+        for cohort, turn in turns.items():
+            members = set(tree.leaves(cohort))
+            known = max(here.get(cohort, -1), self._gathering.newest(cohort))
+            most = MOST_TURNS if members and members <= own else known + OPEN_ROUNDS
+            if own.isdisjoint(members) or not -1 <= turn <= most:
+                raise ProtocolError(f"{peer.name} tells that turn {turn} of {shown(cohort)!r} has closed")
+        for cohort, (step, turn) in message.steps.items():
+            if not -1 <= step < MOST_TURNS or not -1 <= turn <= turns.get(cohort, -1):
+                raise ProtocolError(f"{peer.name} tells of step {step} in turn {turn} of {shown(cohort)!r}")
+        if not 0 <= message.incarnation < LAST:
+            raise ProtocolError(f"{peer.name} tells of incarnation {message.incarnation} of {shown(name)}")
+
+    def _begin(self, node: str, incarnation: int, names: Iterable[str]) -> dict[str, int]:
+        self._unsettled[node] = incarnation
+        self._gathering.hold()
+        return self._gathering.last_closed(names)
+
+
+Number = TypeVar("Number", int, tuple[int, int])
+
+
+def latest(*said: Mapping[str, Number]) -> dict[str, Number]:
+    """Of each key the greatest."""
+    found: dict[str, Number] = {}
+    for numbers in said:
+        for key, number in numbers.items():
+            found[key] = max(number, found.get(key, number))
+    return found
+
+
+def _why_lost(peer: Peer, now: float) -> str:
+    patience = peer.session.patience
+    if not peer.session.is_lost(now):
+        return f"its connection has ended, and no other has come in {patience.heartbeat_s:g} s"
+    return f"nothing was heard of it for {patience.timeout_s:g} s"

@@ -1,0 +1,174 @@
+"""How a server lets in those below it: all have one model, and whoever joins a run that has begun hears where it is.
+
+Whoever has said `Attach` is welcomed: at once, or once those above have taken the model, or, a worker that is out, once
+a roster has let it in. A server whose own values are still to come welcomes nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from geomx.errors import Refused, Unsupported
+from geomx.layout import Layout, Slice
+from geomx.node.attendance import Attendance, latest
+from geomx.node.contract import Effect, Write
+from geomx.node.edges import ChildEdges
+from geomx.node.peers.handshake import compare
+from geomx.node.peers.peer import Peer
+from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState
+from geomx.node.slices.payloads import pack_turns, unpack_layout
+from geomx.node.slices.update_stream import sets_weights
+from geomx.node.uplink import priority_of
+from geomx.rounds.gathering import Gathering
+from geomx.rounds.membership import Members
+from geomx.sync.contract import GradientStep, Policy
+from geomx.tree import EVERYONE
+from geomx.wire.messages import Attach, Attached, Refuse, Update, Value
+from geomx.wire.roster_messages import Message
+
+
+class ReceptionHost(Protocol):
+    """The server around it."""
+
+    members: Members
+    attendance: Attendance
+
+    def adopt(self, layout: Layout, settings: dict[str, Value]) -> None: ...
+    def peer(self, name: str) -> Peer | None: ...
+    def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None: ...
+    def emit(self, effect: Effect) -> None: ...
+
+
+class Reception:
+    """See the module's text. `may_return`: whether servers below may be started again."""
+
+    def __init__(
+        self, host: ReceptionHost, edges: ChildEdges, gathering: Gathering, policy: Policy, may_return: bool
+    ) -> None:
+        self._host, self._edges, self._gathering = host, edges, gathering
+        self._members = host.members
+        self._sync_group = policy.sync_group
+        self.layout: Layout | None = None
+        self._settings: dict[str, Value] = {}
+        self.state = JoinState()
+        self._has_workers = all(leaves == (name,) for name, leaves in edges.children.items())
+        self._holds = self._has_workers or may_return  # what joiners go on from
+        self._keeps = self._has_workers and may_return and policy.plans is GradientStep
+        self._is_open = False  # those above have taken the model
+        self._waiting: list[Peer] = []
+        self._attached: dict[str, Peer] = {}  # who has said its model
+        self._welcomed: set[str] = set()
+
+    def attach(self, peer: Peer, message: Attach, payload: Any) -> None:
+        """A child says its model and optimizer. Raises `Refused` where others have another."""
+        if self.layout is None:  # the first that comes is the run's
+            self.layout = unpack_layout(payload, message.fingerprint)
+            self._settings = message.settings
+            self._edges.down.begin(aggregates=not self.serves_weights)
+            self._host.adopt(self.layout, message.settings)
+        ours = {"model.fingerprint": self.layout.fingerprint, **self._settings}
+        differences = compare({"model.fingerprint": message.fingerprint, **message.settings}, ours)
+        if differences:
+            text = f"{peer.name} has another model or optimizer than the others"
+            self._host.emit(Write(peer.session.conn, 0, Refuse("manifest", text, differences)))
+            listed = "; ".join(f"{d.field}: {d.yours}, others {d.ours}" for d in differences)
+            raise Refused(f"{text}: {listed}")
+        self._attached[peer.name] = peer
+        if self._is_open:
+            self._let_in(peer)
+        elif peer not in self._waiting:
+            self._waiting.append(peer)
+
+    def open(self) -> None:
+        """Everybody above has taken the model, and this server has all that they have."""
+        self._is_open = True
+        waiting, self._waiting = self._waiting, []
+        for peer in waiting:
+            if self._host.peer(peer.name) is peer:
+                self._let_in(peer)
+
+    def close(self) -> None:
+        """Those above know nothing of this server any more: nobody is let in before it is known again."""
+        self._is_open = False
+
+    def leaves(self, peer: Peer) -> None:
+        """A child has gone, or begins anew: it has to attach before it can be answered."""
+        self._welcomed.discard(peer.name)
+        self._waiting = [other for other in self._waiting if other is not peer]
+
+    def has_attached(self, peer: Peer) -> bool:
+        """Whether a child has said its model, in the session that it has now."""
+        return self._attached.get(peer.name) is peer
+
+    def is_welcomed(self, name: str) -> bool:
+        """Whether a child has the model, and is answered."""
+        return name in self._welcomed
+
+    def answered(self, slice_: Slice, update: Update, payload: Any, trained: int) -> bool:
+        """A slice's update goes down: whether it is the slice's first. `trained`: how many take part in a step."""
+        if payload is not None and self._holds and self.serves_weights and _goes_on_from(slice_, update):
+            held = self._edges.down.held(slice_, update.cohort, payload)
+            if self._keeps and update.kind == "gradient":
+                self.state.keep(update, trained)
+            self.state.hold(
+                slice_.index, update.cohort, held, self._edges.down.versions.of(slice_, update.cohort)
+            )
+        is_first = self.state.answered(update)
+        if slice_.role == "weight" and update.kind == "gradient":
+            self.state.stepped(update)
+        return is_first
+
+    def welcome(self, peer: Peer) -> None:
+        """Tell a child where the run stands, and give it the current values if it has begun. Raises `Unsupported`."""
+        self._welcomed.add(peer.name)
+        leaves, roster = self._edges.children[peer.name], self._host.attendance.roster
+        begins, left = self._members.begins(leaves), self._members.left(leaves)
+        if not self.state.slices:
+            self._host.send(peer, Attached(roster=roster, begins=begins, left=left))
+            return
+        assert self.layout is not None
+        if not self.serves_weights:
+            raise Unsupported(f"{peer.name} {CANNOT_REJOIN}")
+        slices = self.layout.slices
+        cohorts = tuple(dict.fromkeys(self._members.tree.cohort(leaf, self._sync_group) for leaf in leaves))
+
+        def belongs(cohort: str) -> bool:
+            return self._members.of(cohort).issuperset(leaves)
+
+        counts = self._gathering.turns(belongs)
+        steps = latest(roster.steps, self.steps(counts))
+        turns = {name: (count, *steps[name]) for name, count in counts.items()}
+        body = pack_turns(
+            [
+                self._gathering.closed(slice_.index, name)
+                for slice_ in slices
+                for name in (cohorts[0], EVERYONE)
+            ]
+        )
+        reached, ended = self.state.reached_by(peer.name), self.state.ended(belongs)
+        passes = {name: count for name, count in self.state.passes.items() if belongs(name)}
+        self._host.send(
+            peer, Attached(turns, reached, ended, body.numel(), roster, begins, passes, left), body
+        )
+        for update, values in self.state.updates(cohorts, belongs, self._has_workers):
+            self._host.send(peer, update, values, priority_of(slices[update.slice]))
+
+    def steps(self, cohorts: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """The last step of each cohort that has closed here, and its turn."""
+        return {cohort: self.state.step(cohort) for cohort in cohorts}
+
+    @property
+    def serves_weights(self) -> bool:
+        """Whether the weights are on the servers, and not on the workers alone."""
+        return self._settings.get("optimizer") != "workers"
+
+    def _let_in(self, peer: Peer) -> None:
+        if peer.name in self._members.out:
+            self._host.attendance.asks(peer.name, peer.session.incarnation)
+        else:
+            self.welcome(peer)
+
+
+def _goes_on_from(slice_: Slice, update: Update) -> bool:
+    return slice_.role != "weight" or sets_weights(update.kind, update.cohort)

@@ -1,0 +1,101 @@
+"""What a shard has where other servers have parents: nobody above, and beside it the other shards.
+
+Shards talk with each other about what concerns all slices: the norm for `clip_norm`, and who takes part. The others
+dial the first shard, and send to it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from geomx.errors import ProtocolError
+from geomx.node.attendance import Attendance
+from geomx.node.peers.peer import Peer
+from geomx.node.roster_keeper import RosterKeeper
+from geomx.node.slices.clipping import Clipping
+from geomx.node.whole_turns import WholeTurns
+from geomx.rounds.losses import Losses
+from geomx.rounds.membership import Members
+from geomx.wire.messages import Calling, Hyperparameters, Norms, Sampled, Scale, Stepped, payload_size
+from geomx.wire.roster_messages import Asks, Close, Complete, Held, Hold, Lost, Message, Roster
+
+
+class Shard(Protocol):
+    """The server that is one."""
+
+    name: str
+    members: Members
+    attendance: Attendance
+
+    def has_begun(self) -> bool: ...
+
+
+class Top:
+    """See the module's text.
+
+    `hyper`: takes hyper-parameters; `send(shard, message)`; `shards`: all of them, the first first.
+    """
+
+    quiet = True
+
+    def __init__(
+        self,
+        server: Shard,
+        hyper: Callable[[bytes, Hyperparameters], None],
+        clipping: Clipping,
+        losses: Losses,
+        send: Callable[[str, Message], None],
+        shards: tuple[str, ...],
+    ) -> None:
+        lead = "" if server.name == shards[0] else shards[0]
+        others = () if lead else shards[1:]
+        self._server, self.hyper, self._clipping = server, hyper, clipping
+        self._send, self._others, self._lead = send, others, lead
+        self.whole = WholeTurns(server.name, shards, send, server.attendance.named)
+        here = server.attendance
+        self._keeper = RosterKeeper(
+            server.members, losses, others, send, here.held, self._publish, here.pace, server.has_begun
+        )
+
+    def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
+        """From another shard."""
+        if isinstance(message, Norms | Scale):
+            self._clipping.message(message)
+        elif isinstance(message, Lost | Asks) and not self._lead:
+            self._keeper.told(message)
+        elif isinstance(message, Held) and not self._lead:
+            self._keeper.answered(peer.name, message)
+        elif isinstance(message, Hold) and self._lead:
+            self._send(self._lead, self._server.attendance.held(message.number, message.workers))
+        elif isinstance(message, Complete) and not self._lead:
+            self.whole.complete(peer.name, message)
+        elif isinstance(message, Close) and self._lead:
+            self._server.attendance.named(message.cohort, message.turn)
+        elif isinstance(message, Roster) and self._lead:
+            self._server.attendance.told(message)
+        else:
+            raise ProtocolError(f"{type(message).__name__} was sent to a shard beside it")
+
+    def check_payload(self, peer: Peer, message: Message) -> None:
+        if payload_size(message):
+            raise ProtocolError(f"{type(message).__name__} announces a payload to a shard beside it")
+
+    def for_first_shard(self, message: Stepped | Sampled | Lost | Asks) -> None:
+        if isinstance(message, Stepped | Sampled):
+            raise ProtocolError(f"{message.worker} tells {type(message).__name__} where nobody asks for it")
+        if self._lead:
+            self._send(self._lead, message)
+        else:
+            self._keeper.told(message)
+
+    def at_barrier(self, message: Calling) -> None:
+        """Nobody above needs to know."""
+
+    def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
+        """Nobody above needs to know."""
+
+    def _publish(self, roster: Roster) -> None:
+        for shard in self._others:
+            self._send(shard, roster)
+        self._server.attendance.told(roster)

@@ -1,0 +1,36 @@
+"""What becomes of a run that loses some of its workers: as its description says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OnLoss = Literal["stop", "wait", "continue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """`[run]` of the description, as far as it is about members.
+
+    Attributes:
+        on_loss: "stop": the run ends. "wait": turns stay open until whoever is lost is back. "continue": the others go
+            on without.
+        wait_s: How long somebody is awaited, in seconds: who is lost, and by whoever is cut off, the run.
+        least_parties: With fewer parties left than that, "continue" waits.
+        least_workers: Likewise of workers.
+    """
+
+    on_loss: OnLoss = "stop"
+    wait_s: float = 300.0
+    least_parties: int = 1
+    least_workers: int = 1
+
+    @property
+    def may_return(self) -> bool:
+        """Whether who is lost can come back."""
+        return self.on_loss != "stop"
+
+    @property
+    def awaited_s(self) -> float:
+        """How long somebody is awaited, in seconds; 0: nobody is."""
+        return self.wait_s if self.may_return else 0.0

@@ -1,0 +1,84 @@
+"""Who takes part: decided once, from what is known, by a pure function, with its reason.
+
+The first shard decides (`geomx.node.roster_keeper`), and everybody else is told by a `Roster`. Workers alone are
+counted: a server is lost with all below it, and back as soon as one of its workers asks to be let in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import NamedTuple
+
+from geomx.rounds.losses import Losses
+from geomx.tree import Tree
+
+MOST_TOLD = 8  # names in a reason
+
+
+class Decision(NamedTuple):
+    """Who takes no part from now on, who has come back, and why."""
+
+    out: frozenset[str]
+    joined: tuple[str, ...]
+    reason: str
+
+
+def decide(
+    tree: Tree,
+    present: Set[str],
+    out: Set[str],
+    lost: Mapping[str, str],
+    asking: Iterable[str],
+    losses: Losses,
+    has_begun: bool = True,
+    have_left: bool = False,
+) -> Decision:
+    """Decide who takes part.
+
+    Args:
+        tree: Of the run.
+        present: The workers that take part, and have not left.
+        out: Those that do not.
+        lost: Nodes of which nothing is heard any more, with the reason.
+        asking: Workers that are out, are there, and want to take part.
+        losses: What the run's description says.
+        has_begun: Whether all have their first values. Before, nobody is left out: it may be the one who has them.
+        have_left: Whether others have left in order: then the last of all is not awaited.
+
+    Returns:
+        The decision. Whoever is lost stays in, and is awaited, where too few would be left without.
+    """
+    below = {name for node in lost for name in tree.leaves(node)}
+    joined = tuple(name for name in tree.workers if name in set(asking) & out - below)
+    gone = below & present
+    left = (present - gone) | set(joined)
+    parties = {tree.cohort_at(name, 1) for name in left}
+    reasons = [f"{_listed(joined)} {'is' if len(joined) == 1 else 'are'} back"] if joined else []
+    is_last = not left and have_left
+    short = (
+        ""
+        if is_last
+        else _short_of(len(left), len(parties), losses)
+        if has_begun
+        else "the run has not begun"
+    )
+    if short:
+        reasons += [f"{node} is awaited: {short}" for node in list(lost)[:MOST_TOLD]]
+        return Decision(frozenset(out - set(joined)), joined, "; ".join(reasons))
+    reasons += [f"{node} is lost ({why})" for node, why in list(lost.items())[:MOST_TOLD]]
+    reasons += [f"{len(lost) - MOST_TOLD} more are lost"] if len(lost) > MOST_TOLD else []
+    return Decision(frozenset((out | gone) - set(joined)), joined, "; ".join(reasons))
+
+
+def _short_of(workers: int, parties: int, losses: Losses) -> str:
+    """Why so many are too few; "": they are not."""
+    if workers < losses.least_workers:
+        return f"{workers} workers would be left, and run.least_workers is {losses.least_workers}"
+    if parties < losses.least_parties:
+        return f"{parties} parties would be left, and run.least_parties is {losses.least_parties}"
+    return ""
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+    return ", ".join(names[:MOST_TOLD]) + more

@@ -1,0 +1,103 @@
+"""Who tells of losses and returns, and may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from driven import Driven, attach, push, refused_by
+from trees import topology_of
+
+from geomx.errors import ProtocolError
+from geomx.node.topology import Topology
+from geomx.rounds.losses import Losses
+from geomx.wire.messages import Attached, Beat
+from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster
+
+GO_ON = Losses("continue", 60.0)
+NOTHING: dict[str, Any] = {}
+
+
+def region(losses: Losses = GO_ON) -> Driven:
+    """A region's server with two parties, of which the first has closed nothing yet."""
+    parties = {"A": ("A/0", "A/1"), "B": ("B/0",), "C": ("C/0",)}
+    topology = Topology.of_parties("test", parties, regions={"R": ("A", "B")}, losses=losses)
+    server = Driven("R", topology)
+    server.reach(9, "global/0")
+    for conn, name in enumerate(("A", "B"), 1):
+        attach(name, server, conn)
+    server.say(9, Attached())
+    return server
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Lost("A", 1, NOTHING, NOTHING, ""), "tells of A, which does not hang on it"),
+        (Lost("B/0", 1, NOTHING, NOTHING, ""), "tells of B/0, which does not hang on it"),
+        (Lost("", 1, NOTHING, NOTHING, ""), "which does not hang on it"),
+        (Lost("nobody", 1, NOTHING, NOTHING, ""), "tells of nobody, which does not hang on it"),
+        (Lost("x" * 5000, 1, NOTHING, NOTHING, ""), "..., which does not hang on it"),
+        (Lost("A/1", 1, {"": 9}, NOTHING, ""), "tells that turn 9 of '' has closed"),
+        (Lost("A/1", 1, {"A": 2**64 - 1}, NOTHING, ""), f"tells that turn {2**64 - 1} of 'A' has closed"),
+        (Lost("A/1", 1, {"A": -2}, NOTHING, ""), "tells that turn -2 of 'A' has closed"),
+        (Lost("A/1", -1, NOTHING, NOTHING, ""), "tells of incarnation -1 of A/1"),
+        (Asks("A/1", 1, {"": 0}, {"": (10**6, 3)}), "tells of step 1000000 in turn 3 of ''"),
+        (Asks("A/1", 1, NOTHING, {"x": (0, 0)}), "tells of step 0 in turn 0 of 'x'"),
+        (Lost("A/1", 1, {"C": 0}, NOTHING, ""), "tells that turn 0 of 'C' has closed"),
+        (Asks("B/0", 1, NOTHING, NOTHING), "tells of B/0, which does not hang on it"),
+        (Asks("A/1", 1, {"R": 1 << 60}, NOTHING), "of 'R' has closed"),
+        (Roster(1, ("B/0",)), "Roster was sent up to R"),
+        (Hold(1, ("B/0",)), "Hold was sent up to R"),
+        (Held(1, NOTHING, NOTHING), "Held was sent up to R"),
+    ],
+)
+def test_a_server_below_tells_of_its_own_alone_and_of_turns_that_can_be(message: Any, reason: str) -> None:
+    error = refused_by(region(), 1, message)
+    assert isinstance(error, ProtocolError)
+    assert "A broke the protocol" in str(error)
+    assert reason in str(error)
+
+
+def test_what_it_knows_is_passed_on() -> None:
+    server = region()
+    server.say(1, Lost("A/1", 3, {"": 1, "A": 70}, NOTHING, "gone"))
+    (told,) = [message for message in server.written(9) if isinstance(message, Lost)]
+    assert (told.node, told.incarnation, told.turns) == ("A/1", 3, {"": 1, "A": 70})
+
+
+@pytest.mark.parametrize("losses", [Losses(), Losses("wait", 60.0)])
+def test_where_nobody_goes_on_without_others_no_loss_is_told(losses: Losses) -> None:
+    assert "which does not hang on it" in str(
+        refused_by(region(losses), 1, Lost("A/1", 3, NOTHING, NOTHING, "gone"))
+    )
+
+
+def test_a_worker_tells_of_nobody() -> None:
+    server = Driven("A", topology_of([2, 1], losses=GO_ON))
+    server.reach(9, "global/0")
+    for conn, name in enumerate(("A/0", "A/1"), 1):
+        attach(name, server, conn)
+    server.say(9, Attached())
+    for message in (Lost("A/0", 1, NOTHING, NOTHING, ""), Asks("A/0", 1, NOTHING, NOTHING)):
+        if not server.stopped:
+            assert "A/0 tells of A/0, which does not hang on it" in str(refused_by(server, 1, message))
+
+
+def test_nobody_is_told_twice_what_is_not_settled() -> None:
+    """The server holds its rounds until a roster says who takes part."""
+    server = Driven("A", topology_of([2, 1], losses=GO_ON))
+    server.reach(9, "global/0")
+    for conn, name in enumerate(("A/0", "A/1"), 1):
+        attach(name, server, conn)
+    server.say(9, Attached())
+    for _ in range(20):
+        server.say(9, Beat(0, 0, 0.0), number=0)
+        server.tick(1.0)
+    lost = [message for message in server.written(9) if isinstance(message, Lost)]
+    assert [message.node for message in lost] == ["A/0", "A/1"]
+    server.say(1, push("A/0", turn=1))
+    server.say(9, Roster(2, ("A/0", "A/1"), (), {"": 1}, (("A/1", 1),)))  # overtakes the one before
+    assert not server.noted("roster")
+    server.say(9, Roster(1, ("A/0",), (), {"": 1}, (("A/0", 1),)))
+    assert [fields["number"] for fields in server.noted("roster")] == [1, 2]

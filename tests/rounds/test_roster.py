@@ -1,0 +1,147 @@
+"""Who takes part, decided from what is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from geomx.node.roster_keeper import RosterKeeper
+from geomx.rounds.losses import Losses
+from geomx.rounds.membership import Members
+from geomx.rounds.roster import decide
+from geomx.tree import Tree
+from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster
+
+TREE = Tree.of_parties({"A": ("A/0", "A/1"), "B": ("B/0",), "C": ("C/0",)})
+EVERYBODY = frozenset(TREE.workers)
+GO_ON = Losses("continue")
+
+
+def test_who_is_lost_is_out_with_all_below() -> None:
+    decision = decide(TREE, EVERYBODY, frozenset(), {"A": "silent", "B/0": "gone"}, (), GO_ON)
+    assert decision.out == {"A/0", "A/1", "B/0"}
+    assert decision.joined == ()
+    assert decision.reason == "A is lost (silent); B/0 is lost (gone)"
+
+
+def test_who_asks_and_is_out_comes_back() -> None:
+    out = frozenset({"A/0", "A/1"})
+    decision = decide(TREE, EVERYBODY - out, out, {}, ("A/1", "C/0"), GO_ON)
+    assert decision.out == {"A/0"}
+    assert decision.joined == ("A/1",)
+    assert decision.reason == "A/1 is back"
+
+
+def test_below_the_least_numbers_the_lost_are_awaited() -> None:
+    workers = decide(TREE, EVERYBODY, frozenset(), {"A": "silent"}, (), Losses("continue", 60.0, 1, 3))
+    assert workers.out == frozenset()
+    assert workers.reason == "A is awaited: 2 workers would be left, and run.least_workers is 3"
+    parties = decide(TREE, EVERYBODY, frozenset(), {"B": "silent"}, (), Losses("continue", 60.0, 3, 1))
+    assert parties.out == frozenset()
+    assert "2 parties would be left, and run.least_parties is 3" in parties.reason
+    # Who has come back counts, and in a party of which one is left nothing is short.
+    again = decide(
+        TREE, EVERYBODY - {"C/0"}, {"C/0"}, {"A": "silent"}, ("C/0",), Losses("continue", 60.0, 2, 2)
+    )
+    assert again.out == {"A/0", "A/1"}
+    one = decide(TREE, EVERYBODY, frozenset(), {"A/0": "gone"}, (), Losses("continue", 60.0, 3, 1))
+    assert one.out == {"A/0"}
+
+
+class Shards:
+    """A first shard with another, and what they say."""
+
+    def __init__(self, others: tuple[str, ...] = ("global/1",)) -> None:
+        self.members = Members(TREE, "global/0")
+        self.closed: dict[str, int] = {"": 4}
+        self.holds: list[tuple[str, Hold]] = []
+        self.rosters: list[Roster] = []
+
+        def held(number: int, workers: Any) -> Held:
+            return Held(number, dict(self.closed), {"": (3, 4)})
+
+        def publish(roster: Roster) -> None:
+            self.rosters.append(roster)
+            self.members.enroll(roster.out, {})
+
+        self.keeper = RosterKeeper(
+            self.members,
+            GO_ON,
+            others,
+            lambda *said: self.holds.append(said),
+            held,
+            publish,
+            lambda: 9,
+            lambda: True,
+        )
+
+
+def test_a_roster_holds_behind_the_last_turn_that_has_closed_anywhere() -> None:
+    shards = Shards()
+    shards.keeper.told(Lost("A", 7, {"": 5, "A": 2}, {}, "silent"))
+    assert shards.holds == [("global/1", Hold(1, ("A/0", "A/1")))]
+    assert shards.rosters == []  # before the other shard has said what it has closed
+    shards.keeper.answered("global/1", Held(1, {"": 6}, {"": (5, 6)}))
+    (roster,) = shards.rosters
+    assert roster.from_turns == {"": 7, "A": 3}
+    assert roster.steps == {"": (5, 6)}
+    assert (roster.number, roster.out, roster.settles) == (1, ("A/0", "A/1"), (("A", 7),))
+    assert roster.pace == 9
+
+
+def test_what_comes_up_while_a_roster_is_decided_is_decided_next() -> None:
+    shards = Shards()
+    shards.keeper.told(Lost("A", 7, {"": 5}, {}, "silent"))
+    shards.keeper.told(Lost("B/0", 1, {"": 5}, {}, "gone"))
+    shards.keeper.told(Lost("A", 7, {"": 6}, {}, "silent"))  # another shard has noticed it as well
+    shards.keeper.answered("global/1", Held(1, {"": 5}, {}))
+    assert [roster.out for roster in shards.rosters] == [("A/0", "A/1")]
+    shards.keeper.answered("global/1", Held(1, {"": 9}, {}))  # late, and of another roster
+    assert len(shards.rosters) == 1
+    shards.keeper.answered("global/1", Held(2, {"": 5}, {}))
+    assert [roster.out for roster in shards.rosters] == [("A/0", "A/1"), ("A/0", "A/1", "B/0")]
+    assert shards.rosters[1].settles == (("B/0", 1),)  # of A nothing is said twice
+
+
+def test_who_comes_back_is_let_in_at_once_where_there_is_one_shard() -> None:
+    shards = Shards(())
+    shards.keeper.told(Lost("A/1", 1, {"": 5}, {}, "gone"))
+    shards.keeper.told(Asks("A/1", 2, {"": 8, "A": 1}, {"": (7, 8)}))
+    lost, back = shards.rosters
+    assert (lost.out, lost.from_turns) == (("A/1",), {"": 6})
+    assert (back.out, back.joined, back.from_turns) == ((), ("A/1",), {"": 9, "A": 2})
+    assert back.steps == {"": (7, 8)}
+
+
+def test_before_all_have_first_values_nobody_is_left_out() -> None:
+    decision = decide(TREE, EVERYBODY, frozenset(), {"A": "silent"}, (), GO_ON, has_begun=False)
+    assert decision.out == frozenset()
+    assert decision.reason == "A is awaited: the run has not begun"
+
+
+def test_the_last_of_all_is_not_awaited_where_the_others_have_left() -> None:
+    last = decide(TREE, {"A/0"}, frozenset(), {"A/0": "gone"}, (), GO_ON, have_left=True)
+    assert last.out == {"A/0"}
+    only = decide(TREE, {"A/0"}, EVERYBODY - {"A/0"}, {"A/0": "gone"}, (), GO_ON)
+    assert only.out == EVERYBODY - {"A/0"}
+
+
+def test_who_asks_through_a_server_that_is_lost_is_not_let_in() -> None:
+    decision = decide(TREE, EVERYBODY - {"A/1"}, {"A/1"}, {"A": "gone"}, ("A/1",), GO_ON)
+    assert decision.joined == ()
+    assert decision.out == {"A/0", "A/1"}
+
+
+def test_a_thousand_losses_are_told_in_a_line() -> None:
+    names = {f"P{number}/0": "silent for a while" for number in range(1000)}
+    tree = Tree.of_parties({name.removesuffix("/0"): (name,) for name in (*names, "Q/0")})
+    decision = decide(tree, set(tree.workers), set(), names, (), GO_ON)
+    assert decision.reason.endswith("; 992 more are lost")
+    assert len(decision.reason) < 500
+
+
+def test_a_run_of_which_all_have_left_is_over() -> None:
+    shards = Shards(())
+    shards.members.enroll(["A/1"], {})
+    shards.members.leave(["A/0", "B/0", "C/0"], {"": 3})
+    shards.keeper.told(Asks("A/1", 2, {"": 8}, {}))
+    assert shards.rosters == []

@@ -1,0 +1,161 @@
+"""Members that die, are cut off, stand still and come back: each step is of those who took part in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partialmethod
+from typing import Any
+
+import pytest
+import torch
+from storms import Storm, faults_of, run
+
+from geomx.layout import Slice
+from geomx.node.aggregator import Aggregator
+from geomx.node.attendance import Attendance
+from geomx.rounds.gathering import Gathering
+from geomx.rounds.round import Rounds
+from geomx.train.steps.local import LocalSteps
+from geomx.wire.messages import Push
+from geomx.wire.roster_messages import Roster
+
+POLICIES = ("fsa", "hfa k1=2 k2=2", "diloco every=5", "esync", "mixed", "downpour")
+CODECS = ("dense", "int4", "bisparse")
+
+
+def storm_of(seed: int, **more: Any) -> Storm:
+    chance = random.Random(seed)
+    return Storm(
+        chance.choice(POLICIES),
+        chance.choice(CODECS),
+        chance.choice((1, 2)),
+        chance.choice((2, 3)),
+        seed,
+        **more,
+    )
+
+
+def check(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = faults_of(storm, run(storm, monkeypatch))
+    assert not found, f"{found[0]}\nrepeat it: {storm.command}"
+
+
+# Cells in which something was once wrong, and some others.
+@pytest.mark.parametrize(
+    ("policy", "codec", "shards", "tiers", "seed", "faults", "rate_mbps"),
+    [
+        ("fsa", "dense", 2, 2, 140, 4, 200.0),  # a worker that comes back twice
+        ("fsa", "bisparse", 2, 2, 139, 4, 200.0),
+        ("fsa", "int4", 1, 3, 382, 4, 200.0),  # it joins while a turn is open that others have closed
+        ("fsa", "bisparse", 2, 3, 327, 4, 200.0),
+        ("esync", "bisparse", 1, 3, 152, 4, 200.0),  # it hears that it is back in the middle of a turn
+        ("hfa k1=2 k2=2", "dense", 2, 3, 304, 4, 200.0),  # a party's own turns begin anew with its server
+        ("hfa k1=2 k2=2", "int4", 2, 2, 1298, 4, 200.0),  # a server is back before it was missed
+        ("hfa k1=2 k2=2", "bisparse", 1, 3, 2007, 4, 200.0),
+        ("mixed", "int4", 1, 3, 1029, 4, 200.0),  # a worker is back at a server that is cut off itself
+        ("mixed", "int4", 2, 2, 1116, 4, 200.0),
+        ("diloco every=5", "int4", 2, 3, 12, 4, 200.0),
+        ("downpour", "dense", 2, 3, 5, 4, 200.0),
+        ("mixed", "int4", 2, 2, 5001, 3, 0.5),  # nobody is left to close what was left of a turn
+        ("hfa k1=2 k2=2", "dense", 1, 2, 5051, 3, 0.5),
+    ],
+)
+def test_a_storm_passes(
+    policy: str,
+    codec: str,
+    shards: int,
+    tiers: int,
+    seed: int,
+    faults: int,
+    rate_mbps: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check(Storm(policy, codec, shards, tiers, seed, faults, rate_mbps), monkeypatch)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(10_000, 11_000))
+def test_many_storms_pass(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(storm_of(seed, faults=2 + seed % 5, rate_mbps=(200.0, 0.5)[seed % 2]), monkeypatch)
+
+
+# -- mistakes that these storms must find -----------------------------------------------------------------------
+
+
+def drops_later_on_the_second_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Attendance.told
+
+    def later(self: Attendance, roster: Roster) -> None:
+        if getattr(self._host, "name", "") == "global/1":
+            turns = {cohort: turn + 1 for cohort, turn in roster.from_turns.items()}
+            roster = Roster(roster.number, roster.out, roster.joined, turns, roster.settles, "", roster.steps)
+        told(self, roster)
+
+    monkeypatch.setattr(Attendance, "told", later)
+
+
+def welcomes_before_it_has_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(self: Aggregator, slice_: Slice | None = None) -> None:
+        if self._awaited is not None:
+            self._awaited = None
+            self._server.reception.open()
+
+    monkeypatch.setattr(Aggregator, "_attached_if_current", at_once)
+
+
+def counts_late_pushes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Rounds.add
+
+    def anyhow(
+        self: Rounds, push: Push, payload: Any, place: int, now: float, restarts: Mapping[str, int]
+    ) -> Any:
+        before, self.closed = self.closed, push.turn - 1
+        try:
+            return add(self, push, payload, place, now, restarts)
+        finally:
+            self.closed = max(before, self.closed)
+
+    monkeypatch.setattr(Rounds, "add", anyhow)
+    monkeypatch.setattr(Gathering, "closed", lambda self, index, cohort: -1)
+
+
+def counts_parts_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSteps, "_contribute", partialmethod(_without_together, LocalSteps._contribute))
+
+
+def _without_together(steps: LocalSteps, contribute: Callable[..., None], *arguments: Any) -> None:
+    settings, steps._settings = steps._settings, replace(steps._settings, on_loss="wait")
+    try:
+        contribute(steps, *arguments)
+    finally:
+        steps._settings = settings
+
+
+@pytest.mark.parametrize(
+    ("mistake", "more"),
+    [
+        (drops_later_on_the_second_shard, {"shards": 2}),
+        (welcomes_before_it_has_values, {}),
+        (counts_late_pushes_again, {}),
+        (counts_parts_of_a_turn, {"policy": "diloco every=5", "shards": 2, "rate_mbps": 0.1}),
+    ],
+)
+def test_a_known_mistake_is_found(
+    mistake: Callable[[pytest.MonkeyPatch], None], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    how = {"policy": "fsa", "codec": "dense", "shards": 1, "tiers": 2} | more
+    for seed in range(40):
+        with monkeypatch.context() as patch:
+            storm = Storm(**how, seed=seed, faults=6)
+            if faults_of(storm, run(storm, patch)):
+                return
+    pytest.fail("40 storms have passed")
+
+
+def test_a_storm_replays_from_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (run(Storm("fsa", "int4", 2, 3, 7), monkeypatch) for _ in range(2))
+    assert one.states == other.states
+    assert torch.equal(torch.tensor(list(one.ledgers["A/0"])), torch.tensor(list(other.ledgers["A/0"])))

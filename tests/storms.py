@@ -1,0 +1,286 @@
+"""Whole runs on the virtual clock whose members die, are cut off, stand still, and come back, as a seed has it.
+
+What is checked does not come from the code that is tested: every worker's contributions are written down as they leave
+its training loop, and what a shard adds is held against those that it says it has added.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from geomx.layout import Slice
+from geomx.node.factory import make_node
+from geomx.node.port import Contribution
+from geomx.node.root import Root
+from geomx.node.topology import Edge, Topology
+from geomx.node.worker import Worker
+from geomx.rounds.losses import Losses
+from geomx.rounds.round import Round
+from geomx.simulate.network import Network
+from geomx.simulate.programs import Program
+from geomx.simulate.simulator import Simulator
+from geomx.sync import policies
+from geomx.sync.contract import LocalStep
+from geomx.train import LiveRun, Settings
+from geomx.wire.session import Patience
+
+PATIENCE = Patience(heartbeat_s=0.4, timeout_s=1.6)
+QUIET_S = 5.0  # without faults, before the data ends
+
+
+@dataclass
+class Storm:
+    """What a run is, and what happens to it: all follows from the seed."""
+
+    policy: str
+    codec: str
+    shards: int
+    tiers: int
+    seed: int
+    faults: int = 4
+    rate_mbps: float = 200.0
+    ends_s: float = 8.0  # when the last fault may begin
+
+    @property
+    def command(self) -> str:
+        """What repeats this run."""
+        of = f"{self.policy!r} {self.codec} {self.shards} {self.tiers} {self.seed} {self.faults} {self.rate_mbps:g}"
+        return f"python tests/storms.py {of}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a turn counts as a whole."""
+        return policies.make(self.policy).plans is LocalStep
+
+    @property
+    def topology(self) -> Topology:
+        parties = {"A": ("A/0", "A/1"), "B": ("B/0",), "C": ("C/0",), "D": ("D/0", "D/1")}
+        return Topology.of_parties(
+            "storm",
+            parties,
+            regions={"R": ("A", "B"), "S": ("C", "D")} if self.tiers == 3 else None,
+            shards=[f"global/{shard}" for shard in range(self.shards)],
+            wan=Edge(self.codec, self.codec),
+            policy=self.policy,
+            losses=Losses("continue", 60.0),
+        ).with_patience(PATIENCE)
+
+
+@dataclass
+class Seen:
+    """What a run came to."""
+
+    simulator: Simulator
+    topology: Topology
+    programs: dict[str, Program] = field(default_factory=dict)
+    given: dict[Any, tuple[float, torch.Tensor | None]] = field(default_factory=dict)  # as it left a loop
+    counted: Counter[str] = field(default_factory=Counter)  # in the ledger, by worker
+    twice: list[Any] = field(default_factory=list)
+    added: set[Any] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)  # sums that are not those of their origins
+    origins: dict[Any, set[frozenset[str]]] = field(default_factory=dict)  # by cohort and turn, of gradients
+    states: dict[Any, dict[str, str]] = field(
+        default_factory=dict
+    )  # by turn: the weights behind it, by worker
+    ledgers: dict[str, list[int]] = field(default_factory=dict)
+    steps: Counter[str] = field(default_factory=Counter)
+    did: list[str] = field(default_factory=list)
+
+
+def model_of(seed: int) -> nn.Sequential:
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
+    return model
+
+
+def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """Run it, to the end or until it stands still."""
+    topology, chance = storm.topology, random.Random(f"storm {storm.seed}")
+    simulator = Simulator(storm.seed, Network(storm.rate_mbps, delay_ms=2.0))
+    seen = Seen(simulator, topology)
+    _write_down(seen, storm, monkeypatch)
+    settings = Settings(
+        slice_elements=64, pack_below=20, policy=policies.make(storm.policy), ledger=True, on_loss="continue"
+    )
+    lives: Counter[str] = Counter()
+
+    def main(program: Program) -> None:
+        torch.set_num_threads(1)
+        run = LiveRun(
+            program, name=program.name, tree=topology.tree, settings=settings, clock=lambda: program.now
+        )
+        place = topology.tree.workers.index(program.name)
+        generator = torch.Generator().manual_seed(1000 * lives[program.name] + place)
+
+        def data() -> Iterator[Any]:
+            while program.now < storm.ends_s + QUIET_S:
+                program.sleep(0.1 * (1 + place / 10))
+                x = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+                yield x, torch.randn(2, 3, generator=generator, dtype=torch.float64)
+
+        with run:
+            model = model_of(place)
+            model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+            for x, y in run.shard(data()):
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+                seen.steps[program.name] += 1
+                _keep_state(seen, run, model)
+            run.wait()
+            assert run.ledger is not None
+            seen.ledgers[program.name] = run.ledger.tolist()
+
+    def start(name: str) -> None:
+        lives[name] += 1
+        simulator.add(make_node(topology, name, incarnation=1000 * lives[name]))
+        if topology.tree.is_worker(name):
+            seen.programs[name] = simulator.program(name, main)
+
+    for name in topology.tree.nodes:
+        start(name)
+    for _ in range(storm.faults):
+        _plan_fault(storm, seen, chance, start)
+    simulator.run(until=10 * (storm.ends_s + QUIET_S))
+    return seen
+
+
+def _plan_fault(storm: Storm, seen: Seen, chance: random.Random, start: Callable[[str], None]) -> None:
+    simulator, tree = seen.simulator, seen.topology.tree
+    at_s, for_s = chance.uniform(0.3, storm.ends_s), chance.uniform(0.1, 4.0)
+    name = chance.choice([*tree.workers, *tree.servers])
+    kind = chance.choice(["kill", "kill", "cut", "pause", "reset"])
+    seen.did.append(f"{at_s:.2f} s: {kind} {name} for {for_s:.2f} s")
+
+    def kill() -> None:
+        if not simulator.has_stopped(name):
+            simulator.crash(name, silent=chance.random() < 0.3)
+            simulator.at(simulator.now + for_s, lambda: start(name))
+
+    def cut() -> None:
+        for parent in tree.parents(name):
+            simulator.cut(name, parent, 0.0 if kind == "reset" else for_s, reset=kind == "reset")
+
+    action = {"kill": kill, "cut": cut, "reset": cut, "pause": lambda: simulator.pause(name, for_s)}[kind]
+    simulator.at(at_s, action)
+
+
+def _keep_state(seen: Seen, run: LiveRun, model: nn.Module) -> None:
+    """Behind a step after which all have the same weights."""
+    attached = run._attached
+    assert attached is not None
+    if not attached.steps.lockstep:
+        return
+    key = attached.steps.turn
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    seen.states.setdefault(key, {})[run.name] = flat.numpy().tobytes().hex()
+
+
+def _write_down(seen: Seen, storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
+    contribute, closed = Worker.contribute, Root.closed
+
+    def contributing(worker: Worker, contribution: Contribution) -> None:
+        push, values = contribution.push, contribution.values
+        key = worker.name, worker.identity.incarnation, push.slice, push.cohort, push.turn
+        if push.kind != "assign":
+            seen.given[key] = push.weight, None if values is None else values.detach().clone()
+        contribute(worker, contribution)
+
+    def closing(root: Root, slice_: Slice, round_: Round) -> None:
+        if round_.kind != "assign":
+            _check(seen, storm, root, slice_, round_)
+        closed(root, slice_, round_)
+
+    monkeypatch.setattr(Worker, "contribute", contributing)
+    monkeypatch.setattr(Root, "closed", closing)
+
+
+def _check(seen: Seen, storm: Storm, root: Root, slice_: Slice, round_: Round) -> None:
+    """What a shard adds is what its origins have given, and each of them once."""
+    where = f"slice {slice_.index}, cohort {round_.cohort!r}, turn {round_.turn}"
+    if round_.kind == "gradient":
+        seen.origins.setdefault((round_.cohort, round_.turn), set()).add(frozenset(round_.origins))
+    given = []
+    for name, incarnation in round_.origins.items():
+        once = name, slice_.index, round_.cohort, round_.turn
+        if once in seen.added:
+            seen.twice.append(once)
+        seen.added.add(once)
+        found = seen.given.get((name, incarnation, slice_.index, round_.cohort, round_.turn))
+        if found is None:
+            seen.wrong.append(f"{where}: {name} {incarnation} has given nothing")
+            return
+        given.append(found)
+        if slice_.role == "ledger":
+            seen.counted[name] += 1
+    if abs(sum(weight for weight, _ in given) - round_.weight) > 1e-9:
+        seen.wrong.append(f"{where}: weight {round_.weight} of {dict(round_.origins)}")
+    values = [each for _, each in given if each is not None]
+    decoders = root._server.decoders(slice_, round_)
+    exact = storm.codec == "dense" or slice_.role == "ledger"
+    if values and exact and not torch.allclose(sum(d() for d in decoders).double(), sum(values).double()):
+        seen.wrong.append(f"{where}: not the sum of {dict(round_.origins)}")
+
+
+def faults_of(storm: Storm, seen: Seen) -> list[str]:
+    """What is wrong with a run; empty: nothing."""
+    found = [*seen.wrong, *(f"{each} was added twice" for each in seen.twice)]
+    for name, program in seen.programs.items():
+        if program.error is not None:
+            found.append(f"{name}: {program.error!r}")
+        elif not program.finished:
+            found.append(f"{name} has not come to its end")
+    for name in seen.topology.tree.nodes:
+        if seen.simulator.error_of(name) is not None:
+            found.append(f"{name}: {seen.simulator.error_of(name)!r}")
+    for turn, states in seen.states.items():
+        if len(set(states.values())) > 1:
+            alike: dict[str, list[str]] = {}
+            for name, state in states.items():
+                alike.setdefault(state, []).append(name)
+            found.append(f"turn {turn}: replicas differ: {list(alike.values())}")
+            break
+    torn = {(fields["cohort"], fields["turn"]) for _, _, fields in seen.simulator.noted("torn")}
+    for turn, origins in seen.origins.items():
+        if len(origins) > 1 and (turn not in torn or storm.is_local):
+            found.append(f"turn {turn} is of different workers: {sorted(map(sorted, origins))}")
+    order = seen.topology.tree.workers
+    newest = [
+        max(of[place] for of in seen.ledgers.values()) if seen.ledgers else 0 for place in range(len(order))
+    ]
+    if seen.ledgers and newest != [seen.counted[name] for name in order]:
+        found.append(f"the ledger says {newest}, and added were {[seen.counted[name] for name in order]}")
+    return found
+
+
+def main() -> None:
+    """Repeat one run, and show what happened."""
+    policy, codec, shards, tiers, seed, *more = (each for each in sys.argv[1:] if each != "-v")
+    faults, rate_mbps = (*more, *("4", "200")[len(more) :])
+    storm = Storm(policy, codec, int(shards), int(tiers), int(seed), int(faults), float(rate_mbps))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        seen = run(storm, monkeypatch)
+    for told in (*seen.did, *faults_of(storm, seen), dict(seen.steps)):
+        print(told)
+    if "-v" in sys.argv:
+        names = ("roster", "torn", "anew", "failed", "awaited", "away", "joined", "resumed", "left")
+        for at_s, node, note in seen.simulator.notes:
+            if note.name in names:
+                print(f"{at_s:8.3f} {node:9} {note.name} {note.fields}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Workers that the others have gone on without: where their data, steps and schedules go on when they are back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from live_runs import assert_equal, place_of, small_model, train, weights
+from restarts import Script, X, Y
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from geomx.errors import NodeLost, RunFailed
+from geomx.rounds.losses import Losses
+from geomx.simulate.simulator import Simulator
+from geomx.sync import policies
+from geomx.train import LiveRun, Settings
+from geomx.wire.session import Patience
+
+PATIENCE = Patience(heartbeat_s=0.1, timeout_s=0.4)
+GO_ON = Losses("continue", 60.0)
+
+
+def run(
+    faults: Callable[[Simulator, Callable[[str], None]], None],
+    script: Script,
+    policy: str = "fsa",
+    **more: Any,
+) -> tuple[dict[str, Any], Simulator]:
+    settings = Settings(slice_elements=512, pack_below=100, policy=policies.make(policy), on_loss="continue")
+    how: dict[str, Any] = {"policy": policy, "losses": GO_ON, "patience": PATIENCE} | more
+    return train((2, 1), script, settings, faults=faults, **how)
+
+
+def ends_as_the_others(results: dict[str, Any]) -> None:
+    first, *others = results.values()
+    for other in others:
+        assert_equal(first["weights"], other["weights"])
+        assert first["turn"] == other["turn"]
+        assert first["at"][1] == other["at"][1]  # passes
+
+
+# Of 23 samples A/0 and A/1 have 8 each, B/0 has 7: four steps in a pass, of 0.02 to 0.06 s each.
+@pytest.mark.parametrize("policy", ["fsa", "hfa k1=1 k2=2", "diloco every=2", "esync"])
+def test_who_stood_still_over_the_end_of_passes_leaves_out_what_is_left_of_them(policy: str) -> None:
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.15, lambda: simulator.pause("B/0", 1.0))
+
+    results, simulator = run(faults, Script(epochs=12, every="epoch"), policy)
+    assert [fields["joined"] for _, node, fields in simulator.noted("roster") if node == "global/0"][
+        -1
+    ] == "B/0"
+    ends_as_the_others(results)
+
+
+@pytest.mark.parametrize("victims", [("B/0",), ("B/0", "B")])
+def test_who_is_started_again_goes_on_in_the_pass_that_the_run_is_in(victims: tuple[str, ...]) -> None:
+    """Also where nobody remembers how far it was, since its local server is new as well."""
+    begun: list[tuple[str, int]] = []
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        for victim in victims:
+            simulator.at(0.2, lambda victim=victim: simulator.crash(victim))
+        for victim in victims:
+            simulator.at(1.2, lambda victim=victim: restart(victim))
+
+    script = Script(epochs=12, every="epoch")
+
+    def joined(live: LiveRun) -> None:
+        begun.append((live.name, live.epoch))
+
+    script.joined = joined
+    results, _ = run(faults, script)
+    ends_as_the_others(results)
+    (name, epoch) = begun[-1]
+    assert name == "B/0"
+    assert 4 <= epoch < 12
+
+
+def test_a_run_that_has_ended_tells_whoever_is_late() -> None:
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        simulator.at(0.15, lambda: simulator.cut("B", "global/0", 1.3))
+
+    with pytest.raises(
+        Exception, match="the run has ended, and this worker took no part in its end"
+    ) as caught:
+        run(faults, Script(epochs=4))
+    assert type(caught.value).__name__ == "NodeLost"
+
+
+@pytest.mark.parametrize("every", ["step", "epoch"])
+def test_schedules_follow_what_the_others_have_done(every: str) -> None:
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.15, lambda: simulator.pause("B/0", 1.0))
+
+    results, _ = run(faults, Script(epochs=12, every=every))
+    ends_as_the_others(results)
+    assert results["B/0"]["rates"] == results["A/0"]["rates"]
+    assert results["B/0"]["at"] == results["A/0"]["at"]  # its steps, too: it is where they are in their data
+
+
+@pytest.mark.parametrize("policy", ["fsa", "esync", "hfa k1=1 k2=2"])
+def test_who_was_cut_off_takes_no_part_in_calls_that_the_others_have_made(
+    policy: str, tmp_path: Path
+) -> None:
+    """The script saves behind each pass, and the mean of BatchNorm's statistics is a call of everybody's."""
+
+    def script(live: LiveRun) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.Linear(64, 5)).double()
+        model, optimizer = live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loader = DataLoader(TensorDataset(X, Y), 2, shuffle=True, drop_last=True)
+        for _ in range(live.epoch, 12):
+            for x, y in live.shard(loader, over="run"):
+                live._client.port.sleep(0.02 * (1 + place_of(live)))  # type: ignore[attr-defined]  # virtual
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+            live.save(tmp_path / "model.safetensors")
+        live.wait()
+        return {"weights": weights(model), "turn": live.turn, "at": (live.step, live.epoch)}
+
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.3, lambda: simulator.cut("B/0", "B", 1.0))
+
+    results, simulator = run(faults, script, policy)
+    first, *others = results.values()
+    assert all((other["turn"], other["at"][1]) == (first["turn"], 12) for other in others)
+    assert {node for _, node, _ in simulator.noted("unsaved")} == {"B/0"}
+
+
+def test_where_the_first_worker_is_away_the_next_writes_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+
+    def script(live: LiveRun) -> int:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(30):
+            live._client.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
+            live.weight(1)
+            optimizer.zero_grad()
+            model(X[:2]).sum().backward()
+            optimizer.step()
+            if step == 20:
+                live.save(path)
+        return live.turn
+
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.5, lambda: simulator.crash("A/0"))
+
+    run(faults, script)
+    assert path.exists()
+
+
+def test_a_server_that_is_started_again_knows_who_has_left() -> None:
+    def script(live: LiveRun) -> int:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(5 if live.name == "A/0" else 60):
+            live._client.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
+            live.weight(1)
+            optimizer.zero_grad()
+            model(X[:2]).sum().backward()
+            optimizer.step()
+        return live.turn
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        simulator.at(1.5, lambda: simulator.crash("A"))
+        simulator.at(3.0, lambda: restart("A"))
+
+    results, _ = run(faults, script, losses=Losses("wait", 60.0))
+    assert results == {"A/0": 6, "A/1": 61, "B/0": 61}
+
+
+def test_a_party_that_stays_cut_off_ends_without_the_others() -> None:
+    """Not with those whom it can still reach."""
+    taken: dict[str, int] = {}
+
+    def script(live: LiveRun) -> None:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(200):
+            live._client.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
+            live.weight(1)
+            optimizer.zero_grad()
+            model(X[:2]).sum().backward()
+            optimizer.step()
+            taken[live.name] = step + 1
+
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.2, lambda: simulator.cut("B", "global/1", 100.0))
+
+    with pytest.raises((NodeLost, RunFailed), match="global/1 is lost"):
+        run(faults, script, shards=2, losses=Losses("continue", 2.0))
+    assert taken["A/0"] == taken["A/1"] == 200 > taken["B/0"]
