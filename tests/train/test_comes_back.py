@@ -156,6 +156,37 @@ def test_where_the_first_worker_is_away_the_next_writes_the_checkpoint(tmp_path:
     assert path.exists()
 
 
+def test_where_the_first_worker_is_away_the_others_load_a_checkpoint_all_the_same(tmp_path: Path) -> None:
+    path, saved = tmp_path / "model.safetensors", small_model(seed=7)
+
+    def attached(live: LiveRun, seed: int) -> tuple[Any, torch.optim.Optimizer]:
+        model = small_model(seed=seed)
+        return live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def saves(live: LiveRun) -> None:
+        attached(live, seed=7)
+        live.save(path)
+
+    def loads(live: LiveRun) -> dict[str, torch.Tensor]:
+        model, optimizer = attached(live, seed=place_of(live))
+        live._client.port.sleep(2.0)  # type: ignore[attr-defined]  # of the virtual clock
+        live.load(path)
+        live.weight(1)
+        optimizer.zero_grad()
+        (0 * model(X[:2])).sum().backward()
+        optimizer.step()
+        return weights(model)
+
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.5, lambda: simulator.crash("A/0"))
+
+    train((), saves)
+    results, _ = run(faults, loads)
+    assert results.keys() == {"A/1", "B/0"}
+    for found in results.values():
+        assert_equal(found, weights(saved))
+
+
 def test_a_server_that_is_started_again_knows_who_has_left() -> None:
     def script(live: LiveRun) -> int:
         model = small_model(seed=place_of(live))

@@ -95,7 +95,7 @@ def attach(
     )
     finite = FiniteOnly(client.port, client.name, model_slices.layout, settings)
     intra_party = _intra_party(context, model, model_slices, finite, optimizer)
-    broadcast = Broadcast(client, model_slices, intra_party, context.tree)
+    broadcast = Broadcast(client, model_slices, intra_party, context.tree, settings.on_loss == "continue")
     ledger = Ledger(client, model_slices.slices("ledger"), context.members.index(client.name))
     pending = PendingWeights(model, model_slices, client, context.timeline)
     on_server = decision.on_server

@@ -25,7 +25,10 @@ UNDER_WAY = 8  # slices of a model that is too large for one worker
 
 
 class Broadcast:
-    """`tree`: the run's. Its first worker gives the values, if need be with the help of its party."""
+    """`tree`: the run's. Its first worker gives the values, if need be with the help of its party.
+
+    `goes_on`: the run may go on without that worker. What all have alike is given by others as well then.
+    """
 
     def __init__(
         self,
@@ -33,12 +36,17 @@ class Broadcast:
         model_slices: ModelSlices,
         intra_party: ThroughServer,
         tree: Tree,
+        goes_on: bool = False,
     ) -> None:
         self._client = client
         self._model_slices = model_slices
         self._intra_party = intra_party
         self._is_first = client.name == tree.workers[0]
-        self._helps = tree.cohort_at(client.name, 1) == tree.cohort_at(tree.workers[0], 1)
+        party = tree.party_members(client.name)
+        self._helps = tree.workers[0] in party
+        self._goes_on = goes_on
+        # Where the workers of a party reduce among themselves, the party is lost with any of them.
+        self._stands_in = goes_on and (intra_party.final_in_backward or client.name == party[0])
         self._members = len(tree.workers)
         self._aside: dict[int, torch.Tensor] | None = None
 
@@ -48,19 +56,23 @@ class Broadcast:
         slices: Iterable[Slice],
         states: Mapping[int, SliceState] | None = None,
         kept: Mapping[int, Planes] | None = None,
+        alike: bool = False,
     ) -> None:
         """Give every worker the first one's values of these slices; `states`: their optimizer state, too.
 
-        `kept`: what edges near this worker held back (`kept`); all others begin anew.
+        `kept`: what edges near this worker held back (`kept`); all others begin anew. `alike`: every worker has these
+        values, so those of any will do.
         """
+        gives = self._is_first or (alike and self._stands_in)
+        helps = self._helps or (alike and self._goes_on)
         under_way: deque[int] = deque()
         for slice_ in slices:
             if self._model_slices.is_cut and len(under_way) == UNDER_WAY:
                 self._client.wait([under_way.popleft()])
             under_way.append(slice_.index)
-            state = (states or {}).get(slice_.index, SliceState()) if self._is_first else SliceState()
+            state = (states or {}).get(slice_.index, SliceState()) if gives else SliceState()
             planes = {**state.planes, **(kept or {}).get(slice_.index, {})}
-            self._assign(operation, slice_, SliceState(planes, state.scalars))
+            self._assign(operation, slice_, SliceState(planes, state.scalars), gives, helps)
         self._client.next_turn()
         self._client.wait()
 
@@ -77,7 +89,7 @@ class Broadcast:
                 packed = self._model_slices.gather(slice_, self._model_slices.tensor, weight).packed
                 self._client.contribute(slice_.index, "mean", operation, weight, packed)
             for slice_ in firsts:
-                self._assign(operation, slice_, SliceState())
+                self._assign(operation, slice_, SliceState(), self._is_first, self._helps)
             self._client.next_turn()
             self._client.wait()
             return self._aside
@@ -107,13 +119,13 @@ class Broadcast:
         else:
             self._aside[slice_.index] = values
 
-    def _assign(self, operation: str, slice_: Slice, state: SliceState) -> None:
+    def _assign(self, operation: str, slice_: Slice, state: SliceState, gives: bool, helps: bool) -> None:
         packed: Packed = (None, absent(slice_))
-        if self._is_first or (self._helps and self._model_slices.is_cut):
+        if gives or (helps and self._model_slices.is_cut):
             found = self._intra_party.first(slice_, self._source(slice_))
-            packed = found if self._is_first else packed
+            packed = found if gives else packed
         self._check_finite(operation, slice_, packed[0])
-        weight = 1.0 if self._is_first else 0.0
+        weight = 1.0 if gives else 0.0
         self._client.contribute(slice_.index, "assign", operation, weight, packed, state=state)
 
     def _check_finite(self, operation: str, slice_: Slice, values: torch.Tensor | None) -> None:

@@ -173,7 +173,7 @@ def load(attached: AttachedModel, path: Path, worker: str, tree: Tree, place: Pl
     )  # where steps are local, states are, too
     there = _place(checkpoint, place)
     attached.client.reached(EVERYONE, -1, there, there)
-    attached.broadcast.assign(f"load() of file {name}", slices, states, kept)
+    attached.broadcast.assign(f"load() of file {name}", slices, states, kept, alike=True)
     _go_on_from(attached, checkpoint)
     return there
 
