@@ -350,6 +350,8 @@ class Server(BaseNode):
             return False
         if peer.session.is_open:
             return self._now - self._all_left_at <= self.limits.stop_s
+        if peer.dialled and self._losses.on_loss == "wait":
+            return True  # it waits for us likewise; `on_lost` bounds that
         return not (peer.has_gone or peer.session.is_lost(self._now))
 
     def may_go(self, peer: Peer) -> bool:
