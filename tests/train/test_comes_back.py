@@ -228,3 +228,28 @@ def test_a_party_that_stays_cut_off_ends_without_the_others() -> None:
     with pytest.raises((NodeLost, RunFailed), match="global/1 is lost"):
         run(faults, script, shards=2, losses=Losses("continue", 2.0))
     assert taken["A/0"] == taken["A/1"] == 200 > taken["B/0"]
+
+
+@pytest.mark.parametrize("victim", ["A/1", "B/0"])
+def test_where_too_few_are_left_everybody_names_whom_they_have_waited_for(victim: str) -> None:
+    """Also those who hear of it from a local server: its end is the run's."""
+    simulators: list[Simulator] = []
+
+    def script(live: LiveRun) -> None:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        while True:
+            live._client.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
+            live.weight(1)
+            optimizer.zero_grad()
+            model(X[:2]).sum().backward()
+            optimizer.step()
+
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulators.append(simulator)
+        simulator.at(0.5, lambda: simulator.crash(victim))
+
+    with pytest.raises((NodeLost, RunFailed), match=f"{victim} is lost"):
+        run(faults, script, losses=Losses("continue", 2.0, least_workers=3))
+    failed = {node: fields["node"] for _, node, fields in simulators[0].noted("failed")}
+    assert failed == dict.fromkeys({"global/0", "A", "B", "A/0", "A/1", "B/0"} - {victim}, victim)

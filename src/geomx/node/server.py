@@ -395,7 +395,8 @@ class Server(BaseNode):
 
     def ends_below(self, error: GeomxError) -> bool:
         """Who is cut off from the run, and has waited in vain, is not the others' end."""
-        return self._losses.on_loss == "continue" and isinstance(error, NodeLost) and bool(self._dials)
+        is_cut_off = isinstance(error, NodeLost) and error.node in (self.name, *self._dials)
+        return self._losses.on_loss == "continue" and is_cut_off and bool(self._dials)
 
     def heeds(self, peer: Peer) -> bool:
         leaves = self._edges.children.get(peer.name)
