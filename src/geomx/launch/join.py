@@ -29,7 +29,6 @@ from geomx.errors import (
     Refused,
     RunFailed,
     WaitTimeout,
-    refusal_of,
 )
 from geomx.launch.environment import (
     JOB_RANK,
@@ -255,7 +254,7 @@ class _Stay:
         told: BaseException | None = None
         if os.getpid() == self._process:
             told = self._run.outcome(error)
-            self._run.fail(why_ended(error), refusal_of(error))
+            self._run.end_with(error)
         if isinstance(told or error, NOT_THE_SCRIPT):
             self._say(told or error)
         else:

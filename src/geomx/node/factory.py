@@ -40,7 +40,8 @@ def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | W
     losses = topology.losses_at(tree.cohort_at(name, 1) if tree.is_worker(name) else name)
     returning = frozenset(name for name in parents if not tree.is_shard(name))
     if tree.is_worker(name):
-        return Worker(identity, topology.limits, dials, up, down, classes, losses, returning)
+        job = topology.job_of(name) if losses.on_loss == "continue" else frozenset[str]()
+        return Worker(identity, topology.limits, dials, up, down, classes, losses, returning, job)
     return Server(
         identity,
         topology.limits,

@@ -13,6 +13,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `waits(does)`: the loop waits in a call of geomx, for a while already; or no longer.
 - `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
 - `fail(reason, refusal)`: the user's script raised; the run is told, and ends. See `geomx.errors.refusal_of`.
+- `give_up(reason)`: the same, where the run goes on without this worker.
 """
 
 from __future__ import annotations

@@ -130,6 +130,11 @@ class Topology:
         ends = self.losses.on_loss == "wait" and name in self.collective
         return Losses() if ends else self.losses
 
+    def job_of(self, worker: str) -> frozenset[str]:
+        """The others of a worker's party, where they reduce among themselves."""
+        party = self.tree.cohort_at(worker, 1)
+        return frozenset(self.tree.leaves(party)) - {worker} if party in self.collective else frozenset()
+
     def later_s(self, name: str) -> float:
         """How much later than the lowest servers below a server notices what they notice, at most."""
         below = [child for child in self.tree.children(name) if not self.tree.is_worker(child)]

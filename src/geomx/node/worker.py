@@ -14,7 +14,7 @@ import torch
 
 from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
-from geomx.errors import NodeLost
+from geomx.errors import NodeLost, RunFailed
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
 from geomx.node.peers.awaited import Awaited
@@ -47,7 +47,10 @@ from geomx.wire.session import Patience
 
 
 class Worker(BaseNode):
-    """See the module's text. `parents`: its local server, or in a run of one the root. `classes`: see `Uplink`."""
+    """See the module's text. `parents`: its local server, or in a run of one the root. `classes`: see `Uplink`.
+
+    `job`: the others of its party, where they reduce among themselves: without any of them it can do nothing.
+    """
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Worker(BaseNode):
         classes: BlockClasses | None = None,
         losses: Losses | None = None,
         returning: frozenset[str] = frozenset(),
+        job: frozenset[str] = frozenset(),
     ) -> None:
         losses = losses or Losses()
         super().__init__(
@@ -71,6 +75,8 @@ class Worker(BaseNode):
         )
         self._awaited = Awaited(losses.awaited_s, limits.stall_s, self.note)
         self._uplink = Uplink(self, self, tuple(parents), up, down, classes=classes)
+        self._job = job
+        self._out = frozenset[str]()  # who takes no part, as far as is known
         self._ready = False
         self._is_known = True  # to those above: what it says now they take for a member's
         self._leaving: dict[str, int] | None = None  # the last turns, once it leaves
@@ -134,6 +140,10 @@ class Worker(BaseNode):
     def is_idle(self) -> bool:
         return self._loop_waits
 
+    def give_up(self, reason: str) -> None:
+        """The script cannot go on, but others can: the run is not told, and loses this worker."""
+        self.stop(RunFailed(self.name, reason))
+
     def leave(self, turns: dict[str, int]) -> None:
         self._leaving = turns
         self._uplink.leave(turns, (self.name,))
@@ -157,6 +167,7 @@ class Worker(BaseNode):
         if self._leaving is not None:
             self._uplink.leave(self._leaving, (self.name,))
         roster = told.roster or Roster(0, ())
+        self._out = frozenset(roster.out)
         ready = Ready(
             turns,
             told.turns,
@@ -165,13 +176,18 @@ class Worker(BaseNode):
             begins,
             roster.pace,
             told.passes,
-            frozenset(roster.out),
+            self._out,
         )
         self.emit(Notify(ready))
 
     def roster(self, roster: Roster) -> None:
-        self.emit(Notify(Away(frozenset(roster.out))))
+        before, self._out = self._out, frozenset(roster.out)
+        self.emit(Notify(Away(self._out)))
         self.note("roster", number=roster.number, out=len(roster.out), reason=roster.reason)
+        if gone := sorted(self._job & self._out - before):
+            self.stop(
+                NodeLost(gone[0], f"{self.name} is of one job with it, which ends with any of its workers")
+            )
 
     def over(self) -> None:
         self.stop(

@@ -27,3 +27,8 @@ def cause_of(error: BaseException, port: Port, collective: Collective | None) ->
     if collective is None or not is_of_collective(error):
         return None
     return port.outcome(collective.loss_s)
+
+
+def is_of_job(error: BaseException) -> bool:
+    """Whether a script has ended because a collective call of its party's has failed, PyTorch's or geomx's own."""
+    return is_of_collective(error) or (error.__cause__ is not None and is_of_collective(error.__cause__))

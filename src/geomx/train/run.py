@@ -38,7 +38,7 @@ from geomx.train.data.loader import Share, Shares
 from geomx.train.data.loss import Loss
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
-from geomx.train.ending import cause_of, why_ended
+from geomx.train.ending import cause_of, is_of_job, why_ended
 from geomx.train.model.support import script_of
 from geomx.train.optimizer.schedules import Every, Schedules
 from geomx.train.settings import Settings
@@ -380,6 +380,19 @@ class LiveRun:
         """What ended the run, where an error may only follow from it: of PyTorch's own collective calls in a party."""
         return cause_of(error, self._client.port, self._settings.collective)
 
+    def end_with(self, error: BaseException) -> None:
+        """The script has raised: end the run for everybody, or this worker's part in it.
+
+        Where the run goes on without whoever is lost, it does so without a party whose job has broken.
+        """
+        settings = self._settings
+        if settings.collective is None or settings.on_loss != "continue" or not is_of_job(error):
+            self.fail(why_ended(error), refusal_of(error))
+            return
+        self._closed = True
+        with contextlib.suppress(GeomxError):
+            self._client.give_up(why_ended(error))
+
     def fail(self, reason: str, refusal: str = "") -> None:
         """End the run for everybody: this worker cannot go on. `refusal`: see `geomx.errors.refusal_of`."""
         self._closed = True
@@ -396,11 +409,11 @@ class LiveRun:
             try:
                 self.close()
             except BaseException as caught:
-                self.fail(why_ended(caught))
+                self.end_with(caught)
                 raise
             return
         told = self.outcome(error)
-        self.fail(why_ended(error), refusal_of(error))
+        self.end_with(error)
         if told is not None:
             raise told from error
 

@@ -323,6 +323,12 @@ class CollectiveClient:
             self._closed = True
             self.port.call("fail", reason, refusal)
 
+    def give_up(self, reason: str) -> None:
+        """This worker cannot go on, and the run can."""
+        if not self._closed:
+            self._closed = True
+            self.port.call("give_up", reason)
+
     def _check_open(self) -> None:
         if self._closed:
             raise Unsupported("this run is closed: make every call before run.close()")
