@@ -92,10 +92,15 @@ def test_a_run_that_has_ended_tells_whoever_is_late() -> None:
     assert type(caught.value).__name__ == "NodeLost"
 
 
+@pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("every", ["step", "epoch"])
-def test_schedules_follow_what_the_others_have_done(every: str) -> None:
-    def faults(simulator: Simulator, _: Any) -> None:
-        simulator.at(0.15, lambda: simulator.pause("B/0", 1.0))
+def test_schedules_follow_what_the_others_have_done(every: str, dies: bool) -> None:
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        if dies:
+            simulator.at(0.17, lambda: simulator.crash("B/0"))
+            simulator.at(1.2, lambda: restart("B/0"))
+        else:
+            simulator.at(0.15, lambda: simulator.pause("B/0", 1.0))
 
     results, _ = run(faults, Script(epochs=12, every=every))
     ends_as_the_others(results)

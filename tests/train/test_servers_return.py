@@ -82,7 +82,7 @@ def test_below_the_least_number_of_parties_the_others_wait_as_well() -> None:
     shaken, simulator = run("B", 0.4, 9.0, Losses("continue", 60.0, least_parties=2))
     assert_same(shaken, calm("fsa"))
     reasons = {fields["reason"] for _, node, fields in simulator.noted("roster") if node == "global/0"}
-    assert reasons == {"B is awaited: 1 parties would be left, and run.least_parties is 2"}
+    assert reasons == {"B is awaited: 1 party would be left, and run.least_parties is 2"}
 
 
 def test_only_a_shard_ends_a_run_that_goes_on() -> None:

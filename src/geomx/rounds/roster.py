@@ -73,9 +73,11 @@ def decide(
 def _short_of(workers: int, parties: int, losses: Losses) -> str:
     """Why so many are too few; "": they are not."""
     if workers < losses.least_workers:
-        return f"{workers} workers would be left, and run.least_workers is {losses.least_workers}"
+        some = "1 worker" if workers == 1 else f"{workers} workers"
+        return f"{some} would be left, and run.least_workers is {losses.least_workers}"
     if parties < losses.least_parties:
-        return f"{parties} parties would be left, and run.least_parties is {losses.least_parties}"
+        some = "1 party" if parties == 1 else f"{parties} parties"
+        return f"{some} would be left, and run.least_parties is {losses.least_parties}"
     return ""
 
 

@@ -144,9 +144,8 @@ class Attached(Message, frozen=True, array_like=True, tag=True):
     newest last. `ended`: its cohorts of which everybody was at the end of the data in the last step that has closed.
     Without payload the run is fresh. Otherwise the current values follow as `Update`s. `roster`: the newest, None:
     that of the description. `begins`: by worker below that has come back, the first turn of each cohort in which it
-    takes part. `passes`: by cohort, how many passes over the data it has ended, and
-    with which step of the policy. `left`:
-    by worker below that has left, its last turn of each cohort.
+    takes part. `passes`: by cohort, how many passes over the data it has ended, and with which step of the policy.
+    `left`: by worker below that has left, its last turn of each cohort.
     """
 
     turns: dict[str, tuple[int, int, int]] = msgspec.field(default_factory=dict)

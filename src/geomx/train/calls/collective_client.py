@@ -107,11 +107,18 @@ class CollectiveClient:
         self._is_moving = False
         self.wait()
         self.place = place_in(self._ready.reached, self.turns, self.next_step, self._ready.ended)
-        if self._ready.begins and (self.place is None or self.place.epoch < self.passes):
-            before = self.place or Place(steps=self.next_step)
-            self.place = Place(self.passes, (self.into_pass,), before.steps, before.weight, before.first_loss)
+        if self._ready.begins and self._is_whole:
+            self.place = self._place_beside(self._ready)
         self.goes_on = self.turn > 1 or self.next_step > 0
         return False
+
+    def _place_beside(self, ready: Ready) -> Place:
+        """Where the others are, whose steps this worker has missed."""
+        told = next((each for each in reversed(ready.reached) if each.step >= 0), None)
+        before, missed = Place(steps=self.next_step), 0
+        if told is not None:
+            before, missed = told.behind, max(0, self.next_step - told.step - 1)
+        return Place(self.passes, (self.into_pass,), before.steps + missed, before.weight, before.first_loss)
 
     def _go_on(self, ready: Ready) -> None:
         """Where a run stands that this worker joins: in the last step of which something has closed.
