@@ -258,3 +258,19 @@ def test_where_too_few_are_left_everybody_names_whom_they_have_waited_for(victim
         run(faults, script, losses=Losses("continue", 2.0, least_workers=3))
     failed = {node: fields["node"] for _, node, fields in simulators[0].noted("failed")}
     assert failed == dict.fromkeys({"global/0", "A", "B", "A/0", "A/1", "B/0"} - {victim}, victim)
+
+
+def test_a_party_that_is_not_there_before_the_run_begins_is_not_awaited_for_ever() -> None:
+    """Its server has no model yet when it tells of its worker."""
+
+    def script(live: LiveRun) -> None:
+        if live.name == "B/0":
+            live._client.port.sleep(100.0)  # type: ignore[attr-defined]  # of the virtual clock
+        model = small_model(seed=place_of(live))
+        live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.5, lambda: simulator.crash("B/0"))
+
+    with pytest.raises((NodeLost, RunFailed), match="B/0 is lost"):
+        run(faults, script, losses=Losses("continue", 2.0))

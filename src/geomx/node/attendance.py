@@ -44,6 +44,8 @@ class Welcoming(Protocol):
 class Agreeing(Protocol):
     """What that server does with rounds; see `geomx.node.round_sink`."""
 
+    @property
+    def is_top(self) -> bool: ...
     def agrees(self, turn: Complete) -> bool: ...
 
 
@@ -75,6 +77,7 @@ class Attendance:
         self._host, self._children, self._gathering = host, edges.children, gathering
         self._members = host.members
         self.roster = Roster(0, ())  # the newest
+        self._is_in = False  # this server, if it is no shard, has joined the run
         self._later: dict[int, Roster] = {}  # that have overtaken others, by number
         self._unsettled: dict[str, int] = {}  # whom something was told of, with the incarnation
         self._held_for = 0  # the roster for which a shard holds
@@ -152,6 +155,7 @@ class Attendance:
 
     def stands(self, told: Attached) -> None:
         """This server joins a run that has come to some roster, and holds nothing of its own back any more."""
+        self._is_in = True
         if told.roster is not None and told.roster.number >= self.roster.number:
             self.roster = told.roster
         self._members.enroll(self.roster.out, told.begins)
@@ -166,8 +170,10 @@ class Attendance:
         self._take_next()
 
     def told(self, roster: Roster) -> None:
-        """A roster has come; they are taken in the order of their numbers."""
-        if roster.number > self.roster.number:
+        """A roster has come; they are taken in the order of their numbers, by whoever has something of the run."""
+        if roster.number > self.roster.number and not (self._is_in or self._host.sink.is_top):
+            self._take(roster)
+        elif roster.number > self.roster.number:
             if len(self._later) >= MOST_LATER:
                 raise ProtocolError(
                     f"{MOST_LATER} rosters have come, and not number {self.roster.number + 1}"
@@ -255,7 +261,7 @@ class Attendance:
             is_welcomed = self._host.reception.is_welcomed(name)
             if is_lost or name in gone:
                 self.let_go(child)
-            elif is_welcomed:
+            elif is_welcomed or leaves != (name,):  # a server that has no model yet may have told of somebody
                 self._host.send(child, roster)
             elif name in roster.joined and self._host.reception.has_attached(child):
                 self._host.reception.welcome(child)
