@@ -134,7 +134,7 @@ def show(rows: list[sweep.Row]) -> None:
         if row["faults"]:
             shown = {"at, s": "at_s", "fault": "what", "party": "party", "noticed": "noticed_s"}
             shown |= {"others' next round": "others_next_s", "its next, from restart": "again_s"}
-            shown |= {"from end of imports": "again_after_imports_s"}
+            shown |= {"from end of imports": "again_after_imports_s", "its first step": "trains_s"}
             cells = [dashed({head: fault[key] for head, key in shown.items()}) for fault in row["faults"]]
             sweep.show(f"{row['system']}: seconds from each fault", cells)
         if row["state"] != "ok":

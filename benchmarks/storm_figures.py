@@ -227,13 +227,14 @@ def fault_figures(seen: Seen, number: int) -> Row:
     `noticed_s`: until some node said that the victim is lost. `others_next_s`: until the next round without it, or
     where it was back before, until the next one after it was noticed.
     `again_s`: from when its process was started again, went on, or its link was whole, until its next contribution
-    that was counted; `again_after_imports_s`: from when its process had done its imports. None where the party's next
-    fault came before that, too.
+    that was counted; `again_after_imports_s`: from when its process had done its imports. `trains_s`: from there, or
+    where no process was started from the same moment as `again_s`, until its first step that counts for one. None where
+    the party's next fault came before that, too.
     """
     fault = seen.faults[number]
     since = seen.time_of(number, fault.acts[0])
     row: Row = {"what": fault.what, "party": fault.party, "at_s": fault.at_s}
-    names = ("noticed_s", "others_next_s", "again_s", "again_after_imports_s")
+    names = ("noticed_s", "others_next_s", "again_s", "again_after_imports_s", "trains_s")
     if since is None:
         return row | dict.fromkeys(names)
     later = [
@@ -249,8 +250,10 @@ def fault_figures(seen: Seen, number: int) -> Row:
     imported = None if undone is None or fault.acts[1] != "start" else _clock(seen, fault.node, undone)
     if imported is not None and again is not None and imported > again:
         imported = None
-    values = (noticed, others_next, again, again)
-    starts = (since, since, undone, imported)
+    ready = imported or undone
+    trains = None if ready is None else _trains(seen, fault.worker, max(ready, since), next_fault)
+    values = (noticed, others_next, again, again, trains)
+    starts = (since, since, undone, imported, ready)
     return row | {
         name: None if value is None or start is None else value - start
         for name, value, start in zip(names, values, starts, strict=True)
@@ -296,6 +299,16 @@ def _misses(seen: Seen, closed: Round, fault: Fault) -> bool:
     if closed.origins is None:
         return contributions(seen, closed) < len(seen.workers) - 0.5
     return fault.worker not in closed.origins
+
+
+def _trains(seen: Seen, worker: str, since: float, before: float) -> float | None:
+    """When a worker took a step behind its return: behind the roster that let it in, if there was one."""
+    let_in = [
+        r.t for r in seen.records if r.name == "roster" and worker in r.fields.get("joined", "").split(", ")
+    ]
+    since = max((t for t in let_in if since < t < before), default=since)
+    steps = (r.t for r in seen.records if r.name == "step" and r.node == worker and since < r.t < before)
+    return next(steps, None)
 
 
 def _again(seen: Seen, worker: str, since: float, before: float) -> float | None:

@@ -22,6 +22,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
+import torch._dynamo  # which the first optimizer imports, if nothing has: so it is done with the other imports
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 

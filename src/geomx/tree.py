@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from geomx import bits
+from geomx.errors import ProtocolError
+
 TOP = ""  # the parent of whoever hangs on the shards
 EVERYONE = ""  # the cohort of the whole run
 SOLO = "solo"  # the party of a run of one
@@ -39,6 +42,7 @@ class Tree:
         inner = set(self._parents.values())
         self.servers = tuple(name for name in self._parents if name in inner)
         self.workers = tuple(name for name in self._parents if name not in inner)
+        self._places = {name: place for place, name in enumerate(self.workers)}
         children: dict[str, list[str]] = {}
         for name, parent in self._parents.items():
             children.setdefault(parent, []).append(name)
@@ -126,6 +130,17 @@ class Tree:
     def leaves(self, name: str) -> tuple[str, ...]:
         """The workers below a node, in order; of a shard or `TOP` all, of a worker itself, of nobody none."""
         return self._leaves.get(TOP if name in self.shards else name, ())
+
+    def bitmap_of(self, names: Iterable[str]) -> bytes:
+        """Workers by their places in the run's description; who is none is left out."""
+        return bits.bitmap_of(self._places[name] for name in names if name in self._places)
+
+    def workers_in(self, bitmap: bytes) -> tuple[str, ...]:
+        """The workers of a bitmap, in order. Raises `ProtocolError` where it has places that there are not."""
+        places = bits.places_of(bitmap)
+        if places and places[-1] >= len(self.workers):
+            raise ProtocolError(f"there is no worker {places[-1]}: the run has {len(self.workers)}")
+        return tuple(self.workers[place] for place in places)
 
     def party_members(self, worker: str) -> tuple[str, ...]:
         """The workers of a worker's party, itself included, by rank."""

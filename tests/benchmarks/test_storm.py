@@ -220,6 +220,19 @@ def test_a_fault_has_its_times() -> None:
     assert kills_server["again_after_imports_s"] == 2.0
 
 
+def test_whoever_is_back_trains_from_its_first_step_behind_the_roster_that_let_it_in() -> None:
+    """A process that kept running may still take steps that count for nothing."""
+    let_in = record(122.0, GLOBAL, "roster", joined="A/0")
+    steps = [
+        record(t, node, "step")
+        for t, node in ((118.0, "A/0"), (121.0, "C/0"), (124.0, "A/0"), (151.0, "B/0"))
+    ]
+    records = sorted([*seen().records, let_in, *steps], key=lambda each: each.t)
+    kills_worker, kills_server = figures(seen(records=records))["faults"]
+    assert kills_worker["trains_s"] == 124.0 - 120.0  # its imports were done at 120
+    assert kills_server["trains_s"] is None  # its worker's step was before its imports were done
+
+
 def test_where_rounds_name_nobody_the_workers_lines_say_when_it_was_back() -> None:
     kills_worker, kills_server = figures(seen(names=False))["faults"]
     assert kills_worker["again_s"] == 140.0 - 117.0

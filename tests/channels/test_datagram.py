@@ -22,7 +22,7 @@ from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.inbox import Blocks
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
-from geomx.wire.messages import Beat, FlowOpen, Push
+from geomx.wire.messages import Beat, FlowOpen, Push, Reading
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 SECRET = b"s" * 32
@@ -79,7 +79,7 @@ async def until_open(ends: Ends) -> None:
 
 
 def push(size: int) -> Push:
-    return Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False, size=size)
+    return Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading(), size=size)
 
 
 def write(ends: Ends, number: int, payload: torch.Tensor, level: int = 0) -> None:

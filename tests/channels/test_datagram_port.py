@@ -19,7 +19,7 @@ from geomx.channels.datagram import LEAST_TOGETHER, MOST_TOGETHER, Datagram
 from geomx.channels.tcp import split_address
 from geomx.channels.udp import UdpSocket
 from geomx.wire.flow.sender import FlowTerms
-from geomx.wire.messages import Update
+from geomx.wire.messages import Reading, Update
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 SECRET = b"s" * 32
@@ -55,7 +55,7 @@ async def until_open(*ends: Any) -> None:
 async def passes(sender: Any, witness: Witness) -> None:
     """A payload comes whole, and in datagrams: none of it is on the connection, which would have counted no piece."""
     before, pieces = len(witness.messages), sender.flow_counts.sent.get(0, 0)
-    sender.write(before + 1, Update(1, before, "gradient", 1.0, None, False, size=SIZE), tensor(SIZE), 1)
+    sender.write(before + 1, Update(1, before, "gradient", 1.0, None, Reading(), size=SIZE), tensor(SIZE), 1)
     await witness.until(lambda: len(witness.messages) > before)
     assert torch.equal(witness.messages[-1][2], tensor(SIZE))
     assert sender.flow_counts.sent[0] - pieces > SIZE / 1500
@@ -133,7 +133,7 @@ def test_where_another_program_has_the_port_both_ends_say_so_and_the_connection_
                     await mine.until(lambda: bool(mine.flows))
                     assert mine.flows == [False]
                     assert mine.whys == ["its UDP port cannot be used; its log says why"]
-                    near.write(1, Update(1, 0, "gradient", 1.0, None, False, size=SIZE), tensor(SIZE), 1)
+                    near.write(1, Update(1, 0, "gradient", 1.0, None, Reading(), size=SIZE), tensor(SIZE), 1)
                     await heard.until(lambda: bool(heard.messages))
                     assert torch.equal(heard.messages[0][2], tensor(SIZE))
                     assert near.flow_state == far.flow_state == "waiting"

@@ -24,7 +24,7 @@ from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.inbox import Blocks
 from geomx.wire.flow.outbox import FlowTerms
-from geomx.wire.messages import Push
+from geomx.wire.messages import Push, Reading
 
 FULL = 1500 - UDP_BYTES  # a datagram that fills a packet of 1,500 bytes
 PACKET_S = 1500 * 8e-8  # at 100 Mbit/s
@@ -282,7 +282,7 @@ async def played(up: LinkSpec | None, down: LinkSpec | None, play: Callable[...,
 def write(sender: DatagramConnection, size: int, level: int) -> torch.Tensor:
     payload, message = (
         tensor(size, 1),
-        Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False, size=size),
+        Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading(), size=size),
     )
     starts = range(0, size, 1400)
     blocks = [Block(start, min(start + 1400, size), payload[start : start + 1400]) for start in starts]

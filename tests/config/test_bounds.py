@@ -14,7 +14,14 @@ from geomx.config.value_types import (
     MOST_WORKERS_OF_A_PARTY,
 )
 from geomx.errors import ConfigError
-from geomx.wire.messages import HEAD_LIMIT_BYTES
+from geomx.node.peers.handshake import MOST_CHARACTERS
+from geomx.node.roster_keeper import MOST_AT_ONCE
+from geomx.node.slices.joined import grouped
+from geomx.rounds.losses import Losses
+from geomx.rounds.roster import decide
+from geomx.tree import Tree
+from geomx.wire.messages import HEAD_LIMIT_BYTES, Attached, encode_head
+from geomx.wire.roster_messages import Held, Hold, Roster, Standing
 
 
 def test_a_run_as_large_as_can_be_fits_into_messages() -> None:
@@ -29,6 +36,24 @@ def test_a_run_as_large_as_can_be_fits_into_messages() -> None:
     leave = [dict.fromkeys(origins, 2**31), origins]
     assert len(msgspec.msgpack.encode(leave)) < HEAD_LIMIT_BYTES - 4096
     assert len(msgspec.msgpack.encode(dict.fromkeys(origins, 2**63))) < HEAD_LIMIT_BYTES - 4096
+
+
+def test_whatever_changes_in_a_run_as_large_as_can_be_is_told_in_messages() -> None:
+    """Half of all workers are out, have come back or have left, wherever they are; as many nodes as can be at once."""
+    names = [f"{index:0{LONGEST_PARTY_NAME}}" for index in range(MOST_PARTIES)]
+    each = MOST_WORKERS // MOST_PARTIES
+    tree = Tree.of_parties({name: tuple(f"{name}/{rank}" for rank in range(each)) for name in names})
+    half, at = tree.workers[::2], Standing(2**61, 2**61, 2**61, 2**61, 2**61)
+    standings = dict.fromkeys(("", *names), at)
+    settles = tuple((name, 2**63) for name in half[:MOST_AT_ONCE])
+    reason = decide(
+        tree, set(tree.workers), set(), dict.fromkeys(half, "x" * MOST_CHARACTERS), (), Losses("continue")
+    ).reason
+    roster = Roster(2**63, tree.bitmap_of(half), tree.bitmap_of(half), standings, settles, reason, 2**61)
+    turns = {name: {"": 2**61} for name in half}
+    attached = Attached(standings, (), 0, roster, grouped(turns, tree), grouped(turns, tree))
+    for message in (roster, attached, Held(1, standings), Hold(1, half[:MOST_AT_ONCE])):
+        encode_head(message)  # raises where it does not fit
 
 
 def parties(*workers: int) -> str:

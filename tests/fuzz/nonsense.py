@@ -11,11 +11,11 @@ import msgspec
 from geomx.wire.flow.ends import FlowEnd
 from geomx.wire.flow.packets import MOST_TAILS, MOST_TOLD, Ack, Head, Parity, Piece, Probe, Probed, Tail
 from geomx.wire.flow.path import SIZES
-from geomx.wire.messages import Beside, Carried, Push, Update, encode_head
+from geomx.wire.messages import Beside, Carried, Push, Reading, Update, encode_head
 
 KEPT = 256
-PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
-UPDATE = Update(1, 0, "gradient", 1.0, None, False)
+PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading())
+UPDATE = Update(1, 0, "gradient", 1.0, None, Reading())
 
 
 class Nonsense:

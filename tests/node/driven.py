@@ -37,6 +37,7 @@ from geomx.wire.messages import (
     Hello,
     Hyper,
     Push,
+    Reading,
     Refuse,
     Welcome,
     payload_size,
@@ -77,7 +78,7 @@ def push(origin: str, turn: int = 1, index: int = 0, incarnation: int = 1, **mor
         "origins": {origin: incarnation},
         "present": None,
         "hyper": b"sgd",
-        "ended": False,
+        "reading": Reading(),
     } | more
     if "size" not in fields:
         fields["size"] = LAYOUT.slices[index].size_bytes

@@ -9,7 +9,7 @@ from driven import LAYOUT, Driven, local_server, push, worker
 from geomx.node.contract import Called, FirstStep, Note, Write
 from geomx.node.port import Contribution
 from geomx.observe.sentences import sentence
-from geomx.wire.messages import Push, Update
+from geomx.wire.messages import Push, Reading, Update
 
 NODES = {"A/0": (worker, 1), "A": (local_server, 9)}
 SIZES = [slice_.size_bytes for slice_ in LAYOUT.slices]
@@ -24,7 +24,7 @@ def made(name: str) -> tuple[Driven, int]:
 def come(node: Driven, above: int, index: int, now: float) -> None:
     node.now = now
     slice_ = LAYOUT.slices[index]
-    node.say(above, Update(0, index, "assign", 1.0, None, False, size=slice_.size_bytes))
+    node.say(above, Update(0, index, "assign", 1.0, None, Reading(), size=slice_.size_bytes))
 
 
 def levels(node: Driven) -> list[str]:

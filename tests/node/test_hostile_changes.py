@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from driven import Driven, attach, push, refused_by
+from standings import stand
 from trees import topology_of
 
 from geomx.errors import ProtocolError
 from geomx.node.topology import Topology
 from geomx.rounds.losses import Losses
 from geomx.wire.messages import Attached, Beat
-from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster
+from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster, Standing
 
 GO_ON = Losses("continue", 60.0)
 NOTHING: dict[str, Any] = {}
@@ -33,23 +34,34 @@ def region(losses: Losses = GO_ON) -> Driven:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Lost("A", 1, NOTHING, NOTHING, ""), "tells of A, which does not hang on it"),
-        (Lost("B/0", 1, NOTHING, NOTHING, ""), "tells of B/0, which does not hang on it"),
-        (Lost("", 1, NOTHING, NOTHING, ""), "which does not hang on it"),
-        (Lost("nobody", 1, NOTHING, NOTHING, ""), "tells of nobody, which does not hang on it"),
-        (Lost("x" * 5000, 1, NOTHING, NOTHING, ""), "..., which does not hang on it"),
-        (Lost("A/1", 1, {"": 9}, NOTHING, ""), "tells that turn 9 of '' has closed"),
-        (Lost("A/1", 1, {"A": 2**64 - 1}, NOTHING, ""), f"tells that turn {2**64 - 1} of 'A' has closed"),
-        (Lost("A/1", 1, {"A": -2}, NOTHING, ""), "tells that turn -2 of 'A' has closed"),
-        (Lost("A/1", -1, NOTHING, NOTHING, ""), "tells of incarnation -1 of A/1"),
-        (Asks("A/1", 1, {"": 0}, {"": (10**6, 3)}), "tells of step 1000000 in turn 3 of ''"),
-        (Asks("A/1", 1, NOTHING, {"x": (0, 0)}), "tells of step 0 in turn 0 of 'x'"),
-        (Lost("A/1", 1, {"C": 0}, NOTHING, ""), "tells that turn 0 of 'C' has closed"),
-        (Asks("B/0", 1, NOTHING, NOTHING), "tells of B/0, which does not hang on it"),
-        (Asks("A/1", 1, {"R": 1 << 60}, NOTHING), "of 'R' has closed"),
-        (Roster(1, ("B/0",)), "Roster was sent up to R"),
+        (Lost("A", 1, NOTHING, ""), "tells of A, which does not hang on it"),
+        (Lost("B/0", 1, NOTHING, ""), "tells of B/0, which does not hang on it"),
+        (Lost("", 1, NOTHING, ""), "which does not hang on it"),
+        (Lost("nobody", 1, NOTHING, ""), "tells of nobody, which does not hang on it"),
+        (Lost("x" * 5000, 1, NOTHING, ""), "..., which does not hang on it"),
+        (Lost("A/1", 1, stand({"": 9}), ""), "tells that turn 9 of '' has closed"),
+        (Lost("A/1", 1, stand({"A": 2**64 - 1}), ""), f"tells that turn {2**64 - 1} of 'A' has closed"),
+        (Lost("A/1", 1, stand({"A": -2}), ""), "tells that turn -2 of 'A' has closed"),
+        (Lost("A/1", -1, NOTHING, ""), "tells of incarnation -1 of A/1"),
+        (
+            Asks("A/1", 1, stand({"": 0}, {"": (10**6, 3)})),
+            "tells that '' stands at Standing(turn=0, step=1000000",
+        ),
+        (Asks("A/1", 1, stand({"x": 0})), "tells that turn 0 of 'x' has closed"),
+        (
+            Asks("A/1", 1, {"A": Standing(3, 2, 3, 7)}),
+            "tells that 'A' stands at",
+        ),  # read behind a step that is still to come
+        (
+            Asks("A/1", 1, {"A": Standing(3, 2, 3, 2, -1)}),
+            "tells that 'A' stands at",
+        ),  # less than nothing
+        (Lost("A/1", 1, stand({"C": 0}), ""), "tells that turn 0 of 'C' has closed"),
+        (Asks("B/0", 1, NOTHING), "tells of B/0, which does not hang on it"),
+        (Asks("A/1", 1, stand({"R": 1 << 60})), "of 'R' has closed"),
+        (Roster(1, b"\x04"), "Roster was sent up to R"),
         (Hold(1, ("B/0",)), "Hold was sent up to R"),
-        (Held(1, NOTHING, NOTHING), "Held was sent up to R"),
+        (Held(1, NOTHING), "Held was sent up to R"),
     ],
 )
 def test_a_server_below_tells_of_its_own_alone_and_of_turns_that_can_be(message: Any, reason: str) -> None:
@@ -61,16 +73,14 @@ def test_a_server_below_tells_of_its_own_alone_and_of_turns_that_can_be(message:
 
 def test_what_it_knows_is_passed_on() -> None:
     server = region()
-    server.say(1, Lost("A/1", 3, {"": 1, "A": 70}, NOTHING, "gone"))
+    server.say(1, Lost("A/1", 3, stand({"": 1, "A": 70}), "gone"))
     (told,) = [message for message in server.written(9) if isinstance(message, Lost)]
-    assert (told.node, told.incarnation, told.turns) == ("A/1", 3, {"": 1, "A": 70})
+    assert (told.node, told.incarnation, told.standings) == ("A/1", 3, stand({"": 1, "A": 70}))
 
 
 @pytest.mark.parametrize("losses", [Losses(), Losses("wait", 60.0)])
 def test_where_nobody_goes_on_without_others_no_loss_is_told(losses: Losses) -> None:
-    assert "which does not hang on it" in str(
-        refused_by(region(losses), 1, Lost("A/1", 3, NOTHING, NOTHING, "gone"))
-    )
+    assert "which does not hang on it" in str(refused_by(region(losses), 1, Lost("A/1", 3, NOTHING, "gone")))
 
 
 def test_a_worker_tells_of_nobody() -> None:
@@ -79,7 +89,7 @@ def test_a_worker_tells_of_nobody() -> None:
     for conn, name in enumerate(("A/0", "A/1"), 1):
         attach(name, server, conn)
     server.say(9, Attached())
-    for message in (Lost("A/0", 1, NOTHING, NOTHING, ""), Asks("A/0", 1, NOTHING, NOTHING)):
+    for message in (Lost("A/0", 1, NOTHING, ""), Asks("A/0", 1, NOTHING)):
         if not server.stopped:
             assert "A/0 tells of A/0, which does not hang on it" in str(refused_by(server, 1, message))
 
@@ -97,7 +107,7 @@ def test_nobody_is_told_twice_what_is_not_settled() -> None:
     lost = [message for message in server.written(9) if isinstance(message, Lost)]
     assert [message.node for message in lost] == ["A/0", "A/1"]
     server.say(1, push("A/0", turn=1))
-    server.say(9, Roster(2, ("A/0", "A/1"), (), {"": 1}, (("A/1", 1),)))  # overtakes the one before
+    server.say(9, Roster(2, b"\x03", b"", stand({"": 0}), (("A/1", 1),)))  # overtakes the one before
     assert not server.noted("roster")
-    server.say(9, Roster(1, ("A/0",), (), {"": 1}, (("A/0", 1),)))
+    server.say(9, Roster(1, b"\x01", b"", stand({"": 0}), (("A/0", 1),)))
     assert [fields["number"] for fields in server.noted("roster")] == [1, 2]

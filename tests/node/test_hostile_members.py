@@ -43,6 +43,7 @@ from geomx.wire.messages import (
     Norms,
     Place,
     Reached,
+    Reading,
     Sampled,
     Update,
     encode_head,
@@ -85,7 +86,7 @@ def test_a_push_that_cannot_be_ends_the_run_and_names_who_sent_it(what):
 
 
 BESIDE = Beside(0, 1, None, SIZE, True)
-UPDATE_BESIDE = Update(1, 0, "gradient", 1.0, None, False, "", SIZE, None, BESIDE)
+UPDATE_BESIDE = Update(1, 0, "gradient", 1.0, None, Reading(), "", SIZE, None, BESIDE)
 
 
 @pytest.mark.parametrize("message", [push("A/0", beside=BESIDE), UPDATE_BESIDE])
@@ -217,7 +218,7 @@ def test_a_flood_of_heartbeats_costs_nothing_that_stays():
         (Sampled("A/0", {3: b"short"}), None, "A/0 told a digest of 5 bytes of sample 3"),
         (Sampled("A/0", {-1: b"8 bytes!"}), None, "bytes of sample -1"),
         (Leave({"": 1}, ("A/0",)), WINDOW + 9, f"message {WINDOW + 9} came when 1 was the last"),
-        (Update(1, 0, "gradient", 1.0, None, False, "", SIZE), None, "Update announces a payload"),
+        (Update(1, 0, "gradient", 1.0, None, Reading(), "", SIZE), None, "Update announces a payload"),
     ],
 )
 def test_what_a_child_may_not_say_names_it(message, number, reason):

@@ -35,6 +35,7 @@ from geomx.wire.messages import (
     Norms,
     Place,
     Reached,
+    Reading,
     Scale,
     State,
     Update,
@@ -47,8 +48,8 @@ SIZE = LAYOUT.slices[0].size_bytes
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Update(0, 99, "gradient", 1.0, None, False), "slice 99 is not in the layout"),
-        (Update(0, 0, "gradient", 1.0, None, False, "", SIZE + 1), "Update announces"),
+        (Update(0, 99, "gradient", 1.0, None, Reading()), "slice 99 is not in the layout"),
+        (Update(0, 0, "gradient", 1.0, None, Reading(), "", SIZE + 1), "Update announces"),
         (State(0, 99, (), (), 0), "slice 99 is not in the layout"),
         (State(0, 0, ("exp_avg",), (), 7), "State announces 7 bytes"),
         (Attached({}, size=8), "Attached announces 8 bytes"),
@@ -67,14 +68,14 @@ def test_what_a_parent_may_not_say_names_it(message, reason):
 
 def test_an_update_beside_a_connection_without_datagrams_is_refused():
     beside = Beside(0, 1, None, SIZE, True)
-    error = refused_by(worker(), 1, Update(1, 0, "gradient", 1.0, None, False, "", SIZE, None, beside))
+    error = refused_by(worker(), 1, Update(1, 0, "gradient", 1.0, None, Reading(), "", SIZE, None, beside))
     assert "A broke the protocol: Update announces a payload in datagrams" in str(error)
 
 
 def test_a_parent_s_push_in_datagrams_is_refused_before_memory_is_taken():
     node = worker(IN_DATAGRAMS)
     whole, blocks = Beside(0, 1, None, SIZE, True), Beside(0, 10**9, None, SIZE)
-    node.node.admit(1, Update(1, 0, "gradient", 1.0, None, False, "", SIZE, None, whole))
+    node.node.admit(1, Update(1, 0, "gradient", 1.0, None, Reading(), "", SIZE, None, whole))
     with pytest.raises(ProtocolError, match="A broke the protocol: Push announces a payload in datagrams"):
         node.node.admit(1, push("A/0", beside=blocks))
 

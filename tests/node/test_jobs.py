@@ -12,6 +12,8 @@ from geomx.rounds.losses import Losses
 from geomx.wire.messages import Attached, Failure
 from geomx.wire.roster_messages import Roster
 
+TREE = topology_of([2, 1]).tree
+
 
 def worker(out: tuple[str, ...] = (), on_loss: str = "continue") -> Driven:
     """A/0 of a party of two, which has attached."""
@@ -19,7 +21,7 @@ def worker(out: tuple[str, ...] = (), on_loss: str = "continue") -> Driven:
     node = Driven("A/0", topology_of([2, 1], collective=frozenset({"A"}), losses=losses))
     node.reach(1, "A")
     node(Called("attach", (LAYOUT, SETTINGS)))
-    node.say(1, Attached(roster=Roster(1, out)))
+    node.say(1, Attached(roster=Roster(1, TREE.bitmap_of(out))))
     return node
 
 
@@ -33,9 +35,9 @@ def told(node: Driven) -> list[Write]:
 
 def test_a_worker_ends_with_another_of_its_job_and_does_not_end_the_run() -> None:
     node = worker()
-    node.say(1, Roster(2, ("B/0",)))
+    node.say(1, Roster(2, TREE.bitmap_of(("B/0",))))
     assert not ended(node)
-    node.say(1, Roster(3, ("A/1", "B/0")))
+    node.say(1, Roster(3, TREE.bitmap_of(("A/1", "B/0"))))
     (stop,) = ended(node)
     assert isinstance(stop.error, NodeLost)
     assert stop.error.node == "A/1"
@@ -44,10 +46,10 @@ def test_a_worker_ends_with_another_of_its_job_and_does_not_end_the_run() -> Non
 
 def test_whoever_of_a_job_is_still_to_be_let_in_ends_nobody() -> None:
     node = worker(out=("A/1",))
-    node.say(1, Roster(2, ("A/1", "B/0")))
-    node.say(1, Roster(3, ("B/0",)))
+    node.say(1, Roster(2, TREE.bitmap_of(("A/1", "B/0"))))
+    node.say(1, Roster(3, TREE.bitmap_of(("B/0",))))
     assert not ended(node)
-    node.say(1, Roster(4, ("A/1", "B/0")))
+    node.say(1, Roster(4, TREE.bitmap_of(("A/1", "B/0"))))
     assert len(ended(node)) == 1
 
 

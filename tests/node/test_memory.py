@@ -15,7 +15,7 @@ from geomx.codecs.spec import make_codec
 from geomx.node.contract import Called, Effect, Event, Job, JobDone, Write
 from geomx.node.port import Arrived
 from geomx.node.topology import Edge
-from geomx.wire.messages import Attached, Fetch, Push, State, Update
+from geomx.wire.messages import Attached, Fetch, Push, Reading, State, Update
 
 SLICE = LAYOUT.slices[0]
 
@@ -81,11 +81,11 @@ class Pool(Driven):
 
 def updates(codec: str) -> list[tuple[Update, torch.Tensor]]:
     """Weights of 1, and then two deltas of 0.5 through a codec."""
-    given = Update(0, 0, "assign", 0.0, None, False, "", SLICE.size_bytes)
+    given = Update(0, 0, "assign", 0.0, None, Reading(), "", SLICE.size_bytes)
     encoder = make_codec(codec, RngKey())
     deltas = [encoder.encode(SLICE, turn, torch.full((SLICE.elements,), 0.5)) for turn in (1, 2)]
     answers = [
-        Update(turn, 0, "gradient", 2.0, None, False, "", d.nbytes, base=turn - 1)
+        Update(turn, 0, "gradient", 2.0, None, Reading(), "", d.nbytes, base=turn - 1)
         for turn, d in enumerate(deltas, 1)
     ]
     return [(given, values(1.0)), *zip(answers, deltas, strict=True)]
@@ -115,7 +115,7 @@ def test_a_local_server_takes_the_answers_to_a_slice_in_their_order() -> None:
     server.pool()
     for update, payload in updates("int8"):
         server.say(9, update, payload)
-    server.say(9, Update(3, 0, "gradient", 0.0, None, False))  # without values: nothing to be done for it
+    server.say(9, Update(3, 0, "gradient", 0.0, None, Reading()))  # without values: nothing to be done for it
     server.work()
     sent = [
         e for e in server.effects if isinstance(e, Write) and e.conn == 1 and isinstance(e.message, Update)

@@ -17,11 +17,11 @@ from geomx.layout import Layout, Tensor
 from geomx.node.counts import BlockCounts
 from geomx.node.slices.blocks import NOTHING, BlockSender, Encoded, Receipts, receipted
 from geomx.wire.flow.inbox import Blocks
-from geomx.wire.messages import Push, Update
+from geomx.wire.messages import Push, Reading, Update
 from geomx.wire.presence import unpack
 
-PUSH = Push(4, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
-UPDATE = Update(4, 0, "gradient", 1.0, None, False)
+PUSH = Push(4, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading())
+UPDATE = Update(4, 0, "gradient", 1.0, None, Reading())
 
 
 def told(receipts: Receipts, child: str) -> bytes | None:

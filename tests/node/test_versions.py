@@ -14,7 +14,7 @@ from geomx.node.contract import Called
 from geomx.node.port import Arrived
 from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.topology import Edge
-from geomx.wire.messages import Attached, Update
+from geomx.wire.messages import Attached, Reading, Update
 
 SLICE = LAYOUT.slices[0]
 
@@ -24,7 +24,7 @@ def worker() -> Driven:
     node.reach(1, "A")
     node(Called("attach", (LAYOUT, SETTINGS)))
     node.say(1, Attached())
-    node.say(1, Update(0, 0, "assign", 0.0, None, False, "", SLICE.size_bytes), values(1.0))
+    node.say(1, Update(0, 0, "assign", 0.0, None, Reading(), "", SLICE.size_bytes), values(1.0))
     return node
 
 
@@ -34,7 +34,7 @@ def values(number: float) -> torch.Tensor:
 
 def delta(turn: int, base: int) -> tuple[Update, torch.Tensor]:
     payload = make_codec("int8", RngKey()).encode(SLICE, turn, torch.full((SLICE.elements,), 0.5))
-    return Update(turn, 0, "gradient", 2.0, None, False, "", payload.nbytes, base=base), payload
+    return Update(turn, 0, "gradient", 2.0, None, Reading(), "", payload.nbytes, base=base), payload
 
 
 def arrived(node: Driven) -> list[tuple[int, Any]]:
@@ -53,7 +53,7 @@ def test_a_delta_waits_for_the_one_that_it_has_overtaken() -> None:
 def test_the_values_that_a_joiner_is_sent_have_a_version_as_well() -> None:
     """The last turn has changed nothing of this slice: the next delta adds to what an earlier one has made."""
     node = worker()
-    node.say(1, Update(7, 0, "assign", 0.0, None, False, "", SLICE.size_bytes, base=5), values(3.0))
+    node.say(1, Update(7, 0, "assign", 0.0, None, Reading(), "", SLICE.size_bytes, base=5), values(3.0))
     node.say(1, *delta(8, 5))
     assert arrived(node)[-1] == (8, 3.5)
 
@@ -68,8 +68,8 @@ def test_deltas_to_weights_that_never_come_are_an_error() -> None:
 def test_weights_that_a_later_update_has_overtaken_change_nothing() -> None:
     decoder = UpdateDecoder(make_codec("dense", RngKey()))
     decoder.begin(aggregates=False)
-    update = Update(5, 0, "gradient", 1.0, None, False, "", 4)
-    later = Update(6, 0, "gradient", 1.0, None, False, "", 4)
+    update = Update(5, 0, "gradient", 1.0, None, Reading(), "", 4)
+    later = Update(6, 0, "gradient", 1.0, None, Reading(), "", 4)
     assert decoder.in_order(SLICE, later, "later") == [(later, "later")]
     ((told, payload),) = decoder.in_order(SLICE, update, "late")
     assert (told.turn, payload) == (5, None)

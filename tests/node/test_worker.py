@@ -14,7 +14,7 @@ from geomx.node.port import Contribution
 from geomx.node.same_data import DIGEST_BYTES
 from geomx.node.topology import Edge
 from geomx.node.uplink import priority_of
-from geomx.wire.messages import Attached, Push, Sampled, Update
+from geomx.wire.messages import Attached, Push, Reading, Sampled, Update
 
 DENSE = LAYOUT.slices[2]
 
@@ -55,7 +55,7 @@ def update(node: Driven, turn: int) -> None:
     values = torch.zeros(DENSE.elements)
     node.say(
         1,
-        Update(turn, DENSE.index, "gradient", 1.0, None, False, size=values.nbytes),
+        Update(turn, DENSE.index, "gradient", 1.0, None, Reading(), size=values.nbytes),
         values.view(torch.uint8),
     )
 

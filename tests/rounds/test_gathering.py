@@ -12,7 +12,7 @@ from geomx.rounds.round import Round
 from geomx.sync import policies
 from geomx.sync.contract import Apply, RoundView, Wait
 from geomx.sync.fsa import FSA
-from geomx.wire.messages import Push
+from geomx.wire.messages import Push, Reading
 
 LAYOUT = Layout((Tensor("w", (4,), "float32"),))
 
@@ -23,7 +23,18 @@ def never(key: str, at: float, then: Callable[[float], None]) -> None:
 
 def push(turn: int, cohort: str, *origins: str) -> Push:
     return Push(
-        turn, 0, "gradient", "step()", 1.0, dict.fromkeys(origins, 1), None, b"", False, cohort, turn, size=16
+        turn,
+        0,
+        "gradient",
+        "step()",
+        1.0,
+        dict.fromkeys(origins, 1),
+        None,
+        b"",
+        Reading(),
+        cohort,
+        turn,
+        size=16,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from geomx.node.roster_keeper import RosterKeeper
+from standings import stand
+
+from geomx.node.roster_keeper import MOST_AT_ONCE, RosterKeeper
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.roster import decide
 from geomx.tree import Tree
-from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster
+from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster, Standing
 
 TREE = Tree.of_parties({"A": ("A/0", "A/1"), "B": ("B/0",), "C": ("C/0",)})
 EVERYBODY = frozenset(TREE.workers)
@@ -47,6 +49,10 @@ def test_below_the_least_numbers_the_lost_are_awaited() -> None:
     assert one.out == {"A/0"}
 
 
+def out_of(roster: Roster) -> tuple[str, ...]:
+    return TREE.workers_in(roster.out)
+
+
 class Shards:
     """A first shard with another, and what they say."""
 
@@ -56,12 +62,12 @@ class Shards:
         self.holds: list[tuple[str, Hold]] = []
         self.rosters: list[Roster] = []
 
-        def held(number: int, workers: Any) -> Held:
-            return Held(number, dict(self.closed), {"": (3, 4)})
+        def held(number: int, nodes: Any) -> Held:
+            return Held(number, stand(self.closed, {"": (3, 4)}))
 
         def publish(roster: Roster) -> None:
             self.rosters.append(roster)
-            self.members.enroll(roster.out, {})
+            self.members.enroll(self.members.tree.workers_in(roster.out), {})
 
         self.keeper = RosterKeeper(
             self.members,
@@ -77,39 +83,53 @@ class Shards:
 
 def test_a_roster_holds_behind_the_last_turn_that_has_closed_anywhere() -> None:
     shards = Shards()
-    shards.keeper.told(Lost("A", 7, {"": 5, "A": 2}, {}, "silent"))
-    assert shards.holds == [("global/1", Hold(1, ("A/0", "A/1")))]
+    shards.keeper.told(Lost("A", 7, stand({"": 5, "A": 2}), "silent"))
+    assert shards.holds == [("global/1", Hold(1, ("A",)))]
     assert shards.rosters == []  # before the other shard has said what it has closed
-    shards.keeper.answered("global/1", Held(1, {"": 6}, {"": (5, 6)}))
+    shards.keeper.answered("global/1", Held(1, stand({"": 6}, {"": (5, 6)})))
     (roster,) = shards.rosters
     assert roster.from_turns == {"": 7, "A": 3}
-    assert roster.steps == {"": (5, 6)}
-    assert (roster.number, roster.out, roster.settles) == (1, ("A/0", "A/1"), (("A", 7),))
+    assert roster.standings[""] == Standing(6, 5, 6)
+    assert (roster.number, out_of(roster), roster.settles) == (1, ("A/0", "A/1"), (("A", 7),))
     assert roster.pace == 9
 
 
 def test_what_comes_up_while_a_roster_is_decided_is_decided_next() -> None:
     shards = Shards()
-    shards.keeper.told(Lost("A", 7, {"": 5}, {}, "silent"))
-    shards.keeper.told(Lost("B/0", 1, {"": 5}, {}, "gone"))
-    shards.keeper.told(Lost("A", 7, {"": 6}, {}, "silent"))  # another shard has noticed it as well
-    shards.keeper.answered("global/1", Held(1, {"": 5}, {}))
-    assert [roster.out for roster in shards.rosters] == [("A/0", "A/1")]
-    shards.keeper.answered("global/1", Held(1, {"": 9}, {}))  # late, and of another roster
+    shards.keeper.told(Lost("A", 7, stand({"": 5}), "silent"))
+    shards.keeper.told(Lost("B/0", 1, stand({"": 5}), "gone"))
+    shards.keeper.told(Lost("A", 7, stand({"": 6}), "silent"))  # another shard has noticed it as well
+    shards.keeper.answered("global/1", Held(1, stand({"": 5})))
+    assert [out_of(roster) for roster in shards.rosters] == [("A/0", "A/1")]
+    shards.keeper.answered("global/1", Held(1, stand({"": 9})))  # late, and of another roster
     assert len(shards.rosters) == 1
-    shards.keeper.answered("global/1", Held(2, {"": 5}, {}))
-    assert [roster.out for roster in shards.rosters] == [("A/0", "A/1"), ("A/0", "A/1", "B/0")]
+    shards.keeper.answered("global/1", Held(2, stand({"": 5})))
+    assert [out_of(roster) for roster in shards.rosters] == [("A/0", "A/1"), ("A/0", "A/1", "B/0")]
     assert shards.rosters[1].settles == (("B/0", 1),)  # of A nothing is said twice
 
 
 def test_who_comes_back_is_let_in_at_once_where_there_is_one_shard() -> None:
     shards = Shards(())
-    shards.keeper.told(Lost("A/1", 1, {"": 5}, {}, "gone"))
-    shards.keeper.told(Asks("A/1", 2, {"": 8, "A": 1}, {"": (7, 8)}))
+    shards.keeper.told(Lost("A/1", 1, stand({"": 5}), "gone"))
+    shards.keeper.told(Asks("A/1", 2, stand({"": 8, "A": 1}, {"": (7, 8)})))
     lost, back = shards.rosters
-    assert (lost.out, lost.from_turns) == (("A/1",), {"": 6})
-    assert (back.out, back.joined, back.from_turns) == ((), ("A/1",), {"": 9, "A": 2})
-    assert back.steps == {"": (7, 8)}
+    assert (out_of(lost), lost.from_turns) == (("A/1",), {"": 6})
+    assert (out_of(back), TREE.workers_in(back.joined), back.from_turns) == ((), ("A/1",), {"": 9, "A": 2})
+    assert back.standings[""] == Standing(8, 7, 8)
+
+
+def test_of_many_who_are_lost_at_once_no_roster_settles_more_than_fit_into_a_message() -> None:
+    shards = Shards(("global/1",))
+    names = [f"{number}/0" for number in range(MOST_AT_ONCE + 10)]
+    tree = Tree.of_parties({name.removesuffix("/0"): (name,) for name in (*names, "Q/0")})
+    shards.members.tree, shards.members.order = tree, {name: place for place, name in enumerate(tree.workers)}
+    for name in names:
+        shards.keeper.told(Lost(name, 1, stand({"": 5}), "gone"))
+    shards.keeper.answered("global/1", Held(1, stand({"": 5})))  # of the first, who was told of alone
+    for number in (2, 3):
+        shards.keeper.answered("global/1", Held(number, stand({"": 5})))
+    assert [len(roster.settles) for roster in shards.rosters] == [1, MOST_AT_ONCE, 9]
+    assert len(tree.workers_in(shards.rosters[-1].out)) == len(names)
 
 
 def test_before_all_have_first_values_nobody_is_left_out() -> None:
@@ -143,5 +163,5 @@ def test_a_run_of_which_all_have_left_is_over() -> None:
     shards = Shards(())
     shards.members.enroll(["A/1"], {})
     shards.members.leave(["A/0", "B/0", "C/0"], {"": 3})
-    shards.keeper.told(Asks("A/1", 2, {"": 8}, {}))
+    shards.keeper.told(Asks("A/1", 2, stand({"": 8})))
     assert shards.rosters == []

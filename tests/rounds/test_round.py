@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 
 from geomx.errors import Disagreement, ProtocolError
 from geomx.rounds.round import OPEN_ROUNDS, Rounds
-from geomx.wire.messages import Push
+from geomx.wire.messages import Push, Reading
 
 
 def push(*origins: str, turn: int = 1, weight: float = 1.0, incarnation: int = 1, **more) -> Push:
-    fields = {"kind": "gradient", "operation": "step()", "present": None, "hyper": b"", "ended": False} | more
+    fields = {
+        "kind": "gradient",
+        "operation": "step()",
+        "present": None,
+        "hyper": b"",
+        "reading": Reading(),
+    } | more
     return Push(turn, 0, weight=weight, origins=dict.fromkeys(origins, incarnation), **fields)
 
 
@@ -111,12 +117,13 @@ def test_different_kinds_name_both_calls():
         rounds.add(push("A/1", kind="mean", operation="save()"), None, 1, 0.0)
 
 
-def test_a_part_is_present_where_anybody_has_it_and_the_end_is_everybodys():
+def test_a_part_is_present_where_anybody_has_it_and_what_is_read_is_what_all_have_read():
     rounds = Rounds()
-    rounds.add(push("A/0", present=b"\x01", ended=True), None, 0, 0.0)
-    round_ = rounds.add(push("A/1", present=b"\x04"), None, 1, 0.0)
+    rounds.add(push("A/0", present=b"\x01", reading=Reading(3)), None, 0, 0.0)
+    round_ = rounds.add(push("A/1", present=b"\x04", reading=Reading(2, 7)), None, 1, 0.0)
     assert round_.present == b"\x05"
-    assert not round_.ended
+    assert round_.reading == (2, 7)
+    assert not round_.reading.is_at_end
 
 
 @pytest.mark.parametrize(

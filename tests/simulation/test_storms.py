@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partialmethod
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from storms import Storm, faults_of, run
@@ -89,8 +90,11 @@ def drops_later_on_the_second_shard(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def later(self: Attendance, roster: Roster) -> None:
         if getattr(self._host, "name", "") == "global/1":
-            turns = {cohort: turn + 1 for cohort, turn in roster.from_turns.items()}
-            roster = Roster(roster.number, roster.out, roster.joined, turns, roster.settles, "", roster.steps)
+            later = {
+                cohort: msgspec.structs.replace(standing, turn=standing.turn + 1)
+                for cohort, standing in roster.standings.items()
+            }
+            roster = msgspec.structs.replace(roster, standings=later)
         told(self, roster)
 
     monkeypatch.setattr(Attendance, "told", later)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,70 @@ def test_schedules_follow_what_the_others_have_done(every: str, dies: bool) -> N
     ends_as_the_others(results)
     assert results["B/0"]["rates"] == results["A/0"]["rates"]
     assert results["B/0"]["at"] == results["A/0"]["at"]  # its steps, too: it is where they are in their data
+
+
+class Readers:
+    """A script that writes down who reads what, of the data of the whole run."""
+
+    def __init__(self, epochs: int, tmp_path: Path | None = None, loads: bool = False) -> None:
+        self.epochs, self.checkpoint, self.loads = epochs, tmp_path and tmp_path / "model.safetensors", loads
+        self.read: dict[int, list[tuple[str, int]]] = defaultdict(list)  # by pass: worker and sample
+
+    def __call__(self, live: LiveRun) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model: Any = small_model()
+        model, optimizer = live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        if self.loads and self.checkpoint is not None:
+            live.load(self.checkpoint)
+        loader = DataLoader(TensorDataset(torch.arange(len(X)), X, Y), 2, shuffle=True)
+        for epoch in range(live.epoch, self.epochs):
+            for at, (which, x, y) in enumerate(live.shard(loader, over="run")):
+                self.read[epoch] += [(live.name, int(sample)) for sample in which]
+                live._client.port.sleep(0.02 * (1 + place_of(live)))  # type: ignore[attr-defined]  # virtual
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+                if self.checkpoint is not None and not self.loads and (epoch, at) == (5, 1):
+                    live.save(self.checkpoint)
+        live.wait()
+        return {"weights": weights(model), "turn": live.turn, "at": (live.step, live.epoch)}
+
+    def readers(self, epoch: int) -> set[str]:
+        return {name for name, _ in self.read[epoch]}
+
+    def samples(self, epoch: int) -> list[int]:
+        return sorted(sample for _, sample in self.read[epoch])
+
+
+@pytest.mark.parametrize("policy", ["fsa", "diloco every=2", "hfa k1=1 k2=2"])
+def test_the_next_pass_is_shared_among_those_who_take_part_in_it(policy: str) -> None:
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        simulator.at(0.35, lambda: simulator.crash("B/0"))
+        simulator.at(2.0, lambda: restart("B/0"))
+
+    script = Readers(epochs=16)
+    results, _ = run(faults, script, policy)
+    ends_as_the_others(results)
+    whole = [epoch for epoch in range(16) if script.samples(epoch) == list(range(len(X)))]
+    without = [epoch for epoch in whole if script.readers(epoch) == {"A/0", "A/1"}]
+    behind = [epoch for epoch in whole if script.readers(epoch) == {"A/0", "A/1", "B/0"}]
+    assert without
+    assert min(behind) < min(without) < max(without) < max(behind)
+    assert len(whole) >= 16 - 2  # but for the passes amid which it was lost and came back
+
+
+def test_a_checkpoint_knows_among_whom_the_running_pass_was_shared(tmp_path: Path) -> None:
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        simulator.at(0.2, lambda: simulator.crash("B/0"))
+
+    before = Readers(6, tmp_path)
+    run(faults, before)
+    behind = Readers(6, tmp_path, loads=True)
+    run(lambda *_: None, behind)
+    first = [read for read in before.read[5] if read[0] != "B/0"][: 2 * 2 * 2]  # two steps of two workers
+    assert len({sample for _, sample in first}) == 8
+    rest = [sample for name, sample in behind.read[5] if name != "B/0"]
+    assert sorted([*(sample for _, sample in first), *rest]) == list(range(len(X)))
 
 
 @pytest.mark.parametrize("policy", ["fsa", "esync", "hfa k1=1 k2=2"])

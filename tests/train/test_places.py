@@ -16,8 +16,9 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from geomx.train import LiveRun, Settings
-from geomx.train.calls.collective_client import place_in
+from geomx.train.calls.joining import place_in
 from geomx.wire.messages import Place, Reached
+from geomx.wire.roster_messages import Standing
 
 
 def told(turn: int, step: int, batches: int, cohort: str = "") -> Reached:
@@ -25,18 +26,21 @@ def told(turn: int, step: int, batches: int, cohort: str = "") -> Reached:
     return Reached("A/1", cohort, turn, step, before, behind)
 
 
+ENDED = {"": Standing(4, 3, 4, 3, 2)}  # with its last step, the pass
+
+
 def test_where_a_script_goes_on() -> None:
     two = (told(4, 3, 3), told(5, 4, 4))
-    assert place_in((), {"": 5}, 4, ()) is None
-    assert place_in(two, {"": 6}, 5, ()) == two[1].behind  # the last has closed
-    assert place_in(two, {"": 5}, 4, ()) == two[1].before  # in part: it is taken once more
-    assert place_in(two[:1], {"": 5}, 4, ()) == two[0].behind  # nothing of the next was sent
-    assert place_in(two[:1], {"": 5}, 4, ("",)) == Place(2, (), 4, 9.0)
+    assert place_in((), {"": 5}, 4, {}) is None
+    assert place_in(two, {"": 6}, 5, {}) == two[1].behind  # the last has closed
+    assert place_in(two, {"": 5}, 4, {}) == two[1].before  # in part: it is taken once more
+    assert place_in(two[:1], {"": 5}, 4, {}) == two[0].behind  # nothing of the next was sent
+    assert place_in(two[:1], {"": 5}, 4, ENDED) == Place(2, (), 4, 9.0)
     load = told(5, -1, 7)
-    assert place_in((two[0], load), {"": 6}, 4, ("",)) == load.behind  # whatever had ended before it
-    assert place_in(two[1:], {"": 5}, 0, ()) is None  # local steps before any mean are lost
+    assert place_in((two[0], load), {"": 6}, 4, ENDED) == load.behind  # whatever had ended before it
+    assert place_in(two[1:], {"": 5}, 0, {}) is None  # local steps before any mean are lost
     means = (told(3, 1, 1, "A"), told(1, 3, 3))
-    assert place_in(means, {"": 1, "A": 4}, 2, ()) == means[0].behind
+    assert place_in(means, {"": 1, "A": 4}, 2, {}) == means[0].behind
 
 
 @dataclass

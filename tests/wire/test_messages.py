@@ -12,6 +12,7 @@ from geomx.wire.messages import (
     AnyMessage,
     Beat,
     Push,
+    Reading,
     Update,
     decode_head,
     encode_head,
@@ -46,6 +47,8 @@ def values_of(hint):
         return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*(values_of(each) for each in arguments))
+    if issubclass(hint, tuple):
+        return st.builds(hint, *(values_of(each) for each in typing.get_type_hints(hint).values()))
     return structs(hint)
 
 
@@ -117,7 +120,7 @@ def test_a_message_with_a_flipped_bit_is_a_message_or_refused(data):
 
 
 def test_only_messages_with_a_size_have_a_payload():
-    assert payload_size(Update(0, 0, "gradient", 1.0, None, False, size=12)) == 12
+    assert payload_size(Update(0, 0, "gradient", 1.0, None, Reading(), size=12)) == 12
     assert payload_size(Beat(3, 9, 0.0)) == 0
 
 
@@ -132,7 +135,7 @@ def test_the_largest_push_of_a_slice_fits_into_a_header():
         origins={f"frankfurt-am-main/{rank}": 2**31 for rank in range(200)},
         present=b"\xff" * 128,
         hyper=b"\xff" * 16,
-        ended=False,
+        reading=Reading(),
         planes=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
         scalars=tuple((f"number {n}", (0.1,) * 1024) for n in range(4)),
         size=2**40,

@@ -14,6 +14,7 @@ from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.server import Server
 from geomx.node.slices.finite import Sum, annotated, skipped, tried, when
+from geomx.node.slices.joined import Joined
 from geomx.node.slices.payloads import has_values
 from geomx.node.slices.slice_state import (
     Planes,
@@ -31,12 +32,12 @@ from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.round import Round
-from geomx.wire.messages import Advice, Allowance, Attached, Fetch, Push, State, Update, Value
+from geomx.wire.messages import Advice, Allowance, Fetch, Push, State, Update, Value
 from geomx.wire.roster_messages import Complete, Roster
 
 
 class Aggregator:
-    """See the module's text. `parents`: the shards of the global server, by name. `above`: the way to them.
+    """See the module's text. `above`: the way to the parents.
 
     `skips`: see `geomx.node.slices.finite`. `classes`: see `Uplink`.
     """
@@ -46,7 +47,6 @@ class Aggregator:
     def __init__(
         self,
         server: Server,
-        parents: tuple[str, ...],
         up: Codec,
         down: UpdateDecoder,
         skips: bool = False,
@@ -54,7 +54,7 @@ class Aggregator:
     ) -> None:
         self._server = server
         self._skips = skips
-        self.above = Uplink(server, self, parents, up, down, skips, classes)
+        self.above = Uplink(server, self, server.members.tree, up, down, skips, classes)
         self._layout: Layout | None = None
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}
@@ -90,7 +90,7 @@ class Aggregator:
         """The mean of a cohort that lies wholly below this server: nobody above needs to know."""
         slice_, round_ = total.slice_, total.round_
         update = Update(
-            round_.turn, slice_.index, "mean", round_.weight, round_.present, round_.ended, round_.cohort,
+            round_.turn, slice_.index, "mean", round_.weight, round_.present, round_.reading, round_.cohort,
             step=round_.step,
         )  # fmt: skip
         if not round_.weight or not total.decoders:
@@ -157,8 +157,8 @@ class Aggregator:
 
     # -- down -----------------------------------------------------------------------------------------------
 
-    def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
-        self._awaited = {index for index, closed in turns.items() if max(closed) >= 0}
+    def attached(self, told: Joined) -> None:
+        self._awaited = {index for index, closed in told.closed.items() if max(closed) >= 0}
         self._server.stands(told)
         self.above.push_again(self._server.members.out, told.begins)
         for name, turns_left in self._server.members.left(self._server.members.order).items():
@@ -241,7 +241,7 @@ def merge(round_: Round) -> Push:
         origins=round_.origins,
         present=round_.present,
         hyper=round_.hyper,
-        ended=round_.ended,
+        reading=round_.reading,
         step=round_.step,
         cohort=round_.cohort,
         relative_loss=round_.relative_loss,

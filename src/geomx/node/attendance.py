@@ -10,8 +10,9 @@ for, and follows the run until one of its workers is let in.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,12 +20,24 @@ from geomx.errors import NodeLost, ProtocolError
 from geomx.node.edges import ChildEdges
 from geomx.node.peers.handshake import LAST, shown
 from geomx.node.peers.peer import Peer
-from geomx.rounds.gathering import MOST_TURNS, Gathering
+from geomx.node.slices.joined import Joined
+from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.round import OPEN_ROUNDS
-from geomx.wire.messages import Attached
-from geomx.wire.roster_messages import Asks, Complete, Held, Lost, Message, Over, Roster
+from geomx.tree import EVERYONE
+from geomx.wire.roster_messages import (
+    MOST_TURNS,
+    Asks,
+    Complete,
+    Held,
+    Lost,
+    Message,
+    Over,
+    Roster,
+    Standing,
+    latest,
+)
 
 RETRY_S = 5.0  # whoever has to be awaited is told of again after so long
 MOST_LATER = 64  # rosters that have overtaken others
@@ -38,7 +51,7 @@ class Welcoming(Protocol):
     def is_welcomed(self, name: str) -> bool: ...
     def has_attached(self, peer: Peer) -> bool: ...
     def leaves(self, peer: Peer) -> None: ...
-    def steps(self, cohorts: Iterable[str]) -> dict[str, tuple[int, int]]: ...
+    def standings(self, turns: Mapping[str, int]) -> dict[str, Standing]: ...
 
 
 class Agreeing(Protocol):
@@ -76,7 +89,8 @@ class Attendance:
         self._timeout_s = edges.patience.timeout_s
         self._host, self._children, self._gathering = host, edges.children, gathering
         self._members = host.members
-        self.roster = Roster(0, ())  # the newest
+        self.roster = Roster(0)  # the newest
+        self._history: deque[Roster] = deque(maxlen=MOST_LATER)  # the newest last
         self._is_in = False  # this server, if it is no shard, has joined the run
         self._later: dict[int, Roster] = {}  # that have overtaken others, by number
         self._unsettled: dict[str, int] = {}  # whom something was told of, with the incarnation
@@ -117,8 +131,7 @@ class Attendance:
         """A worker that hangs on this server is out, and there."""
         self._asking[worker] = incarnation
         if worker not in self._unsettled:
-            turns = self._begin(worker, incarnation, (worker,))
-            self._host.report(Asks(worker, incarnation, turns, self._host.reception.steps(turns)))
+            self._host.report(Asks(worker, incarnation, self._begin(worker, incarnation)))
 
     def passes_on(self, peer: Peer, message: Lost | Asks) -> None:
         """A server below tells of somebody below it. Raises `ProtocolError` for what it cannot know."""
@@ -126,19 +139,23 @@ class Attendance:
         if isinstance(message, Asks):
             if message.worker in self._unsettled:  # one at a time
                 return
-            ours = self._begin(message.worker, message.incarnation, (message.worker,))
-            steps = latest(self._host.reception.steps(ours), message.steps)
-            message = msgspec.structs.replace(message, turns=latest(ours, message.turns), steps=steps)
+            ours = self._begin(message.worker, message.incarnation)
+            message = msgspec.structs.replace(message, standings=latest(ours, message.standings))
         else:
             message = msgspec.structs.replace(message, reason=shown(message.reason))
         self._host.report(message)
 
-    def held(self, number: int, workers: Iterable[str]) -> Held:
-        """Close nothing before the roster of this number; tells what has closed of the cohorts of these workers."""
+    def held(self, number: int, nodes: Iterable[str]) -> Held:
+        """Close nothing before the roster of this number; tells where the cohorts of those below these nodes stand."""
         self._held_for = max(number, self._held_for)
         self._gathering.hold()
-        turns = self._gathering.last_closed(workers)
-        return Held(number, turns, self._host.reception.steps(turns))
+        return Held(number, self._standings(nodes))
+
+    def out_at(self, cohort: str, turn: int) -> bytes:
+        """Who took no part in a turn that everybody takes: a bitmap as in `Roster`; of other cohorts, nobody."""
+        held = (each for each in reversed(self._history) if each.from_turns.get(EVERYONE, 0) <= turn)
+        roster = next(held, None) if cohort == EVERYONE else None
+        return b"" if roster is None else roster.out
 
     def pace(self) -> int:
         """How many steps the slowest worker below has taken by itself; -1: that is not known."""
@@ -153,12 +170,13 @@ class Attendance:
 
     # -- what is heard -----------------------------------------------------------------------------------------
 
-    def stands(self, told: Attached) -> None:
+    def stands(self, told: Joined) -> None:
         """This server joins a run that has come to some roster, and holds nothing of its own back any more."""
         self._is_in = True
-        if told.roster is not None and told.roster.number >= self.roster.number:
+        if told.roster.number >= self.roster.number:
             self.roster = told.roster
-        self._members.enroll(self.roster.out, told.begins)
+            self._history.append(told.roster)
+        self._members.enroll(self._members.tree.workers_in(self.roster.out), told.begins)
         for name, turns in told.left.items():
             self._members.leave([name], turns)
         for name in self._children:
@@ -212,8 +230,7 @@ class Attendance:
         if node not in self._told_at:
             self._host.note("lost", "warning", peer=node, reason=reason)
         self._told_at[node] = self._host.now
-        turns = self._begin(node, incarnation, self._children[node])
-        self._host.report(Lost(node, incarnation, turns, self._host.reception.steps(turns), reason))
+        self._host.report(Lost(node, incarnation, self._begin(node, incarnation), reason))
         return True
 
     def let_all_go(self) -> None:
@@ -228,11 +245,13 @@ class Attendance:
 
     def _take(self, roster: Roster) -> None:
         self.roster, members = roster, self._members
-        joined = frozenset(roster.joined).intersection(members.order)
-        gone = members.enroll(roster.out, dict.fromkeys(joined, roster.from_turns))
+        self._history.append(roster)
+        out, back = members.tree.workers_in(roster.out), members.tree.workers_in(roster.joined)
+        joined = frozenset(back).intersection(members.order)
+        gone = members.enroll(out, dict.fromkeys(joined, roster.from_turns))
         self._host.note(
             "roster", "info", number=roster.number, members=len(members.present(members.order)),
-            out=", ".join(roster.out), joined=", ".join(roster.joined), turns=roster.from_turns, reason=roster.reason,
+            out=", ".join(out), joined=", ".join(back), turns=roster.from_turns, reason=roster.reason,
         )  # fmt: skip
         for cohort, turn in self._gathering.drop(gone, roster.from_turns) if gone else ():
             self._host.note("torn", "warning", turn=turn, cohort=cohort, whom=", ".join(sorted(gone)))
@@ -242,7 +261,7 @@ class Attendance:
         self._unsettled = {
             name: each for name, each in self._unsettled.items() if settled.get(name, -1) < each
         }
-        self._tell_children(roster, settled, gone)
+        self._tell_children(roster, joined, settled, gone)
         self._asking = {name: each for name, each in self._asking.items() if name in members.out}
         for name, incarnation in list(self._asking.items()):
             self.asks(name, incarnation)
@@ -250,11 +269,13 @@ class Attendance:
             self._gathering.resume(self._host.now)
         self._host.took_leave(gone)
 
-    def _tell_children(self, roster: Roster, settled: Mapping[str, int], gone: frozenset[str]) -> None:
+    def _tell_children(
+        self, roster: Roster, joined: frozenset[str], settled: Mapping[str, int], gone: frozenset[str]
+    ) -> None:
         for name, leaves in self._children.items():
             child = self._host.peer(name)
             if child is None:
-                if name in roster.joined:  # it has gone while it was let in
+                if name in joined:  # it has gone while it was let in
                     self._gone[name] = settled.get(name, 0), self._host.now - 2 * self._timeout_s
                 continue
             is_lost = settled.get(name, -1) >= child.session.incarnation and not self._members.present(leaves)
@@ -263,7 +284,7 @@ class Attendance:
                 self.let_go(child)
             elif is_welcomed or leaves != (name,):  # a server that has no model yet may have told of somebody
                 self._host.send(child, roster)
-            elif name in roster.joined and self._host.reception.has_attached(child):
+            elif name in joined and self._host.reception.has_attached(child):
                 self._host.reception.welcome(child)
 
     def _check(self, peer: Peer, message: Lost | Asks) -> None:
@@ -272,35 +293,28 @@ class Attendance:
         own, below = set(self._children[peer.name]), tree.leaves(name)
         if not self._may_change or name == peer.name or not below or not set(below) <= own:
             raise ProtocolError(f"{peer.name} tells of {shown(name)}, which does not hang on it")
-        here, turns = self._gathering.last_closed(below), message.turns
-        for cohort, turn in turns.items():
+        here = self._gathering.last_closed(below)
+        for cohort, standing in message.standings.items():
             members = set(tree.leaves(cohort))
             known = max(here.get(cohort, -1), self._gathering.newest(cohort))
             most = MOST_TURNS if members and members <= own else known + OPEN_ROUNDS
-            if own.isdisjoint(members) or not -1 <= turn <= most:
-                raise ProtocolError(f"{peer.name} tells that turn {turn} of {shown(cohort)!r} has closed")
-        for cohort, (step, turn) in message.steps.items():
-            if not -1 <= step < MOST_TURNS or not -1 <= turn <= turns.get(cohort, -1):
-                raise ProtocolError(f"{peer.name} tells of step {step} in turn {turn} of {shown(cohort)!r}")
+            if own.isdisjoint(members) or not -1 <= standing.turn <= most:
+                raise ProtocolError(
+                    f"{peer.name} tells that turn {standing.turn} of {shown(cohort)!r} has closed"
+                )
+            if not standing.is_sound:
+                raise ProtocolError(f"{peer.name} tells that {shown(cohort)!r} stands at {standing}")
         if not 0 <= message.incarnation < LAST:
             raise ProtocolError(f"{peer.name} tells of incarnation {message.incarnation} of {shown(name)}")
 
-    def _begin(self, node: str, incarnation: int, names: Iterable[str]) -> dict[str, int]:
+    def _begin(self, node: str, incarnation: int) -> dict[str, Standing]:
         self._unsettled[node] = incarnation
         self._gathering.hold()
-        return self._gathering.last_closed(names)
+        return self._standings((node,))
 
-
-Number = TypeVar("Number", int, tuple[int, int])
-
-
-def latest(*said: Mapping[str, Number]) -> dict[str, Number]:
-    """Of each key the greatest."""
-    found: dict[str, Number] = {}
-    for numbers in said:
-        for key, number in numbers.items():
-            found[key] = max(number, found.get(key, number))
-    return found
+    def _standings(self, nodes: Iterable[str]) -> dict[str, Standing]:
+        below = (name for node in nodes for name in self._members.tree.leaves(node))
+        return self._host.reception.standings(self._gathering.last_closed(below))
 
 
 def _why_lost(peer: Peer, now: float) -> str:

@@ -41,14 +41,14 @@ def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | W
     returning = frozenset(name for name in parents if not tree.is_shard(name))
     if tree.is_worker(name):
         job = topology.job_of(name) if losses.on_loss == "continue" else frozenset[str]()
-        return Worker(identity, topology.limits, dials, up, down, classes, losses, returning, job)
+        return Worker(identity, topology.limits, tree, dials, up, down, classes, losses, returning, job)
     return Server(
         identity,
         topology.limits,
         tree,
         _down_edges(topology, name),
         policies.make(topology.policy),
-        lambda server: Aggregator(server, parents, up, down, topology.skips, classes),
+        lambda server: Aggregator(server, up, down, topology.skips, classes),
         dials=dials,
         flows=flows_to(parents, classes),
         losses=losses,

@@ -27,7 +27,8 @@ import torch
 from geomx.errors import GeomxError
 from geomx.optim.contract import SliceState
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Hyperparameters, Kind, Push, Reached, Update
+from geomx.wire.messages import UNREAD, Hyperparameters, Kind, Push, Reached, Reading, Update
+from geomx.wire.roster_messages import AT_FIRST, Roster, Standing
 
 
 class Port(Protocol):
@@ -88,7 +89,7 @@ class Contribution:
         present: bytes | None = None,
         hyper: Hyperparameters | None = None,
         *,
-        ended: bool = False,
+        reading: Reading = UNREAD,
         cohort: str = EVERYONE,
         step: int = -1,
         state: SliceState | None = None,
@@ -105,7 +106,7 @@ class Contribution:
             {},
             present,
             b"",
-            ended,
+            reading,
             cohort,
             step,
             relative_loss=relative_loss,
@@ -118,25 +119,21 @@ class Contribution:
 class Ready:
     """The run has taken the model. Where it had begun, all is as in `Attached`, and `Arrived`s follow.
 
-    It may come again, to a worker that was cut off. `begins`: its own; empty: it has taken part all along. `pace`: see
-    `Roster`. `out`: who takes no part.
+    It may come again, to a worker that was cut off. `begins`: its own; empty: it has taken part all along.
     """
 
     by_slice: dict[int, tuple[int, int]] = field(default_factory=dict)
-    turns: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    standings: dict[str, Standing] = field(default_factory=dict)
     reached: tuple[Reached, ...] = ()
-    ended: tuple[str, ...] = ()
     begins: dict[str, int] = field(default_factory=dict)
-    pace: int = -1
-    passes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    out: frozenset[str] = frozenset()
+    roster: Roster = AT_FIRST
 
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """The workers of the run that take no part from now on."""
+    """Some workers take no part from now on, and others do."""
 
-    out: frozenset[str]
+    roster: Roster
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,20 @@ a roster has let it in. A server whose own values are still to come welcomes nob
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Protocol
+
+import msgspec
 
 from geomx.errors import Refused, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.attendance import Attendance, latest
+from geomx.node.attendance import Attendance
 from geomx.node.contract import Effect, Write
 from geomx.node.edges import ChildEdges
 from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState
+from geomx.node.slices.joined import grouped
 from geomx.node.slices.payloads import pack_turns, unpack_layout
 from geomx.node.slices.update_stream import sets_weights
 from geomx.node.uplink import priority_of
@@ -25,7 +28,7 @@ from geomx.rounds.membership import Members
 from geomx.sync.contract import GradientStep, Policy
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Attach, Attached, Refuse, Update, Value
-from geomx.wire.roster_messages import Message
+from geomx.wire.roster_messages import Message, Standing
 
 
 class ReceptionHost(Protocol):
@@ -116,16 +119,20 @@ class Reception:
             )
         is_first = self.state.answered(update)
         if slice_.role == "weight" and update.kind == "gradient":
-            self.state.stepped(update)
+            self.state.stepped(update, self._host.attendance.out_at(update.cohort, update.turn))
         return is_first
 
     def welcome(self, peer: Peer) -> None:
         """Tell a child where the run stands, and give it the current values if it has begun. Raises `Unsupported`."""
         self._welcomed.add(peer.name)
         leaves, roster = self._edges.children[peer.name], self._host.attendance.roster
-        begins, left = self._members.begins(leaves), self._members.left(leaves)
+        told = Attached(
+            roster=roster,
+            begins=grouped(self._to_come(self._members.begins(leaves)), self._members.tree),
+            left=grouped(self._members.left(leaves), self._members.tree),
+        )
         if not self.state.slices:
-            self._host.send(peer, Attached(roster=roster, begins=begins, left=left))
+            self._host.send(peer, told)
             return
         assert self.layout is not None
         if not self.serves_weights:
@@ -136,9 +143,11 @@ class Reception:
         def belongs(cohort: str) -> bool:
             return self._members.of(cohort).issuperset(leaves)
 
-        counts = self._gathering.turns(belongs)
-        steps = latest(roster.steps, self.steps(counts))
-        turns = {name: (count, *steps[name]) for name, count in counts.items()}
+        standings = {
+            name: standing.with_steps_of(roster.standings.get(name, standing))
+            for name, standing in self.standings(self._gathering.all_closed()).items()
+            if belongs(name)
+        }
         body = pack_turns(
             [
                 self._gathering.closed(slice_.index, name)
@@ -146,22 +155,29 @@ class Reception:
                 for name in (cohorts[0], EVERYONE)
             ]
         )
-        reached, ended = self.state.reached_by(peer.name), self.state.ended(belongs)
-        passes = {name: count for name, count in self.state.passes.items() if belongs(name)}
-        self._host.send(
-            peer, Attached(turns, reached, ended, body.numel(), roster, begins, passes, left), body
-        )
+        reached = self.state.reached_by(peer.name)
+        told = msgspec.structs.replace(told, standings=standings, reached=reached, size=body.numel())
+        self._host.send(peer, told, body)
         for update, values in self.state.updates(cohorts, belongs, self._has_workers):
             self._host.send(peer, update, values, priority_of(slices[update.slice]))
 
-    def steps(self, cohorts: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """The last step of each cohort that has closed here, and its turn."""
-        return {cohort: self.state.step(cohort) for cohort in cohorts}
+    def standings(self, turns: Mapping[str, int]) -> dict[str, Standing]:
+        """Where cohorts stand, of which these turns have closed last."""
+        return {cohort: self.state.standing(cohort, turn) for cohort, turn in turns.items()}
 
     @property
     def serves_weights(self) -> bool:
         """Whether the weights are on the servers, and not on the workers alone."""
         return self._settings.get("optimizer") != "workers"
+
+    def _to_come(self, begins: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
+        """Of those who begin with some turns: who has not begun yet."""
+        closed = self._gathering.all_closed()
+        return {
+            name: turns
+            for name, turns in begins.items()
+            if all(turn > closed.get(cohort, -1) for cohort, turn in turns.items())
+        }
 
     def _let_in(self, peer: Peer) -> None:
         if peer.name in self._members.out:

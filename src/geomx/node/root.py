@@ -379,7 +379,7 @@ class Root:
             round_.kind,
             weight,
             present,
-            round_.ended,
+            round_.reading,
             round_.cohort,
             step=round_.step,
         )

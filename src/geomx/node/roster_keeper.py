@@ -9,12 +9,16 @@ meanwhile is decided next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from geomx.node.attendance import latest
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.roster import decide
-from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster
+from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster, latest
+
+Told = TypeVar("Told", Lost, Asks)
+
+MOST_AT_ONCE = 256  # nodes about which one roster decides; what is left, the next one does
 
 
 class RosterKeeper:
@@ -25,8 +29,7 @@ class RosterKeeper:
         losses: What the run's description says.
         others: The other shards.
         hold: Tells another shard to hold.
-        held: What has closed at this shard, which holds from then on: the last turns and steps of the cohorts of some
-            workers.
+        held: Where the cohorts of some nodes stand at this shard, which holds from then on.
         publish: Takes a roster that has been decided.
         pace: See `Roster`.
         has_begun: Whether all have their first values.
@@ -80,30 +83,23 @@ class RosterKeeper:
         lost = {node: message for node, message in self._lost.items() if not self._is_settled(message)}
         if not (lost or self._asking):
             return
-        self._deciding = lost, self._asking
-        self._lost, self._asking = {}, {}
-        self._answers = {"": self._held(self._number + 1, self._concerned())}
+        lost, self._lost = _parted(lost, MOST_AT_ONCE)
+        asking, self._asking = _parted(self._asking, MOST_AT_ONCE - len(lost))
+        self._deciding = lost, asking
+        nodes = tuple(dict.fromkeys((*lost, *asking)))
+        self._answers = {"": self._held(self._number + 1, nodes)}
         for shard in self._others:
-            self._hold(shard, Hold(self._number + 1, tuple(self._concerned())))
+            self._hold(shard, Hold(self._number + 1, nodes))
         self._decide_if_known()
-
-    def _concerned(self) -> list[str]:
-        assert self._deciding is not None
-        lost, asking = self._deciding
-        return list(
-            dict.fromkeys([*(name for node in lost for name in self._members.tree.leaves(node)), *asking])
-        )
 
     def _decide_if_known(self) -> None:
         if self._deciding is None or len(self._answers) <= len(self._others):
             return
         lost, asking = self._deciding
         said: list[Held | Lost | Asks] = [*self._answers.values(), *lost.values(), *asking.values()]
-        turns = [message.turns for message in said]
-        steps = [message.steps for message in said]
-        everybody = self._members.order
+        everybody, tree = self._members.order, self._members.tree
         decision = decide(
-            self._members.tree,
+            tree,
             self._members.present(everybody),
             self._members.out,
             {node: message.reason for node, message in lost.items()},
@@ -119,13 +115,18 @@ class RosterKeeper:
         self._deciding = None
         roster = Roster(
             self._number,
-            tuple(name for name in everybody if name in decision.out),
-            decision.joined,
-            {cohort: turn + 1 for cohort, turn in latest(*turns).items()},
+            tree.bitmap_of(decision.out),
+            tree.bitmap_of(decision.joined),
+            latest(*(message.standings for message in said)),
             tuple(settles),
             decision.reason,
-            latest(*steps),
             self._pace(),
         )
         self._publish(roster)
         self._begin()
+
+
+def _parted(told: dict[str, Told], count: int) -> tuple[dict[str, Told], dict[str, Told]]:
+    """The first so many, and the rest."""
+    listed = list(told.items())
+    return dict(listed[:count]), dict(listed[count:])

@@ -20,7 +20,7 @@ import torch
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError
 from geomx.layout import Layout, Slice
-from geomx.node.attendance import Attendance, latest
+from geomx.node.attendance import Attendance
 from geomx.node.contract import Began
 from geomx.node.edges import ChildEdges
 from geomx.node.peers.awaited import Awaited
@@ -31,6 +31,7 @@ from geomx.node.round_sink import RoundSink
 from geomx.node.same_data import SameDataWatch
 from geomx.node.slices.blocks import Receipts, flows_to, receipted
 from geomx.node.slices.join_state import check_reached
+from geomx.node.slices.joined import Joined
 from geomx.node.slices.payloads import check_size
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded
 from geomx.node.uplink import priority_of
@@ -47,7 +48,6 @@ from geomx.wire.messages import (
     Advice,
     Allowance,
     Attach,
-    Attached,
     Calling,
     Fetch,
     Hyper,
@@ -261,12 +261,12 @@ class Server(BaseNode):
         """Tell the first shard."""
         self.sink.above.for_first_shard(message)
 
-    def stands(self, told: Attached) -> None:
+    def stands(self, told: Joined) -> None:
         """Those above have told where the run stands that this server joins."""
-        if told.roster is not None and set(self.members.order) <= set(told.roster.out):
+        if set(self.members.order) <= set(told.out):
             self._gathering.forget()
             self.reception.state.forget()
-        self.reception.state.passes = latest(self.reception.state.passes, told.passes)
+        self.reception.state.learn(told.standings)
         self.attendance.stands(told)
 
     def took_leave(self, names: frozenset[str]) -> None:

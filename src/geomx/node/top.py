@@ -67,7 +67,7 @@ class Top:
         elif isinstance(message, Held) and not self._lead:
             self._keeper.answered(peer.name, message)
         elif isinstance(message, Hold) and self._lead:
-            self._send(self._lead, self._server.attendance.held(message.number, message.workers))
+            self._send(self._lead, self._server.attendance.held(message.number, message.nodes))
         elif isinstance(message, Complete) and not self._lead:
             self.whole.complete(peer.name, message)
         elif isinstance(message, Close) and self._lead:

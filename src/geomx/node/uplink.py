@@ -6,7 +6,7 @@ set of hyper-parameters goes up once, and answers come back to the `UplinkOwner`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -24,11 +24,12 @@ from geomx.node.slices.blocks import BlockSender, Encoded
 from geomx.node.slices.finite import annotated, skipped, tried, when, without
 from geomx.node.slices.first_weights import FirstWeights
 from geomx.node.slices.join_state import check_reached
+from geomx.node.slices.joined import Joined
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
 from geomx.node.slices.update_stream import UpdateDecoder, codec_for
-from geomx.tree import EVERYONE
+from geomx.tree import EVERYONE, Tree
 from geomx.wire.messages import (
     Advice,
     Allowance,
@@ -57,8 +58,8 @@ HYPERS_KEPT = 1024
 class UplinkOwner(Protocol):
     """What an uplink tells the node that it belongs to."""
 
-    def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
-        """Every parent has taken the model. `turns`: see `Attached`, by slice; empty for a fresh run."""
+    def attached(self, told: Joined) -> None:
+        """Every parent has taken the model, and told where the run stands."""
 
     def answered(self, update: Update, payload: Any) -> None:
         """A slice's round has closed at the root."""
@@ -77,7 +78,8 @@ class UplinkOwner(Protocol):
 
 
 class Uplink:
-    """See the module's text. `up`: what pushes are encoded with; `down`: the receiving end of the updates.
+    """See the module's text. `tree`: of the run. `up`: what pushes are encoded with; `down`: what
+    updates are decoded by.
 
     `skips`: see `geomx.node.slices.finite`. `classes`: of blocks, where the channel to the parents may lose some.
     """
@@ -86,7 +88,7 @@ class Uplink:
         self,
         node: BaseNode,
         owner: UplinkOwner,
-        parents: tuple[str, ...],
+        tree: Tree,
         up: Codec,
         down: UpdateDecoder,
         skips: bool = False,
@@ -94,7 +96,8 @@ class Uplink:
     ) -> None:
         self._node = node
         self._owner = owner
-        self.parents = parents
+        self._tree = tree
+        self.parents = tree.parents(node.name)
         self._up, self.down = up, down
         self._skips = skips
         self._blocks = BlockSender(up, classes, node.blocks)
@@ -259,7 +262,7 @@ class Uplink:
             self._attached[peer.name] = unpack_turns(payload)
             self._told.append(message)
             if len(self._attached) == len(self.parents):
-                self._owner.attached(self._turns(), newest(self._told))
+                self._owner.attached(Joined.of(self._told, self._turns(), self._tree))
         elif isinstance(message, Allowance | Advice):
             self._owner.told(message)
         elif isinstance(message, Roster):
@@ -339,13 +342,6 @@ class Uplink:
         if self.layout is None or not 0 <= index < len(self.layout.slices):
             raise ProtocolError(f"slice {index} is not in the layout")
         return self.layout.slices[index]
-
-
-def newest(told: Sequence[Attached]) -> Attached:
-    """What several parents have told, as one: who takes part by the newest roster of theirs."""
-    last = max(told, key=lambda each: each.roster.number if each.roster is not None else -1)
-    begins = {name: turns for each in told for name, turns in each.begins.items()} | last.begins
-    return msgspec.structs.replace(last, begins=begins)
 
 
 def priority_of(slice_: Slice) -> int:

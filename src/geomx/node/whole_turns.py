@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from geomx.rounds.together import slices_of
+from geomx.bits import places_of
 from geomx.wire.roster_messages import Close, Complete, Message
 
 MOST_NAMED = 64  # turns that are remembered
@@ -56,7 +56,7 @@ class WholeTurns:
         come = self._complete.setdefault((message.cohort, message.turn), {})
         self._forget(self._complete)
         come[shard] = message.number
-        slices = slices_of(message.together) & set(range(len(self._table)))
+        slices = [index for index in places_of(message.together) if index < len(self._table)]
         holders = {self._shards[self._table[index]] for index in slices}
         if not holders or any(come.get(holder) != message.number for holder in holders):
             return False

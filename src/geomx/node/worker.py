@@ -23,15 +23,16 @@ from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
 from geomx.node.port import Allowed, Arrived, Away, Contribution, Fetched, Left, Ready
 from geomx.node.same_data import keyed
 from geomx.node.slices.blocks import flows_to
+from geomx.node.slices.joined import Joined
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.losses import Losses
+from geomx.tree import Tree
 from geomx.wire.messages import (
     Advice,
     Allowance,
-    Attached,
     Hyperparameters,
     Of,
     Push,
@@ -47,7 +48,7 @@ from geomx.wire.session import Patience
 
 
 class Worker(BaseNode):
-    """See the module's text. `parents`: its local server, or in a run of one the root. `classes`: see `Uplink`.
+    """See the module's text. `parents`: its local server, or in a run of one the root. `classes`, `tree`: see `Uplink`.
 
     `job`: the others of its party, where they reduce among themselves: without any of them it can do nothing.
     """
@@ -56,6 +57,7 @@ class Worker(BaseNode):
         self,
         identity: Identity,
         limits: Limits,
+        tree: Tree,
         parents: dict[str, Patience],
         up: Codec,
         down: UpdateDecoder,
@@ -74,7 +76,8 @@ class Worker(BaseNode):
             returning if losses.may_return else None,
         )
         self._awaited = Awaited(losses.awaited_s, limits.stall_s, self.note)
-        self._uplink = Uplink(self, self, tuple(parents), up, down, classes=classes)
+        self._tree = tree
+        self._uplink = Uplink(self, self, tree, up, down, classes=classes)
         self._job = job
         self._out = frozenset[str]()  # who takes no part, as far as is known
         self._ready = False
@@ -158,32 +161,19 @@ class Worker(BaseNode):
     def handler_of(self, peer: Peer) -> Handler:
         return self._uplink
 
-    def attached(self, turns: dict[int, tuple[int, int]], told: Attached) -> None:
+    def attached(self, told: Joined) -> None:
         self._ready = self._is_known = True
         begins = told.begins.get(self.name, {})
-        if any(turn < told.turns.get(cohort, (0, 0, 0))[0] for cohort, turn in begins.items()):
-            begins = {}  # it has taken part since, as this process or another
-        self._uplink.push_again((), {self.name: begins} if begins else {})
+        self._uplink.push_again((), told.begins)
         if self._leaving is not None:
             self._uplink.leave(self._leaving, (self.name,))
-        roster = told.roster or Roster(0, ())
-        self._out = frozenset(roster.out)
-        ready = Ready(
-            turns,
-            told.turns,
-            told.reached,
-            told.ended,
-            begins,
-            roster.pace,
-            told.passes,
-            self._out,
-        )
-        self.emit(Notify(ready))
+        self._out = frozenset(told.out)
+        self.emit(Notify(Ready(told.closed, told.standings, told.reached, begins, told.roster)))
 
     def roster(self, roster: Roster) -> None:
-        before, self._out = self._out, frozenset(roster.out)
-        self.emit(Notify(Away(self._out)))
-        self.note("roster", number=roster.number, out=len(roster.out), reason=roster.reason)
+        before, self._out = self._out, frozenset(self._tree.workers_in(roster.out))
+        self.emit(Notify(Away(roster)))
+        self.note("roster", number=roster.number, out=len(self._out), reason=roster.reason)
         if gone := sorted(self._job & self._out - before):
             self.stop(
                 NodeLost(gone[0], f"{self.name} is of one job with it, which ends with any of its workers")

@@ -30,6 +30,7 @@ _SENTENCES = {
     "slept": "did not run for {seconds:.0f} s (suspended, or no processor time)",
     "skipped": "left out {part} of step {step}: {what}",
     "unreachable": "cannot reach {peer} yet, trying again: {reason}",
+    "unread": "left out {batches:,} batches of pass {epoch}, which were this worker's while it was away",
     "unsaved": "{path} is not written: this worker was cut off when the others saved",
     "waiting": "waiting for {whom}, {seconds:.0f} s so far",
 }

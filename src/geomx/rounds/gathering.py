@@ -7,16 +7,17 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from geomx.bits import is_in
 from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 from geomx.rounds.membership import Members
 from geomx.rounds.round import Round, Rounds
-from geomx.rounds.together import TurnTogether, is_in
+from geomx.rounds.together import TurnTogether
 from geomx.sync.contract import Policy, RoundView, Wait
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Push
+from geomx.wire.roster_messages import MOST_TURNS
 
-MOST_TURNS = 1 << 62
 Wake = Callable[[str, float, Callable[[float], None]], None]
 
 
@@ -72,7 +73,11 @@ class Gathering:
             fits = push.cohort in self._cohorts
         if push.together:
             fits = fits and push.kind != "assign" and is_in(push.slice, push.together)
-        if not fits or push.turn >= MOST_TURNS:
+        if (
+            not fits
+            or push.turn >= MOST_TURNS
+            or not 0 <= min(push.reading) <= max(push.reading) < MOST_TURNS
+        ):
             raise ProtocolError(
                 f"a push of kind {push.kind} for the cohort {push.cohort!r} in turn {push.turn}"
             )
@@ -91,7 +96,7 @@ class Gathering:
             return
         if push.together:
             key = push.cohort, push.turn
-            turn = self._together.setdefault(key, TurnTogether(push.together, self._slices.keys()))
+            turn = self._together.setdefault(key, TurnTogether(push.together, frozenset(self._slices)))
             if turn.bitmap != push.together:
                 raise Disagreement(
                     f"turn {push.turn}: {', '.join(push.origins)} and others exchange different parts of the model; "
@@ -228,12 +233,11 @@ class Gathering:
         rounds = self._rounds.get((index, cohort))
         return -1 if rounds is None else rounds.closed
 
-    def turns(self, belongs: Callable[[str], bool]) -> dict[str, int]:
-        """How many turns have closed of each cohort of which `belongs` says so."""
+    def all_closed(self) -> dict[str, int]:
+        """By cohort that has come to any turn: the last of which a slice has closed, -1 where none has."""
         turns: dict[str, int] = {}
         for (_, cohort), rounds in self._rounds.items():
-            if belongs(cohort):
-                turns[cohort] = max(turns.get(cohort, 0), rounds.closed + 1)
+            turns[cohort] = max(turns.get(cohort, -1), rounds.closed)
         return turns
 
     def check_calls(self) -> None:

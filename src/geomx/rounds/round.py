@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from geomx.errors import Disagreement, ProtocolError
-from geomx.wire.messages import Kind, Push
+from geomx.wire.messages import Kind, Push, Reading
 from geomx.wire.presence import union
 
 OPEN_ROUNDS = 4
@@ -56,8 +56,8 @@ class Round:
         return max(push.step for _, push, _ in self.contributions)
 
     @property
-    def ended(self) -> bool:
-        return all(push.ended for _, push, _ in self.contributions)
+    def reading(self) -> Reading:
+        return min(push.reading for _, push, _ in self.contributions)
 
     @property
     def hyper(self) -> bytes:

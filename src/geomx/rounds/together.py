@@ -10,25 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-
-def bitmap_of(slices: Iterable[int]) -> bytes:
-    """The bitmap of these slices."""
-    bits = 0
-    for index in slices:
-        bits |= 1 << index
-    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
-
-
-def slices_of(bitmap: bytes) -> frozenset[int]:
-    """The slices of a bitmap."""
-    return frozenset(
-        8 * place + bit for place, byte in enumerate(bitmap) for bit in range(8) if byte >> bit & 1
-    )
-
-
-def is_in(index: int, bitmap: bytes) -> bool:
-    """Whether a slice is one of a bitmap's."""
-    return index >> 3 < len(bitmap) and bool(bitmap[index >> 3] >> (index & 7) & 1)
+from geomx.bits import places_of
 
 
 class TurnTogether:
@@ -36,9 +18,9 @@ class TurnTogether:
 
     __slots__ = ("_come", "bitmap", "is_named", "needed")
 
-    def __init__(self, bitmap: bytes, gathered: Set[int]) -> None:
+    def __init__(self, bitmap: bytes, gathered: frozenset[int]) -> None:
         self.bitmap = bitmap
-        self.needed = slices_of(bitmap) & gathered
+        self.needed = gathered.intersection(places_of(bitmap))
         self.is_named = False  # it may close
         self._come: dict[str, set[int]] = {}  # by worker
 

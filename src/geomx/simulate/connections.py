@@ -24,6 +24,7 @@ from geomx.simulate.programs import Program
 from geomx.wire.flow.ends import WHY, OnConnection
 from geomx.wire.flow.inbox import Blocks, Delivery
 from geomx.wire.flow.outbox import FlowTerms
+from geomx.wire.messages import encode_head
 from geomx.wire.proof import NONCE_BYTES
 from geomx.wire.roster_messages import Message
 
@@ -117,6 +118,7 @@ class Connections:
         if connection is None or not connection.alive:
             return
         target, number = connection.ends[host.node.name]
+        encode_head(write.message)  # it has to fit
         size = HEADER_BYTES + (0 if write.payload is None else write.payload.nbytes)
         link = self.link(host.node.name, target)
         surely = write.message is _GOODBYE or link.network.keeps_streams

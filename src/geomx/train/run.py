@@ -87,8 +87,7 @@ class LiveRun:
         self._attached: AttachedModel | None = None
         self._progress = Progress(self._samples, self._loss, self._timeline)
         self._schedules = Schedules()
-        among = {"party": self._party_members, "run": self.workers}
-        self._shares = Shares(name, among, self._settings.seed, self._progress)
+        self._shares = Shares(name, tree, self._settings.seed, self._progress)
         self._closed = False
 
     # -- where we are -----------------------------------------------------------------------------------------
@@ -203,6 +202,7 @@ class LiveRun:
         if self._client.place is not None:
             self._progress.go_on(self._client.place)
             self._client.port.note("rejoined", "info", step=self.step, epoch=self.epoch)
+            self._progress.left_out(self._client.unread)
         notes.attached(self._client.port, self._attached, script_of(optimizer, clip_norm))
         self._began = self._timeline.now()
         return model, self._attached.optimizer
@@ -298,7 +298,8 @@ class LiveRun:
             CheckpointError: The file cannot be written.
             Unsupported: A step has begun and not ended, or `everywhere` with such a policy.
         """
-        task = saving.Task(Path(path), self.name, self._tree, everywhere, self._client.away)
+        away = frozenset(self._tree.workers_in(self._client.data.away))
+        task = saving.Task(Path(path), self.name, self._tree, everywhere, away)
         attached, self._progress.is_amid = self._joined("save"), False
         if self._progress.catches_up:  # this worker was cut off while the others saved
             self._client.port.note("unsaved", "warning", path=str(path))

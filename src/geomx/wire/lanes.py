@@ -22,7 +22,7 @@ from collections import deque
 from heapq import heappop, heappush
 
 from geomx.wire.frames import PREFIX, PRIORITY_LIMIT
-from geomx.wire.messages import HEAD_LIMIT_BYTES, encode_head, payload_size
+from geomx.wire.messages import encode_head, payload_size
 from geomx.wire.roster_messages import Message
 
 Chunk = tuple[bytes] | tuple[bytes, memoryview]
@@ -82,10 +82,6 @@ class Lanes:
                 f"{type(message).__name__} says {payload_size(message)} payload bytes, but has {len(view)}"
             )
         head = encode_head(message)
-        if len(head) > HEAD_LIMIT_BYTES:
-            raise ValueError(
-                f"{type(message).__name__} has a header of {len(head)} bytes; at most {HEAD_LIMIT_BYTES} fit"
-            )
         priority = min(max(priority, 0), PRIORITY_LIMIT)
         lane = self._lanes.get(priority)
         if lane is None:

@@ -16,11 +16,22 @@ behind it. Rules:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from geomx.wire.roster_messages import Asks, Close, Complete, Held, Hold, Lost, Message, Over, Roster
+from geomx.wire.roster_messages import (
+    Asks,
+    Close,
+    Complete,
+    Held,
+    Hold,
+    Lost,
+    Message,
+    Over,
+    Roster,
+    Standing,
+)
 
 PROTOCOL_VERSION = 3
 
@@ -136,26 +147,28 @@ class Reached(Message, frozen=True, array_like=True, tag=True):
     behind: Place
 
 
+class Turns(msgspec.Struct, frozen=True, array_like=True):
+    """Some workers, and a turn of each cohort to which they belong. `workers`: a bitmap, see `Roster`."""
+
+    workers: bytes
+    turns: dict[str, int]
+
+
 class Attached(Message, frozen=True, array_like=True, tag=True):
     """The answer to `Attach`. Payload: for each slice two int64, the last closed turn of its cohort and of everybody.
 
-    -1 where none has. `turns`: of every cohort to which it belongs, how many have closed, the policy's last step of
-    which a round has closed, and that round's turn. `reached`: what it has told before it was started again, the
-    newest last. `ended`: its cohorts of which everybody was at the end of the data in the last step that has closed.
-    Without payload the run is fresh. Otherwise the current values follow as `Update`s. `roster`: the newest, None:
-    that of the description. `begins`: by worker below that has come back, the first turn of each cohort in which it
-    takes part. `passes`: by cohort, how many passes over the data it has ended, and with which step of the policy.
-    `left`: by worker below that has left, its last turn of each cohort.
+    -1 where none has. `standings`: of every cohort to which it belongs. `reached`: what it has told before it was
+    started again, the newest last. Without payload the run is fresh. Otherwise the current values follow as `Update`s.
+    `roster`: the newest, None: that of the description. `begins`: workers below that have come back, and the first
+    turns in which they take part; `left`: workers below that have left, and their last turns.
     """
 
-    turns: dict[str, tuple[int, int, int]] = msgspec.field(default_factory=dict)
+    standings: dict[str, Standing] = msgspec.field(default_factory=dict)
     reached: tuple[Reached, ...] = ()
-    ended: tuple[str, ...] = ()
     size: int = 0
     roster: Roster | None = None
-    begins: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
-    passes: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
-    left: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    begins: tuple[Turns, ...] = ()
+    left: tuple[Turns, ...] = ()
 
 
 class Hyper(Message, frozen=True, array_like=True, tag=True):
@@ -179,6 +192,21 @@ class Beside(msgspec.Struct, frozen=True, array_like=True):
     is_whole: bool = False
 
 
+class Reading(NamedTuple):
+    """How far data has been read: passes over it that have ended, and batches of the next."""
+
+    passes: int = 0
+    batches: int = 0
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether a pass has ended, and nothing has been read since."""
+        return self.passes > 0 and not self.batches
+
+
+UNREAD = Reading()
+
+
 class Push(Message, frozen=True, array_like=True, tag=True):
     """A contribution to one slice in one turn, on its way up."""
 
@@ -190,7 +218,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     origins: dict[str, int]
     present: bytes | None
     hyper: bytes  # digest of the group's hyper-parameters; empty: no opinion
-    ended: bool  # every origin inside has come to the end of its epoch's data
+    reading: Reading  # what every origin inside has read of its data, behind this
     cohort: str = ""
     step: int = -1  # in the policy's count: where whoever joins has to go on; -1: of a call that is no step
     planes: tuple[
@@ -218,7 +246,7 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     kind: Kind
     weight: float
     present: bytes | None
-    ended: bool
+    reading: Reading  # as in `Push`
     cohort: str = ""
     size: int = 0
     receipt: bytes | None = None
@@ -376,8 +404,17 @@ HEAD_LIMIT_BYTES = 65_535
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
-encode_head = _encoder.encode
 decode_head = _decoder.decode
+
+
+def encode_head(message: Message) -> bytes:
+    """A message's header. Raises `ValueError` where it is longer than one can be."""
+    head = _encoder.encode(message)
+    if len(head) > HEAD_LIMIT_BYTES:
+        raise ValueError(
+            f"{type(message).__name__} has a header of {len(head)} bytes; at most {HEAD_LIMIT_BYTES} fit"
+        )
+    return head
 
 
 def payload_size(message: Message) -> int:

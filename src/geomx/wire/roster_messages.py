@@ -5,75 +5,134 @@ Workers are counted, and known by name; a server is known by those below it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+
+MOST_TURNS = 1 << 62
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The root of all messages."""
 
 
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """Where a cohort stands, as far as its teller knows; -1 where there is nothing.
+
+    `turn`: the last of which a slice has closed. `step`, `step_turn`: the policy's last step of which a round has
+    closed, and that round's turn. `passes`, `batches`: how far all its workers have read their data (see `Reading`)
+    behind the step `read_at`. `absent`: the workers among whom the running pass is not shared, since they took no part
+    when it began: a bitmap as in `Roster`.
+    """
+
+    turn: int = -1
+    step: int = -1
+    step_turn: int = -1
+    read_at: int = -1
+    passes: int = 0
+    batches: int = 0
+    absent: bytes = b""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a cohort can stand there."""
+        steps = -1 <= self.step <= MOST_TURNS and -1 <= self.step_turn <= self.turn < MOST_TURNS
+        return steps and -1 <= self.read_at <= self.step and min(self.passes, self.batches) >= 0
+
+    def with_steps_of(self, other: Standing) -> Standing:
+        """At this one's turn, with what two tellers know of steps."""
+        step, step_turn = max((self.step, self.step_turn), (other.step, other.step_turn))
+        read_at, passes, batches, absent = max(self._read, other._read)
+        return Standing(self.turn, step, step_turn, read_at, passes, batches, absent)
+
+    @property
+    def _read(self) -> tuple[int, int, int, bytes]:
+        return self.read_at, self.passes, self.batches, self.absent
+
+    def latest(self, other: Standing) -> Standing:
+        """What two tellers know."""
+        both = self.with_steps_of(other)
+        return msgspec.structs.replace(both, turn=max(self.turn, other.turn))
+
+
+Standings = Mapping[str, Standing]  # by cohort
+
+
+def latest(*said: Standings) -> dict[str, Standing]:
+    """What several tellers know together."""
+    found: dict[str, Standing] = {}
+    for standings in said:
+        for cohort, standing in standings.items():
+            found[cohort] = standing.latest(found.get(cohort, standing))
+    return found
+
+
 class Roster(Message, frozen=True, array_like=True, tag=True):
     """From the first shard to all: who takes part, from which turn on, and why.
 
     Rosters are numbered without gaps; 0 is everybody whom the description names. `out`: the workers that take no part.
-    `joined`: those of the others that were out before. `from_turns`: by cohort, the first turn of which this holds. Of
-    turns before, what whoever is out has contributed counts where it came. `settles`: what it answers, see `Lost` and
-    `Asks`: name and incarnation. `steps`: by cohort, the policy's last step that has closed, and its turn.
-    `pace`: how many steps the slowest has taken, see `Beat`: whoever has joined has as many left in the running turn.
+    `joined`: those of the others that were out before. Both are bitmaps over the workers in the description's order,
+    see `Tree.bitmap_of`. `standings`: by cohort that this concerns; it holds from the turn behind the one that closed
+    last. Of turns before, what whoever is out has contributed counts where it came. `settles`: what it answers, see
+    `Lost` and `Asks`: name and incarnation. `pace`: how many steps the slowest has taken, see `Beat`: whoever has
+    joined has as many left in the running turn.
     """
 
     number: int
-    out: tuple[str, ...]
-    joined: tuple[str, ...] = ()
-    from_turns: dict[str, int] = {}
+    out: bytes = b""
+    joined: bytes = b""
+    standings: dict[str, Standing] = {}
     settles: tuple[tuple[str, int], ...] = ()
     reason: str = ""
-    steps: dict[str, tuple[int, int]] = {}
     pace: int = -1
+
+    @property
+    def from_turns(self) -> dict[str, int]:
+        """By cohort, the first turn of which this holds."""
+        return {cohort: standing.turn + 1 for cohort, standing in self.standings.items()}
+
+
+AT_FIRST = Roster(0)
 
 
 class Lost(Message, frozen=True, array_like=True, tag=True):
     """To the first shard, from whom a node hangs on: it is lost, with all below it.
 
-    `turns`: by cohort of its workers, the last turn of which a slice has closed at the sender, which closes no other
-    before a roster settles this. `steps`: see `Roster`.
+    `standings`: of the cohorts of its workers; the sender closes no other turn of them before a roster settles this.
     """
 
     node: str
     incarnation: int
-    turns: dict[str, int]
-    steps: dict[str, tuple[int, int]]
+    standings: dict[str, Standing]
     reason: str
 
 
 class Asks(Message, frozen=True, array_like=True, tag=True):
     """To the first shard, from the server on which it hangs: a worker that is out asks to take part again.
 
-    `turns`: as in `Lost`; `steps`: see `Roster`. Servers on the way add theirs.
+    `standings`: as in `Lost`. Servers on the way add what they know.
     """
 
     worker: str
     incarnation: int
-    turns: dict[str, int]
-    steps: dict[str, tuple[int, int]]
+    standings: dict[str, Standing]
 
 
 class Hold(Message, frozen=True, array_like=True, tag=True):
     """From the first shard to the others: close no turn before the roster of this number. Answered by `Held`.
 
-    `workers`: those whom it is about.
+    `nodes`: whom it is about.
     """
 
     number: int
-    workers: tuple[str, ...]
+    nodes: tuple[str, ...]
 
 
 class Held(Message, frozen=True, array_like=True, tag=True):
-    """The answer to `Hold`. `turns`: as in `Lost`; `steps`: see `Roster`."""
+    """The answer to `Hold`. `standings`: as in `Lost`."""
 
     number: int
-    turns: dict[str, int]
-    steps: dict[str, tuple[int, int]]
+    standings: dict[str, Standing]
 
 
 class Complete(Message, frozen=True, array_like=True, tag=True):

@@ -33,11 +33,11 @@ from geomx.wire.flow.packets import (
 from geomx.wire.flow.path import LIMIT_S, RETRY_S, SIZES
 from geomx.wire.flow.sender import MOST_LARGE_LOST
 from geomx.wire.messages import Ack as Acknowledged
-from geomx.wire.messages import Beside, FlowBroken, Message, Push, Update, encode_head
+from geomx.wire.messages import Beside, FlowBroken, Message, Push, Reading, Update, encode_head
 
 TRIP_S, ENVELOPE_BYTES = 0.1, 54
-PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
-UPDATE = Update(1, 0, "gradient", 1.0, None, False)
+PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading())
+UPDATE = Update(1, 0, "gradient", 1.0, None, Reading())
 
 
 def block(place: int, level: int = 0, size: int = 1000) -> BlockOut:

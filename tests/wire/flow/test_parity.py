@@ -31,7 +31,7 @@ from geomx.wire.flow.packets import (
 from geomx.wire.flow.parity import GroupOut, groups
 from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import FlowSender
-from geomx.wire.messages import Beside, Push
+from geomx.wire.messages import Beside, Push, Reading
 from geomx.wire.presence import pack
 
 LOAD = 3
@@ -41,7 +41,7 @@ def message(blocks: Sequence[bytes], load: int) -> Push:
     size = sum(map(len, blocks))
     most = LEAST_PIECE_BYTES * size  # so that every byte may be a piece
     beside = Beside(load, len(blocks), pack([True] * len(blocks)), most)
-    return Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False, size=size, beside=beside)
+    return Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading(), size=size, beside=beside)
 
 
 def pieces_of(blocks: Sequence[bytes], step: int) -> list[Piece]:

@@ -32,7 +32,7 @@ from geomx.wire.flow.receiver import (
     Delivery,
     FlowReceiver,
 )
-from geomx.wire.messages import Beside, Push
+from geomx.wire.messages import Beside, Push, Reading
 from geomx.wire.presence import pack
 
 SIZE, TRIP_S = 100, 0.1
@@ -58,7 +58,7 @@ class Receiving:
         """A header; its message has the number of the load, plus 100, and is of a slice of its own."""
         reliable = pack([level == 0 for level in levels])
         beside = Beside(load, len(levels), reliable, SIZE * len(levels) if size is None else size)
-        push = Push(1, load, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False, beside=beside)
+        push = Push(1, load, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading(), beside=beside)
         self.receiver.announced(load + 100, push, beside, self.now)
 
     def come(self, *packets: Piece | Tail, after_s: float = 0.0) -> None:
@@ -580,7 +580,7 @@ def test_loads_that_cannot_be_yet_are_not_broken(below: int) -> None:
 
 @pytest.mark.parametrize("reliable", [b"", b"\1\0", b"\4"])
 def test_a_bitmap_that_is_not_one_of_its_blocks_is_refused(reliable: bytes) -> None:
-    push = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", False)
+    push = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading())
     with pytest.raises(ProtocolError, match="bitmap"):
         FlowReceiver().announced(1, push, Beside(0, 2, reliable, 100), 0.0)
 

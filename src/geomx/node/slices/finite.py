@@ -131,7 +131,7 @@ class AllSkipped:
         """A round has closed, `carrying` values or not. Raises NotFinite where it is one too many."""
         if not self._skips or round_.kind != "gradient" or not is_watched(slice_):
             return
-        if carrying or round_.ended:
+        if carrying or round_.reading.is_at_end:
             self._turns.clear()
             return
         turns = self._turns.setdefault(round_.cohort, set())

@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from geomx.errors import ProtocolError
 from geomx.rounds.round import Round
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Reached, Update
+from geomx.wire.messages import Reached, Reading, Update
+from geomx.wire.roster_messages import Standing, Standings
 
 REACHED_KEPT = 8  # of each worker: turns that are under way, and the last one that is over
 CANNOT_REJOIN = (
@@ -28,13 +31,7 @@ class JoinState:
             int, dict[str, tuple[Any, int]]
         ] = {}  # by slice and cohort: values and their version
         self._answered: dict[int, dict[str, int]] = {}  # by slice and cohort: the last turn
-        self._steps: dict[str, tuple[int, int]] = {}  # by cohort: its last step that has closed, its turn
-        self._ended: dict[
-            str, tuple[int, bool]
-        ] = {}  # by cohort: the turn of its last answer to a step, what it said
-        self.passes: dict[
-            str, tuple[int, int]
-        ] = {}  # by cohort: how many over the data have ended, at which step
+        self._steps: dict[str, Standing] = {}  # by cohort: its steps and passes, without its turn
         self._reached: dict[str, deque[Reached]] = {}  # by worker
         self._before: dict[
             str, tuple[int, dict[int, Any]]
@@ -47,7 +44,7 @@ class JoinState:
 
     def forget(self) -> None:
         """What went down is not what the run stands at any more; how far the workers' scripts are remains."""
-        for known in (self._held, self._answered, self._steps, self._ended, self._before):
+        for known in (self._held, self._answered, self._steps, self._before):
             known.clear()
 
     def hold(self, index: int, cohort: str, values: Any, version: int) -> None:
@@ -75,17 +72,22 @@ class JoinState:
         """A slice has been answered; whether for the first time."""
         is_first = update.slice not in self._answered
         if update.step >= 0:
-            self._steps[update.cohort] = max(self.step(update.cohort), (update.step, update.turn))
+            self.learn({update.cohort: Standing(step=update.step, step_turn=update.turn)})
         self._answered.setdefault(update.slice, {})[update.cohort] = update.turn
         return is_first
 
-    def stepped(self, update: Update) -> None:
-        """A slice has been answered what it has contributed to a step."""
-        last, this = self._ended.get(update.cohort, (-1, False)), (update.turn, update.ended)
-        count, step = self.passes.get(update.cohort, (0, -1))
-        if update.ended and update.step > step:
-            self.passes[update.cohort] = count + 1, update.step
-        self._ended[update.cohort] = max(last, this)
+    def stepped(self, update: Update, out: bytes) -> None:
+        """A slice has been answered what it has contributed to a step. `out`: who took no part in it."""
+        known, (passes, batches) = self.standing(update.cohort), update.reading
+        absent = out if passes > known.passes else known.absent
+        self.learn(
+            {update.cohort: Standing(read_at=update.step, passes=passes, batches=batches, absent=absent)}
+        )
+
+    def learn(self, standings: Standings) -> None:
+        """Cohorts are known to have come so far in their steps and passes."""
+        for cohort, standing in standings.items():
+            self._steps[cohort] = self.standing(cohort).with_steps_of(standing)
 
     def reached(self, message: Reached) -> None:
         """A worker has told how far it is."""
@@ -95,23 +97,15 @@ class JoinState:
         """What a worker has told last, the newest at the end."""
         return tuple(self._reached.get(worker, ()))
 
-    def ended(self, belongs: Callable[[str], bool]) -> tuple[str, ...]:
-        """The cohorts whose data had ended on every worker in their last step; `belongs`: which are asked for."""
-        return tuple(
-            cohort
-            for cohort, (turn, ended) in self._ended.items()
-            if ended and turn >= self.step(cohort)[1] and belongs(cohort)
-        )
-
     def closed(self, round_: Round) -> None:
         """A round has closed."""
         if round_.step >= 0:
-            last = self._steps.get(round_.cohort, (-1, -1))
-            self._steps[round_.cohort] = max(last, (round_.step, round_.turn))
+            self.learn({round_.cohort: Standing(step=round_.step, step_turn=round_.turn)})
 
-    def step(self, cohort: str) -> tuple[int, int]:
-        """A cohort's last step of which a round has closed, and that round's turn; -1 where there is none."""
-        return self._steps.get(cohort, (-1, -1))
+    def standing(self, cohort: str, turn: int = -1) -> Standing:
+        """Where a cohort stands whose last turn that has closed is this one."""
+        known = self._steps.get(cohort, Standing())
+        return msgspec.structs.replace(known, turn=max(turn, known.step_turn))
 
     def updates(
         self, cohorts: Sequence[str], belongs: Callable[[str], bool], is_worker: bool
@@ -127,7 +121,7 @@ class JoinState:
                 continue
             values, version = was
             told = Update(
-                turn - 1, index, "assign", 0.0, None, False, cohorts[0], values.nbytes, base=version
+                turn - 1, index, "assign", 0.0, None, Reading(), cohorts[0], values.nbytes, base=version
             )
             yield told, values
         steps = {*cohorts, EVERYONE}
@@ -140,7 +134,9 @@ class JoinState:
                 is_older = have_own and cohort == EVERYONE and cohort not in cohorts
                 values, version = (None, -1) if is_older else held.get(cohort, (None, -1))
                 size = 0 if values is None else values.nbytes
-                told = Update(answered[cohort], index, "assign", 0.0, None, False, cohort, size, base=version)
+                told = Update(
+                    answered[cohort], index, "assign", 0.0, None, Reading(), cohort, size, base=version
+                )
                 yield told, values
 
 

@@ -6,7 +6,7 @@ contribution until the update of that turn has arrived. Everything here runs on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
 import torch
@@ -15,8 +15,10 @@ from geomx.errors import Unsupported
 from geomx.layout import Layout
 from geomx.node.port import Allowed, Arrived, Away, Contribution, Fetched, Left, Port, Ready
 from geomx.optim.contract import SliceState
+from geomx.train.calls.joining import GoesOn, Steps, comes_back, has_begun, joins, place_beside, place_in
+from geomx.train.calls.runs_data import RunsData
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Hyperparameters, Kind, Of, Place, Reached, Value
+from geomx.wire.messages import UNREAD, Hyperparameters, Kind, Of, Place, Reached, Reading, Value
 
 Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
 STEP = "step()"  # the operation of every contribution to a step
@@ -34,10 +36,8 @@ class CollectiveClient:
         self.name = name
         self.turns: dict[str, int] = {EVERYONE: 0}  # by cohort: the turn that comes next
         self.next_step = 0  # of the policy, when this worker attached
-        # As this worker was told when it came back: how many passes over the data the run had ended, and how many steps
-        # it had taken in the next.
-        self.passes = self.into_pass = 0
-        self.away: frozenset[str] = frozenset()  # the workers that take no part, as far as is known
+        self.data = RunsData()
+        self.unread = 0  # batches of the running pass, by who was here before, and missed since
         self.goes_on = (
             False  # it has joined a run that had made calls behind attach, and has made none itself
         )
@@ -47,8 +47,8 @@ class CollectiveClient:
         ] = {}  # slice -> the cohort and turn whose update it waits for
         self.receive: Callable[[Arrived], None] = lambda _: None
         self.moved: Callable[[], None] = lambda: None  # this worker takes part again, in later turns
-        self._cohort, self._stepped, self._whole = EVERYONE, frozenset[int](), False  # as `attach` was told
-        self._is_whole = self._is_attached = False
+        self._steps = Steps()
+        self._is_attached = False
         self._again: tuple[str, int] | None = None  # cohort and turn of a step that is taken once more
         self._early: list[Arrived] = []  # its answers, until it has been taken
         self._have: dict[tuple[int, str], int] = {}  # slice, cohort -> the last turn whose update has arrived
@@ -90,8 +90,8 @@ class CollectiveClient:
         """
         self._check_open()
         self.turns.setdefault(cohort, 0)
-        self._cohort, self._stepped, self._whole = cohort, frozenset(stepped), whole
-        self._is_whole = is_whole
+        self.data.cohort = cohort
+        self._steps = Steps(cohort, frozenset(stepped), whole, is_whole)
         self.port.call("attach", layout, settings)
         self.port.wait(lambda: self._ready is not None, lambda: "the servers to accept the model")
         assert self._ready is not None
@@ -102,77 +102,17 @@ class CollectiveClient:
             lambda: "the weights of a run that has begun",
         )
         self._is_attached = True
-        if not _has_begun(self._ready):
+        if not has_begun(self._ready):
             return True  # whoever was here before may have given some of them
         self._is_moving = False
         self.wait()
-        self.place = place_in(self._ready.reached, self.turns, self.next_step, self._ready.ended)
-        if self._ready.begins and self._is_whole:
-            self.place = self._place_beside(self._ready)
+        told = self._ready.reached
+        self.place = place_in(told, self.turns, self.next_step, self._ready.standings)
+        if self._ready.begins and self.data.caught_up(self.next_step):
+            read = self.data.passes, self.data.into_pass
+            self.place, self.unread = place_beside(told, self.next_step, *read)
         self.goes_on = self.turn > 1 or self.next_step > 0
         return False
-
-    def _place_beside(self, ready: Ready) -> Place:
-        """Where the others are, whose steps this worker has missed."""
-        told = next((each for each in reversed(ready.reached) if each.step >= 0), None)
-        before, missed = Place(steps=self.next_step), 0
-        if told is not None:
-            before, missed = told.behind, max(0, self.next_step - told.step - 1)
-        return Place(self.passes, (self.into_pass,), before.steps + missed, before.weight, before.first_loss)
-
-    def _go_on(self, ready: Ready) -> None:
-        """Where a run stands that this worker joins: in the last step of which something has closed.
-
-        The worker that was here before may have contributed to it in part. What has closed is not pushed again, so the
-        step is taken once more; unless a call that is no step has come behind it, before which all of it was closed.
-        Whoever was let in again begins with turns that nobody has closed.
-        """
-        closed = ready.turns
-        last = max((step for _, step, _ in closed.values()), default=-1)
-        self.next_step = last + 1
-        if ready.begins:
-            self._begin_with(ready)
-            return
-        for name, (count, step, turn) in closed.items():
-            again = step == last >= 0 and turn == count - 1
-            self.turns[name] = count - again
-            if again:
-                self.next_step = last
-
-    def _begin_with(self, ready: Ready) -> None:
-        """Take part from the turns on that are named, with what was made before."""
-        self.next_step = max(self.next_step, ready.pace)
-        if self._is_whole:
-            self.passes, last = ready.passes.get(self._cohort, (0, -1))
-            self.into_pass = max(0, self.next_step - last - 1)
-        self.turns = {name: self.turns[name] for name in {EVERYONE, self._cohort}} | ready.begins
-        self._have = {key: turn for key, turn in self._have.items() if turn < self.turns.get(key[1], 0)}
-        self._again = None
-        self._given_up |= self._open
-        cohort = self._cohort
-        last = -1  # the turn of a step that others close in all slices
-        if self._is_whole and cohort == EVERYONE:
-            _, _, last = ready.turns.get(cohort, (0, -1, -1))
-        self.outstanding = {}
-        for index, (own, everyones) in ready.by_slice.items():
-            before = last if index in self._stepped and last < self.turns[cohort] else -1
-            if max(own, before) >= 0:
-                self.outstanding[index] = cohort, max(own, before)
-            elif everyones >= 0:
-                self.outstanding[index] = EVERYONE, everyones
-        self._is_moving = True
-
-    def _once_more(self, ready: Ready) -> None:
-        """No step is taken once more that has closed in all slices: its answers are on their way."""
-        cohort = self._cohort
-        count, step, turn = ready.turns.get(cohort, (0, -1, -1))
-        if ready.begins or self.next_step != step or turn != count - 1:
-            return
-        if any(ready.by_slice[index][0] < turn for index in self._stepped):
-            self._again = (cohort, turn) if self._whole else None
-            return
-        self.turns[cohort], self.next_step = count, step + 1
-        self.outstanding |= dict.fromkeys(self._stepped, (cohort, turn))
 
     def reached(self, cohort: str, step: int, before: Place, behind: Place) -> None:
         """Tell how far the script is, before what it contributes to the cohort's current turn; see `Reached`."""
@@ -191,7 +131,7 @@ class CollectiveClient:
         cohort: str = EVERYONE,
         step: int = -1,
         hyper: Hyperparameters | None = None,
-        ended: bool = False,
+        reading: Reading = UNREAD,
         state: SliceState | None = None,
         relative_loss: float | None = None,
         together: bytes = b"",
@@ -209,7 +149,7 @@ class CollectiveClient:
         self.outstanding[index] = cohort, turn
         contribution = Contribution.of(
             turn, index, kind, operation, weight, values, present, hyper,
-            ended=ended, cohort=cohort, step=step, state=state, relative_loss=relative_loss, together=together,
+            reading=reading, cohort=cohort, step=step, state=state, relative_loss=relative_loss, together=together,
         )  # fmt: skip
         self.port.call("contribute", contribution)
 
@@ -254,6 +194,7 @@ class CollectiveClient:
                 lambda: not self.outstanding, lambda: "what the others have made without this worker"
             )
             self._is_moving = False
+            self.data.caught_up(self.next_step)
             self.moved()
 
     def fetch(
@@ -343,6 +284,7 @@ class CollectiveClient:
     def _hear(self, item: Any) -> None:
         if isinstance(item, Arrived):
             update = item.update
+            self.data.answered(update)
             key = update.slice, update.cohort
             is_known = (
                 update.kind == "assign" and update.turn <= self._have.get(key, -1) and not self._is_moving
@@ -361,58 +303,30 @@ class CollectiveClient:
         elif isinstance(item, Fetched):
             self._states[item.slice] = item.state
         elif isinstance(item, Away):
-            self.away = item.out
+            self.data.changes(item.roster)
         elif isinstance(item, Ready):
-            self._ready, self.away = item, item.out
+            self._ready = item
+            self.data.told(item)
             if self._is_attached:
-                self._come_back(item)
-            elif _has_begun(item):
-                self._go_on(item)
-                self._once_more(item)
+                self._ask()
+                there = comes_back(item, self._steps, self.turns, self.outstanding, self._pushed)
+            else:
+                there = joins(item, self._steps, self.turns) if has_begun(item) else None
+            if there is not None:
+                self._go_on(there)
         elif isinstance(item, Left):
             self._left = True
 
-    def _come_back(self, ready: Ready) -> None:
-        """This worker was cut off. It goes on where it is, unless the run has gone on without it."""
-        self._ask()
-        begins = ready.begins
-        ahead = any(turn > self.turns.get(name, 0) for name, turn in begins.items())
-        for index, (cohort, turn) in self.outstanding.items():
-            first = begins.get(cohort, turn + 1)
-            # What another process of this worker had contributed, nobody sends again; and where all of a cohort were
-            # away, nobody closes what was left of their turn.
-            is_not_its = turn >= first and self._pushed.get((index, cohort)) != turn
-            ahead = ahead or is_not_its or (cohort != EVERYONE and turn < begins.get(cohort, turn))
-        if ahead or (ready.begins and not self._whole):
-            _, step, _ = max(ready.turns.values(), key=lambda closed: closed[1], default=(0, -1, -1))
-            self.next_step = step + 1
-            self._begin_with(ready)
+    def _go_on(self, there: GoesOn) -> None:
+        self.turns, self.next_step, self._again = there.turns, there.step, there.again
+        if there.is_new:
+            self._have = {key: turn for key, turn in self._have.items() if turn < self.turns.get(key[1], 0)}
+            self._given_up |= self._open
+            self.outstanding = {}
+            self._is_moving = True
+        self.outstanding |= there.awaited
 
     def _whom(self, waited: set[int]) -> str:
         left = [turn for index, (_, turn) in self.outstanding.items() if index in waited]
         turn = min(left, default=self.turn)
         return f"the others in turn {turn} ({len(left)} of {len(waited)} slices are to come)"
-
-
-def _has_begun(ready: Ready) -> bool:
-    """Whether a run has first values of every slice."""
-    return bool(ready.by_slice) and all(everyones >= 0 for _, everyones in ready.by_slice.values())
-
-
-def place_in(
-    reached: Sequence[Reached], turns: Mapping[str, int], step: int, ended: Collection[str]
-) -> Place | None:
-    """Where a script goes on that was started again; None: it had not come to any step.
-
-    `reached`: what it had told, the newest last. `turns`: by cohort, the turn that comes next. `step`: of the policy,
-    likewise. `ended`: the cohorts of which everybody was at the end of the data in the last step that has closed.
-    """
-    for told in reversed(reached):
-        if told.turn < turns.get(told.cohort, 0):
-            behind = told.behind
-            if told.step < 0 or told.cohort not in ended:
-                return behind
-            return Place(behind.epoch + 1, (), behind.steps, behind.weight, behind.first_loss)
-        if told.step == step:  # it is taken once more
-            return told.before
-    return None

@@ -5,7 +5,7 @@
     outer.NAME.KEY         where steps are local: that of the optimizer at the global servers
     header["geomx"]        JSON: format, optimizer, param_groups, values (state that is no tensor), turn, epoch, batches
                            (of the passes under way), step (null in files of before there was one), first_loss (null:
-                           none was told)
+                           none was told), absent (workers among whom the running pass was not shared)
 
 A file appears whole or not at all: it is written beside its place, synced, and renamed.
 """
@@ -35,7 +35,10 @@ ParameterState = dict[str, torch.Tensor | Plain]
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What a file holds. `optimizer`: the class's name; `groups` and `state` go by the parameters' names."""
+    """What a file holds. `optimizer`: the class's name; `groups` and `state` go by the parameters' names.
+
+    `absent`: workers among whom the running pass was not shared.
+    """
 
     model: dict[str, torch.Tensor]
     optimizer: str
@@ -47,6 +50,7 @@ class Checkpoint:
     step: int | None = None
     outer: dict[str, ParameterState] = field(default_factory=dict)
     first_loss: float | None = None
+    absent: tuple[str, ...] = ()
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
@@ -71,6 +75,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         "batches": checkpoint.batches,
         "step": checkpoint.step,
         "first_loss": checkpoint.first_loss,
+        "absent": checkpoint.absent,
     }
     write_tensors(path, tensors, about)
 
@@ -181,6 +186,7 @@ def _described(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Check
         step=None if step is None else int(step),
         outer=outer,
         first_loss=_first_loss(first_loss),
+        absent=tuple(map(str, about.get("absent", ()))),
     )
 
 

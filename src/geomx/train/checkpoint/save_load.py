@@ -131,7 +131,10 @@ def save(attached: AttachedModel, task: Task, place: Place) -> None:
         for group in attached.optimizer.param_groups
     ]
     reached = attached.steps.turn, place.epoch, place.batches, place.steps
-    made = Checkpoint(model, attached.optimizer_class, groups, state, *reached, outer, place.first_loss)
+    absent = task.tree.workers_in(attached.client.data.absent(place.epoch))
+    made = Checkpoint(
+        model, attached.optimizer_class, groups, state, *reached, outer, place.first_loss, absent
+    )
     files.write(task.path, made)
 
 
@@ -174,6 +177,7 @@ def load(attached: AttachedModel, path: Path, worker: str, tree: Tree, place: Pl
     there = _place(checkpoint, place)
     attached.client.reached(EVERYONE, -1, there, there)
     attached.broadcast.assign(f"load() of file {name}", slices, states, kept, alike=True)
+    attached.client.data.loaded(there.epoch, tree.bitmap_of(checkpoint.absent))
     _go_on_from(attached, checkpoint)
     return there
 

@@ -9,6 +9,9 @@ Shares may differ in length. A worker at the end of its own takes part in furthe
 come to theirs: otherwise the others would wait for it for ever. Where forward and backward are collective calls (DDP,
 FSDP) shares are even: what does not make one for each worker is left out.
 
+Where workers are lost for good, the next pass is shared among those who take part when it begins. Whoever comes back
+amid a pass that was shared without it reads what another does as well, so that all have as many batches.
+
 A pass that goes on where another process was (see `progress.py`) leaves out what that has used: by index where the
 sampler can be seen, else by reading it.
 """
@@ -17,7 +20,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from geomx.errors import Unsupported
 from geomx.train.data.first_samples import FirstSamples
 from geomx.train.data.progress import Pass, Progress
+from geomx.tree import Tree
 
 _END = object()
 Element = TypeVar("Element")
@@ -43,17 +48,17 @@ class ShareSampler(Sampler[Any]):
 
     def __init__(self, whole: Iterable[Any], place: int, places: int, seed: int, of_batch: int = 1) -> None:
         self._whole = whole
-        self._place, self._places, self._seed = place, places, seed
+        self.place, self.places, self._seed = place, places, seed
         self._of_batch = of_batch
         self.epoch = self.skipped = 0
         self.even = False
 
     def __iter__(self) -> Iterator[Any]:
-        share = every_nth(self._drawn(), self._place, self._places, self.even)
+        share = every_nth(self._drawn(), self.place, self.places, self.even)
         return itertools.islice(share, self.skipped * self._of_batch, None)
 
     def __len__(self) -> int:
-        return share_length(self._whole, self._place, self._places, self.even)
+        return share_length(self._whole, self.place, self.places, self.even)
 
     def _drawn(self) -> Iterator[Any]:
         """The whole epoch, the same on every worker."""
@@ -77,24 +82,24 @@ class Share(Iterable[Any]):
         batches: Iterable[Any],
         sampler: ShareSampler | None,
         *,
-        place: int,
-        places: int,
+        of: Callable[[bytes], tuple[int, int]],
         progress: Progress,
         train: bool | None,
         is_of_party: bool = False,
     ) -> None:
         self._batches = batches
         self._is_of_party = is_of_party
-        self._place, self._places = place, places
+        self._of = of  # this worker's place, and how many there are, where some are absent
         self._sampler = sampler
         self._progress = progress
         self._train = train
 
     def __len__(self) -> int:
         """The number of this worker's batches in a pass; raises `TypeError` if the loader has no length."""
+        place, places = self._of(self._progress.absent)
         if self._sampler is None:
-            return share_length(self._batches, self._place, self._places, self._progress.even)
-        self._sampler.even = self._progress.even
+            return share_length(self._batches, place, places, self._progress.even)
+        self._sampler.place, self._sampler.places, self._sampler.even = place, places, self._progress.even
         assert isinstance(self._batches, Sized)
         return len(self._batches)
 
@@ -129,13 +134,15 @@ class Share(Iterable[Any]):
         of_batch = None  # of a stream, nobody knows what a batch holds
         if self._sampler is not None and isinstance(self._batches, DataLoader):
             of_batch = self._batches.batch_size
-        return FirstSamples(of_batch, self._place, self._places)
+        return FirstSamples(of_batch, *self._of(b""))
 
     def _from(self, this: Pass) -> Iterator[Any]:
         """The batches of a pass that are left."""
+        place, places = self._of(self._progress.absent)
         if self._sampler is None:
-            share = every_nth(self._batches, self._place, self._places, self._progress.even)
+            share = every_nth(self._batches, place, places, self._progress.even)
             return itertools.islice(share, this.handed, None)
+        self._sampler.place, self._sampler.places = place, places
         self._sampler.epoch, self._sampler.even = this.epoch, self._progress.even
         self._sampler.skipped = this.handed
         return iter(self._batches)
@@ -147,9 +154,10 @@ class Shares:
     Each loader is rebuilt once, so that worker processes which persist do so from one epoch to the next.
     """
 
-    def __init__(self, name: str, among: Mapping[str, Sequence[str]], seed: int, progress: Progress) -> None:
-        """`among`: the workers that share the data, for each `over` that `run.shard` takes."""
-        self._name, self._among, self._seed, self._progress = name, among, seed, progress
+    def __init__(self, name: str, tree: Tree, seed: int, progress: Progress) -> None:
+        self._name, self._tree, self._seed, self._progress = name, tree, seed, progress
+        # The workers that share the data, for each `over` that `run.shard` takes.
+        self._among = {"party": tree.party_members(name), "run": tree.workers}
         self._rebuilt: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -161,26 +169,29 @@ class Shares:
                 f'run.shard(loader, over={over!r}): use "party" (each party has its own data) or "run" (all parties '
                 "read the same data set)"
             )
-        workers = self._among[over]
-        place = workers.index(self._name)
-        batches, sampler = self._split(loader, over, place, len(workers))
+        batches, sampler = self._split(loader, over)
         return Share(
             batches,
             sampler,
-            place=place,
-            places=len(workers),
+            of=partial(self._of, over),
             progress=self._progress,
             train=train,
             is_of_party=over == "party",
         )
 
-    def _split(
-        self, loader: Iterable[Any], over: str, place: int, places: int
-    ) -> tuple[Iterable[Any], ShareSampler | None]:
+    def _of(self, over: str, absent: bytes) -> tuple[int, int]:
+        """This worker's place, and how many there are; whoever is absent itself shares that of another."""
+        away = set(self._tree.workers_in(absent))
+        workers = self._among[over]
+        there = [name for name in workers if name not in away] or workers
+        place = workers.index(self._name) if self._name not in there else there.index(self._name)
+        return place % len(there), len(there)
+
+    def _split(self, loader: Iterable[Any], over: str) -> tuple[Iterable[Any], ShareSampler | None]:
         known = self._rebuilt.get(loader, {}) if isinstance(loader, DataLoader) else {}
         if over in known:
             return known[over]
-        batches, sampler = split(loader, place, places, self._seed)
+        batches, sampler = split(loader, *self._of(over, b""), self._seed)
         if sampler is not None:
             self._rebuilt.setdefault(loader, {})[over] = batches, sampler
         return batches, sampler

@@ -15,7 +15,7 @@ import torch
 from geomx.train.data.loss import Loss
 from geomx.train.data.samples import Samples
 from geomx.train.steps.timeline import Timeline
-from geomx.wire.messages import Place
+from geomx.wire.messages import Place, Reading
 
 if TYPE_CHECKING:
     from geomx.train.attach import AttachedModel
@@ -63,6 +63,13 @@ class Progress:
         batches = (*(each.handed for each in self._passes), *self._ahead)
         return Place(self.epoch, batches, self.steps + 1, self._samples.total, self._loss.first)
 
+    @property
+    def reading(self) -> Reading:
+        """How far this worker has read its data behind the step that is being taken."""
+        if self.attached is not None and self.attached.steps.ended:
+            return Reading(self.epoch + 1)
+        return Reading(self.epoch, self._passes[0].handed if self._passes else 0)
+
     def taken(self) -> None:
         """A step has been taken, with all batches that the loop has been given."""
         self.steps += 1
@@ -83,18 +90,29 @@ class Progress:
         return self.attached is not None and self.attached.intra_party.in_lockstep
 
     @property
+    def absent(self) -> bytes:
+        """The workers among whom this pass is not shared: a bitmap, see `Roster`."""
+        return b"" if self.attached is None else self.attached.client.data.absent(self.epoch)
+
+    @property
     def is_behind(self) -> bool:
         """Whether the run has ended the pass that this worker is in: it was cut off meanwhile."""
-        return self.attached is not None and self.epoch < self.attached.client.passes
+        return self.attached is not None and self.epoch < self.attached.client.data.passes
 
     def skipped(self, this: Pass) -> int:
         """How many batches of a pass the others have used that this worker has not: it was cut off meanwhile."""
-        if self.attached is None or this.epoch != self.attached.client.passes:
+        if self.attached is None or this.epoch != self.attached.client.data.passes:
             return 0
-        client = self.attached.client
-        skipped, client.into_pass = max(0, client.into_pass - this.handed), 0
+        data = self.attached.client.data
+        skipped, data.into_pass = max(0, data.into_pass - this.handed), 0
         this.handed += skipped
+        self.left_out(skipped)
         return skipped
+
+    def left_out(self, batches: int) -> None:
+        """So many batches of the running pass were this worker's, and nobody reads them."""
+        if batches and self.attached is not None:
+            self.attached.client.port.note("unread", "info", batches=batches, epoch=self.epoch)
 
     def begin(self, train: bool | None) -> Pass:
         """A pass begins, behind the batches that it `handed` before. Whether it trains is found out, or as said."""

@@ -145,11 +145,12 @@ class AccumulateSteps(Steps):
                 cohort=self._cohort,
                 step=self._planned - 1,
                 hyper=self._placement.hyper(slice_.group),
+                reading=self._progress.reading,
                 relative_loss=self._loss.newest if sums else None,
             )
         if sums:
             self._sums = {}
-            self._ledger.count(self._cohort, ended=False)
+            self._ledger.count(self._cohort)
         self._client.next_turn(self._cohort)
 
     def reassigned(self, slice_: Slice, weights: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ from geomx.train.steps.contract import Steps
 from geomx.train.steps.ledger import Ledger
 from geomx.train.steps.pending import PendingWeights
 from geomx.train.steps.timeline import BACKWARD
-from geomx.wire.messages import Hyperparameters
+from geomx.wire.messages import Hyperparameters, Reading
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _OpenStep:
     weight: float
     relative_loss: float | None
     samples: int
-    ended: bool
+    reading: Reading
     pushed: set[int] = field(default_factory=set)
     gradients: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
     hypers: dict[int, Hyperparameters] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class GradientSteps(Steps):
             self._check_gradients(turn)
             self._check_hypers(turn)
             self._push(turn, [slice_ for slice_ in self._trained if slice_.index not in turn.pushed])
-            self._close(turn.samples, turn.ended)
+            self._close(turn.samples)
             self._progress.taken()
             if self._settings.overlap == "forward" and not self._intra_party.in_lockstep:
                 self._pending.begin()
@@ -159,9 +159,10 @@ class GradientSteps(Steps):
             hyper = self._placement.idle_hyper(slice_.group)
             self._client.contribute(
                 slice_.index, "gradient", STEP, weight, packed,
-                cohort=self._cohort, step=self._planned, hyper=hyper, ended=True, relative_loss=loss,
+                cohort=self._cohort, step=self._planned, hyper=hyper, reading=self._progress.reading,
+                relative_loss=loss,
             )  # fmt: skip
-        self._close(0, ended=True)
+        self._close(0)
         self._client.wait()
         self._placement.finish(idle=True)
 
@@ -179,7 +180,7 @@ class GradientSteps(Steps):
             weight, own = self._samples.take(), self._loss.take()
             loss = self._party_loss(weight, own)
             self._client.reached(self._cohort, self._planned, before, self._progress.place_behind)
-            self._opened = _OpenStep(weight, loss, self._samples.seen - seen, self.ended)
+            self._opened = _OpenStep(weight, loss, self._samples.seen - seen, self._progress.reading)
         return self._opened
 
     def _party_loss(self, weight: float, own: float | None) -> float | None:
@@ -201,13 +202,13 @@ class GradientSteps(Steps):
             turn.pushed.add(slice_.index)
             self._client.contribute(
                 slice_.index, "gradient", STEP, weight, packed,
-                cohort=self._cohort, step=self._planned, hyper=turn.hypers[slice_.group], ended=turn.ended,
+                cohort=self._cohort, step=self._planned, hyper=turn.hypers[slice_.group], reading=turn.reading,
                 relative_loss=turn.relative_loss,
             )  # fmt: skip
 
-    def _close(self, samples: int, ended: bool) -> None:
+    def _close(self, samples: int) -> None:
         """Everything has been pushed but the ledger."""
-        self._ledger.count(self._cohort, ended=False)
+        self._ledger.count(self._cohort)
         self._note_step(samples)
         self._finite.end()
         self._opened = None
@@ -242,5 +243,5 @@ class GradientSteps(Steps):
     # -- answers ------------------------------------------------------------------------------------------------
 
     def arrived(self, slice_: Slice, arrived: Arrived) -> None:
-        self.all_ended = arrived.update.ended
+        self.all_ended = arrived.update.reading.passes > self._progress.epoch
         self._placement.arrived(slice_, arrived)

@@ -20,7 +20,7 @@ class Ledger:
         self.values: torch.Tensor | None = None  # for each worker (int64), as the run has counted them
         self.contributions = 0  # of this worker, as it has counted itself
 
-    def count(self, cohort: str, ended: bool, together: bytes = b"") -> None:
+    def count(self, cohort: str, together: bytes = b"") -> None:
         """This worker has contributed once more. `together`: see `Push`."""
         self.contributions += 1
         for slice_ in self._slices:
@@ -30,8 +30,7 @@ class Ledger:
             if part.start <= self._member < part.stop:
                 mine[self._member - part.start] = 1
             self._client.contribute(
-                slice_.index, "gradient", STEP, 1.0, (mine, None), cohort=cohort, ended=ended,
-                together=together,
+                slice_.index, "gradient", STEP, 1.0, (mine, None), cohort=cohort, together=together,
             )  # fmt: skip
 
     @property

@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
+from geomx.bits import bitmap_of
 from geomx.codecs.measure import scaled
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
-from geomx.rounds.together import bitmap_of
 from geomx.sync.contract import LocalStep, next_run_mean
 from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
@@ -272,7 +272,7 @@ class LocalSteps(Steps):
         for slice_ in slices:
             arrived = self._fresh.pop(slice_.index, None)
             if arrived is not None:  # else it had closed before this worker came, and its weights came then
-                self.all_ended = arrived.update.ended
+                self.all_ended = arrived.update.reading.passes > self._progress.epoch
                 if arrived.values is not None:
                     self._starts[slice_.index] = arrived.values
             values = self._starts.get(slice_.index)  # where nobody has trained, what their last mean has made
@@ -308,12 +308,12 @@ class LocalSteps(Steps):
                 cohort=cohort,
                 step=step,
                 hyper=outer or None,
-                ended=self.ended,
+                reading=self._progress.reading,
                 relative_loss=self._loss.newest if cohort == EVERYONE and share else None,
                 together=together,
             )
         if cohort == EVERYONE:
-            self._ledger.count(cohort, self.ended, together)
+            self._ledger.count(cohort, together)
         self._client.next_turn(cohort)
 
     def _share(self, slice_: Slice, weight: float, cohort: str) -> tuple[float, Packed]:

@@ -1,0 +1,66 @@
+"""Where a run stands that a node joins: what all its parents have told of it, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from geomx.tree import Tree
+from geomx.wire.messages import Attached, Reached, Turns
+from geomx.wire.roster_messages import Roster, Standing, latest
+
+TurnsOf = dict[str, dict[str, int]]  # by worker and cohort
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """See `Attached`.
+
+    Attributes:
+        closed: By slice, the last closed turn of the node's cohort and of everybody; empty for a fresh run.
+        standings: By cohort to which all below the node belong.
+        reached: How far a worker's script was, the newest last.
+        roster: The newest.
+        out: The workers that take no part.
+        begins: By worker below that has come back, the first turn of each cohort in which it takes part. Where such a
+            turn has closed, it is of no account any more, and not told.
+        left: By worker below that has left, its last turn of each cohort.
+    """
+
+    closed: dict[int, tuple[int, int]]
+    standings: dict[str, Standing]
+    reached: tuple[Reached, ...]
+    roster: Roster
+    out: tuple[str, ...]
+    begins: TurnsOf
+    left: TurnsOf
+
+    @classmethod
+    def of(cls, told: Sequence[Attached], closed: dict[int, tuple[int, int]], tree: Tree) -> Joined:
+        """By what each parent has told. Raises `ProtocolError` where that names workers that there are not."""
+        newest = max(told, key=lambda each: -1 if each.roster is None else each.roster.number)
+        roster = newest.roster or Roster(0)
+        by_parent = (ungrouped(each.begins, tree) for each in (*told, newest))
+        begins = {name: turns for each in by_parent for name, turns in each.items()}
+        return cls(
+            closed,
+            latest(*(each.standings for each in told)),
+            newest.reached,
+            roster,
+            tree.workers_in(roster.out),
+            begins,
+            ungrouped(newest.left, tree),
+        )
+
+
+def grouped(turns_of: Mapping[str, Mapping[str, int]], tree: Tree) -> tuple[Turns, ...]:
+    """The same with those workers together that have the same turns."""
+    groups: dict[frozenset[tuple[str, int]], list[str]] = {}
+    for name, turns in turns_of.items():
+        groups.setdefault(frozenset(turns.items()), []).append(name)
+    return tuple(Turns(tree.bitmap_of(names), dict(sorted(turns))) for turns, names in groups.items())
+
+
+def ungrouped(groups: Iterable[Turns], tree: Tree) -> TurnsOf:
+    """The inverse. Raises `ProtocolError` for workers that there are not."""
+    return {name: dict(group.turns) for group in groups for name in tree.workers_in(group.workers)}

@@ -1,0 +1,76 @@
+"""How far the run has read its data, and among whom a pass is shared, as one worker knows."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from geomx.node.port import Ready
+from geomx.tree import EVERYONE
+from geomx.wire.messages import Update
+from geomx.wire.roster_messages import Roster, Standing
+
+MOST_KEPT = 64  # rosters
+
+
+class RunsData:
+    """Of the cohort in which this worker takes its steps.
+
+    Attributes:
+        away: The workers that take no part, as far as is known: a bitmap, see `Roster`.
+        passes: As this worker was told when it came back: how many passes over the data the run had ended.
+        into_pass: Likewise, how many batches of the next it had read.
+    """
+
+    def __init__(self) -> None:
+        self.away = b""
+        self.passes = self.into_pass = 0
+        self.cohort = EVERYONE
+        self._known = Standing()
+        self._out: deque[tuple[int, bytes]] = deque(maxlen=MOST_KEPT)  # from which turn on, who was out
+
+    def told(self, ready: Ready) -> None:
+        """This worker joins."""
+        self._known = self._known.latest(ready.standings.get(self.cohort, Standing()))
+        roster = ready.roster
+        before = int.from_bytes(roster.out, "little") | int.from_bytes(roster.joined, "little")
+        self._out.append((0, before.to_bytes(max(len(roster.out), len(roster.joined)), "little")))
+        self.changes(roster)
+
+    def changes(self, roster: Roster) -> None:
+        """Others take part from some turn on."""
+        self.away = roster.out
+        self._out.append((roster.from_turns.get(EVERYONE, 0), roster.out))
+
+    def answered(self, update: Update) -> None:
+        """The run has made something of what was contributed to a step."""
+        if update.cohort != self.cohort or update.kind != "gradient" or update.step < 0:
+            return
+        passes, batches = update.reading
+        absent = self._known.absent
+        if passes > self._known.passes:
+            absent = self._out_at(update.turn)
+        at = Standing(read_at=update.step, passes=passes, batches=batches, absent=absent)
+        self._known = self._known.with_steps_of(at)
+
+    def caught_up(self, next_step: int) -> bool:
+        """This worker has what the run has made, and takes the policy's step `next_step` next.
+
+        Returns whether it is known how far the data has been read.
+        """
+        known = self._known
+        self.passes = known.passes
+        self.into_pass = known.batches + max(0, next_step - 1 - known.read_at)
+        return known.read_at >= 0
+
+    def absent(self, epoch: int) -> bytes:
+        """Among whom a pass is not shared, since they took no part when it began: a bitmap."""
+        return self._known.absent if epoch == self._known.passes else b""
+
+    def loaded(self, epoch: int, absent: bytes) -> None:
+        """A checkpoint was written in this pass."""
+        self._known = Standing(read_at=self._known.read_at, passes=epoch, absent=absent)
+
+    def _out_at(self, turn: int) -> bytes:
+        if self.cohort != EVERYONE:  # of those who do not move in step, each hears of others at another time
+            return b""
+        return next((out for first, out in reversed(self._out) if first <= turn), b"")
