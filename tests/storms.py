@@ -1,7 +1,8 @@
-"""Whole runs on the virtual clock whose members die, are cut off, stand still, and come back, as a seed has it.
+"""Whole runs on the virtual clock whose members die, are cut off, stand still, come back, and leave, as a seed has it.
 
 What is checked does not come from the code that is tested: every worker's contributions are written down as they leave
-its training loop, and what a shard adds is held against those that it says it has added.
+its training loop, and what a shard adds is held against those that it says it has added. What nodes give up as they
+leave is held against what they owe (`owed.py`).
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from owed import Owed
 from torch import nn
 
+from geomx.errors import AskedToLeave, NodeLost
 from geomx.layout import Slice
 from geomx.node.factory import make_node
 from geomx.node.port import Contribution
 from geomx.node.root import Root
-from geomx.node.topology import Edge, Topology
+from geomx.node.topology import AS_ABOVE, Edge, Topology
 from geomx.node.worker import Worker
 from geomx.rounds.losses import Losses
 from geomx.rounds.round import Round
@@ -36,6 +40,7 @@ from geomx.wire.session import Patience
 
 PATIENCE = Patience(heartbeat_s=0.4, timeout_s=1.6)
 QUIET_S = 5.0  # without faults, before the data ends
+LEAST_STAY = 3  # workers, of six
 
 
 @dataclass
@@ -50,11 +55,13 @@ class Storm:
     faults: int = 4
     rate_mbps: float = 200.0
     ends_s: float = 8.0  # when the last fault may begin
+    leaves: int = 0  # how many nodes are asked to leave
 
     @property
     def command(self) -> str:
         """What repeats this run."""
-        of = f"{self.policy!r} {self.codec} {self.shards} {self.tiers} {self.seed} {self.faults} {self.rate_mbps:g}"
+        cell = f"{self.policy!r} {self.codec!r} {self.shards} {self.tiers} {self.seed}"
+        of = f"{cell} {self.faults} {self.rate_mbps:g} {self.leaves}"
         return f"python tests/storms.py {of}"
 
     @property
@@ -71,6 +78,7 @@ class Storm:
             regions={"R": ("A", "B"), "S": ("C", "D")} if self.tiers == 3 else None,
             shards=[f"global/{shard}" for shard in range(self.shards)],
             wan=Edge(self.codec, self.codec),
+            lan=Edge(self.codec, AS_ABOVE) if self.leaves else None,
             policy=self.policy,
             losses=Losses("continue", 60.0),
         ).with_patience(PATIENCE)
@@ -94,6 +102,13 @@ class Seen:
     )  # by turn: the weights behind it, by worker
     ledgers: dict[str, list[int]] = field(default_factory=dict)
     steps: Counter[str] = field(default_factory=Counter)
+    asked: set[str] = field(default_factory=set)  # to leave, and all below them
+    asked_at: dict[str, float] = field(default_factory=dict)
+    live: dict[str, LiveRun] = field(default_factory=dict)
+    hit: list[tuple[str, float, float]] = field(
+        default_factory=list
+    )  # node, from, until: what a fault has concerned
+    owed: Owed = field(default_factory=Owed)
     did: list[str] = field(default_factory=list)
 
 
@@ -119,7 +134,7 @@ def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)
-        run = LiveRun(
+        run = seen.live[program.name] = LiveRun(
             program, name=program.name, tree=topology.tree, settings=settings, clock=lambda: program.now
         )
         place = topology.tree.workers.index(program.name)
@@ -131,7 +146,7 @@ def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
                 x = torch.randn(2, 6, generator=generator, dtype=torch.float64)
                 yield x, torch.randn(2, 3, generator=generator, dtype=torch.float64)
 
-        with run:
+        with suppress(AskedToLeave), run:
             model = model_of(place)
             model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
             for x, y in run.shard(data()):
@@ -145,8 +160,12 @@ def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
             seen.ledgers[program.name] = run.ledger.tolist()
 
     def start(name: str) -> None:
+        if name in seen.asked:  # whoever is to leave is not started again
+            return
         lives[name] += 1
-        simulator.add(make_node(topology, name, incarnation=1000 * lives[name]))
+        node = make_node(topology, name, incarnation=1000 * lives[name])
+        simulator.add(node)
+        seen.owed.begin(node)
         if topology.tree.is_worker(name):
             seen.programs[name] = simulator.program(name, main)
 
@@ -154,6 +173,8 @@ def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
         start(name)
     for _ in range(storm.faults):
         _plan_fault(storm, seen, chance, start)
+    for _ in range(storm.leaves):
+        _plan_leave(storm, seen, chance)
     simulator.run(until=10 * (storm.ends_s + QUIET_S))
     return seen
 
@@ -164,6 +185,7 @@ def _plan_fault(storm: Storm, seen: Seen, chance: random.Random, start: Callable
     name = chance.choice([*tree.workers, *tree.servers])
     kind = chance.choice(["kill", "kill", "cut", "pause", "reset"])
     seen.did.append(f"{at_s:.2f} s: {kind} {name} for {for_s:.2f} s")
+    seen.hit += [(node, at_s, at_s + for_s) for node in (name, *tree.parents(name))]
 
     def kill() -> None:
         if not simulator.has_stopped(name):
@@ -176,6 +198,27 @@ def _plan_fault(storm: Storm, seen: Seen, chance: random.Random, start: Callable
 
     action = {"kill": kill, "cut": cut, "reset": cut, "pause": lambda: simulator.pause(name, for_s)}[kind]
     simulator.at(at_s, action)
+
+
+def _plan_leave(storm: Storm, seen: Seen, chance: random.Random) -> None:
+    simulator, tree = seen.simulator, seen.topology.tree
+    at_s, name = chance.uniform(0.3, storm.ends_s), chance.choice([*tree.workers, *tree.servers])
+    seen.did.append(f"{at_s:.2f} s: {name} is asked to leave")
+
+    def leave() -> None:
+        if name in seen.asked or simulator.has_stopped(name):
+            return
+        below = [node for node in (*tree.workers, *tree.servers) if name in tree.ancestors(node)]
+        if len(set(tree.workers) - seen.asked - {name, *below}) < LEAST_STAY:
+            return
+        seen.asked |= {name, *below}
+        seen.asked_at |= dict.fromkeys({name, *below} - seen.asked_at.keys(), simulator.now)
+        if tree.is_worker(name):
+            seen.live[name].ask_to_leave()
+        else:
+            simulator.call(name, "retire")
+
+    simulator.at(at_s, leave)
 
 
 def _keep_state(seen: Seen, run: LiveRun, model: nn.Module) -> None:
@@ -195,7 +238,9 @@ def _write_down(seen: Seen, storm: Storm, monkeypatch: pytest.MonkeyPatch) -> No
     def contributing(worker: Worker, contribution: Contribution) -> None:
         push, values = contribution.push, contribution.values
         key = worker.name, worker.identity.incarnation, push.slice, push.cohort, push.turn
-        if push.kind != "assign":
+        if push.drains:
+            seen.owed.owes(worker.name, push.slice, values)
+        elif push.kind != "assign":
             seen.given[key] = push.weight, None if values is None else values.detach().clone()
         contribute(worker, contribution)
 
@@ -204,6 +249,7 @@ def _write_down(seen: Seen, storm: Storm, monkeypatch: pytest.MonkeyPatch) -> No
             _check(seen, storm, root, slice_, round_)
         closed(root, slice_, round_)
 
+    seen.owed.watch(monkeypatch)
     monkeypatch.setattr(Worker, "contribute", contributing)
     monkeypatch.setattr(Root, "closed", closing)
 
@@ -226,6 +272,7 @@ def _check(seen: Seen, storm: Storm, root: Root, slice_: Slice, round_: Round) -
         given.append(found)
         if slice_.role == "ledger":
             seen.counted[name] += 1
+    given += seen.owed.added(slice_, round_)
     if abs(sum(weight for weight, _ in given) - round_.weight) > 1e-9:
         seen.wrong.append(f"{where}: weight {round_.weight} of {dict(round_.origins)}")
     values = [each for _, each in given if each is not None]
@@ -235,16 +282,38 @@ def _check(seen: Seen, storm: Storm, root: Root, slice_: Slice, round_: Round) -
         seen.wrong.append(f"{where}: not the sum of {dict(round_.origins)}")
 
 
+def not_drained(seen: Seen) -> list[str]:
+    """Who has left in order, undisturbed, and has given up something else than what it had not sent of its sums."""
+    tree, found = seen.topology.tree, []
+    left = {(node, fields["peer"]) for _, node, fields in seen.simulator.noted("left") if fields.get("early")}
+    for name, asked_at in seen.asked_at.items():
+        parents = tree.parents(name)
+        near = {name, *tree.leaves(name), *(parent for parent in parents if not tree.is_shard(parent))}
+        if any(
+            node in near and since < asked_at + 6.0 and until + 4.0 > asked_at
+            for node, since, until in seen.hit
+        ):
+            continue
+        if not all(any((parent, leaf) in left for parent in parents) for leaf in tree.leaves(name)):
+            continue
+        found += seen.owed.faults_of(name)
+    return found
+
+
 def faults_of(storm: Storm, seen: Seen) -> list[str]:
     """What is wrong with a run; empty: nothing."""
-    found = [*seen.wrong, *(f"{each} was added twice" for each in seen.twice)]
+    found = [*seen.wrong, *(f"{each} was added twice" for each in seen.twice), *not_drained(seen)]
     for name, program in seen.programs.items():
+        if storm.leaves and "took no part in its end" in str(program.error):
+            continue  # it was away when the last of the others was asked to leave
+        if name in seen.asked and isinstance(program.error, NodeLost):
+            continue  # its server has died, and is not started again
         if program.error is not None:
             found.append(f"{name}: {program.error!r}")
         elif not program.finished:
             found.append(f"{name} has not come to its end")
     for name in seen.topology.tree.nodes:
-        if seen.simulator.error_of(name) is not None:
+        if seen.simulator.error_of(name) is not None and name not in seen.asked:
             found.append(f"{name}: {seen.simulator.error_of(name)!r}")
     for turn, states in seen.states.items():
         if len(set(states.values())) > 1:
@@ -269,14 +338,27 @@ def faults_of(storm: Storm, seen: Seen) -> list[str]:
 def main() -> None:
     """Repeat one run, and show what happened."""
     policy, codec, shards, tiers, seed, *more = (each for each in sys.argv[1:] if each != "-v")
-    faults, rate_mbps = (*more, *("4", "200")[len(more) :])
-    storm = Storm(policy, codec, int(shards), int(tiers), int(seed), int(faults), float(rate_mbps))
+    faults, rate_mbps, leaves = (*more, *("4", "200", "0")[len(more) :])
+    storm = Storm(
+        policy, codec, int(shards), int(tiers), int(seed), int(faults), float(rate_mbps), leaves=int(leaves)
+    )
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = run(storm, monkeypatch)
     for told in (*seen.did, *faults_of(storm, seen), dict(seen.steps)):
         print(told)
     if "-v" in sys.argv:
-        names = ("roster", "torn", "anew", "failed", "awaited", "away", "joined", "resumed", "left")
+        names = (
+            "roster",
+            "torn",
+            "anew",
+            "failed",
+            "awaited",
+            "away",
+            "joined",
+            "resumed",
+            "left",
+            "retires",
+        )
         for at_s, node, note in seen.simulator.notes:
             if note.name in names:
                 print(f"{at_s:8.3f} {node:9} {note.name} {note.fields}")

@@ -171,13 +171,13 @@ def tensor(size: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-async def greet(connection: Any, witness: Witness) -> None:
-    """Say Hello as A, which a server of the run `test` expects, once it has said Challenge."""
+async def greet(connection: Any, witness: Witness, node: str = "A") -> None:
+    """Say Hello as a node that a server of the run `test` expects, once it has said Challenge."""
 
     def challenges() -> list[Challenge]:
         return [message for _, message, _ in witness.messages if isinstance(message, Challenge)]
 
     await witness.until(lambda: bool(challenges()))
     nonce = bytes(NONCE_BYTES)
-    proved = proof(b"", "dials", "test", "A", 1, (challenges()[0].nonce, nonce))
-    connection.write(0, Hello(PROTOCOL_VERSION, "test", "A", 1, {}, 0, nonce, proved), None, 0)
+    proved = proof(b"", "dials", "test", node, 1, (challenges()[0].nonce, nonce))
+    connection.write(0, Hello(PROTOCOL_VERSION, "test", node, 1, {}, 0, nonce, proved), None, 0)

@@ -35,6 +35,7 @@ EXAMPLES = {
         "sites.toml --party paris --rank 0 -- python train.py",
         "sites.toml --party tokyo -- torchrun --nproc-per-node 2 train.py",
     ),
+    "leave": ("sites.toml paris/1", "sites.toml tokyo run.on_loss=continue"),
     "check": ("demo.toml", "sites.toml run.shards=2 --elsewhere"),
     "plan": (
         "demo.toml --measure",
@@ -129,6 +130,14 @@ def _parser() -> argparse.ArgumentParser:
         help="the worker's rank in its party, from 0; leave it out where torchrun sets it "
         '(party.inside = "collective")',
     )
+
+    text = "have workers or servers that run on this machine leave the run, which goes on without them"
+    leave = _add(commands, "leave", _leave, text)
+    leave.add_argument("run", metavar="RUN.toml", help="description of the run")
+    leave.add_argument(
+        "nodes", nargs="+", metavar="NODE", help="worker, local server or region, such as paris/1 or paris"
+    )
+    leave.set_defaults(overrides=[])
 
     check = _command(commands, "check", _check, "validate a run's description and draw its tree of nodes")
     check.add_argument(
@@ -350,6 +359,16 @@ def _worker(arguments: argparse.Namespace) -> None:
         os.execvpe(arguments.command[0], through(arguments.command), environment_of(place))
     except OSError as error:
         raise _wrong("the worker's command", arguments.command[0], f"a command ({error.strerror})") from error
+
+
+def _leave(arguments: argparse.Namespace) -> None:
+    from geomx.launch.leave import leave  # noqa: PLC0415 (only needed here)
+
+    arguments.overrides += [word for word in arguments.nodes if "=" in word]
+    nodes = [word for word in arguments.nodes if "=" not in word]
+    if not nodes:
+        raise _wrong("NODE", "nothing", "a worker, a local server or a region")
+    leave(_read(arguments), nodes)
 
 
 def _plan(arguments: argparse.Namespace) -> None:

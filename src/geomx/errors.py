@@ -153,6 +153,17 @@ class OutOfMemory(GeomxError):
 # -- the training loop --------------------------------------------------------------------------------
 
 
+class AskedToLeave(SystemExit):
+    """This worker was asked to leave, and has left in order: its script ends with status 0, and the others go on.
+
+    It comes from `optimizer.step()`, behind the step, or from `run.shard`, before a batch. It is no `Exception`. Catch
+    it only to end your script in another way: the run is closed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
 class Unsupported(GeomxError):
     """geomx does not support this model, optimizer or call; the message says what would work."""
 

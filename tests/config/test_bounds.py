@@ -46,10 +46,10 @@ def test_whatever_changes_in_a_run_as_large_as_can_be_is_told_in_messages() -> N
     half, at = tree.workers[::2], Standing(2**61, 2**61, 2**61, 2**61, 2**61)
     standings = dict.fromkeys(("", *names), at)
     settles = tuple((name, 2**63) for name in half[:MOST_AT_ONCE])
-    reason = decide(
+    why = decide(
         tree, set(tree.workers), set(), dict.fromkeys(half, "x" * MOST_CHARACTERS), (), Losses("continue")
-    ).reason
-    roster = Roster(2**63, tree.bitmap_of(half), tree.bitmap_of(half), standings, settles, reason, 2**61)
+    ).why
+    roster = Roster(2**63, tree.bitmap_of(half), tree.bitmap_of(half), standings, settles, why, 2**61)
     turns = {name: {"": 2**61} for name in half}
     attached = Attached(standings, (), 0, roster, grouped(turns, tree), grouped(turns, tree))
     for message in (roster, attached, Held(1, standings), Hold(1, half[:MOST_AT_ONCE])):

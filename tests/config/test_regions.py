@@ -142,9 +142,10 @@ def test_events_may_be_of_a_region_that_has_an_emulated_link() -> None:
     assert "which has no emulated link" in str(fault)
 
 
+@pytest.mark.parametrize("on_loss", ["stop", "wait", "continue"])
 @pytest.mark.parametrize("policy", ["hfa k1=2 k2=2", "hfa k1=2 k2=2 k3=2", "hfa k1=2 k2=2 k3=2 k4=2"])
-def test_hfa_may_have_a_period_for_each_tier(policy: str) -> None:
-    check_choices(run_of(f"sync.policy={policy}"))
+def test_hfa_may_have_a_period_for_each_tier(policy: str, on_loss: str) -> None:
+    check_choices(run_of(f"sync.policy={policy}", f"run.on_loss={on_loss}"))
 
 
 def test_hfa_has_no_more_periods_than_the_tree_has_tiers() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from trees import topology_of
@@ -19,7 +20,9 @@ from geomx.drive.loops import _until_asked
 from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.errors import RunFailed
 from geomx.node.factory import make_node
+from geomx.rounds.losses import Losses
 from geomx.wire.messages import Failure, Welcome
+from geomx.wire.roster_messages import Retire
 
 TOPOLOGY = topology_of([2])
 
@@ -65,6 +68,30 @@ def test_a_server_that_is_asked_to_end_tells_its_peers(loop_name: str, number: s
 
     run_on(loop_name, main)
     assert asked == [number]
+
+
+@pytest.mark.parametrize("loop_name", LOOPS)
+def test_a_server_that_may_leave_is_asked_to_by_sigterm(loop_name: str) -> None:
+    asked: list[int] = []
+
+    async def main() -> None:
+        address, mine = Address(), Witness()
+        node = make_node(topology_of([2], losses=Losses("continue")), "A")
+        driver = Driver(
+            node, Wiring(ListeningEdge(Tcp(), ANY_PORT), {"global/0": (Tcp(), "127.0.0.1:1")}), address
+        )
+        task = asyncio.get_running_loop().create_task(_until_asked(driver, asked.append, may_leave=True))
+        connection = await Tcp().dial(await address.known, mine)
+        await greet(connection, mine, "A/0")
+        await mine.until(lambda: any(isinstance(m, Welcome) for _, m, _ in mine.messages))
+        os.kill(os.getpid(), signal.SIGTERM)
+        await mine.until(lambda: any(isinstance(m, Retire) for _, m, _ in mine.messages))
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    run_on(loop_name, main)
+    assert asked == []
 
 
 DEAF = """

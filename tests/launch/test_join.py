@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,6 +189,7 @@ class Script:
     def __init__(self, amid: bool = False) -> None:
         self.name = "A/0"
         self.is_amid_data, self.is_closed = amid, False
+        self.may_leave_early = False
         self.told: list[str] = []
         self.stay = join_module._Stay(self, self, self, ProcessPlace())  # type: ignore[arg-type]
 
@@ -199,6 +201,9 @@ class Script:
         if not self.is_closed:
             self.told.append("left")
         self.is_closed = True
+
+    def ask_to_leave(self) -> None:
+        self.told.append("asked to leave")
 
     def stop(self, timeout_s: float = 0.0) -> None:
         self.told.append("stopped")
@@ -247,6 +252,53 @@ def test_a_worker_that_is_asked_to_end_has_failed_unless_it_is_awaited(
         signal.signal(signal.SIGTERM, before)
     assert script.told == [*([] if may_return else ["it was asked to end (SIGTERM)"]), "stopped"]
     assert killed == [(os.getpid(), signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_where_the_others_go_on_sigterm_asks_a_worker_to_leave(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once; and a script that does not come to a step in time ends as lost."""
+    script, ended, killed = Script(), list[int](), list[tuple[int, int]]()
+    script.may_leave_early = script.stay._may_return = True
+    asleep, awake = threading.Event(), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        asleep.set()
+        awake.wait(BOUND_S)
+
+    monkeypatch.setattr(script.stay, "_recorder", SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(join_module.time, "sleep", sleep)
+    monkeypatch.setattr(join_module.os, "_exit", ended.append)
+    monkeypatch.setattr(join_module.os, "kill", lambda *who: killed.append(who))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        script.stay._terminated(signal.SIGTERM, None)
+        assert script.told == ["asked to leave"]
+        assert asleep.wait(BOUND_S)
+        script.is_closed = leaves
+        awake.set()
+        for thread in threading.enumerate():
+            if thread.name == "geomx leave":
+                thread.join(BOUND_S)
+        assert ended == ([] if leaves else [128 + signal.SIGTERM])
+        assert ("A/0 has not left in order" in capsys.readouterr().err) is not leaves
+        script.stay._terminated(signal.SIGTERM, None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_who_has_left_and_goes_on_with_its_script_ends_by_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, killed = Script(), list[tuple[int, int]]()
+    script.may_leave_early = script.is_closed = True
+    monkeypatch.setattr(join_module.os, "kill", lambda *who: killed.append(who))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        script.stay._terminated(signal.SIGTERM, None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (script.told, killed) == ([], [(os.getpid(), signal.SIGTERM)])
 
 
 def test_of_what_came_about_elsewhere_a_watched_node_says_nothing(

@@ -302,6 +302,26 @@ def test_a_child_that_ignores_every_request_is_killed_with_its_tree(number: int)
     assert_gone(watched.pids)
 
 
+def test_a_server_is_never_sent_what_may_ask_it_to_leave_a_run_that_goes_on() -> None:
+    """Where workers do not end, servers hear of the end by themselves, after half of the time."""
+    tells = "import signal, time\nsignal.signal({number}, lambda *_: print('{word}'))\n"
+    server = "".join(tells.format(number=f"signal.SIG{n}", word=n) for n in ("INT", "TERM"))
+    deaf = "import signal, time\nfor s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
+    forever = "print('ready')\nwhile True: time.sleep(0.01)"
+    watched, ready = Watched(stop_s=1.0), list[None]()
+
+    def one_more() -> None:
+        ready.append(None)
+        if len(ready) == 2:
+            interrupt()
+
+    watched.at["ready"] = one_more
+    assert watched.run(
+        command("A", server + forever, serves=True), command("A/0", deaf + forever)
+    ).interrupted
+    assert [line for node, line, _ in watched.lines if node == "A"] == ["ready", "INT"]
+
+
 def test_a_run_that_has_done_its_work_is_stopped_and_has_not_failed() -> None:
     watched = Watched()
     watched.at["pids"] = watched.stop

@@ -50,10 +50,11 @@ def test_nobody_is_told_for_longer_than_an_orderly_end_may_take() -> None:
     assert server.error.node == "B/0"
 
 
-def test_who_is_asked_to_end_meanwhile_ends_at_once() -> None:
+@pytest.mark.parametrize("call", [Called("fail", ("it was asked to end (SIGTERM)",)), Called("retire")])
+def test_who_is_asked_to_end_meanwhile_ends_at_once(call: Called) -> None:
     server = waiting_for_all()
     server.say(9, CULPRIT, number=0)
-    server(Called("fail", ("it was asked to end (SIGTERM)",)))
+    server(call)
     assert server.error.node == "B/0"
 
 

@@ -78,6 +78,16 @@ def test_what_it_knows_is_passed_on() -> None:
     assert (told.node, told.incarnation, told.standings) == ("A/1", 3, stand({"": 1, "A": 70}))
 
 
+@pytest.mark.parametrize("message", [Asks, Lost])
+def test_a_step_that_nobody_can_have_come_to_is_told_as_the_last_that_is_possible(message: Any) -> None:
+    """Else whoever comes back would go on there."""
+    server = region()
+    more = ("gone",) if message is Lost else ()
+    server.say(1, message("A/1", 3, stand({"": 2}, {"": (10**6, 2)}), *more))
+    (told,) = [each for each in server.written(9) if isinstance(each, message)]
+    assert (told.standings[""].step, told.standings[""].step_turn) == (2, 2)
+
+
 @pytest.mark.parametrize("losses", [Losses(), Losses("wait", 60.0)])
 def test_where_nobody_goes_on_without_others_no_loss_is_told(losses: Losses) -> None:
     assert "which does not hang on it" in str(refused_by(region(losses), 1, Lost("A/1", 3, NOTHING, "gone")))

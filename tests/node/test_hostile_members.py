@@ -154,6 +154,21 @@ def test_duplicates_of_two_incarnations_count_once():
     assert set(sent.payload.view(torch.float32).tolist()) == {2.0}
 
 
+def test_a_step_that_nobody_can_have_come_to_sends_nobody_there():
+    server = global_server()
+    server.say(1, push("A/0", origins={"A/0": 1, "A/1": 1}, step=10**6))
+    server.say(2, push("B/0", step=0))
+    known = server.node.reception.state.standing("")
+    assert (known.step, known.step_turn) == (1, 1)
+
+
+def test_who_has_not_begun_anew_does_not_add_up_others_than_before():
+    server = global_server()
+    server.say(1, push("A/0"))
+    error = refused_by(server, 1, push("A/0", origins={"A/0": 1, "A/1": 1}))
+    assert "A broke the protocol: slice 0, turn 1: A/0 is counted already, in other company" in str(error)
+
+
 @pytest.mark.parametrize("message", [Ack(99), Beat(99, 0, 0.0)])
 def test_an_acknowledgement_of_what_was_never_sent_names_who_made_it(message):
     server = local_server()

@@ -40,11 +40,11 @@ def both(server: Driven, one: float, other: float, **more: Any) -> None:
 @pytest.mark.parametrize(("value", "word"), [(math.nan, "NaN"), (math.inf, "Inf"), (-math.inf, "-Inf")])
 def test_a_member_that_sends_what_is_no_number_is_named(value: float, word: str) -> None:
     server = local_server()
-    both(server, 1.0, value, step=4)
+    both(server, 1.0, value, step=4, turn=5)
     assert isinstance(server.error, NotFinite)
     name = LAYOUT.tensors[SLICE.parts[0].tensor].name
     assert str(server.error).startswith(
-        f"A: what A/1 sent for {name} holds {word} in step 5 (turn 1). Check the loss"
+        f"A: what A/1 sent for {name} holds {word} in step 5 (turn 5). Check the loss"
     )
 
 

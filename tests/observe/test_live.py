@@ -106,17 +106,20 @@ def test_plain_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Berlin: round ·, loss ·" in out
 
 
-def roster(t: float, node: str, out: str, joined: str, reason: str) -> Record:
-    fields = {"number": 1, "out": out, "joined": joined, "members": 1, "reason": reason, "turns": {"": 7}}
+def roster(t: float, node: str, out: str, joined: str, lost: dict[str, str]) -> Record:
+    fields = {"number": 1, "out": out, "joined": joined, "members": 1, "turns": {"": 7}} | {
+        "lost": lost,
+        "awaited": {},
+    }
     return Record(t, node, "roster", "info", fields)
 
 
 NODES = ("global/0", "A", "Berlin")
 LOST = [
     Record(3.0, "A", "lost", "warning", {"peer": "A/0", "reason": "silence"}),
-    *[roster(3.1, node, "A/0", "", "A/0 is lost (silence)") for node in NODES],
+    *[roster(3.1, node, "A/0", "", {"A/0": "silence"}) for node in NODES],
 ]
-BACK = [roster(5.0, node, "", "A/0", "A/0 is back") for node in NODES]
+BACK = [roster(5.0, node, "", "A/0", {}) for node in NODES]
 LINES = [
     "A/0 is lost (silence); 1 of 2 workers takes part from turn 7 on",
     "A/0 is back; 1 of 2 workers takes part from turn 7 on",

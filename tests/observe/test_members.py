@@ -41,12 +41,14 @@ def roster(
     number: int,
     out: str = "",
     joined: str = "",
-    reason: str = "",
+    lost: dict[str, str] | None = None,
+    awaited: dict[str, str] | None = None,
     turns: dict[str, int] | None = None,
     node: str = "global/0",
     members: int | None = None,
 ) -> Record:
-    fields: dict[str, Any] = {"number": number, "out": out, "joined": joined, "reason": reason}
+    fields: dict[str, Any] = {"number": number, "out": out, "joined": joined, "lost": lost or {}}
+    fields["awaited"] = awaited or {}
     fields["members"] = 4 - len(list(filter(None, out.split(", ")))) if members is None else members
     fields["turns"] = {"": 10 * number} if turns is None else turns
     return Record(t, node, "roster", "info", fields)
@@ -71,8 +73,45 @@ def texts(members: Members) -> list[str]:
     return [change.text for change in members.changes]
 
 
-LOST = roster(12.0, 1, out="A/1", reason=f"A/1 is lost ({SILENT})")
-BACK = roster(15.0, 2, joined="A/1", reason="A/1 is back")
+def left(t: float, peer: str, node: str = "global/0", early: bool = True) -> Record:
+    return note(t, node, "left", peer=peer, turn=7, **({"early": True} if early else {}))
+
+
+def test_who_was_asked_to_leave_and_has_is_not_lost() -> None:
+    ends = [left(20.0, worker, early=False) for worker in ("A/0", "B/0", "C/0")]
+    members = members_of(left(5.0, "A/1", "A"), left(5.1, "A/1"), left(5.2, "A/1", "global/1"), *ends)
+    assert texts(members) == ["A/1 has left; 3 of 4 workers take part"]
+    assert members.left == {"A/1"}
+    assert not members.is_out("A/1")
+    assert in_short(members.told(), 4) == "1 worker left; 3 of 4 workers at the end"
+    assert out_at_end(members.told()) == set()
+
+
+def test_rosters_count_those_who_have_left_no_more() -> None:
+    members = members_of(left(5.0, "A/1"), roster(12.0, 1, out="B/0", lost={"B/0": SILENT}, members=2))
+    assert texts(members)[1].startswith(f"B/0 is lost ({SILENT}); 2 of 4 workers take part")
+    assert in_short(members.told(), 4) == "1 worker lost, 0 back, 1 worker left; 2 of 4 workers at the end"
+
+
+@pytest.mark.parametrize(
+    ("codec", "node", "tells"),
+    [
+        ("lan.codec_up=int8", "A/1", True),
+        ("wan.codec_up=int8", "A/1", False),
+        ("wan.codec_up=int8", "C", True),
+        ("party.C.workers=1", "C", False),
+    ],
+)
+def test_what_a_codec_held_back_is_lost_with_its_node(codec: str, node: str, tells: bool) -> None:
+    run = Run.parse(TOML, "three.toml", [codec])
+    members = Members(run)
+    members.take(roster(12.0, 1, out="A/1" if node == "A/1" else "C/0", lost={node: SILENT}))
+    (text,) = texts(members)
+    assert (", and so is what its codec held back; " in text) is tells
+
+
+LOST = roster(12.0, 1, out="A/1", lost={"A/1": SILENT})
+BACK = roster(15.0, 2, joined="A/1")
 
 
 def test_a_worker_is_lost_and_comes_back() -> None:
@@ -98,8 +137,8 @@ def test_each_change_is_told_once_though_all_nodes_note_the_rosters() -> None:
     told = [
         members.take(note(11.9, "A", "lost", peer="A/1", reason=SILENT)),
         members.take(LOST),
-        members.take(roster(12.1, 1, out="A/1", reason=f"A/1 is lost ({SILENT})", node="global/1")),
-        members.take(roster(12.1, 1, out="A/1", reason=f"A/1 is lost ({SILENT})", node="A", members=1)),
+        members.take(roster(12.1, 1, out="A/1", lost={"A/1": SILENT}, node="global/1")),
+        members.take(roster(12.1, 1, out="A/1", lost={"A/1": SILENT}, node="A", members=1)),
         members.take(
             Record(12.2, "C/0", "roster", "debug", {"number": 1, "out": 1, "reason": "A/1 is lost"})
         ),
@@ -108,9 +147,9 @@ def test_each_change_is_told_once_though_all_nodes_note_the_rosters() -> None:
 
 
 def test_a_server_is_lost_with_all_below_it_and_told_of_by_both_shards() -> None:
-    reason = f"A is lost ({SILENT})"
+    lost = {"A": SILENT}
     members = members_of(
-        roster(12.0, 1, out="A/0, A/1", reason=reason), roster(12.1, 2, out="A/0, A/1", reason=reason)
+        roster(12.0, 1, out="A/0, A/1", lost=lost), roster(12.1, 2, out="A/0, A/1", lost=lost)
     )
     (change,) = members.changes
     assert (change.kind, change.who, change.workers) == ("lost", ("A/0", "A/1"), 2)
@@ -121,8 +160,7 @@ def test_a_server_is_lost_with_all_below_it_and_told_of_by_both_shards() -> None
 
 
 def test_who_comes_back_as_another_is_lost_has_an_entry_of_its_own() -> None:
-    both = f"A/1 is back; C/0 is lost ({SILENT})"
-    members = members_of(LOST, roster(13.0, 2, out="C/0", joined="A/1", reason=both))
+    members = members_of(LOST, roster(13.0, 2, out="C/0", joined="A/1", lost={"C/0": SILENT}))
     assert [(change.kind, change.who) for change in members.changes[1:]] == [
         ("back", ("A/1",)),
         ("lost", ("C/0",)),
@@ -131,6 +169,20 @@ def test_who_comes_back_as_another_is_lost_has_an_entry_of_its_own() -> None:
         "A/1 is back; 3 of 4 workers take part from turn 20 on",
         f"C/0 is lost ({SILENT}); 3 of 4 workers take part from turn 20 on",
     ]
+
+
+def test_words_within_a_reason_are_no_marks() -> None:
+    """What is said of a loss comes from other machines."""
+    said = "A/0 is lost (so it says); B is awaited: nobody; C/0 is back"
+    members = members_of(roster(1.0, 1, out="A/1", lost={"A/1": said}))
+    assert texts(members) == [f"A/1 is lost ({said}); 3 of 4 workers take part from turn 10 on"]
+
+
+def test_of_more_than_are_named_the_number_is_told() -> None:
+    members = members_of(roster(1.0, 1, out="A/0, A/1, C/0", lost={"A/1": SILENT}))
+    assert texts(members)[0].startswith(
+        f"A/1 is lost ({SILENT}); 2 more workers lost; 1 of 4 workers takes part"
+    )
 
 
 def test_a_reason_that_names_nobody_is_made_up_for() -> None:
@@ -142,10 +194,8 @@ def test_turns_are_those_in_which_workers_take_their_steps() -> None:
     """MixedSync counts steps by party; the whole run's turns are calls alone."""
     parties = {"": 1, "A": 7, "C": 9}
     members = members_of(
-        roster(1.0, 1, out="A/1", reason=f"A/1 is lost ({SILENT})", turns=parties),
-        roster(
-            2.0, 2, out="A/1, B/0, C/0", reason=f"B is lost ({SILENT}); C is lost ({SILENT})", turns=parties
-        ),
+        roster(1.0, 1, out="A/1", lost={"A/1": SILENT}, turns=parties),
+        roster(2.0, 2, out="A/1, B/0, C/0", lost={"B": SILENT, "C": SILENT}, turns=parties),
         policy="mixed",
     )
     assert [(change.cohort, change.turn) for change in members.changes] == [("A", 7), (None, None)]
@@ -154,10 +204,10 @@ def test_turns_are_those_in_which_workers_take_their_steps() -> None:
 
 
 def test_who_is_awaited_is_told_once_until_it_is_there_again() -> None:
-    reason = "A is awaited: 2 workers would be left, and run.least_workers is 3"
+    short = "2 workers would be left, and run.least_workers is 3"
     members = members_of(
-        roster(5.0, 1, reason=reason),
-        roster(10.0, 2, reason=reason),
+        roster(5.0, 1, awaited={"A": short}),
+        roster(10.0, 2, awaited={"A": short}),
         note(10.5, "A/0", "resumed", peer="A"),  # its worker, which knows less
         note(11.0, "R", "joined", peer="A"),
         note(12.0, "R", "joined", peer="B"),
@@ -166,15 +216,15 @@ def test_who_is_awaited_is_told_once_until_it_is_there_again() -> None:
         (5.0, "roster", ("A/0", "A/1"), 4),
         (11.0, "back", ("A/0", "A/1"), 4),
     ]
-    assert texts(members) == [reason, "A is back, and is no longer awaited"]
-    assert members.take(roster(20.0, 3, reason=reason))
+    assert texts(members) == [f"A is awaited: {short}", "A is back, and is no longer awaited"]
+    assert members.take(roster(20.0, 3, awaited={"A": short}))
 
 
 def test_who_was_awaited_may_be_lost_after_all() -> None:
-    reason = "A is awaited: 2 workers would be left, and run.least_workers is 3"
+    short = "2 workers would be left, and run.least_workers is 3"
     members = members_of(
-        roster(5.0, 1, reason=reason),
-        roster(9.0, 2, out="A/0, A/1", reason=f"A is lost ({SILENT})"),
+        roster(5.0, 1, awaited={"A": short}),
+        roster(9.0, 2, out="A/0, A/1", lost={"A": SILENT}),
         note(11.0, "R", "joined", peer="A"),
     )
     assert [change.kind for change in members.changes] == ["roster", "lost"]
@@ -183,7 +233,7 @@ def test_who_was_awaited_may_be_lost_after_all() -> None:
 def test_a_torn_turn_has_one_line_behind_the_roster_that_tore_it() -> None:
     tears = [
         torn(12.0, "global/0", 9, "A/1, B/0"),
-        roster(12.0, 1, out="A/1, B/0", reason=f"R is lost ({SILENT})"),
+        roster(12.0, 1, out="A/1, B/0", lost={"R": SILENT}),
         torn(12.1, "R", 9, "A/1, B/0"),
         roster(12.1, 1, out="A/1, B/0", node="R", members=1),
         torn(12.2, "A", 9, "A/1"),
@@ -231,16 +281,16 @@ def test_nobody_knows_how_long_a_run_trained_that_never_did() -> None:
 
 
 def test_the_list_in_short() -> None:
-    reason = "C is awaited: 2 workers would be left, and run.least_workers is 3"
+    short = "2 workers would be left, and run.least_workers is 3"
     records = [
         LOST,
         torn(11.9, "A", 9, "A/1"),
         roster(12.1, 1, out="A/1", node="A", members=1),
-        roster(13.0, 2, out="A/1", reason=reason),
+        roster(13.0, 2, out="A/1", awaited={"C": short}),
         note(14.0, "global/1", "resumed", peer="C"),
         BACK,
-        roster(16.0, 4, out="A/0, A/1, B/0", reason=f"R is lost ({SILENT})"),
-        roster(17.0, 5, out="A/1, B/0", joined="A/0", reason="A/0 is back"),
+        roster(16.0, 4, out="A/0, A/1, B/0", lost={"R": SILENT}),
+        roster(17.0, 5, out="A/1, B/0", joined="A/0"),
     ]
     told = members_of(*records).told()
     assert in_short(told, 4) == "4 workers lost, 2 back, 1 wait, 1 torn turn; 2 of 4 workers at the end"

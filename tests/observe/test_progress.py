@@ -108,7 +108,10 @@ def states(progress: Progress) -> dict[str, str]:
 
 
 def roster(out: str = "", joined: str = "", node: str = "global/0") -> tuple[str, str, dict[str, object]]:
-    fields = {"number": 1, "out": out, "joined": joined, "reason": "", "members": 1, "turns": {"": 1}}
+    fields = {"number": 1, "out": out, "joined": joined, "members": 1, "turns": {"": 1}} | {
+        "lost": {},
+        "awaited": {},
+    }
     return node, "roster", fields
 
 

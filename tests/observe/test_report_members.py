@@ -47,6 +47,17 @@ def finished(node: str, sha256: str = "ab" * 32, ledger: list[int] | None = None
     return record(node, "finished", parameters_sha256=sha256, parameters=10, **fields)
 
 
+def test_who_has_left_early_has_no_say_in_what_the_others_end_with(run: Run) -> None:
+    left = record("global/0", "left", peer="A/0", turn=2, early=True)
+    records = [finished("A/0", "cd" * 32, [3, 3]), left, finished("B/0", "ab" * 32, [3, 5])]
+    report = make_report(run, records, wall_s=9.0)
+    assert report["parameters_sha256"] == "ab" * 32
+    rows = {name: (value, verdict) for name, value, verdict in closing_rows(report)}
+    assert rows["members"] == ("1 worker left; 1 of 2 workers at the end", "")
+    assert rows["weights"][0].startswith("the same on all workers that are left")
+    assert "lost" not in rows
+
+
 def shown(report: Report) -> str:
     console = Console(file=io.StringIO(), width=100)
     console.print(closing_table(report))
@@ -54,20 +65,21 @@ def shown(report: Report) -> str:
     return console.file.getvalue()
 
 
-def roster(t: float, out: str, joined: str, members: int, reason: str) -> Record:
+def roster(t: float, out: str, joined: str, members: int, lost: dict[str, str]) -> Record:
     fields = {
         "number": 1,
         "out": out,
         "joined": joined,
         "members": members,
-        "reason": reason,
+        "lost": lost,
+        "awaited": {},
         "turns": {"": 7},
     }
     return Record(t, "global/0", "roster", "info", fields)
 
 
-LOST = roster(3.0, "A/0", "", 1, "A/0 is lost (nothing was heard of it for 5 s)")
-BACK = roster(4.0, "", "A/0", 2, "A/0 is back")
+LOST = roster(3.0, "A/0", "", 1, {"A/0": "nothing was heard of it for 5 s"})
+BACK = roster(4.0, "", "A/0", 2, {})
 
 
 def test_who_was_lost_and_came_back_is_one_list(run: Run) -> None:
@@ -130,5 +142,5 @@ def test_the_ledger_is_held_against_those_that_took_part_all_the_time(run: Run) 
     wrong = [LOST, BACK, finished("A/0", ledger=[2, 4]), finished("B/0", ledger=[2, 4])]
     assert make_report(run, wrong, 1.0)["counted_exactly_once"] is False
     assert make_report(run, [LOST, ends[1]], 1.0)["counted_exactly_once"] is True
-    every = [LOST, BACK, roster(5.0, "B/0", "", 1, "B/0 is lost (gone)"), *ends]
+    every = [LOST, BACK, roster(5.0, "B/0", "", 1, {"B/0": "gone"}), *ends]
     assert make_report(run, every, 1.0)["counted_exactly_once"] is None

@@ -9,7 +9,7 @@ from standings import stand
 from geomx.node.roster_keeper import MOST_AT_ONCE, RosterKeeper
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
-from geomx.rounds.roster import decide
+from geomx.rounds.roster import decide, reason
 from geomx.tree import Tree
 from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster, Standing
 
@@ -22,7 +22,7 @@ def test_who_is_lost_is_out_with_all_below() -> None:
     decision = decide(TREE, EVERYBODY, frozenset(), {"A": "silent", "B/0": "gone"}, (), GO_ON)
     assert decision.out == {"A/0", "A/1", "B/0"}
     assert decision.joined == ()
-    assert decision.reason == "A is lost (silent); B/0 is lost (gone)"
+    assert reason(decision.joined, decision.why) == "A is lost (silent); B/0 is lost (gone)"
 
 
 def test_who_asks_and_is_out_comes_back() -> None:
@@ -30,16 +30,19 @@ def test_who_asks_and_is_out_comes_back() -> None:
     decision = decide(TREE, EVERYBODY - out, out, {}, ("A/1", "C/0"), GO_ON)
     assert decision.out == {"A/0"}
     assert decision.joined == ("A/1",)
-    assert decision.reason == "A/1 is back"
+    assert reason(decision.joined, decision.why) == "A/1 is back"
 
 
 def test_below_the_least_numbers_the_lost_are_awaited() -> None:
     workers = decide(TREE, EVERYBODY, frozenset(), {"A": "silent"}, (), Losses("continue", 60.0, 1, 3))
     assert workers.out == frozenset()
-    assert workers.reason == "A is awaited: 2 workers would be left, and run.least_workers is 3"
+    assert (
+        reason(workers.joined, workers.why)
+        == "A is awaited: 2 workers would be left, and run.least_workers is 3"
+    )
     parties = decide(TREE, EVERYBODY, frozenset(), {"B": "silent"}, (), Losses("continue", 60.0, 3, 1))
     assert parties.out == frozenset()
-    assert "2 parties would be left, and run.least_parties is 3" in parties.reason
+    assert "2 parties would be left, and run.least_parties is 3" in reason(parties.joined, parties.why)
     # Who has come back counts, and in a party of which one is left nothing is short.
     again = decide(
         TREE, EVERYBODY - {"C/0"}, {"C/0"}, {"A": "silent"}, ("C/0",), Losses("continue", 60.0, 2, 2)
@@ -59,6 +62,7 @@ class Shards:
     def __init__(self, others: tuple[str, ...] = ("global/1",)) -> None:
         self.members = Members(TREE, "global/0")
         self.closed: dict[str, int] = {"": 4}
+        self.slowest = -1
         self.holds: list[tuple[str, Hold]] = []
         self.rosters: list[Roster] = []
 
@@ -78,6 +82,8 @@ class Shards:
             publish,
             lambda: 9,
             lambda: True,
+            lambda: bool(self.members.left(self.members.order)),
+            lambda: self.slowest,
         )
 
 
@@ -132,10 +138,20 @@ def test_of_many_who_are_lost_at_once_no_roster_settles_more_than_fit_into_a_mes
     assert len(tree.workers_in(shards.rosters[-1].out)) == len(names)
 
 
+def test_a_cohort_of_which_nobody_took_part_comes_back_at_the_turn_of_the_slowest() -> None:
+    shards = Shards(())
+    shards.keeper.told(Lost("A", 1, stand({"": 5, "A": 3}), "gone"))
+    shards.slowest = 20
+    shards.keeper.told(Asks("A/0", 2, stand({"": 5, "A": 3})))
+    assert shards.rosters[-1].from_turns == {"": 6, "A": 21}
+    shards.keeper.told(Asks("A/1", 2, stand({"": 5, "A": 22})))  # A/0 trains there already
+    assert shards.rosters[-1].from_turns == {"": 6, "A": 23}
+
+
 def test_before_all_have_first_values_nobody_is_left_out() -> None:
     decision = decide(TREE, EVERYBODY, frozenset(), {"A": "silent"}, (), GO_ON, has_begun=False)
     assert decision.out == frozenset()
-    assert decision.reason == "A is awaited: the run has not begun"
+    assert reason(decision.joined, decision.why) == "A is awaited: the run has not begun"
 
 
 def test_the_last_of_all_is_not_awaited_where_the_others_have_left() -> None:
@@ -155,8 +171,8 @@ def test_a_thousand_losses_are_told_in_a_line() -> None:
     names = {f"P{number}/0": "silent for a while" for number in range(1000)}
     tree = Tree.of_parties({name.removesuffix("/0"): (name,) for name in (*names, "Q/0")})
     decision = decide(tree, set(tree.workers), set(), names, (), GO_ON)
-    assert decision.reason.endswith("; 992 more are lost")
-    assert len(decision.reason) < 500
+    assert reason(decision.joined, decision.why).endswith("; 992 more are lost")
+    assert len(reason(decision.joined, decision.why)) < 500
 
 
 def test_a_run_of_which_all_have_left_is_over() -> None:

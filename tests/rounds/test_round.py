@@ -40,6 +40,21 @@ def test_what_is_counted_inside_an_aggregate_is_dropped_alone_and_refused_in_oth
         rounds.add(push("A/1", "A/2"), None, 1, 0.0)
 
 
+def test_the_sum_of_a_server_that_begins_anew_takes_the_place_of_its_former_one():
+    rounds = Rounds()
+    rounds.add(push("B/0"), "other", 3, 0.0)
+    round_ = rounds.add(push("A/0", "A/1"), "before", 0, 0.0)
+    round_.former |= {"A/0", "A/1"}
+    assert rounds.add(push("A/0"), "less", 0, 0.0) is None
+    assert rounds.add(push("A/1", "A/2", weight=2.0), "anew", 1, 0.0) is round_
+    assert [payload for _, payload in round_.in_order()] == ["anew", "other"]
+    assert (round_.weight, set(round_.origins)) == (3.0, {"A/1", "A/2", "B/0"})
+    with pytest.raises(ProtocolError, match="A/2 is counted already"):
+        rounds.add(push("A/2", "A/0"), "once more", 0, 0.0)
+    with pytest.raises(ProtocolError, match="B/0 is counted already"):
+        rounds.add(push("A/0", "B/0"), "another's", 0, 0.0)
+
+
 def test_a_closed_round_stays_closed():
     rounds = Rounds()
     rounds.add(push("A/0", turn=3), None, 0, 0.0)

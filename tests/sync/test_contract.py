@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geomx.sync import policies
-from geomx.sync.contract import mean_period
+from geomx.sync.contract import furthest_step, mean_period
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,22 @@ from geomx.sync.contract import mean_period
 )
 def test_how_many_steps_pass_from_one_mean_of_a_weight_to_the_next(spec: str, period: int | None) -> None:
     assert mean_period(policies.make(spec)) == period
+
+
+@pytest.mark.parametrize(
+    ("spec", "step", "turns", "furthest"),
+    [
+        ("fsa", 4, 3, 7),
+        ("mixed", -1, 1, 0),
+        ("fsa", -1, 1 << 60, (1 << 60) - 1),
+        ("hfa k1=5 k2=4", -1, 1, 19),
+        ("hfa k1=5 k2=4", 19, 2, 59),
+        ("hfa k1=2 k2=2 k3=2", 7, 0, 7),
+        ("diloco every=100 fragments=5", 99, 2, 139),
+        ("esync most=30", 10, 2, 130),  # somebody who has come back may have begun where the slowest was
+        ("hfa k1=5 k2=4", -1, 1 << 60, None),
+        ("downpour", 3, 1, None),
+    ],
+)
+def test_how_far_workers_can_have_come(spec: str, step: int, turns: int, furthest: int | None) -> None:
+    assert furthest_step(policies.make(spec), step, turns) == furthest

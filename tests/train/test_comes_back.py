@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,34 @@ def test_who_stood_still_over_the_end_of_passes_leaves_out_what_is_left_of_them(
     ends_as_the_others(results)
 
 
+def test_who_stood_still_reads_why_it_is_not_let_in_at_once() -> None:
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.at(0.15, lambda: simulator.pause("B/0", 1.0))
+
+    _, simulator = run(faults, Script(epochs=12, every="epoch"))
+    told = [(node, fields.get("peer"), fields["reason"]) for _, node, fields in simulator.noted("refused")]
+    why = "nothing was heard of B/0 for more than 0.4 s, and the run went on; it may ask to come back"
+    assert told == [("B", "B/0", why)]
+    assert [(node, fields["reason"]) for _, node, fields in simulator.noted("anew")] == [("B/0", why)]
+
+
 @pytest.mark.parametrize("victims", [("B/0",), ("B/0", "B")])
-def test_who_is_started_again_goes_on_in_the_pass_that_the_run_is_in(victims: tuple[str, ...]) -> None:
-    """Also where nobody remembers how far it was, since its local server is new as well."""
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("policy", ["fsa", "hfa k1=1 k2=2"])
+def test_who_is_started_again_goes_on_in_the_pass_that_the_run_is_in(
+    policy: str, loads: bool, victims: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also where nobody remembers how far it was, since its local server is new as well, and behind a checkpoint."""
     begun: list[tuple[str, int]] = []
+    path, before = tmp_path / "model.safetensors", 5 if loads else 0
+
+    def saves(live: LiveRun, where: str) -> bool:
+        if where == "pass" and live.epoch == before:
+            live.save(path)
+        return False
+
+    if loads:
+        run(lambda *_: None, Script(epochs=before, every="epoch", dies=saves), policy)
 
     def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
         for victim in victims:
@@ -69,17 +94,47 @@ def test_who_is_started_again_goes_on_in_the_pass_that_the_run_is_in(victims: tu
         for victim in victims:
             simulator.at(1.2, lambda victim=victim: restart(victim))
 
-    script = Script(epochs=12, every="epoch")
+    script = Script(epochs=before + 12, every="epoch")
 
     def joined(live: LiveRun) -> None:
+        if loads:
+            live.load(path)
         begun.append((live.name, live.epoch))
 
     script.joined = joined
-    results, _ = run(faults, script)
+    results, _ = run(faults, script, policy)
     ends_as_the_others(results)
     (name, epoch) = begun[-1]
     assert name == "B/0"
-    assert 4 <= epoch < 12
+    assert before + 4 <= epoch < before + 12
+
+
+@pytest.mark.parametrize("victims", [("B/0",), ("B/0", "B"), ("B",)])
+def test_nobody_waits_until_a_party_has_made_up_for_its_absence(victims: tuple[str, ...]) -> None:
+    """With a bound on staleness, turns that a party has missed do not count."""
+    steps: list[tuple[str, int]] = []
+
+    def script(live: LiveRun) -> None:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for x, y in live.shard([(X[:2], Y[:2])] * 120):
+            live._client.port.sleep(0.02)  # type: ignore[attr-defined]  # virtual
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            steps.append((live.name, live._joined("").steps.turn))
+
+    def faults(simulator: Simulator, _: Any) -> None:
+        for victim in victims:
+            simulator.at(0.15, lambda victim=victim: simulator.pause(victim, 1.0))
+
+    policy = "mixed staleness=1"
+    settings = Settings(slice_elements=512, pack_below=100, policy=policies.make(policy), on_loss="continue")
+    train((1, 1), script, settings, faults=faults, policy=policy, losses=GO_ON, patience=PATIENCE)
+    mine = [place for place, (name, _) in enumerate(steps) if name == "B/0"]
+    back = next(other for one, other in pairwise(mine) if other - one > 5)
+    ahead = max(turn for name, turn in steps[:back] if name == "A/0")
+    assert 0 <= ahead - steps[back][1] <= 2
 
 
 def test_a_run_that_has_ended_tells_whoever_is_late() -> None:

@@ -53,7 +53,7 @@ def values_of(hint):
 
 
 def structs(kind):
-    hints = typing.get_type_hints(kind, vars(messages))
+    hints = typing.get_type_hints(kind)
     return st.builds(kind, **{name: values_of(hints[name]) for name in kind.__struct_fields__})
 
 

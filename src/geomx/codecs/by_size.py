@@ -72,6 +72,9 @@ class BySize(Codec):
     def settle(self, slice_: Slice, lost: Sequence[Block]) -> None:
         self.of(slice_).settle(slice_, lost)
 
+    def held(self, slice_: Slice) -> torch.Tensor | None:
+        return self.of(slice_).held(slice_)
+
     def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
         return self.of(slice_).state(slice_)
 

@@ -169,6 +169,13 @@ class Codec(ABC):
         """
         return
 
+    def held(self, slice_: Slice) -> torch.Tensor | None:
+        """What of the values so far no encoding has carried, of shape (elements,), not copied; None: nothing.
+
+        Whoever leaves a run gives it up, as one more contribution.
+        """
+        return None
+
     def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of a slice, by name: tensors of shape (elements,), not copied."""
         return {}

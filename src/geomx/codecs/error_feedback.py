@@ -144,6 +144,9 @@ class Lossy(Codec):
             carried = self.expand_blocks(slice_, lost)
             self.residual(slice_, carried).add_(carried)
 
+    def held(self, slice_: Slice) -> torch.Tensor | None:
+        return self._residuals.get(slice_.index) if self.feedback else None
+
     def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
         return {name: held[slice_.index] for name, held in self.memory.items() if slice_.index in held}
 

@@ -112,6 +112,9 @@ class Returning(Codec):
         adding = 3 * slice_.size_bytes if slice_.index in self._returned else 0
         return adding + self.codec.cost_bytes(slice_)
 
+    def held(self, slice_: Slice) -> torch.Tensor | None:
+        return self._returned.get(slice_.index)
+
     def state(self, slice_: Slice) -> dict[str, torch.Tensor]:
         state = dict(self.codec.state(slice_))
         if slice_.index in self._returned:

@@ -216,9 +216,6 @@ def _of_restarts(run: Run, policy: Policy) -> Iterator[Problem]:
             "with optimizer.place = 'workers' a restarted worker cannot come back: nobody else has its state"
         )
         yield Problem(path, found, f"{allowed}, or optimizer.place = 'auto'", why)
-    if run.run.on_loss == "continue" and getattr(policy, "tiers", 0) > 2:
-        why = "means over regions do not go on where members come and go: leave out k3 and k4, or wait"
-        yield Problem(("sync", "policy"), shown(run.sync.policy), "averages of 2 tiers at most", why)
     if all(party.inside == "collective" for party in run.parties):
         why = (
             "with inside = 'collective' in every party no worker can come back: its party's job ends with it"

@@ -41,8 +41,9 @@ def serve(
 ) -> None:
     """Run a server's node until the run has ended; raises `GeomxError`.
 
-    SIGTERM and Ctrl-C have the node tell its peers that it was asked to end, and fail; the second one kills. `asked` is
-    given the signal's number.
+    SIGTERM and Ctrl-C have the node tell its peers that it was asked to end, and fail; the second one kills. Where the
+    run goes on without whoever is lost, SIGTERM has a server that is no shard leave in order. `asked` is given the
+    number of a signal that ends the run.
     """
     reuse_freed_blocks()
     torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
@@ -51,10 +52,11 @@ def serve(
             "SGD"
         )  # torch imports for seconds at the first one: now, not between two heartbeats
     node = make_node(Topology.of(run, secret_of(run)), name, incarnation=time.time_ns())
-    run_loop(_until_asked(Driver(node, wire(run, name), recorder), asked))
+    may_leave = run.run.on_loss == "continue" and name not in run.shard_names
+    run_loop(_until_asked(Driver(node, wire(run, name), recorder), asked, may_leave))
 
 
-async def _until_asked(driver: Driver, asked: Callable[[int], object]) -> None:
+async def _until_asked(driver: Driver, asked: Callable[[int], object], may_leave: bool = False) -> None:
     """A signal's own handler could be called within any callback of the loop, and what it raises be swallowed there."""
     loop = asyncio.get_running_loop()
     heard: list[int] = []
@@ -65,6 +67,9 @@ async def _until_asked(driver: Driver, asked: Callable[[int], object]) -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         heard.append(number)
+        if may_leave and number == signal.SIGTERM:
+            driver.deliver(Called("retire"))
+            return
         asked(number)
         driver.deliver(Called("fail", (asked_to_end(signal.Signals(number).name),)))
 

@@ -6,8 +6,10 @@ import atexit
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -39,6 +41,7 @@ from geomx.launch.environment import (
     read_job,
     read_place,
 )
+from geomx.launch.leave import open_door
 from geomx.launch.slow_worker import SlowWorker
 from geomx.launch.verdict import by_hand, follows
 from geomx.node.contract import asked_to_end
@@ -64,6 +67,7 @@ def join(run: str | Path | Run | None = None, party: str | None = None, rank: in
 
     Returns at once; connecting goes on in the background. When the script ends, it leaves the run by itself; if it
     raises, is stopped by SIGTERM or Ctrl-C, or ends in the middle of `run.shard`, the run ends and names this worker.
+    With `run.on_loss = "continue"`, SIGTERM asks this worker to leave: see `AskedToLeave`.
 
     Args:
         run: The run's description, or the path of its file. None: as the environment says.
@@ -133,8 +137,11 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
         tree=description.tree,
         settings=settings,
     )
-    stay = _Stay(run, thread, recorder, place, may_return=settings.on_loss != "stop")
+    stay = _Stay(
+        run, thread, recorder, place, may_return=settings.on_loss != "stop", stop_s=description.limits.stop_s
+    )
     stay.begin()
+    stay.door = open_door(description.run.name, members[rank])
     if settings.collective is not None:
         stay.watch(description.limits.stop_s)
     return run
@@ -205,8 +212,13 @@ class _Stay:
         recorder: Recorder,
         place: ProcessPlace,
         may_return: bool = False,
+        stop_s: float = 0.0,
     ) -> None:
+        """`stop_s`: how long its script may take to leave once it is asked to."""
         self._run = run
+        self._stop_s = stop_s
+        self._is_asked = False  # to leave
+        self.door: socket.socket | None = None  # kept open, see `geomx.launch.leave`
         self._thread = thread
         self._recorder = recorder
         self._watched = place.watched
@@ -261,17 +273,33 @@ class _Stay:
             self._report(kind, error, trace)
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
-        """SIGTERM: tell the run, and end as every process does that has no handler for it.
+        """SIGTERM: leave in order, where the others go on; the second one ends this process all the same.
 
-        Where workers that are started again may come back, whoever sends this does so next: nobody has failed.
+        Else tell the run, and end as every process does that has no handler for it. Where workers that are started
+        again may come back, whoever sends this does so next: nobody has failed.
         """
+        is_in = os.getpid() == self._process and not self._run.is_closed
+        if is_in and self._run.may_leave_early and not self._is_asked:
+            self._is_asked = True
+            self._run.ask_to_leave()
+            threading.Thread(target=self._end_if_late, name="geomx leave", daemon=True).start()
+            return
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() == self._process and not self._run.is_closed:
+        if is_in:
             if not self._may_return:
                 self._run.fail(asked_to_end(signal.Signals(number).name))
             self._thread.stop(TELL_S)
             self._recorder.close()
         os.kill(os.getpid(), number)
+
+    def _end_if_late(self) -> None:
+        """End the process as lost where its script has not come to a step or a batch in time."""
+        time.sleep(self._stop_s)
+        if not self._run.is_closed:
+            why = f"its script took no step and no batch for {self._stop_s:g} s (limits.stop_s)"
+            print(f"geomx: {self._run.name} has not left in order: {why}", file=sys.stderr, flush=True)
+            self._recorder.close()
+            os._exit(128 + signal.SIGTERM)
 
     def _end(self) -> None:
         """The process ends. Of a fork of it, the run knows nothing."""

@@ -17,9 +17,10 @@ stopped for it. A run ends in one of six ways:
 That processes are being stopped, and why, is said as it begins, since it may take `stop_s`.
 
 To *stop* is: SIGINT to the workers, and when all of them have ended to the servers, which workers may need to end well;
-SIGTERM to all after half of `stop_s`; SIGKILL after `stop_s`. When a process has ended, what it has started and left
-behind is killed. When the launcher itself is killed, the kernel kills the processes (PR_SET_PDEATHSIG), and the
-guardian what these had started.
+after half of `stop_s` SIGTERM to the workers, and SIGINT to servers all the same, since SIGTERM may only ask them to
+leave a run that goes on; SIGKILL after `stop_s`. When a process has ended, what it has started and left behind is
+killed. When the launcher itself is killed, the kernel kills the processes (PR_SET_PDEATHSIG), and the guardian what
+these had started.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class Supervisor:
             if since_s >= self._stop_s or len(self._interrupts) > 1:
                 wanted = signal.SIGKILL
             elif since_s >= self._stop_s / 2:
-                wanted = signal.SIGTERM
+                wanted = signal.SIGINT if child.serves else signal.SIGTERM
             elif child.serves and workers_run:
                 continue
             else:

@@ -9,6 +9,7 @@ from geomx.config import Run
 from geomx.drive import loops
 from geomx.errors import ConfigError, GeomxError
 from geomx.launch.environment import read_place
+from geomx.launch.leave import open_door
 from geomx.launch.verdict import by_hand, follows
 from geomx.observe.node_progress import NodeProgress
 from geomx.observe.records import Recorder
@@ -20,7 +21,8 @@ def serve(run: Run, node: str) -> None:
     """Be the server `node` until the run has ended. Raises what ended it, or says it and raises SystemExit.
 
     Asked to end by SIGTERM or Ctrl-C it tells the others, and raises SystemExit with the status that a shell gives such
-    an end (143, 130). So it does, with status 1, where another node failed and `geomx run` tells that.
+    an end (143, 130); where the run goes on without it, SIGTERM has it leave in order. So it does, with status 1, where
+    another node failed and `geomx run` tells that.
     """
     place = read_place()
     progress = (
@@ -30,6 +32,7 @@ def serve(run: Run, node: str) -> None:
     )
     recorder = Recorder(place.records, node, place.trace, place.watched, progress)
     asked: list[int] = []
+    door = open_door(run.run.name, node)
     try:
         loops.serve(run, node, recorder, asked.append)
     except GeomxError as error:
@@ -47,3 +50,5 @@ def serve(run: Run, node: str) -> None:
         raise SystemExit(FAILED) from error
     finally:
         recorder.close()
+        if door is not None:
+            door.close()

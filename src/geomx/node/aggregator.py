@@ -13,8 +13,9 @@ from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.server import Server
+from geomx.node.slices.accumulate import accumulator
 from geomx.node.slices.finite import Sum, annotated, skipped, tried, when
-from geomx.node.slices.joined import Joined
+from geomx.node.slices.joined import Joined, ungrouped
 from geomx.node.slices.payloads import has_values
 from geomx.node.slices.slice_state import (
     Planes,
@@ -28,12 +29,12 @@ from geomx.node.slices.slice_state import (
     within,
     without,
 )
-from geomx.node.slices.update_stream import UpdateDecoder
+from geomx.node.slices.update_stream import DENSE, UpdateDecoder, decoded
 from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.round import Round
-from geomx.wire.messages import Advice, Allowance, Fetch, Push, State, Update, Value
-from geomx.wire.roster_messages import Complete, Roster
+from geomx.wire.messages import UNREAD, Advice, Allowance, Fetch, Push, State, Update, Value
+from geomx.wire.roster_messages import Complete, Roster, Turns
 
 
 class Aggregator:
@@ -139,6 +140,23 @@ class Aggregator:
 
         self.above.slice_jobs.run(slice_.index, work, lambda chosen: self.above.push_raw(*chosen), 0)
 
+    def hand_over(self) -> None:
+        for slice_ in self._layout.slices if self._layout is not None else ():
+            if slice_.role == "weight":
+                self._hand_over(slice_)
+
+    def _hand_over(self, slice_: Slice) -> None:
+        waiting = self._server.handed_over.pop(slice_.index)
+        weight = sum(push.weight for push, _ in waiting)
+        origins = dict.fromkeys(self._server.members.order, 0)
+        push = Push(0, slice_.index, "gradient", "", weight, origins, None, b"", UNREAD)
+        add = accumulator(getattr(torch, slice_.dtype)).add
+
+        def values() -> torch.Tensor | None:
+            return add([decoded(DENSE, slice_, push.origins, payload) for push, payload in waiting])
+
+        self.above.hand_over(push, values)
+
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         if fetch.of == "server" and fetch.server == self._server.name:
             assert self._layout is not None
@@ -162,7 +180,7 @@ class Aggregator:
         self._server.stands(told)
         self.above.push_again(self._server.members.out, told.begins)
         for name, turns_left in self._server.members.left(self._server.members.order).items():
-            self.above.leave(turns_left, (name,))
+            self.above.leave(turns_left, (name,), name in self._server.attendance.departed)
         self._attached_if_current()
 
     def agrees(self, turn: Complete) -> bool:
@@ -185,6 +203,12 @@ class Aggregator:
 
     def over(self) -> None:
         self._server.over()
+
+    def retire(self) -> None:
+        self._server.retire()
+
+    def departed(self, left: tuple[Turns, ...]) -> None:
+        self._server.attendance.depart(ungrouped(left, self._server.members.tree))
 
     def answered(self, update: Update, payload: Any) -> None:
         assert self._layout is not None

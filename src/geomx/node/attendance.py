@@ -20,16 +20,19 @@ from geomx.errors import NodeLost, ProtocolError
 from geomx.node.edges import ChildEdges
 from geomx.node.peers.handshake import LAST, shown
 from geomx.node.peers.peer import Peer
-from geomx.node.slices.joined import Joined
+from geomx.node.slices.joined import Joined, grouped
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
+from geomx.rounds.roster import reason
 from geomx.rounds.round import OPEN_ROUNDS
 from geomx.tree import EVERYONE
 from geomx.wire.roster_messages import (
+    AT_FIRST,
     MOST_TURNS,
     Asks,
     Complete,
+    Departed,
     Held,
     Lost,
     Message,
@@ -41,7 +44,6 @@ from geomx.wire.roster_messages import (
 
 RETRY_S = 5.0  # whoever has to be awaited is told of again after so long
 MOST_LATER = 64  # rosters that have overtaken others
-NO_PART = "it takes no part in the run any more; it may ask to come back"
 
 
 class Welcoming(Protocol):
@@ -51,6 +53,7 @@ class Welcoming(Protocol):
     def is_welcomed(self, name: str) -> bool: ...
     def has_attached(self, peer: Peer) -> bool: ...
     def leaves(self, peer: Peer) -> None: ...
+    def possible(self, step: int, cohort: str, turn: int, everyones: int) -> int: ...
     def standings(self, turns: Mapping[str, int]) -> dict[str, Standing]: ...
 
 
@@ -98,13 +101,16 @@ class Attendance:
         self._told_at: dict[str, float] = {}  # of whom that was a loss, when
         self._asking: dict[str, int] = {}  # workers that are there and out, with the incarnation
         self._gone: dict[str, tuple[int, float]] = {}  # children that were let go: the incarnation, and when
+        self.departed: dict[
+            str, Mapping[str, int]
+        ] = {}  # the workers of the run that have left early: their last turns
 
     # -- what is told ------------------------------------------------------------------------------------------
 
     def lost(self, peer: Peer) -> bool:
         """Nothing is heard any more of a child. Returns whether this is dealt with; else it is to be awaited."""
         if not self._members.present(self._children[peer.name]):
-            self.let_go(peer)
+            self.let_go(peer, _why_out(peer, self._host.now))
             return True
         return self._lose(peer.name, peer.session.incarnation, _why_lost(peer, self._host.now))
 
@@ -136,6 +142,13 @@ class Attendance:
     def passes_on(self, peer: Peer, message: Lost | Asks) -> None:
         """A server below tells of somebody below it. Raises `ProtocolError` for what it cannot know."""
         self._check(peer, message)
+        everyones = self._gathering.last_closed(self._members.order)[EVERYONE]
+        possible = self._host.reception.possible
+        said = {
+            name: told.no_further_than(possible(told.step, name, told.step_turn, everyones))
+            for name, told in message.standings.items()
+        }
+        message = msgspec.structs.replace(message, standings=said)
         if isinstance(message, Asks):
             if message.worker in self._unsettled:  # one at a time
                 return
@@ -154,8 +167,15 @@ class Attendance:
     def out_at(self, cohort: str, turn: int) -> bytes:
         """Who took no part in a turn that everybody takes: a bitmap as in `Roster`; of other cohorts, nobody."""
         held = (each for each in reversed(self._history) if each.from_turns.get(EVERYONE, 0) <= turn)
-        roster = next(held, None) if cohort == EVERYONE else None
-        return b"" if roster is None else roster.out
+        if cohort != EVERYONE:
+            return b""
+        tree, roster = self._members.tree, next(held, AT_FIRST)
+        left = {name for name, turns in self.departed.items() if turns.get(EVERYONE, -1) < turn}
+        return tree.bitmap_of(left.union(tree.workers_in(roster.out)))
+
+    def slowest(self) -> int:
+        """See `Gathering.slowest`."""
+        return self._gathering.slowest()
 
     def pace(self) -> int:
         """How many steps the slowest worker below has taken by itself; -1: that is not known."""
@@ -215,12 +235,36 @@ class Attendance:
             if (child := self._host.peer(name)) is not None and not self._members.has_left(leaves):
                 self._host.send(child, Over())
 
-    def let_go(self, peer: Peer) -> None:
-        """Forget a child: if it comes again, it begins anew."""
+    def nears_its_end(self) -> bool:
+        """Whether a worker has left that was not asked to."""
+        return not self._members.left(self._members.order).keys() <= self.departed.keys()
+
+    def depart(self, left: Mapping[str, Mapping[str, int]]) -> None:
+        """These workers have left early, behind these turns, as all below hear."""
+        if new := {name: turns for name, turns in left.items() if name not in self.departed}:
+            self.departed |= new
+            for name, leaves in self._children.items():
+                child = self._host.peer(name)
+                if child is not None and self._host.reception.is_welcomed(name):
+                    self._tell_departed(child, leaves, new)
+
+    def tell_departed(self, peer: Peer) -> None:
+        """Tell a child that is welcomed who has left."""
+        if self.departed:
+            self._tell_departed(peer, self._children[peer.name], self.departed)
+
+    def _tell_departed(
+        self, peer: Peer, leaves: tuple[str, ...], left: Mapping[str, Mapping[str, int]]
+    ) -> None:
+        if not self._members.has_left(leaves):
+            self._host.send(peer, Departed(grouped(left, self._members.tree)))
+
+    def let_go(self, peer: Peer, why: str) -> None:
+        """Forget a child: if it comes again, it hears why, and begins anew."""
         self._host.reception.leaves(peer)
         self._asking.pop(peer.name, None)
         self._gone[peer.name] = peer.session.incarnation, self._host.now
-        self._host.dismiss(peer, NO_PART)
+        self._host.dismiss(peer, why)
 
     def _lose(self, node: str, incarnation: int, reason: str) -> bool:
         if node in self._unsettled:
@@ -237,7 +281,9 @@ class Attendance:
         """Forget all children: what they have told belongs to what this server was before."""
         for name in self._children:
             if (child := self._host.peer(name)) is not None:
-                self.let_go(child)
+                self.let_go(
+                    child, "its server was cut off from the run, and begins anew; it may ask to come back"
+                )
 
     def _take_next(self) -> None:
         while (roster := self._later.pop(self.roster.number + 1, None)) is not None:
@@ -251,7 +297,8 @@ class Attendance:
         gone = members.enroll(out, dict.fromkeys(joined, roster.from_turns))
         self._host.note(
             "roster", "info", number=roster.number, members=len(members.present(members.order)),
-            out=", ".join(out), joined=", ".join(back), turns=roster.from_turns, reason=roster.reason,
+            out=", ".join(out), joined=", ".join(back), turns=roster.from_turns,
+            lost=roster.why.lost, awaited=roster.why.awaited, reason=reason(back, roster.why),
         )  # fmt: skip
         for cohort, turn in self._gathering.drop(gone, roster.from_turns) if gone else ():
             self._host.note("torn", "warning", turn=turn, cohort=cohort, whom=", ".join(sorted(gone)))
@@ -281,7 +328,7 @@ class Attendance:
             is_lost = settled.get(name, -1) >= child.session.incarnation and not self._members.present(leaves)
             is_welcomed = self._host.reception.is_welcomed(name)
             if is_lost or name in gone:
-                self.let_go(child)
+                self.let_go(child, _why_out(child, self._host.now))
             elif is_welcomed or leaves != (name,):  # a server that has no model yet may have told of somebody
                 self._host.send(child, roster)
             elif name in joined and self._host.reception.has_attached(child):
@@ -297,11 +344,13 @@ class Attendance:
         for cohort, standing in message.standings.items():
             members = set(tree.leaves(cohort))
             known = max(here.get(cohort, -1), self._gathering.newest(cohort))
-            most = MOST_TURNS if members and members <= own else known + OPEN_ROUNDS
-            if own.isdisjoint(members) or not -1 <= standing.turn <= most:
-                raise ProtocolError(
-                    f"{peer.name} tells that turn {standing.turn} of {shown(cohort)!r} has closed"
-                )
+            turn, most = standing.turn, known + OPEN_ROUNDS
+            if members <= own:
+                most = MOST_TURNS
+            elif not self._gathering.is_common(cohort):  # of a region's means, steps are the turns
+                most = self._host.reception.possible(MOST_TURNS, cohort, turn, here[EVERYONE])
+            if own.isdisjoint(members) or not -1 <= turn <= most:
+                raise ProtocolError(f"{peer.name} tells that turn {turn} of {shown(cohort)!r} has closed")
             if not standing.is_sound:
                 raise ProtocolError(f"{peer.name} tells that {shown(cohort)!r} stands at {standing}")
         if not 0 <= message.incarnation < LAST:
@@ -322,3 +371,15 @@ def _why_lost(peer: Peer, now: float) -> str:
     if not peer.session.is_lost(now):
         return f"its connection has ended, and no other has come in {patience.heartbeat_s:g} s"
     return f"nothing was heard of it for {patience.timeout_s:g} s"
+
+
+def _why_out(peer: Peer, now: float) -> str:
+    """What a child hears that is out, and may not have noticed."""
+    if peer.session.is_lost(now):
+        longer_s = peer.session.patience.timeout_s
+        why = f"nothing was heard of {peer.name} for more than {longer_s:g} s, and the run went on"
+    elif not peer.session.is_open:
+        why = f"the connection of {peer.name} had ended, and the run went on"
+    else:
+        why = f"the run went on without {peer.name}, whose server was not reached"
+    return f"{why}; it may ask to come back"

@@ -11,7 +11,8 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.
 - `paced(steps)`: how many of the policy's steps it has taken, where it takes some by itself.
 - `waits(does)`: the loop waits in a call of geomx, for a while already; or no longer.
-- `leave(turns)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
+- `leave(turns, early)`: this worker takes no part in turns after the last of each of its cohorts. Answered by `Left`.
+  `early`: it was asked to leave; before that, it contributes what it has not shared, and `drains`.
 - `fail(reason, refusal)`: the user's script raised; the run is told, and ends. See `geomx.errors.refusal_of`.
 - `give_up(reason)`: the same, where the run goes on without this worker.
 """
@@ -95,6 +96,7 @@ class Contribution:
         state: SliceState | None = None,
         relative_loss: float | None = None,
         together: bytes = b"",
+        drains: bool = False,
     ) -> Contribution:
         """Of slice `index`; the rest is as in `Push`, and as above."""
         push = Push(
@@ -111,6 +113,7 @@ class Contribution:
             step,
             relative_loss=relative_loss,
             together=together,
+            drains=drains,
         )
         return cls(push, values, hyper, state)
 
@@ -134,6 +137,19 @@ class Away:
     """Some workers take no part from now on, and others do."""
 
     roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
+class Departs:
+    """Workers (a bitmap, see `Roster`) have left early, behind this turn of everybody's."""
+
+    workers: bytes
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The server above is to leave: so is this worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ a roster has let it in. A server whose own values are still to come welcomes nob
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import msgspec
@@ -25,10 +26,10 @@ from geomx.node.slices.update_stream import sets_weights
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import Members
-from geomx.sync.contract import GradientStep, Policy
+from geomx.sync.contract import GradientStep, Policy, furthest_step
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Attach, Attached, Refuse, Update, Value
-from geomx.wire.roster_messages import Message, Standing
+from geomx.wire.roster_messages import Message, Standing, latest
 
 
 class ReceptionHost(Protocol):
@@ -52,6 +53,7 @@ class Reception:
         self._host, self._edges, self._gathering = host, edges, gathering
         self._members = host.members
         self._sync_group = policy.sync_group
+        self._furthest = lru_cache(64)(partial(furthest_step, policy))
         self.layout: Layout | None = None
         self._settings: dict[str, Value] = {}
         self.state = JoinState()
@@ -62,6 +64,7 @@ class Reception:
         self._waiting: list[Peer] = []
         self._attached: dict[str, Peer] = {}  # who has said its model
         self._welcomed: set[str] = set()
+        self._first_steps: dict[str, int] = {}  # of workers that have come back
 
     def attach(self, peer: Peer, message: Attach, payload: Any) -> None:
         """A child says its model and optimizer. Raises `Refused` where others have another."""
@@ -98,11 +101,16 @@ class Reception:
     def leaves(self, peer: Peer) -> None:
         """A child has gone, or begins anew: it has to attach before it can be answered."""
         self._welcomed.discard(peer.name)
+        self._first_steps.pop(peer.name, None)
         self._waiting = [other for other in self._waiting if other is not peer]
 
     def has_attached(self, peer: Peer) -> bool:
         """Whether a child has said its model, in the session that it has now."""
         return self._attached.get(peer.name) is peer
+
+    def is_behind(self, name: str, step: int) -> bool:
+        """Whether a worker that has come back has taken a step before it heard where it goes on."""
+        return 0 <= step < self._first_steps.get(name, 0)
 
     def is_welcomed(self, name: str) -> bool:
         """Whether a child has the model, and is answered."""
@@ -126,28 +134,24 @@ class Reception:
         """Tell a child where the run stands, and give it the current values if it has begun. Raises `Unsupported`."""
         self._welcomed.add(peer.name)
         leaves, roster = self._edges.children[peer.name], self._host.attendance.roster
+        begins, tree = self._members.begins(leaves), self._members.tree
+        standings = self._standings_for(leaves, begins.get(peer.name, {}))
+        begins = self._to_come(begins, standings)
         told = Attached(
-            roster=roster,
-            begins=grouped(self._to_come(self._members.begins(leaves)), self._members.tree),
-            left=grouped(self._members.left(leaves), self._members.tree),
+            roster=roster, begins=grouped(begins, tree), left=grouped(self._members.left(leaves), tree)
         )
         if not self.state.slices:
             self._host.send(peer, told)
+            self._host.attendance.tell_departed(peer)
             return
         assert self.layout is not None
         if not self.serves_weights:
             raise Unsupported(f"{peer.name} {CANNOT_REJOIN}")
+        if peer.name in begins:
+            last = max((known.step for known in standings.values()), default=-1)
+            self._first_steps[peer.name] = max(last + 1, roster.pace)
         slices = self.layout.slices
-        cohorts = tuple(dict.fromkeys(self._members.tree.cohort(leaf, self._sync_group) for leaf in leaves))
-
-        def belongs(cohort: str) -> bool:
-            return self._members.of(cohort).issuperset(leaves)
-
-        standings = {
-            name: standing.with_steps_of(roster.standings.get(name, standing))
-            for name, standing in self.standings(self._gathering.all_closed()).items()
-            if belongs(name)
-        }
+        cohorts = tuple(dict.fromkeys(tree.cohort(leaf, self._sync_group) for leaf in leaves))
         body = pack_turns(
             [
                 self._gathering.closed(slice_.index, name)
@@ -158,25 +162,58 @@ class Reception:
         reached = self.state.reached_by(peer.name)
         told = msgspec.structs.replace(told, standings=standings, reached=reached, size=body.numel())
         self._host.send(peer, told, body)
-        for update, values in self.state.updates(cohorts, belongs, self._has_workers):
+        self._host.attendance.tell_departed(peer)
+        for update, values in self.state.updates(cohorts, partial(self._belong, leaves), self._has_workers):
             self._host.send(peer, update, values, priority_of(slices[update.slice]))
 
     def standings(self, turns: Mapping[str, int]) -> dict[str, Standing]:
         """Where cohorts stand, of which these turns have closed last."""
         return {cohort: self.state.standing(cohort, turn) for cohort, turn in turns.items()}
 
+    def possible(self, step: int, cohort: str, turn: int, everyones: int) -> int:
+        """A step of the policy as somebody has told it of a turn; where that is too far, the last that it can be.
+
+        Else one could send joiners where nobody is. `everyones`: the last turn of everybody that has closed, behind
+        which the means lie of parties and regions: they count turns by themselves.
+        """
+        if not self._gathering.is_common(cohort):
+            cohort, turn = EVERYONE, everyones + 1
+        known = self.state.standing(cohort)
+        furthest = self._furthest(known.step, max(0, turn - known.step_turn))
+        return step if furthest is None else min(step, furthest)
+
     @property
     def serves_weights(self) -> bool:
         """Whether the weights are on the servers, and not on the workers alone."""
         return self._settings.get("optimizer") != "workers"
 
-    def _to_come(self, begins: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
+    def _belong(self, leaves: tuple[str, ...], cohort: str) -> bool:
+        return self._members.of(cohort).issuperset(leaves)
+
+    def _standings_for(self, leaves: tuple[str, ...], first: Mapping[str, int]) -> dict[str, Standing]:
+        """Where the cohorts stand to which all of these belong. `first`: the first turns of whoever has come back."""
+        closed = self._gathering.all_closed().items()
+        here = self.standings({name: turn for name, turn in closed if self._belong(leaves, name)})
+        behind = {  # what others have closed since is not over for it
+            name: known.behind(known.step_turn)
+            for name, known in self._host.attendance.roster.standings.items()
+            if known.step_turn < first.get(name, 0)
+        }
+        return latest(here, behind)
+
+    def _to_come(
+        self, begins: Mapping[str, dict[str, int]], standings: Mapping[str, Standing]
+    ) -> dict[str, dict[str, int]]:
         """Of those who begin with some turns: who has not begun yet."""
-        closed = self._gathering.all_closed()
+        closed = self._gathering.all_closed() | {name: known.turn for name, known in standings.items()}
         return {
             name: turns
             for name, turns in begins.items()
-            if all(turn > closed.get(cohort, -1) for cohort, turn in turns.items())
+            if all(
+                turns.get(cohort, 0) > turn
+                for cohort, turn in closed.items()
+                if name in self._members.of(cohort)
+            )
         }
 
     def _let_in(self, peer: Peer) -> None:

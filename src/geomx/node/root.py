@@ -182,6 +182,9 @@ class Root:
     def begin_anew(self) -> None:
         """A shard that is lost ends the run."""
 
+    def hand_over(self) -> None:
+        """Nobody goes on without a shard."""
+
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         """What belongs in a checkpoint, as it is now. Raises `ProtocolError` for what only somebody below has."""
         assert self._layout is not None

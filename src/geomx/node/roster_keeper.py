@@ -14,7 +14,7 @@ from typing import TypeVar
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.roster import decide
-from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster, latest
+from geomx.wire.roster_messages import Asks, Held, Hold, Lost, Roster, Standing, Standings, latest
 
 Told = TypeVar("Told", Lost, Asks)
 
@@ -33,6 +33,9 @@ class RosterKeeper:
         publish: Takes a roster that has been decided.
         pace: See `Roster`.
         has_begun: Whether all have their first values.
+        nears_its_end: Whether a worker has left that was not asked to.
+        slowest: The last turn of the slowest cohort that trains, where cohorts do not move in step; else -1. A cohort
+            of which nobody took part begins behind it: others need not wait until it has made up for its absence.
     """
 
     def __init__(
@@ -45,11 +48,15 @@ class RosterKeeper:
         publish: Callable[[Roster], None],
         pace: Callable[[], int],
         has_begun: Callable[[], bool],
+        nears_its_end: Callable[[], bool],
+        slowest: Callable[[], int],
     ) -> None:
         self._members, self._losses, self._others = members, losses, tuple(others)
         self._hold, self._held, self._publish = hold, held, publish
-        self._pace, self._has_begun = pace, has_begun
+        self._pace, self._has_begun, self._nears_its_end = pace, has_begun, nears_its_end
+        self._slowest = slowest
         self._number = 0
+        self._slowest_pace = -1  # that was told: nobody is behind it, whoever has come back included
         self._lost: dict[str, Lost] = {}
         self._asking: dict[str, Asks] = {}
         self._deciding: tuple[dict[str, Lost], dict[str, Asks]] | None = None
@@ -106,24 +113,36 @@ class RosterKeeper:
             asking,
             self._losses,
             self._has_begun(),
-            bool(self._members.left(everybody)),
+            self._nears_its_end(),
         )
         settles = [(node, message.incarnation) for node, message in lost.items()]
         settles += [(worker, message.incarnation) for worker, message in asking.items()]
         self._settled |= settles
         self._number += 1
         self._deciding = None
+        self._slowest_pace = max(
+            self._slowest_pace, self._pace()
+        )  # those who are just back have said nothing yet
         roster = Roster(
             self._number,
             tree.bitmap_of(decision.out),
             tree.bitmap_of(decision.joined),
-            latest(*(message.standings for message in said)),
+            self._standings(latest(*(message.standings for message in said)), decision.joined),
             tuple(settles),
-            decision.reason,
-            self._pace(),
+            decision.why,
+            self._slowest_pace,
         )
         self._publish(roster)
         self._begin()
+
+    def _standings(self, known: Standings, joined: Iterable[str]) -> dict[str, Standing]:
+        """A cohort that comes back as a whole begins behind the last that has closed, or where the others are."""
+        back, slowest, told = set(joined), self._slowest(), dict(known)
+        for cohort, standing in told.items():
+            members = self._members.of(cohort)
+            if cohort and not back.isdisjoint(members) and not self._members.present(members):
+                told[cohort] = standing.behind(max(standing.turn, slowest))
+        return told
 
 
 def _parted(told: dict[str, Told], count: int) -> tuple[dict[str, Told], dict[str, Told]]:

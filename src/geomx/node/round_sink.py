@@ -24,8 +24,8 @@ class Above(Handler, Protocol):
     def at_barrier(self, message: Calling) -> None:
         """Everybody below has come to a call of the whole run."""
 
-    def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
-        """Members take no part after these turns of their cohorts."""
+    def leave(self, turns: dict[str, int], origins: tuple[str, ...], early: bool = False) -> None:
+        """Members take no part after these turns of their cohorts. `early`: see `Leave`."""
 
     @property
     def quiet(self) -> bool:
@@ -58,6 +58,9 @@ class RoundSink(Protocol):
 
     def begin_anew(self) -> None:
         """Nobody above knows this server any more."""
+
+    def hand_over(self) -> None:
+        """This server leaves, and others go on: give them what it has not shared."""
 
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         """A child wants what belongs in a checkpoint."""

@@ -30,10 +30,11 @@ from geomx.node.reception import Reception
 from geomx.node.round_sink import RoundSink
 from geomx.node.same_data import SameDataWatch
 from geomx.node.slices.blocks import Receipts, flows_to, receipted
+from geomx.node.slices.handed_over import HandedOver
 from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.joined import Joined
 from geomx.node.slices.payloads import check_size
-from geomx.node.slices.update_stream import UpdateEncoder, codec_for, decoded
+from geomx.node.slices.update_stream import UpdateEncoder, codec_of, decoded
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import Losses
@@ -60,7 +61,7 @@ from geomx.wire.messages import (
     Value,
     payload_size,
 )
-from geomx.wire.roster_messages import Asks, Lost, Message
+from geomx.wire.roster_messages import Asks, Lost, Message, Retire
 from geomx.wire.session import Patience
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
@@ -102,6 +103,7 @@ class Server(BaseNode):
         self._gathering = Gathering(policy, self.members, self._closed, self._wake, self._agrees)
         self.attendance = Attendance(self, edges, self._gathering, self._losses)
         self.reception = Reception(self, edges, self._gathering, policy, self._losses.may_return)
+        self.handed_over = HandedOver(len(self.members.order))
         self.sink = make_sink(self)
         self._receipts = Receipts(edges.classes is not None and edges.classes.loses)
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
@@ -111,6 +113,8 @@ class Server(BaseNode):
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_begun = self._is_over = False
+        self._retires = False  # it was asked to leave
+        self._hands_over = False  # the last to leave was asked to, so others go on
         self._all_left_at = 0.0
         self._awaited = Awaited(self._losses.awaited_s, self.limits.stall_s, self.note)
 
@@ -148,9 +152,9 @@ class Server(BaseNode):
 
     def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""
-        codec = codec_for(slice_, round_.kind, self._edges.up)
+        up = self._edges.up
         given = [(push, payload) for push, payload in round_.in_order() if payload is not None]
-        return [partial(decoded, codec, slice_, push.origins, payload) for push, payload in given]
+        return [partial(decoded, codec_of(slice_, p, up), slice_, p.origins, payload) for p, payload in given]
 
     @property
     def down(self) -> UpdateEncoder:
@@ -191,7 +195,7 @@ class Server(BaseNode):
         """Whether a child may send a payload of that size."""
         if isinstance(message, Push):
             slice_ = self._slice(message.slice)
-            check_size(message, slice_, codec_for(slice_, message.kind, self._edges.up))
+            check_size(message, slice_, codec_of(slice_, message, self._edges.up))
             self._receipts.check(message, slice_)
         elif payload_size(message) and not isinstance(message, Attach):
             raise ProtocolError(f"{type(message).__name__} announces a payload")
@@ -211,6 +215,9 @@ class Server(BaseNode):
     def on_open(self, peer: Peer, first: bool) -> None:
         if first:
             self.reception.leaves(peer)
+            self._gathering.sent_by_former(set(self._edges.children.get(peer.name, ())))
+        if first and self._retires and peer.name in self._edges.children:
+            self.send(peer, Retire())
         self._awaited.back(peer)
         self.attendance.back(peer)
         if self._all_left_at:
@@ -224,10 +231,19 @@ class Server(BaseNode):
         if not 0.0 <= push.weight < math.inf:
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         slice_ = self._slice(push.slice)
+        if push.drains:
+            if self.reception.is_welcomed(child):
+                self.handed_over.take(child, self.members.first(push.origins), slice_, push, payload)
+            return
         self._gathering.check(push)
         is_late = push.turn <= self._gathering.closed(slice_.index, push.cohort)
+        is_late = is_late or self.reception.is_behind(child, push.step)
         if is_late or not self.reception.is_welcomed(child):  # what is due of whoever begins anew comes again
             return
+        everyones = self._gathering.closed(slice_.index, EVERYONE)
+        step = self.reception.possible(push.step, push.cohort, push.turn, everyones)
+        if step < push.step:
+            push = msgspec.structs.replace(push, step=step)
         self._turns.opened(push, leaves[0], self._now)
         self._step_control.contributed(push, self._now)
         self._receipts.counted(child, push, payload)
@@ -240,6 +256,7 @@ class Server(BaseNode):
         self.after(at - self._now, key, lambda: then(self._now))
 
     def _closed(self, slice_: Slice, round_: Round) -> None:
+        self.handed_over.join(slice_, round_)
         self.reception.state.closed(round_)
         self._turns.closed(round_)
         if round_.cohort == EVERYONE and self._policy.sync_group != "run" and round_.turn > self._last_call:
@@ -263,7 +280,9 @@ class Server(BaseNode):
 
     def stands(self, told: Joined) -> None:
         """Those above have told where the run stands that this server joins."""
-        if set(self.members.order) <= set(told.out):
+        order = set(self.members.order)
+        out = order.intersection(told.out)
+        if out and order <= out | self.members.left(order).keys() | told.left.keys():
             self._gathering.forget()
             self.reception.state.forget()
         self.reception.state.learn(told.standings)
@@ -320,8 +339,12 @@ class Server(BaseNode):
             raise ProtocolError(f"{peer.name} takes leave for {', '.join(message.origins)}")
         self.members.leave(message.origins, message.turns)
         turn = max(message.turns.values(), default=-1)
-        self.note("left", "info", peer=", ".join(message.origins), turn=turn)
-        self.sink.above.leave(message.turns, message.origins)
+        early = {"early": True} if message.early else {}
+        self.note("left", "info", peer=", ".join(message.origins), turn=turn, **early)
+        self._hands_over = message.early
+        self.sink.above.leave(message.turns, message.origins, message.early)
+        if message.early:
+            self.attendance.depart(dict.fromkeys(message.origins, message.turns))
         self._step_control.left(message.origins)
         self.acknowledge(peer)
         self._gathering.look(self._now)
@@ -329,8 +352,9 @@ class Server(BaseNode):
 
     @property
     def _ends(self) -> bool:
-        """Whether everybody who takes part has left."""
-        return self.members.all_left or self._is_over
+        """Whether everybody who takes part has left; where others go on, whoever is out may come back."""
+        may_return = bool(self.members.out) and not (self._retires or self.sink.is_top)
+        return (self.members.all_left and not (self._hands_over and may_return)) or self._is_over
 
     def _end_if_done(self) -> None:
         """End once every member has left, everybody below has gone, and those above know."""
@@ -339,10 +363,30 @@ class Server(BaseNode):
         if not self._all_left_at:
             self._all_left_at = self._now
             self.attendance.over()
-        edges = filter(None, map(self.peer, (*self._edges.children, *self._dials)))
+        below = filter(None, map(self.peer, self._edges.children))
         is_due = self._now - self._all_left_at > self.limits.stop_s
-        if not any(map(self._awaits, edges)) and (is_due or not self.attendance.absent):
+        if any(map(self._awaits, below)) or not (is_due or not self.attendance.absent):
+            return
+        if self._hands_over:
+            self._hands_over = False
+            self.sink.hand_over()
+        if not any(map(self._awaits, filter(None, map(self.peer, self._dials)))):
             self.stop(in_order=self.sink.above.quiet)
+
+    def retire(self) -> None:
+        """Leave in order: all below first. Whoever has not within `limits.stop_s` is lost with this server."""
+        if not self._retires:
+            self._retires = True
+            self.note("retires", "info")
+            for child in filter(None, map(self.peer, self._edges.children)):
+                self.send(child, Retire())
+            self.after(self.limits.stop_s, "retire", self._retire_late)
+
+    def _retire_late(self) -> None:
+        present = self.members.present(self.members.order)
+        why = f"it did not leave within {self.limits.stop_s:g} s (limits.stop_s)"
+        late = next((NodeLost(name, why) for name in self.members.order if name in present), None)
+        self.stop(late, in_order=self.sink.above.quiet)
 
     def _awaits(self, peer: Peer) -> bool:
         """Whether the end waits for a peer: to know, to hang up, or to come back for its leave's acknowledgement."""

@@ -17,7 +17,15 @@ from geomx.node.slices.clipping import Clipping
 from geomx.node.whole_turns import WholeTurns
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
-from geomx.wire.messages import Calling, Hyperparameters, Norms, Sampled, Scale, Stepped, payload_size
+from geomx.wire.messages import (
+    Calling,
+    Hyperparameters,
+    Norms,
+    Sampled,
+    Scale,
+    Stepped,
+    payload_size,
+)
 from geomx.wire.roster_messages import Asks, Close, Complete, Held, Hold, Lost, Message, Roster
 
 
@@ -55,8 +63,9 @@ class Top:
         self.whole = WholeTurns(server.name, shards, send, server.attendance.named)
         here = server.attendance
         self._keeper = RosterKeeper(
-            server.members, losses, others, send, here.held, self._publish, here.pace, server.has_begun
-        )
+            server.members, losses, others, send, here.held, self._publish, here.pace, server.has_begun,
+            here.nears_its_end, here.slowest,
+        )  # fmt: skip
 
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """From another shard."""
@@ -92,7 +101,7 @@ class Top:
     def at_barrier(self, message: Calling) -> None:
         """Nobody above needs to know."""
 
-    def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
+    def leave(self, turns: dict[str, int], origins: tuple[str, ...], early: bool = False) -> None:
         """Nobody above needs to know."""
 
     def _publish(self, roster: Roster) -> None:

@@ -13,7 +13,8 @@ import msgspec
 import torch
 
 from geomx.channels.contract import BlockClasses
-from geomx.codecs.contract import Block, Codec, Room
+from geomx.codecs.contract import Block, Codec, Room, room_of
+from geomx.codecs.measure import largest
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.contract import FirstStep
@@ -28,8 +29,9 @@ from geomx.node.slices.joined import Joined
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
-from geomx.node.slices.update_stream import UpdateDecoder, codec_for
+from geomx.node.slices.update_stream import DENSE, UpdateDecoder, codec_for
 from geomx.tree import EVERYONE, Tree
+from geomx.wire import presence
 from geomx.wire.messages import (
     Advice,
     Allowance,
@@ -50,9 +52,10 @@ from geomx.wire.messages import (
     Value,
     payload_size,
 )
-from geomx.wire.roster_messages import Asks, Lost, Message, Over, Roster
+from geomx.wire.roster_messages import Asks, Departed, Lost, Message, Over, Retire, Roster, Turns
 
 HYPERS_KEPT = 1024
+LAST = 65_535  # the lane behind all others
 
 
 class UplinkOwner(Protocol):
@@ -72,6 +75,12 @@ class UplinkOwner(Protocol):
 
     def over(self) -> None:
         """The run has ended without this node."""
+
+    def retire(self) -> None:
+        """The server above is to leave, and this node with it."""
+
+    def departed(self, left: tuple[Turns, ...]) -> None:
+        """These have left early."""
 
     def fetched(self, state: State, payload: Any) -> None:
         """An answer to `fetch`."""
@@ -114,6 +123,7 @@ class Uplink:
         self._pushed: dict[
             tuple[int, str], tuple[int, float]
         ] = {}  # slice, cohort -> last push: turn and time
+        self._handing = 0  # slices that are to be handed over
         self._hypers: dict[bytes, Hyperparameters] = {}  # that those above have, oldest first
         self.slice_jobs = SliceJobs(node)  # residuals belong to a slice, whoever's the contribution is
 
@@ -240,13 +250,44 @@ class Uplink:
     def at_barrier(self, message: Calling) -> None:
         self._tell_all(message)
 
-    def leave(self, turns: dict[str, int], origins: tuple[str, ...]) -> None:
-        self._tell_all(Leave(turns, origins))
+    def leave(
+        self, turns: dict[str, int], origins: tuple[str, ...], early: bool = False, priority: int = 0
+    ) -> None:
+        self._tell_all(Leave(turns, origins, early), priority)
+
+    def hand_over(self, push: Push, make: Callable[[], torch.Tensor | None]) -> None:
+        """As this node leaves: give up what `make` returns of a slice, and what the codec holds back of it.
+
+        It goes up once: where those above are lost before they have used it, it is lost with them.
+        """
+        slice_ = self._slice(push.slice)
+
+        def work() -> tuple[torch.Tensor, bytes | None] | None:
+            values, held = make(), self._up.held(slice_)
+            if held is not None:
+                held = held.to(getattr(torch, slice_.dtype), copy=True)
+                values = held if values is None else held.add_(values)
+            if values is None or not 0.0 < largest(values) <= room_of(slice_).most:
+                return None
+            some = [bool(values[part.offset : part.offset + part.elements].any()) for part in slice_.parts]
+            return DENSE.encode(slice_, push.turn, values), presence.pack(some)
+
+        def done(made: tuple[torch.Tensor, bytes | None] | None) -> None:
+            self._handing -= 1
+            if made is not None:
+                payload, present = made
+                drains = msgspec.structs.replace(push, drains=True, present=present, size=payload.nbytes)
+                shard = self._parent(self.parents[self._shard_of[push.slice]])
+                self._node.send(shard, drains, payload, priority_of(slice_))
+
+        self._handing += 1
+        self.slice_jobs.run(slice_.index, work, done, 3 * slice_.size_bytes)
 
     @property
     def quiet(self) -> bool:
-        """Whether every parent has acknowledged everything."""
-        return all(not self._parent(name).session.unacknowledged for name in self.parents)
+        """Whether nothing is to be sent any more, and every parent has acknowledged everything."""
+        unheard = any(self._parent(name).session.unacknowledged for name in self.parents)
+        return not (self._handing or unheard)
 
     # -- down -----------------------------------------------------------------------------------------------
 
@@ -269,6 +310,10 @@ class Uplink:
             self._owner.roster(message)
         elif isinstance(message, Over):
             self._owner.over()
+        elif isinstance(message, Retire):
+            self._owner.retire()
+        elif isinstance(message, Departed):
+            self._owner.departed(message.left)
         elif isinstance(message, State):
             self._slice(message.slice)
             self._owner.fetched(message, payload)
@@ -329,9 +374,9 @@ class Uplink:
             index: (turns[2 * index], turns[2 * index + 1]) for index, turns in enumerate(holders) if turns
         }
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, message: Message, priority: int = 0) -> None:
         for name in self.parents:
-            self._node.send(self._parent(name), message)
+            self._node.send(self._parent(name), message, priority=priority)
 
     def _parent(self, name: str) -> Peer:
         peer = self._node.peer(name)
@@ -346,4 +391,4 @@ class Uplink:
 
 def priority_of(slice_: Slice) -> int:
     """A slice's lane (P3): what the next forward needs first overtakes the rest. 0 is for control."""
-    return min(1 + slice_.priority, 65_535)
+    return min(1 + slice_.priority, LAST)

@@ -20,16 +20,17 @@ from geomx.node.contract import Notify
 from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
-from geomx.node.port import Allowed, Arrived, Away, Contribution, Fetched, Left, Ready
+from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Ready
 from geomx.node.same_data import keyed
 from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.joined import Joined
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.slices.update_stream import UpdateDecoder
-from geomx.node.uplink import Uplink
+from geomx.node.uplink import LAST, Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.losses import Losses
-from geomx.tree import Tree
+from geomx.rounds.roster import reason
+from geomx.tree import EVERYONE, Tree
 from geomx.wire.messages import (
     Advice,
     Allowance,
@@ -43,7 +44,7 @@ from geomx.wire.messages import (
     Update,
     Value,
 )
-from geomx.wire.roster_messages import Roster
+from geomx.wire.roster_messages import Roster, Turns
 from geomx.wire.session import Patience
 
 
@@ -82,7 +83,7 @@ class Worker(BaseNode):
         self._out = frozenset[str]()  # who takes no part, as far as is known
         self._ready = False
         self._is_known = True  # to those above: what it says now they take for a member's
-        self._leaving: dict[str, int] | None = None  # the last turns, once it leaves
+        self._leaving: tuple[dict[str, int], bool] | None = None  # its last turns, and whether it is early
         self._steps = -1  # that the loop has taken by itself
         self._loop_waits = False  # the training loop waits in a call of geomx
         self._restoring: dict[int, Planes] = {}  # by slice: what its next `assign` brings with it
@@ -99,6 +100,8 @@ class Worker(BaseNode):
         push = msgspec.structs.replace(contribution.push, origins=origins, hyper=digest)
         if push.kind == "assign":
             self._assign(push, contribution)
+        elif push.drains:
+            self._uplink.hand_over(push, lambda: contribution.values)
         else:
             self._uplink.push(push, lambda _: contribution.values, 0)
 
@@ -147,9 +150,24 @@ class Worker(BaseNode):
         """The script cannot go on, but others can: the run is not told, and loses this worker."""
         self.stop(RunFailed(self.name, reason))
 
-    def leave(self, turns: dict[str, int]) -> None:
-        self._leaving = turns
-        self._uplink.leave(turns, (self.name,))
+    def leave(self, turns: dict[str, int], early: bool = False) -> None:
+        def take_leave(priority: int = 0) -> None:
+            self._leaving = turns, early
+            self._uplink.leave(turns, (self.name,), early, priority)
+
+        def end() -> None:
+            take_leave()
+            self._end()
+
+        # Behind what it hands over, so that a turn which waits for this worker has that.
+        self._uplink.slice_jobs.behind_all(lambda: take_leave(LAST if early else 0))
+        if early:  # whether those above have all of it, or not
+            self.after(self.limits.stop_s, "leave", end)
+
+    def _take_leave_again(self) -> None:
+        if self._leaving is not None:
+            turns, early = self._leaving
+            self._uplink.leave(turns, (self.name,), early)
 
     def _digest(self, hyper: Hyperparameters) -> bytes:
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(hyper.items())), digest_size=8).digest()
@@ -165,15 +183,15 @@ class Worker(BaseNode):
         self._ready = self._is_known = True
         begins = told.begins.get(self.name, {})
         self._uplink.push_again((), told.begins)
-        if self._leaving is not None:
-            self._uplink.leave(self._leaving, (self.name,))
+        self._take_leave_again()
         self._out = frozenset(told.out)
         self.emit(Notify(Ready(told.closed, told.standings, told.reached, begins, told.roster)))
 
     def roster(self, roster: Roster) -> None:
         before, self._out = self._out, frozenset(self._tree.workers_in(roster.out))
         self.emit(Notify(Away(roster)))
-        self.note("roster", number=roster.number, out=len(self._out), reason=roster.reason)
+        why = reason(self._tree.workers_in(roster.joined), roster.why)
+        self.note("roster", number=roster.number, out=len(self._out), reason=why)
         if gone := sorted(self._job & self._out - before):
             self.stop(
                 NodeLost(gone[0], f"{self.name} is of one job with it, which ends with any of its workers")
@@ -184,13 +202,20 @@ class Worker(BaseNode):
             NodeLost(self._uplink.parents[0], "the run has ended, and this worker took no part in its end")
         )
 
+    def retire(self) -> None:
+        self.emit(Notify(Asked()))
+
+    def departed(self, left: tuple[Turns, ...]) -> None:
+        for group in left:
+            self.emit(Notify(Departs(group.workers, group.turns.get(EVERYONE, -1))))
+
     # -- those above -------------------------------------------------------------------------------------------
 
     def on_anew(self) -> None:
         self._is_known = self._uplink.layout is None
         self._uplink.attach_anew()
-        if self._leaving is not None and self._is_known:
-            self._uplink.leave(self._leaving, (self.name,))
+        if self._is_known:
+            self._take_leave_again()
 
     def on_open(self, peer: Peer, first: bool) -> None:
         self._awaited.back(peer)
@@ -233,8 +258,11 @@ class Worker(BaseNode):
 
     def on_acknowledged(self, peer: Peer) -> None:
         if self._leaving is not None and self._is_known and self._uplink.quiet:
-            self.emit(Notify(Left()))
-            self.stop()
+            self._end()
+
+    def _end(self) -> None:
+        self.emit(Notify(Left()))
+        self.stop()
 
     def waits_for(self) -> list[str]:
         return [] if self._ready else super().waits_for()

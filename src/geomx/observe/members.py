@@ -14,13 +14,13 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from geomx.config import Run
+from geomx.config.choice_rules import LOSSLESS
 from geomx.observe.records import Record
 from geomx.observe.sentences import are, counted, sentence
+from geomx.rounds.roster import are_back, is_awaited, is_lost
 from geomx.sync import policies
 
-Kind = Literal["lost", "back", "roster", "torn"]
-
-LOST, AWAITED = " is lost (", " is awaited: "  # behind a node's name in a roster's reason
+Kind = Literal["lost", "back", "left", "roster", "torn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Change:
 
     Attributes:
         t: When, in seconds of the records' clock.
-        kind: "lost": workers take no part any more. "back": they do again, or are no longer awaited. "roster": they
-            are lost and remain in, and the run waits for them. "torn": slices of a turn's step are means over different
-            workers.
+        kind: "lost": workers take no part any more. "back": they do again, or are no longer awaited. "left": they were
+            asked to leave, and have left in order. "roster": they are lost and remain in, and the run waits for them.
+            "torn": slices of a turn's step are means over different workers.
         who: The workers.
         text: The whole in plain words.
         workers: How many take part since.
@@ -54,12 +54,15 @@ class Members:
     Attributes:
         changes: The list, in the order of time.
         out: The workers that take no part.
+        left: The workers that have left early.
     """
 
     def __init__(self, run: Run) -> None:
         self.changes: list[Change] = []
         self.out: frozenset[str] = frozenset()
+        self.left: frozenset[str] = frozenset()
         self._tree = run.tree
+        self._loses = {name for name in run.tree.nodes if codec_above(run, name) not in LOSSLESS}
         self._group = policies.make(run.sync.policy).sync_group
         self._workers = len(run.workers)  # that take part
         self._began: float | None = None
@@ -69,6 +72,7 @@ class Members:
         self._take: dict[str, Callable[[Record], None]] = {
             "attached": self._attached,
             "roster": self._roster,
+            "left": self._left_early,
             "torn": lambda record: self._held[record.node].append(record),
             "joined": self._connected,
             "resumed": self._connected,
@@ -101,6 +105,14 @@ class Members:
         if self._began is None:
             self._began = record.t
 
+    def _left_early(self, record: Record) -> None:
+        who = tuple(name for name in _names(record.fields["peer"]) if name not in self.left)
+        if who and record.node == self._tree.shards[0] and record.fields.get("early"):
+            self.left |= set(who)
+            self._workers -= len(self.left.intersection(who) - self.out)
+            have = "has" if len(who) == 1 else "have"
+            self._moved(record.t, "left", who, f"{', '.join(who)} {have} left")
+
     def _roster(self, record: Record) -> None:
         if "members" not in record.fields:  # a worker's, which says less
             return
@@ -114,38 +126,41 @@ class Members:
         before, self.out = self.out, frozenset(_names(fields["out"]))
         self._workers = fields["members"]
         gone = tuple(name for name in self._tree.workers if name in self.out - before)
-        lost, awaited, back = self._parts(fields["reason"], gone)
         if joined := _names(fields["joined"]):
-            self._moved(record, "back", joined, back or f"{are(joined)} back")
+            self._moved(record.t, "back", joined, are_back(joined), fields["turns"])
         if gone:
-            self._moved(record, "lost", gone, lost or f"{are(gone)} lost")
+            why = self._why_lost(fields["lost"], gone) + self._without_its_residual((*gone, *fields["lost"]))
+            self._moved(record.t, "lost", gone, why, fields["turns"])
         self._awaited = {node: who for node, who in self._awaited.items() if not self.is_out(node)}
-        for node, why in awaited.items():
+        for node, why in fields["awaited"].items():
             if not self.is_out(node) and node not in self._awaited:  # it is told again and again
                 self._awaited[node] = tuple(name for name in self._tree.leaves(node) if name not in self.out)
-                self._add(record.t, "roster", self._awaited[node], why)
+                self._add(record.t, "roster", self._awaited[node], is_awaited(node, why))
 
-    def _parts(self, reason: str, gone: Iterable[str]) -> tuple[str, dict[str, str], str]:
-        """A roster's reason taken apart: who is lost, who is awaited, who is back."""
-        lost, awaited, back = [], {}, []
-        for part in reason.split("; "):
-            node, is_lost, _ = part.partition(LOST)
-            if is_lost:
-                if not set(gone).isdisjoint(self._tree.leaves(node)):  # else a roster before has settled it
-                    lost.append(part)
-            elif AWAITED in part:
-                awaited[part.partition(AWAITED)[0]] = part
-            else:
-                back.append(part)
-        return "; ".join(lost), awaited, "; ".join(back)
+    def _why_lost(self, lost: Mapping[str, str], gone: tuple[str, ...]) -> str:
+        """Of those of which this roster says that they are; a roster before may have settled others."""
+        parts, left = [], set(gone)
+        for node, why in lost.items():
+            if not left.isdisjoint(self._tree.leaves(node)):
+                parts.append(is_lost(node, why))
+                left.difference_update(self._tree.leaves(node))
+        if not parts:
+            return f"{are(gone)} lost"
+        return "; ".join([*parts, *([f"{counted(len(left), 'more worker')} lost"] if left else [])])
 
-    def _moved(self, record: Record, kind: Kind, who: tuple[str, ...], why: str) -> None:
-        cohort, turn = self._since(who, record.fields["turns"])
+    def _without_its_residual(self, nodes: Iterable[str]) -> str:
+        """What is lost with nodes whose codecs hold something back."""
+        return "" if self._loses.isdisjoint(nodes) else ", and so is what its codec held back"
+
+    def _moved(
+        self, t: float, kind: Kind, who: tuple[str, ...], why: str, turns: Mapping[str, int] | None = None
+    ) -> None:
+        cohort, turn = self._since(who, turns or {})
         take = "takes" if self._workers == 1 else "take"
         text = f"{why}; {self._workers} of {len(self._tree.workers)} workers {take} part"
         if turn is not None:
             text += f" from turn {turn} {f'of {cohort} ' if cohort else ''}on"
-        self._add(record.t, kind, who, text, cohort, turn)
+        self._add(t, kind, who, text, cohort, turn)
 
     def _since(self, who: Iterable[str], turns: Mapping[str, int]) -> tuple[str | None, int | None]:
         """The cohort in which all of these take their steps, and its first turn of which a roster holds."""
@@ -183,6 +198,16 @@ class Members:
         self.changes.append(Change(t, kind, who, text, self._workers, cohort, turn))
 
 
+def codec_above(run: Run, name: str) -> str:
+    """What goes up from a node is encoded with; "dense" of a global server."""
+    if run.tree.is_shard(name):
+        return "dense"
+    if run.tree.is_worker(name):
+        return run.lan.codec_up
+    above = run.tree.parent(name)
+    return next((region.below.codec_up for region in run.regions if region.name == above), run.wan.codec_up)
+
+
 def _names(listed: str) -> tuple[str, ...]:
     return tuple(filter(None, listed.split(", ")))
 
@@ -206,9 +231,13 @@ def in_short(told: Sequence[Mapping[str, Any]], workers: int) -> str:
     lost = sum(len(now - before) for before, now in pairwise(every))
     back = sum(len(before - now) for before, now in pairwise(every))
     words = [f"{counted(lost, 'worker')} lost, {back:,} back"] if lost else []
+    left = {name for change in told if change["kind"] == "left" for name in change["who"]}
+    words += [f"{counted(len(left), 'worker')} left"] if left else []
     words += [counted(kinds["roster"], "wait")] if kinds["roster"] else []
     words += [counted(kinds["torn"], "torn turn")] if kinds["torn"] else []
-    return f"{', '.join(words)}; {workers - len(every[-1]):,} of {counted(workers, 'worker')} at the end"
+    return (
+        f"{', '.join(words)}; {workers - len(every[-1] | left):,} of {counted(workers, 'worker')} at the end"
+    )
 
 
 def _out(told: Iterable[Mapping[str, Any]]) -> Iterator[set[str]]:

@@ -60,6 +60,7 @@ class PartyProgress:
     lost: set[str] = field(default_factory=set)  # children likewise
     out: frozenset[str] = frozenset()  # its workers that take no part
     finished: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)  # those of them that have left early
     described_link: str = ""
     link: str = ""  # what an event has made of it
 
@@ -78,9 +79,12 @@ class PartyProgress:
         """What it does, or for whom it waits, and who of it takes no part."""
         if self.out >= self.leaves:
             return "out"
+        if self.left >= self.leaves - self.out:
+            return "left"
         if self.is_lost:
             return "lost"
         without = f", {few(self._names_out)} out" if self.out else ""
+        without += f", {few(sorted(self.left))} left" if self.left else ""
         return f"{self._state_of_others}{without}"
 
     @property
@@ -96,7 +100,7 @@ class PartyProgress:
             return f"waiting for {few(absent)}"
         if self.waits_for:
             return f"waiting for {few(self.waits_for.split(', '))}"
-        if self.finished:
+        if self.finished - self.left:
             return "finished" if self.finished >= self.leaves - self.out else "finishing"
         return "training" if self.rounds or self.samples else "starting"
 
@@ -261,6 +265,8 @@ def _left(party: PartyProgress, record: Record) -> None:
     if _is_server(party, record):
         for worker in record.fields["peer"].split(", "):
             party.finished.add(worker)
+            if record.fields.get("early"):
+                party.left.add(worker)
 
 
 def _link(party: PartyProgress, record: Record) -> None:

@@ -3,9 +3,9 @@
     {"t": 12.5, "node": "A", "name": "joined", "level": "info", "fields": {"peer": "A/0"}}
 
 `t` is `time.monotonic()` in seconds, which all processes of one machine share; a process's first record, `clock`, says
-what Unix time it was then, for nodes on several machines. A note's own fields stand apart, so that a note about
-another node (`failed` has a field `node`) cannot be taken for one of that node. Numbers that JSON lacks (nan,
-infinities) are written as null.
+what Unix time it was then, for nodes on several machines, and on which it runs. A note's own fields stand apart, so
+that a note about another node (`failed` has a field `node`) cannot be taken for one of that node. Numbers that JSON
+lacks (nan, infinities) are written as null.
 
 Observing must never stop a run: when its file can no longer be written, a recorder says so once and goes on without.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
@@ -99,7 +100,7 @@ class Recorder:
         if self._file is not None:
             _take_off_half_a_line(self._file)
             self._thread.start()
-            self.record(CLOCK, unix_s=time.time())
+            self.record(CLOCK, unix_s=time.time(), host=socket.gethostname())
 
     def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
         """Keep one record."""

@@ -337,6 +337,7 @@ def _weights(report: Report) -> tuple[str, Verdict]:
             return f"each its own: {each}", ""
         return f"workers DIFFER: {each}", "bad"
     told = report["members"]
-    lacks_some = out_at_end(told) if told else report["lost"]
+    has_left = any(change["kind"] == "left" for change in told)
+    lacks_some = out_at_end(told) or has_left if told else report["lost"]
     whom = "all workers that are left" if lacks_some else "all workers"
     return (f"the same on {whom}, sha256 {sha256[:12]}…", "good") if sha256 else ("", "")

@@ -25,6 +25,7 @@ _SENTENCES = {
     "no_datagrams": "{why}",
     "refused": "refused {peer}: {reason}",
     "rejoined": "continuing at step {step}, in epoch {epoch}",
+    "retires": "was asked to leave, and asks all below it to leave",
     "resumed": "{peer} is connected again",
     "saves": "{first} is away, so {path} is written here",
     "slept": "did not run for {seconds:.0f} s (suspended, or no processor time)",

@@ -97,6 +97,10 @@ class Totals:
     def samples_of(self, worker: str) -> int:
         return int(self.finished[worker]["samples"]) if self._tells_all(worker) else self.samples[worker]
 
+    def _is_away(self, worker: str) -> bool:
+        """Whether a worker takes no part in the end."""
+        return self.members.is_out(worker) or worker in self.members.left
+
     def _tells_all(self, worker: str) -> bool:
         """Whether a worker's last word is of all that it has done."""
         return worker in self.finished and self._starts[worker] < 2
@@ -185,7 +189,7 @@ class Totals:
         A worker has seen all of its own cohort. Of others, that need not have come when it left. Those that take no
         part in the end have no say.
         """
-        workers = [worker for worker in self._run.workers if not self.members.is_out(worker)]
+        workers = [worker for worker in self._run.workers if not self._is_away(worker)]
         ended = {worker: self.finished.get(worker, {}) for worker in workers}
         checked = self.ledger_workers()
         if not checked or not all(fields.get("ledger") for fields in ended.values()):
@@ -202,7 +206,9 @@ class Totals:
 
         Some of what others have contributed was to count nothing, or nobody knows how much it was.
         """
-        lost = {name for change in self.members.changes if change.kind == "lost" for name in change.who}
+        lost = {
+            name for change in self.members.changes if change.kind in ("lost", "left") for name in change.who
+        }
         return [name for name in self._run.workers if name not in lost and self._starts[name] < 2]
 
     @property
@@ -213,13 +219,17 @@ class Totals:
     def weights(self) -> str | dict[str, str] | None:
         """The one hash of all workers; that of each cohort, or where workers of one differ of each worker."""
         by_cohort: dict[str, set[str]] = defaultdict(set)
-        for fields in self.finished.values():
+        for worker, fields in self.finished.items():
             if (
-                fields["parameters_sha256"] is not None
+                worker not in self.members.left and fields["parameters_sha256"] is not None
             ):  # else it holds a part, and the first of its party tells
                 by_cohort[fields["cohort"]].add(fields["parameters_sha256"])
         if any(len(hashes) > 1 for hashes in by_cohort.values()):
-            found = {node: fields["parameters_sha256"] for node, fields in sorted(self.finished.items())}
+            found = {
+                node: fields["parameters_sha256"]
+                for node, fields in sorted(self.finished.items())
+                if node not in self.members.left
+            }
             return {node: sha256 for node, sha256 in found.items() if sha256 is not None}
         every = {cohort: next(iter(hashes)) for cohort, hashes in sorted(by_cohort.items())}
         return every if len(every) > 1 else next(iter(every.values()), None)

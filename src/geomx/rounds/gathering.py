@@ -206,12 +206,22 @@ class Gathering:
         self._rounds.clear()
         self._together.clear()
 
+    def sent_by_former(self, names: Set[str]) -> None:
+        """Whoever has sent what has come of these begins anew."""
+        for rounds in self._rounds.values():
+            for round_ in rounds.open.values():
+                round_.former |= names & round_.origins.keys()
+
     def came_back(self, names: Set[str]) -> None:
         """These take part again: whole cohorts of them have come to the calls that are over."""
         last = max((self.closed(index, EVERYONE) for index in self._slices), default=-1)
         for cohort, call in self._calls.items():
             if self._members.present(self._members.of(cohort)) <= names:
                 self._calls[cohort] = max(call, last)
+
+    def is_common(self, cohort: str) -> bool:
+        """Whether its turns are counted by all servers; else they are a party's or region's means, and steps count."""
+        return cohort == EVERYONE or cohort in self._cohorts
 
     def newest(self, cohort: str) -> int:
         """The last turn of a cohort that is open, or -1."""
@@ -227,6 +237,17 @@ class Gathering:
             if cohort in turns or not of.isdisjoint(self._members.of(cohort)):
                 turns[cohort] = max(turns.get(cohort, -1), rounds.closed)
         return turns
+
+    def slowest(self) -> int:
+        """The last turn of the slowest cohort that trains, where cohorts do not move in step; -1: none."""
+        there = [cohort for cohort in self._cohorts if self._members.present(self._members.of(cohort))]
+        if self._policy.lockstep or not there:
+            return -1
+        turns = dict.fromkeys(there, -1)
+        for (_, cohort), rounds in self._rounds.items():
+            if cohort in turns:
+                turns[cohort] = max(turns[cohort], rounds.closed)
+        return min(max(turn, self._members.begin_of(cohort) - 1) for cohort, turn in turns.items())
 
     def closed(self, index: int, cohort: str) -> int:
         """The last turn of a slice in a cohort, or -1."""
@@ -306,7 +327,7 @@ class Gathering:
         there = [other for other in self._cohorts if self._members.present(self._members.of(other))]
         answered = min((self._calls[other] for other in there), default=-1)
         return {
-            other: self.closed(index, other)
+            other: max(self.closed(index, other), self._members.begin_of(other) - 1)
             for other in there
             if other != cohort and self._calls[other] <= answered
         }

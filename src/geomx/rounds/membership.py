@@ -77,6 +77,10 @@ class Members:
         """Of those of these who have come back: with which turn of each cohort they have begun."""
         return {name: dict(self._begins[name]) for name in names if name in self._begins}
 
+    def begin_of(self, cohort: str) -> int:
+        """The turn with which those who take part in a cohort have begun: 0, unless all of them have come back."""
+        return min((self._first(name, cohort) for name in self.present(self.of(cohort))), default=0)
+
     def left(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
         """Of those of these who have left: their last turn in each cohort."""
         return {name: dict(self._left[name]) for name in names if name in self._left}
@@ -106,7 +110,7 @@ class Members:
         return self._left[name].get(cohort, -1)
 
     def _first(self, name: str, cohort: str) -> int:
-        return self._begins[name].get(cohort, 0)
+        return self._begins.get(name, {}).get(cohort, 0)
 
     def _forget(self) -> None:
         self._bounds, self._awaited = {}, {}

@@ -6,13 +6,14 @@ counted: a server is lost with all below it, and back as soon as one of its work
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from geomx.rounds.losses import Losses
 from geomx.tree import Tree
+from geomx.wire.roster_messages import Why
 
-MOST_TOLD = 8  # names in a reason
+MOST_TOLD = 8  # names of a kind
 
 
 class Decision(NamedTuple):
@@ -20,7 +21,7 @@ class Decision(NamedTuple):
 
     out: frozenset[str]
     joined: tuple[str, ...]
-    reason: str
+    why: Why
 
 
 def decide(
@@ -43,7 +44,7 @@ def decide(
         asking: Workers that are out, are there, and want to take part.
         losses: What the run's description says.
         has_begun: Whether all have their first values. Before, nobody is left out: it may be the one who has them.
-        have_left: Whether others have left in order: then the last of all is not awaited.
+        have_left: Whether others have left at the end of the run: then the last of all is not awaited.
 
     Returns:
         The decision. Whoever is lost stays in, and is awaited, where too few would be left without.
@@ -53,7 +54,6 @@ def decide(
     gone = below & present
     left = (present - gone) | set(joined)
     parties = {tree.cohort_at(name, 1) for name in left}
-    reasons = [f"{_listed(joined)} {'is' if len(joined) == 1 else 'are'} back"] if joined else []
     is_last = not left and have_left
     short = (
         ""
@@ -62,12 +62,37 @@ def decide(
         if has_begun
         else "the run has not begun"
     )
+    told, more = list(lost.items())[:MOST_TOLD], max(0, len(lost) - MOST_TOLD)
     if short:
-        reasons += [f"{node} is awaited: {short}" for node in list(lost)[:MOST_TOLD]]
-        return Decision(frozenset(out - set(joined)), joined, "; ".join(reasons))
-    reasons += [f"{node} is lost ({why})" for node, why in list(lost.items())[:MOST_TOLD]]
-    reasons += [f"{len(lost) - MOST_TOLD} more are lost"] if len(lost) > MOST_TOLD else []
-    return Decision(frozenset((out | gone) - set(joined)), joined, "; ".join(reasons))
+        return Decision(
+            frozenset(out - set(joined)), joined, Why({}, {node: short for node, _ in told}, more)
+        )
+    return Decision(frozenset((out | gone) - set(joined)), joined, Why(dict(told), {}, more))
+
+
+def reason(joined: Sequence[str], why: Why) -> str:
+    """A roster's in words."""
+    parts = [are_back(joined)] if joined else []
+    parts += [is_lost(*each) for each in why.lost.items()]
+    parts += [is_awaited(*each) for each in why.awaited.items()]
+    parts += [f"{why.more} more are {'awaited' if why.awaited else 'lost'}"] if why.more else []
+    return "; ".join(parts)
+
+
+def are_back(names: Sequence[str]) -> str:
+    """`A/0, A/1 are back`."""
+    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+    return f"{', '.join(names[:MOST_TOLD])}{more} {'is' if len(names) == 1 else 'are'} back"
+
+
+def is_lost(node: str, why: str) -> str:
+    """`A is lost (silent)`."""
+    return f"{node} is lost ({why})"
+
+
+def is_awaited(node: str, why: str) -> str:
+    """`A is awaited: the run has not begun`."""
+    return f"{node} is awaited: {why}"
 
 
 def _short_of(workers: int, parties: int, losses: Losses) -> str:
@@ -79,8 +104,3 @@ def _short_of(workers: int, parties: int, losses: Losses) -> str:
         some = "1 party" if parties == 1 else f"{parties} parties"
         return f"{some} would be left, and run.least_parties is {losses.least_parties}"
     return ""
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
-    return ", ".join(names[:MOST_TOLD]) + more

@@ -2,7 +2,8 @@
 
 Rules
 1. At most one contribution for each (round, slice, origin), whatever the incarnation. What was counted is
-   dropped when it comes again; contributions that overlap only in part are refused.
+   dropped when it comes again. Contributions that overlap only in part are refused; but a server that was started
+   again may add up other members than before, and then its sum takes the place of that which its former self has sent.
 2. Everybody in a round says the same kind of adding, and the same hyper-parameters or none.
 3. A round that has closed stays closed: what comes late is dropped.
 4. At most `OPEN_ROUNDS` rounds are open at a time, so that memory is bounded.
@@ -23,7 +24,17 @@ OPEN_ROUNDS = 4
 class Round:
     """One open round of one slice."""
 
-    __slots__ = ("cohort", "contributions", "kind", "opened", "origins", "turn", "waits_for", "waits_until")
+    __slots__ = (
+        "cohort",
+        "contributions",
+        "former",
+        "kind",
+        "opened",
+        "origins",
+        "turn",
+        "waits_for",
+        "waits_until",
+    )
 
     def __init__(self, turn: int, cohort: str, kind: Kind, now: float) -> None:
         self.turn = turn
@@ -33,6 +44,7 @@ class Round:
         self.waits_for: tuple[str, ...] = ()  # what the policy has said last
         self.waits_until: float | None = None
         self.origins: dict[str, int] = {}
+        self.former: set[str] = set()  # those whose sender has begun anew since
         self.contributions: list[tuple[int, Push, Any]] = []  # (place of the lowest origin, push, payload)
 
     def in_order(self) -> list[tuple[Push, Any]]:
@@ -41,11 +53,19 @@ class Round:
 
     def drop(self, names: Set[str]) -> bool:
         """Forget what has come of these alone; returns whether anything is left."""
-        self.contributions = [each for each in self.contributions if not each[1].origins.keys() <= names]
+        self._keep(each for each in self.contributions if not each[1].origins.keys() <= names)
+        return bool(self.contributions)
+
+    def give_place(self, names: Set[str]) -> None:
+        """Forget what has come of any of these."""
+        self._keep(each for each in self.contributions if names.isdisjoint(each[1].origins))
+
+    def _keep(self, contributions: Iterable[tuple[int, Push, Any]]) -> None:
+        self.contributions = list(contributions)
         self.origins = {
             name: number for _, push, _ in self.contributions for name, number in push.origins.items()
         }
-        return bool(self.contributions)
+        self.former &= self.origins.keys()
 
     @property
     def weight(self) -> float:
@@ -117,13 +137,14 @@ class Rounds:
                 )
             current = self.open[push.turn] = Round(push.turn, push.cohort, push.kind, now)
         known = current.origins.keys() & push.origins.keys()
-        if known:
-            if len(known) == len(push.origins):
-                return None
+        if known and len(known) == len(push.origins):
+            return None
+        if not known <= current.former:
             raise ProtocolError(
                 f"slice {push.slice}, turn {push.turn}: {', '.join(sorted(known))} is counted already, in other company"
             )
         self._agree(current, push, restarts or {})
+        current.give_place(known)
         current.origins.update(push.origins)
         current.contributions.append((place, push, payload))
         return current

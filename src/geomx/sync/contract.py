@@ -38,6 +38,7 @@ class LocalStep:
         least: The smallest number of steps between two averages. With "told".
         wait: Wait after every step to hear whether to average; else continue with what was heard last. With "told".
         equal: All workers that have stepped count the same, whatever `sync.weight` says. With "told".
+        most: The largest number of steps between two averages; 0: that is not known. With "told".
     """
 
     average: Literal["nobody", "party", "run", "told"] = "nobody"
@@ -49,6 +50,7 @@ class LocalStep:
     wait: bool = False
     equal: bool = False
     tier: int = 1
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class StepController(Protocol):
 
 
 MOST_STEPS = 1 << 20  # that a policy is asked for
+MOST_TURNS_AHEAD = 8  # for which it is asked
 
 
 def next_run_mean(policy: Policy, start: int = 0) -> tuple[int, LocalStep] | None:
@@ -195,3 +198,19 @@ def mean_period(policy: Policy) -> int | None:
     """
     step, plan = next_run_mean(policy) or (0, None)
     return None if plan is None or plan.average == "told" else (step + 1) * plan.fragment[1]
+
+
+def furthest_step(policy: Policy, step: int, turns: int) -> int | None:
+    """The last step that workers can have come to so many turns behind one that has closed with `step`.
+
+    None where that is not known: a policy has not said, or there are too many turns to ask it.
+    """
+    if policy.plans is GradientStep:
+        return step + turns
+    for _ in range(turns) if turns <= MOST_TURNS_AHEAD else ():
+        found, plan = next_run_mean(policy, step + 1) or (0, LocalStep())
+        if plan.average == "nobody" or (plan.average == "told" and not plan.most):
+            return None
+        # Whoever has come back may take as many steps as others, and begins with where the slowest is.
+        step = step + 2 * plan.most if plan.average == "told" else found
+    return step if turns <= MOST_TURNS_AHEAD else None

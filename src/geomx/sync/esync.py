@@ -98,7 +98,7 @@ class ESync:
             faults.append(Fault("lr", f"{lr}", "a number above 0"))
         if faults:
             raise ConfigError("policy esync", faults)
-        self._plan = LocalStep("told", {**AVERAGE, "lr": lr}, least=least, wait=wait, equal=equal)
+        self._plan = LocalStep("told", {**AVERAGE, "lr": lr}, least=least, most=most, wait=wait, equal=equal)
         self._least, self._most, self._slack = least, most, slack
         self._round, self._began = -1, 0.0
         self._timings: dict[str, _WorkerTiming] = {}

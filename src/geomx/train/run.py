@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from geomx.config.choices import Overlap, PushAt
-from geomx.errors import GeomxError, Unsupported, refusal_of
+from geomx.errors import AskedToLeave, GeomxError, Unsupported, refusal_of
 from geomx.node.port import Port
 from geomx.train import notes
 from geomx.train.attach import AttachedModel, attach
@@ -89,6 +89,8 @@ class LiveRun:
         self._schedules = Schedules()
         self._shares = Shares(name, tree, self._settings.seed, self._progress)
         self._closed = False
+        if self.may_leave_early:
+            self._progress.between = self._leave_if_asked
 
     # -- where we are -----------------------------------------------------------------------------------------
 
@@ -367,15 +369,39 @@ class LiveRun:
             return
         self.wait()
         if self._attached is not None:
-            self._attached.steps.finish()
+            with contextlib.suppress(AskedToLeave):  # while it waited for others: it has left
+                self._attached.steps.finish()
+        if not self._closed:
+            self._leave()
+
+    def _leave(self, early: bool = False) -> None:
         self._closed = True
         if self._attached is not None:
             self._attached.unhook()
             train_s = self._timeline.now() - self._began
             notes.finished(self._client.port, self._attached, self._samples.seen, train_s)
-        self._client.leave()
+        self._client.leave(early)
         if self._attached is not None:
             self._attached.intra_party.close()
+
+    @property
+    def may_leave_early(self) -> bool:
+        """Whether this worker can be asked to leave: the run goes on without it, and so does its party."""
+        return self._settings.on_loss == "continue" and self._settings.collective is None
+
+    def ask_to_leave(self) -> None:
+        """Leave behind the step that is under way, or before the next batch, where `AskedToLeave` is raised.
+
+        Any thread may call it, and a signal's handler. It changes nothing where `may_leave_early` is false.
+        """
+        self._client.asked = True
+
+    def _leave_if_asked(self) -> None:
+        if self._client.asked and not self._closed:
+            self.wait()
+            self._joined("step").steps.hand_over()
+            self._leave(early=True)
+            raise AskedToLeave
 
     def outcome(self, error: BaseException) -> GeomxError | None:
         """What ended the run, where an error may only follow from it: of PyTorch's own collective calls in a party."""

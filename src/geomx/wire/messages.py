@@ -5,7 +5,7 @@ behind it. Rules:
 
 - `turn` numbers the collective calls of a cohort, the workers that move in step (see `membership`): each of them
   makes the same calls in the same order, and the n-th of them is turn n on every node. A slice's rounds are the turns
-  in which it took part.
+  in which it took part. A mean of a party or region that takes no steps of its own has its step's number as its turn.
 - `kind` says what adding means: `gradient` (the weighted sum, then the optimizer), `mean` (the weighted mean, nothing
   is optimized), `assign` (the value of the lowest origin replaces).
 - A contribution carries Σ w·x and w. Leaves multiply, inner nodes add, the root divides.
@@ -24,13 +24,16 @@ from geomx.wire.roster_messages import (
     Asks,
     Close,
     Complete,
+    Departed,
     Held,
     Hold,
     Lost,
     Message,
     Over,
+    Retire,
     Roster,
     Standing,
+    Turns,
 )
 
 PROTOCOL_VERSION = 3
@@ -147,13 +150,6 @@ class Reached(Message, frozen=True, array_like=True, tag=True):
     behind: Place
 
 
-class Turns(msgspec.Struct, frozen=True, array_like=True):
-    """Some workers, and a turn of each cohort to which they belong. `workers`: a bitmap, see `Roster`."""
-
-    workers: bytes
-    turns: dict[str, int]
-
-
 class Attached(Message, frozen=True, array_like=True, tag=True):
     """The answer to `Attach`. Payload: for each slice two int64, the last closed turn of its cohort and of everybody.
 
@@ -231,6 +227,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
         b""  # a bitmap of slices: these of the turn count all, or none; see `rounds/together.py`
     )
     relative_loss: float | None = None  # of `run.loss`, to each worker's first: the mean by weight
+    drains: bool = False  # of no turn, and dense: what a node that leaves has not shared; see `HandedOver`
 
 
 class Update(Message, frozen=True, array_like=True, tag=True):
@@ -375,10 +372,14 @@ class Beat(Message, frozen=True, array_like=True, tag=True):
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True):
-    """The sender's origins take no part in turns after the last of each cohort to which they belong."""
+    """The sender's origins take no part in turns after the last of each cohort to which they belong.
+
+    `early`: they were asked to leave, and others go on.
+    """
 
     turns: dict[str, int]
     origins: tuple[str, ...]
+    early: bool = False
 
 
 class Failure(Message, frozen=True, array_like=True, tag=True):
@@ -396,7 +397,7 @@ class Gone(Message, frozen=True, array_like=True, tag=True):
 AnyMessage = (
     Challenge | Hello | Welcome | Refuse | Attach | Reached | Attached | Hyper | Push | Update | Stepped
     | FlowOpen | FlowBroken | Sampled | Calling | Allowance | Advice | Norms | Scale | Fetch | State | Ack | Beat
-    | Leave | Gone | Failure | Complete | Close | Roster | Lost | Asks | Hold | Held | Over
+    | Leave | Gone | Failure | Complete | Close | Roster | Lost | Asks | Hold | Held | Over | Retire | Departed
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

@@ -49,10 +49,17 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     def _read(self) -> tuple[int, int, int, bytes]:
         return self.read_at, self.passes, self.batches, self.absent
 
+    def no_further_than(self, step: int) -> Standing:
+        """The same with no later step."""
+        return msgspec.structs.replace(self, step=min(self.step, step), read_at=min(self.read_at, step))
+
+    def behind(self, turn: int) -> Standing:
+        """The same at another turn."""
+        return msgspec.structs.replace(self, turn=turn)
+
     def latest(self, other: Standing) -> Standing:
         """What two tellers know."""
-        both = self.with_steps_of(other)
-        return msgspec.structs.replace(both, turn=max(self.turn, other.turn))
+        return self.with_steps_of(other).behind(max(self.turn, other.turn))
 
 
 Standings = Mapping[str, Standing]  # by cohort
@@ -65,6 +72,17 @@ def latest(*said: Standings) -> dict[str, Standing]:
         for cohort, standing in standings.items():
             found[cohort] = standing.latest(found.get(cohort, standing))
     return found
+
+
+class Why(msgspec.Struct, frozen=True, array_like=True):
+    """By node of which something was told: why it is lost, or awaited, since too few would be left without it.
+
+    `more`: of so many others the same was told.
+    """
+
+    lost: dict[str, str] = {}
+    awaited: dict[str, str] = {}
+    more: int = 0
 
 
 class Roster(Message, frozen=True, array_like=True, tag=True):
@@ -83,7 +101,7 @@ class Roster(Message, frozen=True, array_like=True, tag=True):
     joined: bytes = b""
     standings: dict[str, Standing] = {}
     settles: tuple[tuple[str, int], ...] = ()
-    reason: str = ""
+    why: Why = Why()
     pace: int = -1
 
     @property
@@ -93,6 +111,13 @@ class Roster(Message, frozen=True, array_like=True, tag=True):
 
 
 AT_FIRST = Roster(0)
+
+
+class Turns(msgspec.Struct, frozen=True, array_like=True):
+    """Some workers, and a turn of each cohort to which they belong. `workers`: a bitmap, see `Roster`."""
+
+    workers: bytes
+    turns: dict[str, int]
 
 
 class Lost(Message, frozen=True, array_like=True, tag=True):
@@ -156,3 +181,13 @@ class Close(Message, frozen=True, array_like=True, tag=True):
 
 class Over(Message, frozen=True, array_like=True, tag=True):
     """To whoever takes no part: the run has ended without it."""
+
+
+class Retire(Message, frozen=True, array_like=True, tag=True):
+    """From a server that is to leave, to all below it: leave."""
+
+
+class Departed(Message, frozen=True, array_like=True, tag=True):
+    """From the shards to all: these workers were asked to leave, and have left behind their last turns."""
+
+    left: tuple[Turns, ...]

@@ -257,10 +257,10 @@ class BaseNode(ABC):
         return True
 
     def dismiss(self, peer: Peer, reason: str) -> None:
-        """Forget a peer that dials us: if it comes again, it begins anew."""
+        """Forget a peer that dials us: if it comes again, it hears why, and begins anew."""
         if peer.session.conn:
             self.drop(peer.session.conn, reason)
-        self._handshake.dismissed[peer.name] = peer.session.incarnation
+        self._handshake.dismissed[peer.name] = peer.session.incarnation, reason
         del self._peers[peer.name]
 
     def stop(self, error: GeomxError | None = None, in_order: bool = True) -> None:

@@ -74,7 +74,7 @@ class Farewell:
                 self._host.emit(Timer("tick", self._tick_s))
             case Fired() if event.key.startswith("dial "):
                 self._host.emit(Dial(event.key.removeprefix("dial ")))
-            case Called(method="fail"):
+            case Called(method="fail" | "retire"):
                 self._late.clear()
         self._end_if_over()
 

@@ -84,7 +84,7 @@ class Handshake:
         self._is_known = False  # somebody has been told our incarnation, and believed it
         self._held_since: dict[str, float] = {}  # by peer: it says that our name's holder is there
         self.former: set[str] = set()  # who has come from a run of an earlier process of our name
-        self.dismissed: dict[str, int] = {}  # incarnations that have to begin anew
+        self.dismissed: dict[str, tuple[int, str]] = {}  # incarnations that have to begin anew, and why
         self._told_at = -TELL_EVERY_S
         self._untold: dict[str, int] = {}  # who was sent away since, and how often
 
@@ -199,9 +199,7 @@ class Handshake:
                 me, incarnation=refusal.newest + 1
             )  # this machine's clock is behind
             self._dial_anew(conn, peer, refusal.reason)
-        elif refusal.code != "ended" or not self._host.begin_anew(
-            f"{peer.name} knows nothing of it any more"
-        ):
+        elif refusal.code != "ended" or not self._host.begin_anew(shown(refusal.reason, MOST_OF_A_REASON)):
             raise self._refused(peer, refusal)
 
     def _refused(self, peer: Peer, refusal: Refuse) -> GeomxError:
@@ -231,9 +229,7 @@ class Handshake:
         known = self._peers.get(message.node)
         refusal = self._refusal(message, known)
         if refusal is not None:
-            me, who = self._host.identity.name, shown(message.node)
-            is_new = f"{me} was restarted, and does not know the run that {who} is in"
-            self._send_away(conn, message, refusal, is_new if refusal.code == "ended" else refusal.reason)
+            self._send_away(conn, message, refusal, refusal.reason)
             if refusal.code == "returned":
                 raise NodeLost(message.node, RESTARTED)
             if refusal.code == "ended" and known is None:
@@ -300,16 +296,19 @@ class Handshake:
         differences = compare(hello.manifest, me.manifest)
         if differences:
             return Refuse("manifest", f"{hello.node} and {me.name} describe different runs", differences)
+        is_new = f"{me.name} was restarted, and does not know the run that {hello.node} is in"
         if known is None:
-            is_former = hello.received or hello.incarnation <= self.dismissed.get(hello.node, -1)
-            return Refuse("ended", RESTARTED) if is_former else None
+            dismissed, why = self.dismissed.get(hello.node, (-1, ""))
+            if hello.incarnation <= dismissed:
+                return Refuse("ended", why)
+            return Refuse("ended", is_new) if hello.received else None
         session = known.session
         if hello.incarnation < session.incarnation:
             return _fence(hello.node, session.incarnation)
         if hello.incarnation == session.incarnation:
-            return _mismatch(hello, session)
+            return Refuse("ended", is_new) if hello.received > session.sent else _mismatch(hello, session)
         if hello.received:
-            return Refuse("ended", RESTARTED)
+            return Refuse("ended", is_new)
         if self._host.may_go(known):
             return Refuse("identity", f"{hello.node} has left this run, which continues without it")
         if (
@@ -380,9 +379,7 @@ def _fence(name: str, incarnation: int) -> Refuse:
 
 
 def _mismatch(hello: Hello, session: Session) -> Refuse | None:
-    """Whether the same incarnation has received what this end has sent, and never less than it has said before."""
-    if hello.received > session.sent:
-        return Refuse("ended", RESTARTED)
+    """Whether the same incarnation has received no less than it has said before."""
     if hello.received < session.known_received:
         said = (
             f"{hello.node} has received {hello.received} messages, and somebody in its name has acknowledged"

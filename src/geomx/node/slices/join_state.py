@@ -12,7 +12,7 @@ import msgspec
 from geomx.errors import ProtocolError
 from geomx.rounds.round import Round
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Reached, Reading, Update
+from geomx.wire.messages import UNREAD, Reached, Update
 from geomx.wire.roster_messages import Standing, Standings
 
 REACHED_KEPT = 8  # of each worker: turns that are under way, and the last one that is over
@@ -51,7 +51,9 @@ class JoinState:
         """Joiners of a cohort go on from these values of a slice; what is everyone's replaces what cohorts had."""
         if cohort == EVERYONE:
             self._held[index] = {}
-        self._held.setdefault(index, {})[cohort] = values, version
+        held = self._held.setdefault(index, {})
+        held.pop(cohort, None)
+        held[cohort] = values, version  # the newest stands last
 
     def keep(self, update: Update, slices: int) -> None:
         """Before a slice's values of a step are held: keep those that it had until all `slices` are answered.
@@ -112,8 +114,9 @@ class JoinState:
     ) -> Iterator[tuple[Update, Any]]:
         """What brings a joiner up to date; without values, how far a slice is.
 
-        `cohorts`: those in which its workers take their steps; `belongs`: whether all of them belong to another. To a
-        worker, where a step has been answered in part, what was before it comes first.
+        `cohorts`: those in which its workers take their steps; `belongs`: whether all of them belong to another: to a
+        party, and to regions, each inside the next, whose newest mean is what their workers have. To a worker, where a
+        step has been answered in part, what was before it comes first.
         """
         turn, before = self._before.get(cohorts[0], (-1, {})) if is_worker else (-1, {})
         for index, was in before.items():
@@ -121,22 +124,25 @@ class JoinState:
                 continue
             values, version = was
             told = Update(
-                turn - 1, index, "assign", 0.0, None, Reading(), cohorts[0], values.nbytes, base=version
+                turn - 1, index, "assign", 0.0, None, UNREAD, cohorts[0], values.nbytes, base=version
             )
             yield told, values
         steps = {*cohorts, EVERYONE}
         for index, answered in self._answered.items():
             held = self._held.get(index, {})
             have_own = any(cohort in held for cohort in cohorts)
-            for cohort in sorted(answered, key=lambda name: name not in cohorts):
-                if cohort not in steps and not (cohort in held and belongs(cohort)):
+            means = [cohort for cohort in held if cohort not in steps and belongs(cohort)]
+            newest = means[-1] if means else None
+            for cohort in sorted(answered, key=lambda name: (name == newest, name not in cohorts)):
+                if cohort not in steps and not belongs(cohort):
                     continue
                 is_older = have_own and cohort == EVERYONE and cohort not in cohorts
-                values, version = (None, -1) if is_older else held.get(cohort, (None, -1))
+                is_meant = (cohort in steps and not is_older) or cohort == newest
+                values, version = held.get(cohort, (None, -1)) if is_meant else (None, -1)
                 size = 0 if values is None else values.nbytes
-                told = Update(
-                    answered[cohort], index, "assign", 0.0, None, Reading(), cohort, size, base=version
-                )
+                turn, known = answered[cohort], self.standing(cohort)
+                step = known.step if known.step_turn == turn else -1
+                told = Update(turn, index, "assign", 0.0, None, UNREAD, cohort, size, step=step, base=version)
                 yield told, values
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from geomx.tree import Tree
-from geomx.wire.messages import Attached, Reached, Turns
-from geomx.wire.roster_messages import Roster, Standing, latest
+from geomx.wire.messages import Attached, Reached
+from geomx.wire.roster_messages import Roster, Standing, Turns, latest
 
 TurnsOf = dict[str, dict[str, int]]  # by worker and cohort
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 Then = Callable[[Any], None]
@@ -39,6 +40,20 @@ class SliceJobs:
         if index in self._waiting:
             self.run(index, lambda: None, lambda _: then(), 0)
         else:
+            then()
+
+    def behind_all(self, then: Callable[[], None]) -> None:
+        """Continue behind the jobs of all slices that have come before; at once where there are none."""
+        left = set(self._waiting)
+
+        def done(index: int) -> None:
+            left.discard(index)
+            if not left:
+                then()
+
+        for index in tuple(left):
+            self.after(index, partial(done, index))
+        if not left:
             then()
 
     def _begin(self, index: int, function: Callable[[], Any], then: Then, cost_bytes: int) -> None:

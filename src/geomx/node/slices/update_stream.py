@@ -31,7 +31,7 @@ from geomx.layout import Slice
 from geomx.node.slices.blocks import decode_payload
 from geomx.rounds.round import OPEN_ROUNDS
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Kind, Update
+from geomx.wire.messages import Kind, Push, Update
 
 DENSE = Dense()
 
@@ -39,6 +39,11 @@ DENSE = Dense()
 def codec_for(slice_: Slice, kind: Kind, codec: Codec) -> Codec:
     """Gradients, and what answers them, go through the edge's codec; what must arrive exactly goes dense."""
     return codec if kind == "gradient" and slice_.role == "weight" else DENSE
+
+
+def codec_of(slice_: Slice, push: Push, codec: Codec) -> Codec:
+    """What a contribution goes through, likewise: what a node that leaves hands over goes dense."""
+    return DENSE if push.drains else codec_for(slice_, push.kind, codec)
 
 
 def decoded(codec: Codec, slice_: Slice, origins: Iterable[str], payload: Any) -> torch.Tensor:

@@ -13,9 +13,9 @@ import torch
 
 from geomx.errors import Unsupported
 from geomx.layout import Layout
-from geomx.node.port import Allowed, Arrived, Away, Contribution, Fetched, Left, Port, Ready
+from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Port, Ready
 from geomx.optim.contract import SliceState
-from geomx.train.calls.joining import GoesOn, Steps, comes_back, has_begun, joins, place_beside, place_in
+from geomx.train.calls.joining import Steps, comes_back, has_begun, joins, place_beside, place_in
 from geomx.train.calls.runs_data import RunsData
 from geomx.tree import EVERYONE
 from geomx.wire.messages import UNREAD, Hyperparameters, Kind, Of, Place, Reached, Reading, Value
@@ -38,6 +38,7 @@ class CollectiveClient:
         self.next_step = 0  # of the policy, when this worker attached
         self.data = RunsData()
         self.unread = 0  # batches of the running pass, by who was here before, and missed since
+        self.asked = False  # to leave
         self.goes_on = (
             False  # it has joined a run that had made calls behind attach, and has made none itself
         )
@@ -65,6 +66,7 @@ class CollectiveClient:
             set()
         )  # those of them whose turn was not this worker's any more, halfway through it
         self._is_moving = False  # the run has gone on without this worker: it waits for what that has made
+        self._renews = False  # see `wait`
         port.listen(self._hear)
 
     @property
@@ -153,9 +155,9 @@ class CollectiveClient:
         )  # fmt: skip
         self.port.call("contribute", contribution)
 
-    def skip_to(self, turn: int) -> None:
-        """Go on with a later turn of the whole run; every worker must, with the same."""
-        self.turns[EVERYONE] = max(self.turn, turn)
+    def skip_to(self, turn: int, cohort: str = EVERYONE) -> None:
+        """Go on with a later turn of a cohort; every worker of it must, with the same."""
+        self.turns[cohort] = max(self.turns.get(cohort, 0), turn)
 
     def next_turn(self, cohort: str = EVERYONE) -> None:
         """Everything of this turn has been contributed."""
@@ -170,8 +172,12 @@ class CollectiveClient:
             for item in early:
                 self.receive(item)
 
-    def wait(self, slices: Collection[int] | None = None) -> None:
-        """Return when none of `slices` is outstanding; None: none at all, but for those of a turn still open."""
+    def wait(self, slices: Collection[int] | None = None, renews: bool = False) -> None:
+        """Return when none of `slices` is outstanding; None: none at all, but for those of a turn still open.
+
+        `renews`: whoever calls uses no weights meanwhile. So what a server that was started again sends of slices that
+        it had answered takes their place: it may have lost something else on the way down than its former self.
+        """
         self._check_open()
         if slices is None:
             slices = [
@@ -179,7 +185,9 @@ class CollectiveClient:
             ]
         waited = set(slices)
         if not waited.isdisjoint(self.outstanding):
+            self._renews = renews
             self.port.wait(lambda: waited.isdisjoint(self.outstanding), lambda: self._whom(waited))
+            self._renews = False
         self._end_moving()
 
     def poll(self) -> None:
@@ -254,13 +262,30 @@ class CollectiveClient:
         self._check_open()
         self.port.call("sampled", digests)
 
-    def leave(self) -> None:
+    def hand_over(self, index: int, operation: str, weight: float, packed: Packed) -> None:
+        """As this worker leaves early: what it has not shared of a slice counts without it; see `Push.drains`."""
+        (values, present), cohort = packed, self._steps.cohort
+        contribution = Contribution.of(
+            self.turns[cohort] - 1,
+            index,
+            "gradient",
+            operation,
+            weight,
+            values,
+            present,
+            cohort=cohort,
+            drains=True,
+        )
+        self.port.call("contribute", contribution)
+
+    def leave(self, early: bool = False) -> None:
         """Take no part in turns to come; returns when the run knows, and this worker's node has said its last word.
 
-        What a backward() without a step() has pushed is answered before: it cannot be taken back.
+        What a backward() without a step() has pushed is answered before: it cannot be taken back. `early`: this worker
+        was asked to leave.
         """
         self.wait(tuple(self.outstanding))
-        self.port.call("leave", {cohort: turn - 1 for cohort, turn in self.turns.items()})
+        self.port.call("leave", {cohort: turn - 1 for cohort, turn in self.turns.items()}, early)
         self._closed = True
         self.port.wait(lambda: self._left, lambda: "the servers to confirm that it leaves")
         self.port.end()
@@ -283,41 +308,47 @@ class CollectiveClient:
 
     def _hear(self, item: Any) -> None:
         if isinstance(item, Arrived):
-            update = item.update
-            self.data.answered(update)
-            key = update.slice, update.cohort
-            is_known = (
-                update.kind == "assign" and update.turn <= self._have.get(key, -1) and not self._is_moving
-            )
-            is_early = (update.cohort, update.turn) == self._again and key in self._have
-            self._have[key] = max(update.turn, self._have.get(key, -1))
-            cohort, turn = self.outstanding.get(update.slice, (update.cohort, update.turn + 1))
-            if cohort == update.cohort and turn <= update.turn:
-                del self.outstanding[update.slice]
-            if is_early:
-                self._early.append(item)
-            elif not (is_known and self._is_attached):
-                self.receive(item)
+            self._arrived(item)
+        elif isinstance(item, Ready):
+            self._joins(item)
         elif isinstance(item, Allowed):
             self._allowed[item.turn] = item.steps
         elif isinstance(item, Fetched):
             self._states[item.slice] = item.state
         elif isinstance(item, Away):
             self.data.changes(item.roster)
-        elif isinstance(item, Ready):
-            self._ready = item
-            self.data.told(item)
-            if self._is_attached:
-                self._ask()
-                there = comes_back(item, self._steps, self.turns, self.outstanding, self._pushed)
-            else:
-                there = joins(item, self._steps, self.turns) if has_begun(item) else None
-            if there is not None:
-                self._go_on(there)
+        elif isinstance(item, Departs):
+            self.data.departs(item.workers, item.last)
+        elif isinstance(item, Asked):
+            self.asked = True
         elif isinstance(item, Left):
             self._left = True
 
-    def _go_on(self, there: GoesOn) -> None:
+    def _arrived(self, item: Arrived) -> None:
+        update = item.update
+        self.data.answered(update)
+        key = update.slice, update.cohort
+        is_known = update.kind == "assign" and update.turn <= self._have.get(key, -1) and not self._is_moving
+        is_early = (update.cohort, update.turn) == self._again and key in self._have
+        self._have[key] = max(update.turn, self._have.get(key, -1))
+        cohort, turn = self.outstanding.get(update.slice, (update.cohort, update.turn + 1))
+        if cohort == update.cohort and turn <= update.turn:
+            del self.outstanding[update.slice]
+        if is_early:
+            self._early.append(item)
+        elif not (is_known and self._is_attached):
+            self.receive(item)
+
+    def _joins(self, ready: Ready) -> None:
+        self._ready = ready
+        self.data.told(ready)
+        if self._is_attached:
+            self._ask()
+            there = comes_back(ready, self._steps, self.turns, self.outstanding, self._pushed)
+        else:
+            there = joins(ready, self._steps, self.turns) if has_begun(ready) else None
+        if there is None:
+            return
         self.turns, self.next_step, self._again = there.turns, there.step, there.again
         if there.is_new:
             self._have = {key: turn for key, turn in self._have.items() if turn < self.turns.get(key[1], 0)}

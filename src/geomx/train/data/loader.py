@@ -120,6 +120,7 @@ class Share(Iterable[Any]):
                 if first is not None and (first.read(batch) or following is _END):
                     self._progress.begins_with(first.digests)
                     first = None
+                self._progress.before_batch()
                 self._progress.batch(this, samples_in(batch), last=following is _END)
                 yield batch
                 batch = following

@@ -7,6 +7,7 @@ behind the batches that steps had used. What was read and not used by a step is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class Progress:
     def __init__(self, samples: Samples, loss: Loss, timeline: Timeline) -> None:
         self._samples, self._loss, self._timeline = samples, loss, timeline
         self.attached: AttachedModel | None = None
+        self.between: Callable[[], None] = lambda: None  # is called between steps, where a worker may leave
         self.epoch = 0
         self.steps = 0
         self.is_amid = False  # a share has been read in part; see `LiveRun`
@@ -132,6 +134,11 @@ class Progress:
         if self.attached is not None and digests and not self._has_told:
             self.attached.client.sampled(digests)
             self._has_told = True
+
+    def before_batch(self) -> None:
+        """A batch is to go to the training loop."""
+        if self.attached is not None:
+            self.attached.steps.between()
 
     def batch(self, of: Pass, samples: int | None, last: bool) -> None:
         """A batch goes to the training loop; `samples`: None where they cannot be told."""

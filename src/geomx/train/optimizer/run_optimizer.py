@@ -84,6 +84,7 @@ class RunOptimizer(torch.optim.Optimizer):
 
         Raises:
             GeomxError: Whatever ends the run, see `LiveRun`.
+            AskedToLeave: This worker was asked to leave, and has left behind this step.
             GradientEdited: A gradient was changed after it had left in `backward()`.
             WeightUnknown: No samples were counted for this step.
             NotFinite: A gradient holds NaN or Inf, unless `run.on_nonfinite = "skip"`.
@@ -96,6 +97,7 @@ class RunOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._steps.step()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before attach looks at
+        self._steps.between()
         return loss
 
     def _unscale(self) -> None:

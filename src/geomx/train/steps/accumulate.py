@@ -7,13 +7,15 @@ fetch     w ← the answer to the last push; where there was none, a push of not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.sync.contract import AccumulateStep
-from geomx.train.calls.collective_client import STEP
+from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
@@ -88,6 +90,11 @@ class AccumulateSteps(Steps):
         if self._sums:
             self._follow(AccumulateStep(push=True, fetch=True), self._progress.place)
             self._finite.end()
+
+    def _unshared(self) -> Iterator[tuple[Slice, float, Packed]]:
+        """Without a weight: these gradients are added to what others push, and not averaged with it."""
+        for slice_ in self._trained:
+            yield slice_, 0.0, self._model_slices.gather(slice_, self._sums.get).packed
 
     def _idle(self) -> None:
         """Nobody waits for this worker."""

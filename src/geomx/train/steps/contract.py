@@ -15,10 +15,11 @@ import torch
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
+from geomx.train.calls.collective_client import STEP, Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
-from geomx.train.model.model_slices import ModelSlices
+from geomx.train.model.model_slices import ModelSlices, nothing
 from geomx.train.party.intra_party import ThroughServer
 from geomx.train.steps.ledger import Ledger
 from geomx.tree import EVERYONE
@@ -126,11 +127,32 @@ class Steps(ABC):
         self.require_quiescent("the end of run.shard(loader)")
         self._timeline.rest()
         while not self.all_ended:
+            self.between()
             with self._timeline.span("idle", turn=self.turn):
                 self._idle()
 
     def finish(self) -> None:
         """This worker leaves: what it has not shared yet goes to the run, with whose state it ends."""
+
+    def between(self) -> None:
+        """Behind a step, or before a batch: a worker that was asked to leave does so."""
+        if not self.is_amid:
+            self._progress.between()
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether something of a step has left, and not all."""
+        return False
+
+    def hand_over(self) -> None:
+        """This worker leaves early: give up what it has not shared, without waiting for anybody."""
+        for slice_, weight, packed in self._unshared():
+            self._client.hand_over(slice_.index, STEP, weight, packed)
+
+    def _unshared(self) -> Iterator[tuple[Slice, float, Packed]]:
+        """Of every trained slice: what its codec holds back goes with it. Steps that are shared leave nothing else."""
+        for slice_ in self._trained:
+            yield slice_, 0.0, nothing(slice_).packed
 
     @property
     def turn(self) -> int:

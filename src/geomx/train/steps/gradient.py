@@ -142,7 +142,7 @@ class GradientSteps(Steps):
             if self._settings.overlap == "forward" and not self._intra_party.in_lockstep:
                 self._pending.begin()
             else:
-                self._client.wait()
+                self._client.wait(renews=True)
                 self._placement.finish(idle=False)
 
     def require_quiescent(self, operation: str) -> None:
@@ -152,6 +152,10 @@ class GradientSteps(Steps):
                 'that backward() within run.accumulate(), or use push_at="step"'
             )
         super().require_quiescent(operation)
+
+    @property
+    def is_amid(self) -> bool:
+        return self._opened is not None
 
     def _idle(self) -> None:
         loss = self._party_loss(0.0, None)
@@ -163,7 +167,7 @@ class GradientSteps(Steps):
                 relative_loss=loss,
             )  # fmt: skip
         self._close(0)
-        self._client.wait()
+        self._client.wait(renews=True)
         self._placement.finish(idle=True)
 
     def _open(self) -> _OpenStep:
@@ -243,5 +247,6 @@ class GradientSteps(Steps):
     # -- answers ------------------------------------------------------------------------------------------------
 
     def arrived(self, slice_: Slice, arrived: Arrived) -> None:
-        self.all_ended = arrived.update.reading.passes > self._progress.epoch
+        if arrived.update.kind == "gradient":  # else a server that was started again has sent the values
+            self.all_ended = arrived.update.reading.passes > self._progress.epoch
         self._placement.arrived(slice_, arrived)

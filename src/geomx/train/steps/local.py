@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -164,6 +164,19 @@ class LocalSteps(Steps):
         self._average_all()
         self._finite.end()
 
+    def _unshared(self) -> Iterator[tuple[Slice, float, Packed]]:
+        """Its steps since the last mean over the run, part by part of the model."""
+        while self._due:  # what has come by now
+            self._take_in(self._due.popleft())
+        _, plan = next_run_mean(self._settings.policy, self._planned) or (0, LocalStep())
+        self._finite.begin(self._planned, self.turn)
+        parts = plan.fragment[1]
+        for part in range(parts):
+            weight = self._weight((part, parts))
+            weight = float(weight > 0.0) if plan.equal else weight
+            for slice_ in self._trained[part::parts]:
+                yield slice_, *self._share(slice_, weight, EVERYONE)
+
     def _average_all(self) -> None:
         """Follow the policy's plans without steps until each part of the model has been averaged once, and as it is."""
         mean = next_run_mean(self._settings.policy, self._planned)
@@ -293,6 +306,8 @@ class LocalSteps(Steps):
     def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
         self._finite.begin(self._planned - 1, self.turn)
         step, together = self._planned - 1, b""
+        if cohort != EVERYONE:  # nobody above its server counts these turns: the policy's steps do
+            self._client.skip_to(step, cohort)
         if self._settings.on_loss == "continue":
             counted = self._ledger.indices if cohort == EVERYONE else []
             together = bitmap_of([slice_.index for slice_ in slices] + counted)

@@ -1,0 +1,140 @@
+"""Has nodes of a run leave it: what `geomx leave` does.
+
+Each node's process holds a door: a socket without a file, which nobody connects to. Its name says run, node and
+process, and the kernel takes it away with the process. `/proc/net/unix` lists them all, and `/proc/PROCESS/fd` says
+whether it is that process's own. So a process is found on its own machine (in its own container), whoever has started
+it, and never another one for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from geomx.config import Run
+from geomx.errors import ConfigError, Fault, WaitTimeout, nearest
+from geomx.launch.environment import read_place
+from geomx.observe.records import CLOCK, RecordFiles
+
+DOORS = Path("/proc/net/unix")
+MORE_S = 5.0  # what a process may take to end beyond its leaving
+
+
+def open_door(run: str, node: str) -> socket.socket | None:
+    """Let this process be found as that node, as long as the socket is kept; None: this system has none of these."""
+    with suppress(OSError, AttributeError):
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        door.bind(f"\0{_door_of(run, node)}{os.getpid()}")
+        return door
+    return None
+
+
+def leave(run: Run, nodes: Sequence[str]) -> None:
+    """Have nodes whose processes run here leave in order; prints what happens, and returns when they have ended.
+
+    Raises `ConfigError` for nodes that cannot leave or are not here, and `WaitTimeout` for one that does not end.
+    """
+    faults = [fault for node in nodes for fault in _faults(run, node)]
+    if faults:
+        raise ConfigError("the command line", faults)
+    asked = []
+    for node in dict.fromkeys(nodes):
+        (process,) = processes_of(run.run.name, node)
+        asked.append((node, process, os.pidfd_open(process)))
+    for node, process, handle in asked:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        below = "" if run.tree.is_worker(node) else ", and all below it"
+        print(f"{node} (process {process}) is asked to leave{below}", flush=True)
+    within_s = 2 * run.limits.stop_s + MORE_S
+    for node, process, handle in asked:
+        if not _ends(handle, within_s):
+            raise WaitTimeout(
+                f"{node} (process {process}) has not ended within {within_s:g} s: end it with SIGKILL"
+            )
+        print(f"{node}: its process has ended", flush=True)
+
+
+def processes_of(run: str, node: str) -> list[int]:
+    """The processes on this machine that are a node of a run of this name."""
+    start, found = f"@{_door_of(run, node)}", []
+    for line in DOORS.read_text().splitlines():
+        *_, inode, name = line.split()
+        if (
+            name.startswith(start)
+            and (process := name.removeprefix(start)).isdecimal()
+            and _holds(process, inode)
+        ):
+            found.append(int(process))
+    return found
+
+
+def _holds(process: str, inode: str) -> bool:
+    """Whether a process has this socket open, as far as we may know."""
+    with suppress(OSError):
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # it has closed it by now
+                if str(file.readlink()) == f"socket:[{inode}]":
+                    return True
+    return False
+
+
+def _door_of(run: str, node: str) -> str:
+    digest = hashlib.blake2b(f"{run}\0{node}".encode(), digest_size=16).hexdigest()
+    return f"geomx/{digest}/"
+
+
+def _ends(process: int, within_s: float) -> bool:
+    """Whether a process ends in time. `process`: a descriptor of it."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(1000 * within_s))
+
+
+def _faults(run: Run, node: str) -> list[Fault]:
+    """Why a node cannot be asked to leave from here."""
+    tree = run.tree
+    if node not in tree.nodes:
+        return [Fault("NODE", node, ", ".join(tree.nodes), nearest(node, tree.nodes))]
+    if tree.is_shard(node):
+        return [
+            Fault(
+                "NODE", node, "workers and servers below the global ones", "the run ends with a global server"
+            )
+        ]
+    if run.run.on_loss != "continue":
+        return [
+            Fault(
+                "run.on_loss",
+                f'"{run.run.on_loss}"',
+                '"continue"',
+                "else the run ends with each of its nodes",
+            )
+        ]
+    jobs = [party.name for party in run.parties if party.inside == "collective"]
+    if jobs and not set(tree.leaves(node)).isdisjoint(name for job in jobs for name in tree.leaves(job)):
+        hint = "workers that reduce among themselves end together: end all of them, and the party is lost"
+        return [Fault("NODE", node, 'nodes of parties with inside = "server"', hint)]
+    processes = processes_of(run.run.name, node)
+    if len(processes) == 1:
+        return []
+    if processes:
+        listed = ", ".join(map(str, processes))
+        hint = "send SIGTERM to the one that you mean"
+        return [Fault("NODE", f"{node} in processes {listed}", "one run of this name on a machine", hint)]
+    return [Fault("NODE", f"{node}, which does not run on this machine", "nodes that do", _whereabouts(node))]
+
+
+def _whereabouts(node: str) -> str:
+    """On which machine a node has run last, as far as its records tell that are here."""
+    folder = read_place().records
+    told = RecordFiles(folder).of(node) if folder is not None and folder.is_dir() else []
+    hosts = [record.fields["host"] for record in told if record.name == CLOCK and "host" in record.fields]
+    return (
+        f"its records say that it runs on {hosts[-1]}" if hosts else "call this on the machine where it runs"
+    )
