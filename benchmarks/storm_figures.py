@@ -184,8 +184,9 @@ def ledger(seen: Seen) -> Row:
 
     `own`: what each worker has pushed, by its own lines and the end of its data. `rounds`: in how many rounds the
     global server names it; None where it names nobody. `in_doubt`: killed between a push and its line, at most one each
-    time. `exact`: whether the ledger is the rounds' count; or, where nobody is named, no more than a worker may have
-    pushed, and without faults as many; None where there is no ledger.
+    time. `torn`: turns that it was lost amid, of which the ledger's slice and others may count different workers.
+    `exact`: whether the ledger is the rounds' count, but for those turns; or, where nobody is named, no more than a
+    worker may have pushed, and without faults as many; None where there is no ledger.
     """
     finished = {r.node: r.fields for r in seen.records if r.name == "finished"}
     told = [fields["ledger"] for fields in finished.values() if fields.get("ledger")]
@@ -200,13 +201,15 @@ def ledger(seen: Seen) -> Row:
     named = None
     if every and None not in every:
         named = {worker: sum(worker in origins for origins in every if origins) for worker in seen.workers}
+    whom = [r.fields["whom"].split(", ") for r in seen.records if r.name == "torn" and r.node == GLOBAL]
+    torn = {worker: sum(worker in names for names in whom) for worker in seen.workers}
     exact = None
     if kept is not None and named is not None:
-        exact = kept == named
+        exact = all(abs(kept[worker] - named[worker]) <= torn[worker] for worker in seen.workers)
     elif kept is not None:
         most = {worker: own[worker] + in_doubt[worker] for worker in seen.workers}
         exact = kept == own if not seen.faults else all(kept[w] <= most[w] for w in seen.workers)
-    return {"exact": exact, "kept": kept, "own": own, "rounds": named, "in_doubt": in_doubt}
+    return {"exact": exact, "kept": kept, "own": own, "rounds": named, "in_doubt": in_doubt, "torn": torn}
 
 
 def _pushed(lines: Sequence[Line], finished: Row | None) -> int:

@@ -70,7 +70,7 @@ def main() -> None:
     model, optimizer = run.attach(model, optimizer)
     batches = run.shard(DataLoader(train_set, chosen.batch, shuffle=True), over="run")
 
-    for epoch in range(run.epoch + 1, chosen.epochs + 1):  # a worker that comes back goes on where the others are
+    for epoch in range(run.epoch + 1, chosen.epochs + 1):
         loss = train(model, optimizer, batches)
         accuracy = evaluate(
             model, DataLoader(test_set, 500)

@@ -266,6 +266,16 @@ def test_the_ledger_is_compared_with_the_rounds() -> None:
     assert ledger["exact"] is False
 
 
+def test_of_a_torn_turn_the_ledger_and_the_rounds_may_count_different_workers() -> None:
+    torn = [record(t, GLOBAL, "torn", turn=turn, whom="A/0, B/0") for t, turn in ((116.0, 1), (150.0, 5))]
+    records = sorted([*seen().records, *torn], key=lambda each: each.t)
+    ledger = figures(seen(records=records))["ledger"]
+    assert ledger["torn"] == {"A/0": 2, "B/0": 2, "C/0": 0}
+    assert ledger["exact"] is True  # of B/0, two are missing
+    once = [each for each in records if each.t != 150.0 or each.name != "torn"]
+    assert figures(seen(records=once))["ledger"]["exact"] is False
+
+
 def test_without_names_a_ledger_may_have_no_more_than_was_pushed() -> None:
     assert figures(seen(names=False))["ledger"]["exact"] is False  # B's worker has told of nothing
     lines = seen().lines | {"B/0": [line(100.0 + turn, turn, turn + 1) for turn in range(5)]}

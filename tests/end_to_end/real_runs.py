@@ -19,11 +19,13 @@ from typing import Any, Literal
 from forks import context, geomx_command
 
 from geomx.cli import main
+from geomx.drive.secret import make_secret
 from geomx.launch.environment import job_environment
 from geomx.launch.ports import Ports
 
-# Words: `steps=N`, of which the last counts; `gate=PLACE`, where it waits until it is let go; `resume`, `shard`,
-# `clip`: what it uses of geomx; and what it does at step 5.
+# Words: `steps=N`, of which the last counts; `endless`: its data ends when a file beside the script says so;
+# `gate=PLACE`, where it waits until it is let go; `resume`, `shard`, `clip`: what it uses of geomx; and what it does at
+# step 5.
 SCRIPT = """
 import fcntl, os, signal, sys, time, torch, geomx
 from torch.utils.data import DataLoader, TensorDataset
@@ -47,8 +49,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 model, optimizer = run.attach(model, optimizer, clip_norm=1.0 if "clip" in words else None)
 generator = torch.Generator().manual_seed(run.workers.index(run.name))
 
+def endless():
+    while not os.path.exists(sys.argv[0] + ".over"):
+        yield torch.randn(8, 50, generator=generator)
+
 def batches():
-    if "shard" in words:
+    if "endless" in words:
+        yield from run.shard(endless(), over="run")
+    elif "shard" in words:
         x = torch.randn(8 * steps, 50, generator=generator)
         for (x,) in run.shard(DataLoader(TensorDataset(x), batch_size=8), over="run"):
             yield x
@@ -84,7 +92,8 @@ ALL_NODES = ("global/0", "A", "B", "A/0", "B/0")
 class RealRun:
     """Servers and workers by hand, on free ports of loopback: party A has the first number of workers, B the second.
 
-    `outputs`: what each node has printed, and when, on the monotonic clock.
+    `outputs`: what each node has printed, and when, on the monotonic clock; `former`: what the processes did that had
+    its name before.
     """
 
     def __init__(
@@ -101,6 +110,7 @@ class RealRun:
         self.ports = {name: self._held.hold() for name in self.servers}
         self._stores = {party: self._held.hold() for party in "AB"}  # where `collective` parties meet
         (folder / "train.py").write_text(SCRIPT)
+        make_secret(folder / "secret")  # for runs that need one
         self._gate = (folder / "train.py.gate").open("w")
         fcntl.flock(self._gate, fcntl.LOCK_EX)
         self.steps = steps
@@ -139,11 +149,16 @@ listen = "{self.address(party)}"
         self.records.mkdir()
         self.processes: dict[str, ForkServerProcess] = {}
         self.outputs: dict[str, list[tuple[float, str]]] = {}
+        self.former: dict[str, list[tuple[float, str]]] = {}
         self._readers: dict[str, threading.Thread] = {}
         self._changed = threading.Condition()
 
     def address(self, server: str) -> str:
         return f"127.0.0.1:{self.ports[server]}"
+
+    def is_below(self, worker: str, nodes: Iterable[str]) -> bool:
+        """Whether a worker is one of these nodes, or hangs on one."""
+        return any(node in self.shards or f"{worker}/".startswith(f"{node}/") for node in nodes)
 
     def start(self, names: Iterable[str] = ALL_NODES, *settings: str, script: Iterable[str] = ()) -> None:
         """Start nodes; `script`: words for those that are workers. Those of a node's own come with a second call."""
@@ -153,6 +168,10 @@ listen = "{self.address(party)}"
     def let_go(self) -> None:
         """Workers whose script waits at the gate go on."""
         self._gate.close()
+
+    def end_data(self) -> None:
+        """Workers whose data is `endless` come to its end."""
+        (self.folder / "train.py.over").touch()
 
     def _namespace(self, name: str) -> str:
         """The network namespace that a node runs in; "": that of the tests."""
@@ -187,6 +206,7 @@ listen = "{self.address(party)}"
         process.start()
         writer.close()
         self.processes[name] = process
+        self.former.setdefault(name, []).extend(self.outputs.get(name, ()))
         lines = self.outputs[name] = []
 
         def read() -> None:
@@ -208,6 +228,17 @@ listen = "{self.address(party)}"
                 left = deadline - time.monotonic()
                 assert left > 0, f"{name} never printed {pattern!r}:\n{self.report()}"
                 self._changed.wait(left)
+
+    def goes_on(self, worker: str, since: int, within_s: float, steps: int = 3) -> bool:
+        """Wait until a worker has taken so many steps behind a number of printed lines; whether it has."""
+        deadline = time.monotonic() + within_s
+        with self._changed:
+            while sum("step " in line for _, line in self.outputs[worker][since:]) < steps:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self.processes[worker].is_alive():
+                    return False
+                self._changed.wait(min(left, 1.0))
+        return True
 
     def told(self, *settings: str) -> dict[str, Any]:
         """The report that `geomx report` makes of the records of all nodes."""

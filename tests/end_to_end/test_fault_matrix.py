@@ -1,5 +1,8 @@
 """The table of faults: each ends in progress, or in an end of all nodes that names who is to blame, and nobody else.
 
+With `run.on_loss = "continue"` rows go on without whoever is lost, who takes part again where it comes back. Those who
+come to the run's end then have the same weights and the same ledger, which says what each has given.
+
 `make faults` plays all rows and writes what was seen to `out/faults.json`; of some, every test run does.
 """
 
@@ -11,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_rows import PATIENT, Row, play
+from fault_play import play
+from fault_rows import CONTINUE, PATIENT, Row, What, When
 from launched_runs import LAUNCHER
 
 pytestmark = pytest.mark.processes
@@ -76,11 +80,123 @@ WAITS = [
     ),
 ]
 
+# With `run.on_loss = "continue"`. Whoever is cut off tries for `wait_s` to come back; in the end it finds nobody.
+BRIEF = ("run.wait_s=5", "limits.start_s=12")
+BELOW_A = ("A/0", "A/1")
+A = ("A", *BELOW_A)
+STRUCK = ("kill", "stop")
+BACK = ("restart", "sleep")
+
+
+def on(what: What, whom: str, when: When = "middle", *lost: str, **more: Any) -> Row:
+    """A row whose run goes on; `lost`: who does not come to its end."""
+    more["settings"] = (*CONTINUE, *more.get("settings", ()))
+    return Row(what, whom, when, "goes on", lost=lost, **more)
+
+
+LOSSES = [
+    # Before all have their first values, nobody is left out.
+    *(
+        Row(what, whom, "joining", settings=(*CONTINUE, *BRIEF))
+        for what, whom in product(("kill", "stop", "term"), ("A/0", "A/1", "A", "B/0", "global/0"))
+    ),
+    Row("absent", "A/1", "joining", settings=(*CONTINUE, *BRIEF)),
+    *(on(what, whom, "middle", whom) for what, whom in product(STRUCK, ("A/0", "A/1", "B/0"))),
+    *(on(what, "A/1", "end", "A/1") for what in STRUCK),
+    *(on(what, "A", "middle", *A, settings=BRIEF) for what in STRUCK),
+    *(on(what, "A", "end", "A", "A/1", settings=BRIEF) for what in STRUCK),
+    *(on(what, "B+B/0", "middle", "B", "B/0") for what in STRUCK),
+    *(Row(what, "global/0", settings=(*CONTINUE, *BRIEF)) for what in STRUCK),
+    *(on(what, "global/0", "end", settings=BRIEF) for what in STRUCK),  # those below it have done their work
+    Row("kill", "global/0", "end", settings=(*REJOIN, "run.wait_s=5"), note="wait"),
+    *(on("term", "A/1", when, "A/1") for when in ("middle", "end")),
+    *(
+        Row("term", whom, when, settings=(*CONTINUE, *BRIEF))
+        for whom, when in product(("A", "global/0"), ("middle", "end"))
+    ),
+    Row("kill", "A/1", settings=(*CONTINUE, *BRIEF, "run.least_workers=3"), note="least_workers"),
+    Row("kill", "B/0", settings=(*CONTINUE, *BRIEF, "run.least_parties=2"), note="least_parties"),
+    *(
+        Row(what, whom, shards=2, settings=(*CONTINUE, *BRIEF), note="2 shards")
+        for what, whom in product(STRUCK, ("global/0", "global/1"))
+    ),
+    *(on(what, "A/1", launched=True) for what in ("kill", "stop", "term", "restart")),
+    *(on(what, "A", "middle", *BELOW_A, settings=BRIEF, launched=True) for what in STRUCK),
+    *(Row("kill", whom, settings=(*CONTINUE, *BRIEF), launched=True) for whom in ("global/0", LAUNCHER)),
+    *(
+        on(what, whom, "middle", *lost, settings=(*BRIEF, *INSIDE), words=("collective",), note="collective")
+        for what in STRUCK
+        for whom, lost in (("A/1", ("A/0", "A/1")), ("A", A))
+    ),
+]
+
+# Who takes part again, and ends as the others do.
+OTHERS = {
+    "diloco": ("sync.policy=diloco every=6",),
+    "diloco overlap": ("sync.policy=diloco every=6 fragments=2 overlap=2",),
+    "hfa": ("sync.policy=hfa k1=3 k2=2",),
+    "mixed": ("sync.policy=mixed", "wan.codec_up=bisparse ratio=0.1", "wan.codec_down=bisparse ratio=0.1"),
+    "downpour": ("sync.policy=downpour n_push=2 n_fetch=2",),
+    "esync": ("sync.policy=esync",),
+    "int8": ("wan.codec_up=int8", "wan.codec_down=int8"),
+    "dgt": ("wan.channel=dgt adaptive=false", "run.secret_file=secret"),
+    "overlap": ("worker.overlap=forward",),
+}
+RETURNS = [
+    *(
+        on("restart", whom, when, for_s=for_s)
+        for whom, when, for_s in product(("A/0", "A/1", "B/0", "A", "B"), ("joining", "middle"), (0, 8))
+    ),
+    *(on("restart", "B+B/0", for_s=for_s) for for_s in (0, 8)),
+    *(
+        on("sleep", whom, when, for_s=8)
+        for whom, when in product(("A/0", "A/1", "A", "B/0", "global/0"), ("joining", "middle"))
+    ),
+    *(on("sleep", whom, for_s=8) for whom in ("B", "B+B/0")),
+    on("restart", "global/0", "joining", for_s=1),
+    *(Row("restart", "global/0", when, for_s=1, settings=(*CONTINUE, *BRIEF)) for when in ("middle", "end")),
+    on("restart", "A/1", "end", "A/1", for_s=8, settings=BRIEF, named=("A",)),
+    on("restart", "A", "end", "A", "A/1", for_s=8, settings=BRIEF[1:], named=("A/0", "global/0")),
+    on("sleep", "A/1", "end", "A/1", for_s=8, settings=BRIEF, named=("A",)),
+    on("sleep", "A", "end", for_s=8, either=("A/1",)),  # as it leaves, it may hear that it has been out
+    on("sleep", "global/0", "end", for_s=8),
+    *(on("cut", whom, for_s=for_s) for whom, for_s in product(LINKS, (2, 10, 30))),
+    *(on("reset", whom, for_s=for_s) for whom, for_s in product(LINKS, (0, 10))),
+    *(on(what, whom, for_s=10) for what, whom in product(("up", "down"), LINKS)),
+    on("cut", "A-global/0", "middle", *A, for_s=20, settings=BRIEF, note="longer than wait_s"),
+    on("cut", "A/1-A", "middle", "A/1", for_s=20, settings=BRIEF, note="longer than wait_s"),
+    on("restart", "A/1", for_s=8, settings=("run.least_workers=3",), note="least_workers"),
+    *(on(what, whom, for_s=8, shards=2, note="2 shards") for what, whom in product(BACK, ("A/1", "A"))),
+    *(
+        on(what, whom, for_s=8, settings=settings, note=note)
+        for note, settings in OTHERS.items()
+        for what, whom in product(BACK, ("A/1", "A", "B/0"))
+    ),
+    *(
+        on("restart", whom, for_s=8, settings=INSIDE, words=("collective",), note="collective")
+        for whom in ("A/0+A/1", "A+A/0+A/1")
+    ),
+    on(
+        "sleep",
+        "A/1",
+        "middle",
+        "A/0",
+        "A/1",
+        for_s=8,
+        settings=(*BRIEF, *INSIDE),
+        words=("collective",),
+        note="collective",
+    ),
+]
+
+EVERY = (*ROWS, *WAITS, *LOSSES, *RETURNS)
 
 # Played by CI as well: one of each kind of fault, and of what is done about it.
 IN_CI = {
     "kill A joining", "stop global/0 middle", "term A/1 end", "sleep 5 s A middle", "restart 1 s A/1 middle",
     "restart 1 s global/0 middle", "cut 5 s A-global/0 middle", "idle A/1 middle (a round, turn_s)",
+    "kill A/1 middle (continue)", "restart 8 s B+B/0 middle (continue)", "sleep 8 s A middle (continue)",
+    "cut 10 s A-global/0 middle (continue)",
 }  # fmt: skip
 
 
@@ -90,10 +206,10 @@ def marked(row: Row) -> Any:
 
 
 def test_the_rows_of_ci_are_rows_of_the_table() -> None:
-    assert {str(row) for row in (*ROWS, *WAITS)} > IN_CI
+    assert {str(row) for row in EVERY} > IN_CI
 
 
-@pytest.mark.parametrize("row", [marked(row) for row in (*ROWS, *WAITS)])
+@pytest.mark.parametrize("row", [marked(row) for row in EVERY])
 def test_row(row: Row, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     seen = play(row, tmp_path)
     record_property("fault", seen.as_json())

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fault_rows import named_by
+from fault_seen import named_by
 from real_runs import ALL_NODES, BOUND_S, Proxy, RealRun
 
 pytestmark = pytest.mark.processes

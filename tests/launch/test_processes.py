@@ -46,6 +46,7 @@ class Watched:
         self.said: list[str] = []
         self.lacks: dict[str, str] = {}
         self.goes_on: dict[str, str] = {}
+        self.out: set[str] = set()
         self._supervisor = Supervisor(
             self._show,
             self._tick,
@@ -53,6 +54,7 @@ class Watched:
             self.said.append,
             lambda worker: self.lacks.get(worker, ""),
             goes_on=lambda ended: self.goes_on.get(ended.name, ""),
+            is_out=lambda worker: worker in self.out,
         )
 
     def run(self, *commands: Command) -> Outcome:
@@ -251,7 +253,28 @@ def test_a_server_that_waits_for_who_is_lost_is_stopped_in_the_end() -> None:
     outcome = watched.run(command("B", SLEEP, serves=True), *both)
     assert [lost.name for lost in outcome.lost] == ["B/0", "B"]
     assert outcome.failures == ()
-    assert watched.said[-1] == "B did not end after all workers had; stopping it"
+    assert watched.said[-1] == "B did not end with the run; stopping it"
+
+
+def test_a_worker_that_stands_still_does_not_outlast_a_run_that_went_on_without_it() -> None:
+    watched = Watched(stop_s=0.3)
+    watched.out = {"A/1"}
+    watched.goes_on |= {"A": "stopping it", "A/1": "stopping it"}
+    stands_still = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n"
+    a = command("A", stands_still, serves=True)
+    outcome = watched.run(a, command("A/1", stands_still), command("B/0", "pass"))
+    assert [lost.name for lost in outcome.lost] == ["A", "A/1"]
+    assert (outcome.failures, outcome.well) == ((), {"B/0"})
+    assert watched.said[-1] == "A/1 did not end with the run; stopping it"
+
+
+def test_a_worker_may_outlast_the_run(tmp_path: Path) -> None:
+    """Its script may have more to do, unless the run has gone on without it."""
+    first, then = pair(tmp_path, "pass", "print('still here')")
+    watched = Watched(stop_s=0.0)
+    outcome = watched.run(command("A/0", first), command("A/1", then))
+    assert outcome.well == {"A/0", "A/1"}
+    assert ("A/1", "still here", False) in watched.lines
 
 
 def test_others_may_end_by_themselves_before_they_are_stopped(
@@ -380,7 +403,7 @@ def test_servers_may_end_after_the_workers(tmp_path: Path) -> None:
 def test_a_server_that_does_not_end_is_stopped_and_named() -> None:
     outcome = Watched(stop_s=0.3).run(command("A", SLEEP, serves=True), command("A/0", ""))
     assert [(failure.name, failure.how) for failure in outcome.failures] == [
-        ("A", "did not end after all workers had")
+        ("A", "did not end with the run")
     ]
 
 

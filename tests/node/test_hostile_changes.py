@@ -49,11 +49,11 @@ def region(losses: Losses = GO_ON) -> Driven:
         ),
         (Asks("A/1", 1, stand({"x": 0})), "tells that turn 0 of 'x' has closed"),
         (
-            Asks("A/1", 1, {"A": Standing(3, 2, 3, 7)}),
+            Asks("A/1", 1, {"A": Standing(3, 2, 3, 2, 4)}),
             "tells that 'A' stands at",
-        ),  # read behind a step that is still to come
+        ),  # read in a turn that is still to come
         (
-            Asks("A/1", 1, {"A": Standing(3, 2, 3, 2, -1)}),
+            Asks("A/1", 1, {"A": Standing(3, 2, 3, 2, 3, -1)}),
             "tells that 'A' stands at",
         ),  # less than nothing
         (Lost("A/1", 1, stand({"C": 0}), ""), "tells that turn 0 of 'C' has closed"),

@@ -6,11 +6,12 @@ import torch
 
 from geomx.node.slices.join_state import JoinState
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Update
+from geomx.wire.messages import UNREAD, Update
+from geomx.wire.roster_messages import Standing, latest
 
 
 def answer(state: JoinState, cohort: str, turn: int, step: int) -> None:
-    update = Update(turn, 0, "mean", 1.0, None, False, cohort, 8, step=step)
+    update = Update(turn, 0, "mean", 1.0, None, UNREAD, cohort, 8, step=step)
     state.hold(0, cohort, torch.tensor([float(step)], dtype=torch.float64), turn)
     state.answered(update)
 
@@ -41,3 +42,14 @@ def test_means_that_the_runs_has_overtaken_are_told_without_values() -> None:
     answer(state, EVERYONE, 1, 7)
     assert told(state, "R") == [(EVERYONE, 1, 7, 7.0), ("R", 2, 3, None)]
     assert told(state) == [(EVERYONE, 1, 7, 7.0)]
+
+
+def test_the_last_step_is_that_of_the_last_turn() -> None:
+    """Where workers take as many as they have time for, one of a later turn may be the smaller number."""
+    state = JoinState()
+    answer(state, EVERYONE, 3, 6)
+    answer(state, EVERYONE, 4, 5)
+    known = state.standing(EVERYONE)
+    assert (known.step, known.step_turn) == (5, 4)
+    one, other = {"": Standing(3, 6, 3), "A": Standing(1, 1, 1)}, {"": Standing(4, 5, 4)}
+    assert latest(one, other) == {"": Standing(4, 5, 4), "A": Standing(1, 1, 1)}

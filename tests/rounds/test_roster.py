@@ -62,7 +62,7 @@ class Shards:
     def __init__(self, others: tuple[str, ...] = ("global/1",)) -> None:
         self.members = Members(TREE, "global/0")
         self.closed: dict[str, int] = {"": 4}
-        self.slowest = -1
+        self.slowest, self.pace = -1, 9
         self.holds: list[tuple[str, Hold]] = []
         self.rosters: list[Roster] = []
 
@@ -80,7 +80,7 @@ class Shards:
             lambda *said: self.holds.append(said),
             held,
             publish,
-            lambda: 9,
+            lambda: self.pace,
             lambda: True,
             lambda: bool(self.members.left(self.members.order)),
             lambda: self.slowest,
@@ -146,6 +146,16 @@ def test_a_cohort_of_which_nobody_took_part_comes_back_at_the_turn_of_the_slowes
     assert shards.rosters[-1].from_turns == {"": 6, "A": 21}
     shards.keeper.told(Asks("A/1", 2, stand({"": 5, "A": 22})))  # A/0 trains there already
     assert shards.rosters[-1].from_turns == {"": 6, "A": 23}
+
+
+def test_who_has_just_come_back_and_has_told_no_step_yet_holds_nobody_back() -> None:
+    """Else the next would begin with steps whose means it has left out."""
+    shards = Shards(())
+    shards.keeper.told(Lost("A", 1, stand({"": 5}), "gone"))
+    shards.keeper.told(Asks("A/0", 2, stand({"": 5})))
+    shards.pace = -1
+    shards.keeper.told(Asks("A/1", 2, stand({"": 5})))
+    assert [roster.pace for roster in shards.rosters] == [9, 9, 9]
 
 
 def test_before_all_have_first_values_nobody_is_left_out() -> None:

@@ -95,12 +95,32 @@ def check(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
             4,
             200.0,
         ),  # its server has heard nothing of the region's mean
+        (
+            "hfa k1=2 k2=2 k3=2",
+            "int4",
+            2,
+            3,
+            217,
+            4,
+            200.0,
+        ),  # it takes steps at a server that is cut off itself
+        (
+            "hfa k1=2 k2=2 k3=2",
+            "dense",
+            2,
+            3,
+            333,
+            4,
+            200.0,
+        ),  # of those in a region's turn all are gone or further
         ("hfa k1=2 k2=2", "bisparse", 1, 2, 248, 4, 200.0),
         ("mixed staleness=1", "int4", 2, 2, 7, 4, 200.0),
         ("mixed", "int4", 1, 3, 1029, 4, 200.0),  # a worker is back at a server that is cut off itself
         ("mixed", "int4", 2, 2, 1116, 4, 200.0),
         ("diloco every=5", "int4", 2, 3, 12, 4, 200.0),
+        ("esync", "int4", 2, 3, 10059, 6, 0.5),  # the last turn is of fewer steps than the one before
         ("downpour", "dense", 2, 3, 5, 4, 200.0),
+        ("downpour", "bisparse", 1, 3, 10004, 6, 200.0),  # its data ends as soon as it is back
         ("mixed", "int4", 2, 2, 5001, 3, 0.5),  # nobody is left to close what was left of a turn
         ("hfa k1=2 k2=2", "dense", 1, 2, 5051, 3, 0.5),
     ],

@@ -26,7 +26,7 @@ def told(turn: int, step: int, batches: int, cohort: str = "") -> Reached:
     return Reached("A/1", cohort, turn, step, before, behind)
 
 
-ENDED = {"": Standing(4, 3, 4, 3, 2)}  # with its last step, the pass
+ENDED = {"": Standing(4, 3, 4, 3, 4, 2)}  # with its last step, the pass
 
 
 def test_where_a_script_goes_on() -> None:

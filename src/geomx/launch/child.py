@@ -51,7 +51,7 @@ class Ended:
     def how(self) -> str:
         """`ended with status 3`, `was killed by SIGKILL`."""
         if self.overdue:
-            return "did not end after all workers had"
+            return "did not end with the run"
         if self.lack:
             return f"ended {self.lack}"
         if self.status >= 0:

@@ -27,6 +27,7 @@ from geomx.launch.ports import Ports
 from geomx.launch.processes import Outcome, Supervisor
 from geomx.launch.verdict import first_failure, tells_failure
 from geomx.observe.live import RunView, view_of
+from geomx.observe.members import Members
 from geomx.observe.records import Record, RecordFiles
 from geomx.observe.report import How, Report, closing_table, make_report, write_report
 from geomx.observe.trace import write_trace
@@ -61,10 +62,16 @@ def run_here(run: Run, options: RunOptions) -> Report:
         records = RecordFiles(folder.records)
         started = time.monotonic()
         with view_of(run, console, options.plain) as view:
-            lack_of = _NotJoined(run, records)
-            tick, goes_on = _Tick(view, records), _Losses(run, folder.records).goes_on
+            members = Members(run)
             supervisor = Supervisor(
-                view.line, tick, run.limits.stop_s, view.say, lack_of.lack_of, _end_s(run), goes_on
+                view.line,
+                _Tick(view, records, members),
+                run.limits.stop_s,
+                view.say,
+                _NotJoined(run, records).lack_of,
+                _end_s(run),
+                _Losses(run, folder.records).goes_on,
+                members.is_out,
             )
             outcome = supervisor.run(commands(run, folder.path, ports, trace=options.trace is not None))
         wall_s = time.monotonic() - started
@@ -146,7 +153,7 @@ def _settled(run: Run, folder: Path, ports: Ports) -> Run:
 
 
 def _end_s(run: Run) -> float:
-    """How long servers may take to end once all workers have: an orderly end, and one of them may be away."""
+    """How long others may take to end once all workers have: an orderly end, and one of them may be away."""
     return run.limits.stop_s + max(run.lan.timeout_s, run.wan.timeout_s)
 
 
@@ -187,17 +194,20 @@ class _Losses:
 
 
 class _Tick:
-    """Shows the records that have come, a few times a second."""
+    """Shows the records that have come, a few times a second, and learns from them who takes part."""
 
-    def __init__(self, view: RunView, records: RecordFiles) -> None:
-        self._view, self._records = view, records
+    def __init__(self, view: RunView, records: RecordFiles, members: Members) -> None:
+        self._view, self._records, self._members = view, records, members
         self._shown = 0.0
 
     def __call__(self) -> None:
         now = time.monotonic()
         if now - self._shown >= SHOW_S:
             self._shown = now
-            self._view.show(self._records.new(), now)
+            new = self._records.new()
+            self._view.show(new, now)
+            for record in new:
+                self._members.take(record)
 
 
 def commands(run: Run, folder: Path, ports: Ports, *, trace: bool) -> Iterator[Command]:

@@ -9,8 +9,8 @@ stopped for it. A run ends in one of six ways:
                   and to end by themselves, each with its own last word; then they are stopped. When a
                   signal killed it, they are stopped at once
     a lack        a worker ends well, but has not done what it had to; as a failure
-    servers late  the workers have ended, a server has not: it is stopped, and counts as failed, or as lost where
-                  others are lost already
+    somebody late the workers have ended, a server has not, or a worker that the run went on without: it is
+                  stopped, and counts as failed, or as lost where others are lost already
     Ctrl-C        (or SIGTERM, SIGHUP) they are stopped; a second Ctrl-C kills
     enough        `stop` was called: they are stopped
 
@@ -66,8 +66,8 @@ class Supervisor:
 
     `show` is given every line; `tick` is called about ten times a second. `say` is given what the user should know of
     the supervisor itself. `lack_of(worker)` says what a worker that has ended well has not done; "": nothing.
-    `end_s`: how long servers may go on behind the workers; None: `stop_s`. `goes_on(ended)`: what the run does now that
-    a process is lost to it, in words; "": it has failed.
+    `end_s`: how long others may go on behind the workers; None: `stop_s`. `goes_on(ended)`: what the run does now that
+    a process is lost to it, in words; "": it has failed. `is_out(worker)`: whether the run has gone on without it.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Supervisor:
         lack_of: Callable[[str], str] = lambda worker: "",
         end_s: float | None = None,
         goes_on: Callable[[Ended], str] = lambda ended: "",
+        is_out: Callable[[str], bool] = lambda worker: False,
     ) -> None:
         self._show = show
         self._tick = tick
@@ -87,6 +88,7 @@ class Supervisor:
         self._say = say
         self._lack_of = lack_of
         self._goes_on = goes_on
+        self._is_out = is_out
         self._interrupts_told = 0
         self._stop_told = False
         self._running: list[Child] = []
@@ -95,7 +97,7 @@ class Supervisor:
         self._interrupts: list[int] = []
         self._well: set[str] = set()
         self._stop_at: float | None = None
-        self._servers_until: float | None = None
+        self._late_at: float | None = None
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
 
     def run(self, commands: Iterable[Command]) -> Outcome:
@@ -187,12 +189,13 @@ class Supervisor:
         elif self._failures and self._stop_at is None:
             was_killed = self._failures[0].status < 0  # nobody will hear of it from the process itself
             self._stop_at = now if was_killed else now + GRACE_S
-        elif self._stop_at is None and all(child.serves for child in self._running):
-            self._servers_until = self._servers_until or now + self._end_s
-            if now >= self._servers_until:
+        elif self._stop_at is None and all(map(self._is_behind, self._running)):
+            self._late_at = self._late_at or now + self._end_s
+            if now >= self._late_at:
+                has_lost = self._lost or not all(child.serves for child in self._running)
                 for child in self._running:
                     overdue = Ended(child.name, 0, tuple(child.last_lines), overdue=True)
-                    if self._lost:
+                    if has_lost:
                         self._take_end(overdue)
                     else:
                         self._failures.append(overdue)
@@ -200,6 +203,10 @@ class Supervisor:
         if self._stop_at is not None and now >= self._stop_at:
             self._tell_stop()
             self._stop(now - self._stop_at)
+
+    def _is_behind(self, child: Child) -> bool:
+        """Whether a process has nothing left to do once all others have ended."""
+        return child.serves or (bool(self._well) and self._is_out(child.name))
 
     def _tell_interrupts(self) -> None:
         """Say at once that a signal was heard, and what the next one does."""

@@ -109,7 +109,7 @@ class Reception:
         return self._attached.get(peer.name) is peer
 
     def is_behind(self, name: str, step: int) -> bool:
-        """Whether a worker that has come back has taken a step before it heard where it goes on."""
+        """Whether a worker that has come back took a step of its own before it heard where it goes on."""
         return 0 <= step < self._first_steps.get(name, 0)
 
     def is_welcomed(self, name: str) -> bool:
@@ -174,11 +174,11 @@ class Reception:
         """A step of the policy as somebody has told it of a turn; where that is too far, the last that it can be.
 
         Else one could send joiners where nobody is. `everyones`: the last turn of everybody that has closed, behind
-        which the means lie of parties and regions: they count turns by themselves.
+        which means of parties and regions are, before the run's next.
         """
-        if not self._gathering.is_common(cohort):
-            cohort, turn = EVERYONE, everyones + 1
-        known = self.state.standing(cohort)
+        is_common = self._gathering.is_common(cohort)
+        known = self.state.standing(cohort if is_common else EVERYONE)
+        turn = turn if is_common else max(everyones, known.step_turn) + 1
         furthest = self._furthest(known.step, max(0, turn - known.step_turn))
         return step if furthest is None else min(step, furthest)
 

@@ -237,7 +237,7 @@ class Server(BaseNode):
             return
         self._gathering.check(push)
         is_late = push.turn <= self._gathering.closed(slice_.index, push.cohort)
-        is_late = is_late or self.reception.is_behind(child, push.step)
+        is_late = is_late or (bool(push.together) and self.reception.is_behind(child, push.step))
         if is_late or not self.reception.is_welcomed(child):  # what is due of whoever begins anew comes again
             return
         everyones = self._gathering.closed(slice_.index, EVERYONE)

@@ -114,8 +114,13 @@ class Gathering:
             self._close_together(cohort, turn, now)
 
     def _close_together(self, cohort: str, turn: int, now: float) -> None:
-        """Ask the policy of all its slices, once all have come from everybody."""
+        """Ask the policy of all its slices, once all have come from everybody; of a turn of nobody, forget them."""
         together = self._together[cohort, turn]
+        if not self._members.expected(turn, cohort):  # all who have contributed go on behind it
+            del self._together[cohort, turn]
+            for index in together.needed & {index for index, of in self._rounds if of == cohort}:
+                self._rounds[index, cohort].open.pop(turn, None)
+            return
         whole = together.has_all_of(self._members.expected(turn, cohort))
         may_close = whole and not self._is_held
         if may_close and (together.is_named or self._agrees(cohort, turn, together.bitmap)):

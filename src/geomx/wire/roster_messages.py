@@ -21,14 +21,15 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
 
     `turn`: the last of which a slice has closed. `step`, `step_turn`: the policy's last step of which a round has
     closed, and that round's turn. `passes`, `batches`: how far all its workers have read their data (see `Reading`)
-    behind the step `read_at`. `absent`: the workers among whom the running pass is not shared, since they took no part
-    when it began: a bitmap as in `Roster`.
+    behind the step `read_at`, in the turn `read_turn`. `absent`: the workers among whom the running pass is not shared,
+    since they took no part when it began: a bitmap as in `Roster`.
     """
 
     turn: int = -1
     step: int = -1
     step_turn: int = -1
     read_at: int = -1
+    read_turn: int = -1
     passes: int = 0
     batches: int = 0
     absent: bytes = b""
@@ -36,18 +37,23 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_sound(self) -> bool:
         """Whether a cohort can stand there."""
-        steps = -1 <= self.step <= MOST_TURNS and -1 <= self.step_turn <= self.turn < MOST_TURNS
-        return steps and -1 <= self.read_at <= self.step and min(self.passes, self.batches) >= 0
+        steps = -1 <= min(self.step, self.read_at) <= max(self.step, self.read_at) <= MOST_TURNS
+        turns = min(self.step_turn, self.read_turn) >= -1
+        turns = turns and max(self.step_turn, self.read_turn) <= self.turn < MOST_TURNS
+        return steps and turns and min(self.passes, self.batches) >= 0
 
     def with_steps_of(self, other: Standing) -> Standing:
-        """At this one's turn, with what two tellers know of steps."""
-        step, step_turn = max((self.step, self.step_turn), (other.step, other.step_turn))
-        read_at, passes, batches, absent = max(self._read, other._read)
-        return Standing(self.turn, step, step_turn, read_at, passes, batches, absent)
+        """At this one's turn, with what two tellers know of steps.
+
+        Workers may take as many steps to a turn as they like: the later turn says which is the last.
+        """
+        step_turn, step = max((self.step_turn, self.step), (other.step_turn, other.step))
+        read_turn, read_at, passes, batches, absent = max(self._read, other._read)
+        return Standing(self.turn, step, step_turn, read_at, read_turn, passes, batches, absent)
 
     @property
-    def _read(self) -> tuple[int, int, int, bytes]:
-        return self.read_at, self.passes, self.batches, self.absent
+    def _read(self) -> tuple[int, int, int, int, bytes]:
+        return self.read_turn, self.read_at, self.passes, self.batches, self.absent
 
     def no_further_than(self, step: int) -> Standing:
         """The same with no later step."""

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from geomx.errors import ProtocolError
 from geomx.rounds.round import Round
 from geomx.tree import EVERYONE
@@ -82,9 +80,10 @@ class JoinState:
         """A slice has been answered what it has contributed to a step. `out`: who took no part in it."""
         known, (passes, batches) = self.standing(update.cohort), update.reading
         absent = out if passes > known.passes else known.absent
-        self.learn(
-            {update.cohort: Standing(read_at=update.step, passes=passes, batches=batches, absent=absent)}
+        read = Standing(
+            read_at=update.step, read_turn=update.turn, passes=passes, batches=batches, absent=absent
         )
+        self.learn({update.cohort: read})
 
     def learn(self, standings: Standings) -> None:
         """Cohorts are known to have come so far in their steps and passes."""
@@ -107,7 +106,7 @@ class JoinState:
     def standing(self, cohort: str, turn: int = -1) -> Standing:
         """Where a cohort stands whose last turn that has closed is this one."""
         known = self._steps.get(cohort, Standing())
-        return msgspec.structs.replace(known, turn=max(turn, known.step_turn))
+        return known.behind(max(turn, known.step_turn, known.read_turn))
 
     def updates(
         self, cohorts: Sequence[str], belongs: Callable[[str], bool], is_worker: bool

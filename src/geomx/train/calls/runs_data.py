@@ -51,7 +51,9 @@ class RunsData:
         absent = self._known.absent
         if passes > self._known.passes:
             absent = self._absent_at(update.turn)
-        at = Standing(read_at=update.step, passes=passes, batches=batches, absent=absent)
+        at = Standing(
+            read_at=update.step, read_turn=update.turn, passes=passes, batches=batches, absent=absent
+        )
         self._known = self._known.with_steps_of(at)
 
     def caught_up(self, next_step: int) -> bool:
@@ -66,7 +68,8 @@ class RunsData:
 
     def loaded(self, epoch: int, absent: bytes) -> None:
         """A checkpoint was written in this pass."""
-        self._known = Standing(read_at=self._known.read_at, passes=epoch, absent=absent)
+        known = self._known
+        self._known = Standing(read_at=known.read_at, read_turn=known.read_turn, passes=epoch, absent=absent)
 
     @property
     def away(self) -> bytes:
