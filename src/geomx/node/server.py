@@ -23,6 +23,7 @@ from geomx.layout import Layout, Slice
 from geomx.node.attendance import Attendance
 from geomx.node.contract import Began
 from geomx.node.edges import ChildEdges
+from geomx.node.ending import Ending
 from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
@@ -61,7 +62,7 @@ from geomx.wire.messages import (
     Value,
     payload_size,
 )
-from geomx.wire.roster_messages import Asks, Lost, Message, Retire
+from geomx.wire.roster_messages import Asks, Lost, Message
 from geomx.wire.session import Patience
 
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
@@ -112,10 +113,8 @@ class Server(BaseNode):
         self._turns = TurnLog(limits.stall_s, turn_s, self.note, self.members.order)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
-        self._is_begun = self._is_over = False
-        self._retires = False  # it was asked to leave
-        self._hands_over = False  # the last to leave was asked to, so others go on
-        self._all_left_at = 0.0
+        self._is_begun = False
+        self._ending = Ending(self, edges.children, self._dials, self._losses)
         self._awaited = Awaited(self._losses.awaited_s, self.limits.stall_s, self.note)
 
     # -- the sink's view ----------------------------------------------------------------------------------------
@@ -216,12 +215,9 @@ class Server(BaseNode):
         if first:
             self.reception.leaves(peer)
             self._gathering.sent_by_former(set(self._edges.children.get(peer.name, ())))
-        if first and self._retires and peer.name in self._edges.children:
-            self.send(peer, Retire())
         self._awaited.back(peer)
         self.attendance.back(peer)
-        if self._all_left_at:
-            self.attendance.over()
+        self._ending.opened(peer, first)
 
     def _on_push(self, child: str, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
         if not push.origins or not push.origins.keys() <= set(leaves):
@@ -291,7 +287,7 @@ class Server(BaseNode):
     def took_leave(self, names: frozenset[str]) -> None:
         """These take no part any more."""
         self._step_control.left(names)
-        self._end_if_done()
+        self._ending.look()
 
     def pace(self) -> int:
         return self.attendance.pace()
@@ -304,8 +300,7 @@ class Server(BaseNode):
 
     def over(self) -> None:
         """The run has ended without anybody of this server's."""
-        self._is_over = True
-        self._end_if_done()
+        self._ending.over()
 
     def _on_told(self, leaves: tuple[str, ...], message: Stepped | Sampled) -> None:
         """A worker tells the first shard something."""
@@ -341,67 +336,21 @@ class Server(BaseNode):
         turn = max(message.turns.values(), default=-1)
         early = {"early": True} if message.early else {}
         self.note("left", "info", peer=", ".join(message.origins), turn=turn, **early)
-        self._hands_over = message.early
+        self._ending.left(message.early)
         self.sink.above.leave(message.turns, message.origins, message.early)
         if message.early:
             self.attendance.depart(dict.fromkeys(message.origins, message.turns))
         self._step_control.left(message.origins)
         self.acknowledge(peer)
         self._gathering.look(self._now)
-        self._end_if_done()
-
-    @property
-    def _ends(self) -> bool:
-        """Whether everybody who takes part has left; where others go on, whoever is out may come back."""
-        may_return = bool(self.members.out) and not (self._retires or self.sink.is_top)
-        return (self.members.all_left and not (self._hands_over and may_return)) or self._is_over
-
-    def _end_if_done(self) -> None:
-        """End once every member has left, everybody below has gone, and those above know."""
-        if not self._ends or self.stopped:
-            return
-        if not self._all_left_at:
-            self._all_left_at = self._now
-            self.attendance.over()
-        below = filter(None, map(self.peer, self._edges.children))
-        is_due = self._now - self._all_left_at > self.limits.stop_s
-        if any(map(self._awaits, below)) or not (is_due or not self.attendance.absent):
-            return
-        if self._hands_over:
-            self._hands_over = False
-            self.sink.hand_over()
-        if not any(map(self._awaits, filter(None, map(self.peer, self._dials)))):
-            self.stop(in_order=self.sink.above.quiet)
+        self._ending.look()
 
     def retire(self) -> None:
-        """Leave in order: all below first. Whoever has not within `limits.stop_s` is lost with this server."""
-        if not self._retires:
-            self._retires = True
-            self.note("retires", "info")
-            for child in filter(None, map(self.peer, self._edges.children)):
-                self.send(child, Retire())
-            self.after(self.limits.stop_s, "retire", self._retire_late)
-
-    def _retire_late(self) -> None:
-        present = self.members.present(self.members.order)
-        why = f"it did not leave within {self.limits.stop_s:g} s (limits.stop_s)"
-        late = next((NodeLost(name, why) for name in self.members.order if name in present), None)
-        self.stop(late, in_order=self.sink.above.quiet)
-
-    def _awaits(self, peer: Peer) -> bool:
-        """Whether the end waits for a peer: to know, to hang up, or to come back for its leave's acknowledgement."""
-        if peer.dialled and (self.sink.above.quiet or self._is_over):
-            return False
-        if peer.session.is_open:
-            return self._now - self._all_left_at <= self.limits.stop_s
-        if peer.dialled and self._losses.on_loss == "wait":
-            return True  # it waits for us likewise; `on_lost` bounds that
-        return not (peer.has_gone or peer.session.is_lost(self._now))
+        """Leave in order: all below first."""
+        self._ending.retire()
 
     def may_go(self, peer: Peer) -> bool:
-        if (leaves := self._edges.children.get(peer.name)) is not None:
-            return self.members.has_left(leaves)
-        return self._is_over or (self.members.all_left and (self.sink.above.quiet or not peer.dialled))
+        return self._ending.may_go(peer)
 
     def may_return(self, peer: Peer) -> bool:
         """A server that was restarted has lost what its workers have told it: they tell it again, where they may."""
@@ -409,7 +358,7 @@ class Server(BaseNode):
         return not self.reception.is_welcomed(peer.name) or is_worker or self._losses.may_return
 
     def on_away(self, peer: Peer) -> None:
-        self._end_if_done()
+        self._ending.look()
 
     on_acknowledged = on_away
 
@@ -452,9 +401,9 @@ class Server(BaseNode):
         self._awaited.look(self.peer, self._now)
         self.attendance.tick()
         waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)
-        if self.sink.is_top and not self._ends:
+        if self.sink.is_top and not self._ending.is_due:
             check_stillness(self.still_s(), self.limits.stall_s, waiting)
-        self._end_if_done()
+        self._ending.look()
 
     def _slice(self, index: int) -> Slice:
         if self.reception.layout is None or index not in self._mine:
