@@ -41,6 +41,12 @@ from geomx.wire.session import Patience
 PATIENCE = Patience(heartbeat_s=0.4, timeout_s=1.6)
 QUIET_S = 5.0  # without faults, before the data ends
 LEAST_STAY = 3  # workers, of six
+# Also of tensors as small as these.
+CODECS = {
+    "dense": "dense",
+    "int4": "int4 size_lower_bound=1",
+    "bisparse": "bisparse ratio=0.2 size_lower_bound=1",
+}
 
 
 @dataclass
@@ -77,8 +83,8 @@ class Storm:
             parties,
             regions={"R": ("A", "B"), "S": ("C", "D")} if self.tiers == 3 else None,
             shards=[f"global/{shard}" for shard in range(self.shards)],
-            wan=Edge(self.codec, self.codec),
-            lan=Edge(self.codec, AS_ABOVE) if self.leaves else None,
+            wan=Edge(CODECS[self.codec], CODECS[self.codec]),
+            lan=Edge(CODECS[self.codec], AS_ABOVE) if self.leaves else None,
             policy=self.policy,
             losses=Losses("continue", 60.0),
         ).with_patience(PATIENCE)

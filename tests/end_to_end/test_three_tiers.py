@@ -71,13 +71,3 @@ def test_three_tiers_train_what_two_do_with_half_of_the_bytes_on_the_long_links(
     for way in ("wan_bytes_up", "wan_bytes_down"):
         assert deep[way] == pytest.approx(flat[way] / 2, rel=0.02)
     assert deep["region_bytes_up"] == pytest.approx(flat["wan_bytes_up"], rel=0.02)
-
-
-@pytest.mark.parametrize("codec", ["int4", "bisparse ratio=0.1"])
-def test_codecs_between_regions_alone_leave_all_replicas_equal(codec: str, tmp_path: Path) -> None:
-    _, dense = launched(tmp_path / "dense", regions=True, codec="dense")
-    weights, report = launched(tmp_path / "codec", regions=True, codec=codec)
-    assert isinstance(report["parameters_sha256"], str)
-    assert all(bool(values.isfinite().all()) for values in weights.values())
-    assert report["wan_bytes_up"] < dense["wan_bytes_up"] / 4
-    assert report["region_bytes_up"] == pytest.approx(dense["region_bytes_up"], rel=0.02)

@@ -64,10 +64,9 @@ def tell(node: str, records: Path, *notes: tuple[str, dict[str, Any]]) -> None:
     recorder.close()
 
 
-def roster(out: str, joined: str, members: int, reason: str) -> tuple[str, dict[str, Any]]:
-    turns = {"": 3}
-    fields = {"number": 1, "out": out, "joined": joined, "members": members, "reason": reason, "turns": turns}
-    return "roster", fields
+def roster(out: str, joined: str, members: int, lost: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    fields = {"number": 1, "out": out, "joined": joined, "members": members, "turns": {"": 3}, "lost": lost}
+    return "roster", fields | {"awaited": {}}
 
 
 def finished() -> tuple[str, dict[str, Any]]:
@@ -76,8 +75,8 @@ def finished() -> tuple[str, dict[str, Any]]:
 
 
 FAILED_OF = {"node": "A", "error": "NodeLost", "reason": "silent for 5 s"}
-IS_LOST = roster("A/0", "", 1, "A/0 is lost (nothing was heard of it for 5 s)")
-IS_BACK = roster("", "A/0", 2, "A/0 is back")
+IS_LOST = roster("A/0", "", 1, {"A/0": "nothing was heard of it for 5 s"})
+IS_BACK = roster("", "A/0", 2, {})
 
 
 def gathered(run: Path, folder: Path) -> dict[str, Any]:

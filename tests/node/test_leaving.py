@@ -18,7 +18,7 @@ from geomx.node.port import Asked, Away, Contribution, Departs, Left
 from geomx.node.slices.joined import grouped
 from geomx.node.topology import AS_ABOVE, Edge
 from geomx.rounds.losses import Losses
-from geomx.wire.messages import UNREAD, Ack, Attached, Gone, Leave, Push, Update
+from geomx.wire.messages import UNREAD, Ack, Attached, Beat, Gone, Leave, Push, Update
 from geomx.wire.roster_messages import Departed, Message, Retire, Roster
 
 LARGE = LAYOUT.slices[2]
@@ -214,10 +214,14 @@ def test_a_server_stays_for_workers_that_may_come_back_to_a_run_that_goes_on() -
     server.say(1, Leave({"": 0}, ("A/0",), True))
     server.say(1, Gone(), number=0)
     server(Closed(1, "", "closed by the peer"))
+    server.say(9, Ack(2), number=0)  # Attach, and Leave
+    before = len(server.written(9))
     for _ in range(60):
         server.say(9, departed("A/0"))
         server.tick(1.0)
     assert not server.stopped
+    beats = [m for m in server.written(9)[before:] if isinstance(m, Beat)]
+    assert len(beats) > 20  # else those above would lose it
 
 
 def test_a_server_that_is_to_leave_asks_all_below_it_and_whoever_comes() -> None:

@@ -71,7 +71,9 @@ class Shards:
 
         def publish(roster: Roster) -> None:
             self.rosters.append(roster)
-            self.members.enroll(self.members.tree.workers_in(roster.out), {})
+            workers_in = self.members.tree.workers_in
+            joined = dict.fromkeys(workers_in(roster.joined), roster.from_turns)
+            self.members.enroll(workers_in(roster.out), joined)
 
         self.keeper = RosterKeeper(
             self.members,
@@ -144,7 +146,11 @@ def test_a_cohort_of_which_nobody_took_part_comes_back_at_the_turn_of_the_slowes
     shards.slowest = 20
     shards.keeper.told(Asks("A/0", 2, stand({"": 5, "A": 3})))
     assert shards.rosters[-1].from_turns == {"": 6, "A": 21}
-    shards.keeper.told(Asks("A/1", 2, stand({"": 5, "A": 22})))  # A/0 trains there already
+    shards.slowest = 25
+    shards.keeper.told(Asks("A/1", 2, stand({"": 5, "A": 3})))  # where A/0 is, which has closed nothing yet
+    assert shards.rosters[-1].from_turns == {"": 6, "A": 21}
+    shards.keeper.told(Lost("A/1", 2, stand({"": 5, "A": 22}), "gone"))
+    shards.keeper.told(Asks("A/1", 3, stand({"": 5, "A": 22})))
     assert shards.rosters[-1].from_turns == {"": 6, "A": 23}
 
 

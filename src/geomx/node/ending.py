@@ -52,8 +52,8 @@ class Ending:
     def is_due(self) -> bool:
         """Whether everybody who takes part has left; where others go on, whoever is out may come back."""
         host = self._host
-        may_return = bool(host.members.out) and not (self._retires or host.sink.is_top)
-        return (host.members.all_left and not (self._hands_over and may_return)) or self._is_over
+        goes_on = not (self._retires or host.sink.is_top or host.attendance.nears_its_end())
+        return (host.members.all_left and not (goes_on and host.members.out)) or self._is_over
 
     def opened(self, peer: Peer, first: bool) -> None:
         """A child's session is open, `first` with this incarnation: it hears of what it has missed."""
@@ -103,7 +103,7 @@ class Ending:
         members = self._host.members
         if (leaves := self._children.get(peer.name)) is not None:
             return members.has_left(leaves)
-        return self._is_over or (members.all_left and (self._host.sink.above.quiet or not peer.dialled))
+        return self._is_over or (self.is_due and (self._host.sink.above.quiet or not peer.dialled))
 
     def _awaits(self, peer: Peer) -> bool:
         """Whether the end waits for a peer: to know, to hang up, or to come back for its leave's acknowledgement."""

@@ -26,7 +26,7 @@ from geomx.node.slices.update_stream import sets_weights
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import Members
-from geomx.sync.contract import GradientStep, Policy, furthest_step
+from geomx.sync.contract import GradientStep, Policy, furthest_step, has_own_means
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Attach, Attached, Refuse, Update, Value
 from geomx.wire.roster_messages import Message, Standing, latest
@@ -35,6 +35,7 @@ from geomx.wire.roster_messages import Message, Standing, latest
 class ReceptionHost(Protocol):
     """The server around it."""
 
+    name: str
     members: Members
     attendance: Attendance
 
@@ -53,6 +54,7 @@ class Reception:
         self._host, self._edges, self._gathering = host, edges, gathering
         self._members = host.members
         self._sync_group = policy.sync_group
+        self._has_own_means = has_own_means(policy)
         self._furthest = lru_cache(64)(partial(furthest_step, policy))
         self.layout: Layout | None = None
         self._settings: dict[str, Value] = {}
@@ -81,18 +83,35 @@ class Reception:
             listed = "; ".join(f"{d.field}: {d.yours}, others {d.ours}" for d in differences)
             raise Refused(f"{text}: {listed}")
         self._attached[peer.name] = peer
+        peer.step = max(peer.step, message.step)
         if self._is_open:
+            self._passed(peer)
             self._let_in(peer)
         elif peer not in self._waiting:
             self._waiting.append(peer)
+
+    def _passed(self, peer: Peer) -> None:
+        """Of a child that has told how many steps those below have taken: means before these are over.
+
+        Nobody else can tell that of its own means to a server that was started again.
+        """
+        own, leaves, step = self._host.name, self._edges.children[peer.name], peer.step
+        has_means = self._has_own_means and own in self._members.tree.servers
+        if has_means and step > 0 and self._members.present(leaves):
+            everyones = self._gathering.all_closed().get(EVERYONE, -1)
+            last = self.possible(step - 1, own, step - 1, everyones)
+            self._gathering.passed(own, last)
+            self.state.learn({own: Standing(step=last, step_turn=last)})
 
     def open(self) -> None:
         """Everybody above has taken the model, and this server has all that they have."""
         self._is_open = True
         waiting, self._waiting = self._waiting, []
-        for peer in waiting:
-            if self._host.peer(peer.name) is peer:
-                self._let_in(peer)
+        there = [peer for peer in waiting if self._host.peer(peer.name) is peer]
+        for peer in there:
+            self._passed(peer)
+        for peer in there:
+            self._let_in(peer)
 
     def close(self) -> None:
         """Those above know nothing of this server any more: nobody is let in before it is known again."""
@@ -133,6 +152,7 @@ class Reception:
     def welcome(self, peer: Peer) -> None:
         """Tell a child where the run stands, and give it the current values if it has begun. Raises `Unsupported`."""
         self._welcomed.add(peer.name)
+        self._host.attendance.tell_departed(peer)  # a server tells with its first word who has left early
         leaves, roster = self._edges.children[peer.name], self._host.attendance.roster
         begins, tree = self._members.begins(leaves), self._members.tree
         standings = self._standings_for(leaves, begins.get(peer.name, {}))
@@ -142,7 +162,6 @@ class Reception:
         )
         if not self.state.slices:
             self._host.send(peer, told)
-            self._host.attendance.tell_departed(peer)
             return
         assert self.layout is not None
         if not self.serves_weights:
@@ -162,7 +181,6 @@ class Reception:
         reached = self.state.reached_by(peer.name)
         told = msgspec.structs.replace(told, standings=standings, reached=reached, size=body.numel())
         self._host.send(peer, told, body)
-        self._host.attendance.tell_departed(peer)
         for update, values in self.state.updates(cohorts, partial(self._belong, leaves), self._has_workers):
             self._host.send(peer, update, values, priority_of(slices[update.slice]))
 

@@ -136,12 +136,17 @@ class RosterKeeper:
         self._begin()
 
     def _standings(self, known: Standings, joined: Iterable[str]) -> dict[str, Standing]:
-        """A cohort that comes back as a whole begins behind the last that has closed, or where the others are."""
+        """Whoever comes back begins behind the last that has closed, or where the others of its cohort are.
+
+        Of these some may just have come back as well. A cohort that comes back as a whole begins at the slowest one's.
+        """
         back, slowest, told = set(joined), self._slowest(), dict(known)
         for cohort, standing in told.items():
             members = self._members.of(cohort)
-            if cohort and not back.isdisjoint(members) and not self._members.present(members):
-                told[cohort] = standing.behind(max(standing.turn, slowest))
+            if cohort and not back.isdisjoint(members):
+                are_there = bool(self._members.present(members))
+                first = self._members.begin_of(cohort) if are_there else slowest + 1
+                told[cohort] = standing.behind(max(standing.turn, first - 1))
         return told
 
 

@@ -243,6 +243,8 @@ class Server(BaseNode):
         self._turns.opened(push, leaves[0], self._now)
         self._step_control.contributed(push, self._now)
         self._receipts.counted(child, push, payload)
+        if push.together and (peer := self.peer(child)) is not None:
+            peer.step = max(peer.step, push.step)
         self._gathering.add(slice_, push, payload, self._now)
 
     def _agrees(self, cohort: str, turn: int, together: bytes) -> bool:
@@ -295,8 +297,8 @@ class Server(BaseNode):
     def on_anew(self) -> None:
         """Those above know nothing of this server; so those below have to begin anew as well."""
         self.reception.close()
+        self.sink.begin_anew()  # it says how far those below are, which they have told
         self.attendance.let_all_go()
-        self.sink.begin_anew()
 
     def over(self) -> None:
         """The run has ended without anybody of this server's."""

@@ -148,24 +148,25 @@ class Uplink:
                 self._tell_all(Hyper(digest, values))
 
     def _tell_model(self, layout: Layout) -> None:
-        body = pack_layout(layout)
+        body, step = pack_layout(layout), self._node.pace()
         for name in self.parents:
-            self._node.send(
-                self._parent(name), Attach(layout.fingerprint, self._settings, body.numel()), body
-            )
+            attach = Attach(layout.fingerprint, self._settings, body.numel(), step)
+            self._node.send(self._parent(name), attach, body)
 
-    def push_again(self, out: Iterable[str], begins: Mapping[str, Mapping[str, int]]) -> None:
+    def push_again(
+        self, out: Iterable[str], begins: Mapping[str, Mapping[str, int]], is_back: bool = False
+    ) -> None:
         """What those above may not have, of workers that take part in its turn; the rest is forgotten.
 
-        Whoever begins with a later turn, or where turns are counted anew, has not contributed to it.
+        Whoever begins with a later turn has not contributed to it. `is_back`: a worker has just come back, and gives up
+        the local steps that it was in.
         """
         turns, gone = self._turns(), set(out)
         waiting, self._uncommitted = self._uncommitted, {}
 
         def counts(push: Push, name: str) -> bool:
-            if name in gone or name not in begins:
-                return name not in gone
-            return not push.together and begins[name].get(push.cohort, push.turn + 1) <= push.turn
+            has_begun = begins.get(name, {}).get(push.cohort, 0) <= push.turn
+            return name not in gone and has_begun and not (is_back and push.together)
 
         for (index, cohort), (push, payload) in waiting.items():
             _, everyones = turns.get(index, (-1, -1))

@@ -182,7 +182,7 @@ class Worker(BaseNode):
     def attached(self, told: Joined) -> None:
         self._ready = self._is_known = True
         begins = told.begins.get(self.name, {})
-        self._uplink.push_again((), told.begins)
+        self._uplink.push_again((), {self.name: begins}, is_back=bool(begins))
         self._take_leave_again()
         self._out = frozenset(told.out)
         self.emit(Notify(Ready(told.closed, told.standings, told.reached, begins, told.roster)))

@@ -224,6 +224,12 @@ class Gathering:
             if self._members.present(self._members.of(cohort)) <= names:
                 self._calls[cohort] = max(call, last)
 
+    def passed(self, cohort: str, turn: int) -> None:
+        """Some have gone on behind a turn: what had come of it before this server was started again is over."""
+        for index in self._slices:
+            rounds = self._rounds.setdefault((index, cohort), Rounds())
+            rounds.closed = max(rounds.closed, turn)
+
     def is_common(self, cohort: str) -> bool:
         """Whether its turns are counted by all servers; else they are a party's or region's means, and steps count."""
         return cohort == EVERYONE or cohort in self._cohorts

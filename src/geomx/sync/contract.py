@@ -191,6 +191,13 @@ def next_run_mean(policy: Policy, start: int = 0) -> tuple[int, LocalStep] | Non
     return None
 
 
+def has_own_means(policy: Policy) -> bool:
+    """Whether parties or regions have means of their own, between those of the run."""
+    step, _ = next_run_mean(policy) or (0, None)
+    plans = map(policy.step, range(step))
+    return any(isinstance(plan, LocalStep) and plan.average == "party" for plan in plans)
+
+
 def mean_period(policy: Policy) -> int | None:
     """The steps from one mean over the run to the next of the same weights.
 

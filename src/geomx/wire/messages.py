@@ -112,12 +112,13 @@ class Refuse(Message, frozen=True, array_like=True, tag=True):
 class Attach(Message, frozen=True, array_like=True, tag=True):
     """A node's model and optimizer. Payload: the `Layout`, msgpack.
 
-    `settings` are compared field by field with those of the nodes that attached before.
+    `settings` are compared field by field with those of the nodes that attached before. `step`: as in `Beat`.
     """
 
     fingerprint: str
     settings: dict[str, Value]
     size: int
+    step: int = -1
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):

@@ -328,15 +328,17 @@ class CollectiveClient:
         update = item.update
         self.data.answered(update)
         key = update.slice, update.cohort
-        is_known = update.kind == "assign" and update.turn <= self._have.get(key, -1) and not self._is_moving
+        have = self._have.get(key, -1)
+        is_known = update.kind == "assign" and update.turn <= have and not self._is_moving
+        is_renewed = self._renews and update.turn == have
         is_early = (update.cohort, update.turn) == self._again and key in self._have
-        self._have[key] = max(update.turn, self._have.get(key, -1))
+        self._have[key] = max(update.turn, have)
         cohort, turn = self.outstanding.get(update.slice, (update.cohort, update.turn + 1))
         if cohort == update.cohort and turn <= update.turn:
             del self.outstanding[update.slice]
         if is_early:
             self._early.append(item)
-        elif not (is_known and self._is_attached):
+        elif is_renewed or not (is_known and self._is_attached):
             self.receive(item)
 
     def _joins(self, ready: Ready) -> None:

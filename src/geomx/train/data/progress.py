@@ -162,4 +162,4 @@ class Progress:
             self._passes = [each for each in self._passes if each is not over]
             self._ahead = []
         if self.attached is not None:
-            self.attached.steps.ended = self.attached.steps.all_ended = False
+            self.attached.steps.ended = False

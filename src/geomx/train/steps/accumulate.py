@@ -84,7 +84,6 @@ class AccumulateSteps(Steps):
         self._timeline.rest()
         self._follow(AccumulateStep(push=bool(self._sums), fetch=True), self._progress.place)
         self._finite.end()
-        self.all_ended = True
 
     def finish(self) -> None:
         if self._sums:

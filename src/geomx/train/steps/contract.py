@@ -55,7 +55,7 @@ class Steps(ABC):
         self.steps = 0  # of this worker, so far
         self._planned = 0  # steps of the policy that lie behind us, those without data too
         self.ended = False  # this worker is at the end of its data
-        self.all_ended = False  # everybody in this worker's cohort was, in the last turn
+        self._over = 0  # passes over the data that all in this worker's cohort have ended, by the last answer
 
     # -- for each kind to answer ------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Steps(ABC):
         """
         missed = self._client.next_step - self._planned
         self._planned = self._client.next_step
-        self.all_ended = self._progress.is_behind
+        self._over = self._client.data.passes
         return missed
 
     def unhook(self) -> None:
@@ -126,7 +126,7 @@ class Steps(ABC):
         self.ended = True  # it may have had none
         self.require_quiescent("the end of run.shard(loader)")
         self._timeline.rest()
-        while not self.all_ended:
+        while self._over <= self._progress.epoch:
             self.between()
             with self._timeline.span("idle", turn=self.turn):
                 self._idle()

@@ -248,5 +248,5 @@ class GradientSteps(Steps):
 
     def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         if arrived.update.kind == "gradient":  # else a server that was started again has sent the values
-            self.all_ended = arrived.update.reading.passes > self._progress.epoch
+            self._over = arrived.update.reading.passes
         self._placement.arrived(slice_, arrived)

@@ -285,7 +285,7 @@ class LocalSteps(Steps):
         for slice_ in slices:
             arrived = self._fresh.pop(slice_.index, None)
             if arrived is not None:  # else it had closed before this worker came, and its weights came then
-                self.all_ended = arrived.update.reading.passes > self._progress.epoch
+                self._over = arrived.update.reading.passes
                 if arrived.values is not None:
                     self._starts[slice_.index] = arrived.values
             values = self._starts.get(slice_.index)  # where nobody has trained, what their last mean has made
