@@ -32,7 +32,7 @@ START_S = 300.0  # until the first round has closed
 END_S, PART_S = 90.0, 30.0  # from the end of the data, and of the global server, until all have ended
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 HEARTBEAT_S, TIMEOUT_S = 1.0, 4.0
-KEPT = ("round", "lost", "awaited", "clock", "finished", "failed")  # records
+KEPT = ("round", "lost", "awaited", "clock", "finished", "failed", "roster", "torn", "step")  # records
 
 SCRIPT = Path(__file__).with_name("storm_train.py")
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import storm, workloads
 from benchmarks.storm_faults import Act, Fault, Relay, acts_of, faults_of
 from benchmarks.storm_figures import GLOBAL, Seen, counted_lines, curve_of, figures, loss_at
-from benchmarks.storm_nodes import description
+from benchmarks.storm_nodes import KEPT, description
 from benchmarks.storm_train import CONTEXT, SHAPE, VOCABULARY, Windows, tokens
 from geomx.config import Run
 from geomx.observe.records import Record
@@ -124,6 +124,7 @@ def test_a_cut_link_holds_what_it_is_given_and_closes_nothing() -> None:
 
 
 def record(t: float, node: str, name: str, /, **fields: Any) -> Record:
+    assert name in KEPT, f"{name} is not kept of a run"
     return Record(t, node, name, "debug", fields)
 
 
