@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,14 +14,6 @@ from fault_seen import named_by
 from real_runs import ALL_NODES, BOUND_S, Proxy, RealRun
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[list[RealRun]]:
-    started: list[RealRun] = []
-    yield started
-    for run in started:
-        run.close()
 
 
 # What a node does about silence, it does after so long: no load makes one silent for as long.

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,6 @@ from geomx.cli import main
 
 pytestmark = pytest.mark.processes
 GOES_ON = ("run.on_loss=continue", "lan.codec_up=int8", "wan.codec_up=int8")
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[list[RealRun]]:
-    started: list[RealRun] = []
-    yield started
-    for run in started:
-        run.close()
 
 
 def test_a_worker_that_is_sent_sigterm_leaves_and_geomx_run_says_so(
