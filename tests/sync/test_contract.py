@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geomx.sync import policies
-from geomx.sync.contract import furthest_step, mean_period
+from geomx.sync.contract import MOST_STEPS_AHEAD, LocalStep, furthest_step, mean_period
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,17 @@ def test_how_many_steps_pass_from_one_mean_of_a_weight_to_the_next(spec: str, pe
 )
 def test_how_far_workers_can_have_come(spec: str, step: int, turns: int, furthest: int | None) -> None:
     assert furthest_step(policies.make(spec), step, turns) == furthest
+
+
+def test_a_policy_that_never_averages_is_not_asked_about_each_step_of_a_long_run() -> None:
+    """Servers ask while the run goes on, and send no heartbeats meanwhile."""
+    policy = policies.make("hfa k1=1048576 k2=1")
+    asked: list[int] = []
+
+    def step(number: int) -> LocalStep:
+        asked.append(number)
+        return type(policy).step(policy, number)
+
+    policy.step = step  # type: ignore[method-assign]
+    assert furthest_step(policy, 100, 8) is None
+    assert 0 < len(asked) <= MOST_STEPS_AHEAD

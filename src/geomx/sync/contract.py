@@ -180,11 +180,17 @@ class StepController(Protocol):
 
 MOST_STEPS = 1 << 20  # that a policy is asked for
 MOST_TURNS_AHEAD = 8  # for which it is asked
+MOST_STEPS_AHEAD = 1 << 13  # for which it is asked while the run goes on: some 10 ms
 
 
-def next_run_mean(policy: Policy, start: int = 0) -> tuple[int, LocalStep] | None:
-    """The first step from `start` on after which a policy averages over the run, or may; None: it never does."""
-    for step in range(start, start + (MOST_STEPS if policy.plans is LocalStep else 0)):
+def next_run_mean(
+    policy: Policy, start: int = 0, most_steps: int = MOST_STEPS
+) -> tuple[int, LocalStep] | None:
+    """The first step from `start` on after which a policy averages over the run, or may.
+
+    None where it does not within so many steps.
+    """
+    for step in range(start, start + (most_steps if policy.plans is LocalStep else 0)):
         plan = policy.step(step)
         if isinstance(plan, LocalStep) and plan.average in ("run", "told"):
             return step, plan
@@ -210,12 +216,13 @@ def mean_period(policy: Policy) -> int | None:
 def furthest_step(policy: Policy, step: int, turns: int) -> int | None:
     """The last step that workers can have come to so many turns behind one that has closed with `step`.
 
-    None where that is not known: a policy has not said, or there are too many turns to ask it.
+    None where that is not known: a policy has not said, or there are too many turns or steps to ask it about.
     """
     if policy.plans is GradientStep:
         return step + turns
+    last = step + MOST_STEPS_AHEAD
     for _ in range(turns) if turns <= MOST_TURNS_AHEAD else ():
-        found, plan = next_run_mean(policy, step + 1) or (0, LocalStep())
+        found, plan = next_run_mean(policy, step + 1, last - step) or (0, LocalStep())
         if plan.average == "nobody" or (plan.average == "told" and not plan.most):
             return None
         # Whoever has come back may take as many steps as others, and begins with where the slowest is.
