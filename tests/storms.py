@@ -306,21 +306,26 @@ def not_drained(seen: Seen) -> list[str]:
     return found
 
 
+def _is_excused(storm: Storm, was_asked: bool, error: BaseException | None) -> bool:
+    """Of those asked to leave, whoever's server has died, since that is not started again; and who was away when the
+    last of the others was asked to leave.
+    """
+    was_away = storm.leaves > 0 and "took no part in its end" in str(error)
+    return error is None or was_away or (was_asked and isinstance(error, NodeLost))
+
+
 def faults_of(storm: Storm, seen: Seen) -> list[str]:
     """What is wrong with a run; empty: nothing."""
     found = [*seen.wrong, *(f"{each} was added twice" for each in seen.twice), *not_drained(seen)]
     for name, program in seen.programs.items():
-        if storm.leaves and "took no part in its end" in str(program.error):
-            continue  # it was away when the last of the others was asked to leave
-        if name in seen.asked and isinstance(program.error, NodeLost):
-            continue  # its server has died, and is not started again
-        if program.error is not None:
-            found.append(f"{name}: {program.error!r}")
-        elif not program.finished:
+        if program.error is None and not program.finished:
             found.append(f"{name} has not come to its end")
+        elif not _is_excused(storm, name in seen.asked, program.error):
+            found.append(f"{name}: {program.error!r}")
     for name in seen.topology.tree.nodes:
-        if seen.simulator.error_of(name) is not None and name not in seen.asked:
-            found.append(f"{name}: {seen.simulator.error_of(name)!r}")
+        error = seen.simulator.error_of(name)
+        if name not in seen.asked and not _is_excused(storm, False, error):
+            found.append(f"{name}: {error!r}")
     for turn, states in seen.states.items():
         if len(set(states.values())) > 1:
             alike: dict[str, list[str]] = {}

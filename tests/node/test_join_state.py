@@ -44,6 +44,18 @@ def test_means_that_the_runs_has_overtaken_are_told_without_values() -> None:
     assert told(state) == [(EVERYONE, 1, 7, 7.0)]
 
 
+def test_where_a_cohort_has_taken_no_step_its_workers_go_on_from_everybodys() -> None:
+    """To a region's server: of its parties one has weights of its own, and comes behind what replaces both."""
+    state = JoinState()
+    answer(state, EVERYONE, 0, -1)
+    answer(state, "A", 3, 2)
+    updates = [update for update, _ in state.updates(("A", "B"), lambda cohort: cohort == EVERYONE, False)]
+    assert [(update.cohort, update.size) for update in updates] == [(EVERYONE, 8), ("A", 8)]
+    answer(state, "B", 1, 0)
+    updates = [update for update, _ in state.updates(("A", "B"), lambda cohort: cohort == EVERYONE, False)]
+    assert [(update.cohort, update.size) for update in updates] == [(EVERYONE, 0), ("A", 8), ("B", 8)]
+
+
 def test_the_last_step_is_that_of_the_last_turn() -> None:
     """Where workers take as many as they have time for, one of a later turn may be the smaller number."""
     state = JoinState()

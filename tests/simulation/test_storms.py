@@ -55,144 +55,74 @@ def check(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Cells in which something was once wrong, and some others.
 @pytest.mark.parametrize(
-    ("policy", "codec", "shards", "tiers", "seed", "faults", "rate_mbps"),
+    "storm",
     [
-        ("fsa", "dense", 2, 2, 140, 4, 200.0),  # a worker that comes back twice
-        ("fsa", "bisparse", 2, 2, 139, 4, 200.0),
-        ("fsa", "int4", 1, 3, 382, 4, 200.0),  # it joins while a turn is open that others have closed
-        ("fsa", "bisparse", 2, 3, 327, 4, 200.0),
-        ("esync", "bisparse", 1, 3, 152, 4, 200.0),  # it hears that it is back in the middle of a turn
-        ("hfa k1=2 k2=2", "dense", 2, 3, 304, 4, 200.0),  # a party's own turns begin anew with its server
-        ("hfa k1=2 k2=2", "int4", 2, 2, 1298, 4, 200.0),  # a server is back before it was missed
-        ("hfa k1=2 k2=2", "bisparse", 1, 3, 2007, 4, 200.0),
-        ("hfa k1=2 k2=2 k3=2", "bisparse", 1, 3, 38, 4, 200.0),  # one is back right behind another
-        (
-            "hfa k1=2 k2=2 k3=2",
-            "bisparse",
-            1,
-            3,
-            44,
-            4,
-            200.0,
+        Storm("fsa", "dense", 2, 2, 140),  # a worker that comes back twice
+        Storm("fsa", "bisparse", 2, 2, 139),
+        Storm("fsa", "int4", 1, 3, 382),  # it joins while a turn is open that others have closed
+        Storm("fsa", "bisparse", 2, 3, 327),
+        Storm("esync", "bisparse", 1, 3, 152),  # it hears that it is back in the middle of a turn
+        Storm("hfa k1=2 k2=2", "dense", 2, 3, 304),  # a party's own turns begin anew with its server
+        Storm("hfa k1=2 k2=2", "int4", 2, 2, 1298),  # a server is back before it was missed
+        Storm("hfa k1=2 k2=2", "bisparse", 1, 3, 2007),
+        Storm("hfa k1=2 k2=2 k3=2", "bisparse", 1, 3, 38),  # one is back right behind another
+        Storm(
+            "hfa k1=2 k2=2 k3=2", "bisparse", 1, 3, 44
         ),  # the region's server is new, and the party's as well
-        (
-            "hfa k1=2 k2=2 k3=2",
-            "dense",
-            1,
-            3,
-            48,
-            4,
-            200.0,
-        ),  # it was not missed, and others have closed a turn
-        ("hfa k1=2 k2=2 k3=2", "int4", 2, 3, 61, 4, 200.0),  # it was back before, and has taken part since
-        (
-            "hfa k1=2 k2=2 k3=2",
-            "dense",
-            1,
-            3,
-            120,
-            4,
-            200.0,
-        ),  # its server has heard nothing of the region's mean
-        (
-            "hfa k1=2 k2=2 k3=2",
-            "int4",
-            2,
-            3,
-            217,
-            4,
-            200.0,
-        ),  # it takes steps at a server that is cut off itself
-        (
-            "hfa k1=2 k2=2 k3=2",
-            "dense",
-            2,
-            3,
-            333,
-            4,
-            200.0,
+        Storm("hfa k1=2 k2=2 k3=2", "dense", 1, 3, 48),  # it was not missed, and others have closed a turn
+        Storm("hfa k1=2 k2=2 k3=2", "int4", 2, 3, 61),  # it was back before, and has taken part since
+        Storm("hfa k1=2 k2=2 k3=2", "dense", 1, 3, 120),  # its server has heard nothing of the region's mean
+        Storm("hfa k1=2 k2=2 k3=2", "int4", 2, 3, 217),  # it takes steps at a server that is cut off itself
+        Storm(
+            "hfa k1=2 k2=2 k3=2", "dense", 2, 3, 333
         ),  # of those in a region's turn all are gone or further
-        (
-            "hfa k1=2 k2=2 k3=2",
-            "bisparse",
-            2,
-            3,
-            491,
-            5,
-            0.5,
-        ),  # only the other worker knows the party's last mean
-        (
-            "hfa k1=2 k2=2 k3=2",
-            "dense",
-            1,
-            3,
-            540,
-            5,
-            200.0,
-        ),  # what came before the region's server was up again
-        ("hfa k1=2 k2=2", "bisparse", 1, 2, 248, 4, 200.0),
-        ("mixed staleness=1", "int4", 2, 2, 7, 4, 200.0),
-        ("mixed", "int4", 1, 3, 1029, 4, 200.0),  # a worker is back at a server that is cut off itself
-        ("mixed", "int4", 2, 2, 1116, 4, 200.0),
-        ("diloco every=5", "int4", 2, 3, 12, 4, 200.0),
-        ("esync", "int4", 2, 3, 10059, 6, 0.5),  # the last turn is of fewer steps than the one before
-        ("downpour", "dense", 2, 3, 5, 4, 200.0),
-        ("downpour", "bisparse", 1, 3, 10004, 6, 200.0),  # its data ends as soon as it is back
-        ("mixed", "int4", 2, 2, 5001, 3, 0.5),  # nobody is left to close what was left of a turn
-        ("hfa k1=2 k2=2", "dense", 1, 2, 5051, 3, 0.5),
+        Storm(
+            "hfa k1=2 k2=2 k3=2", "bisparse", 2, 3, 491, faults=5, rate_mbps=0.5
+        ),  # only one knows the last mean
+        Storm("hfa k1=2 k2=2 k3=2", "dense", 1, 3, 540, faults=5),  # sent before the region's server was up
+        Storm("hfa k1=2 k2=2", "bisparse", 1, 2, 248),
+        Storm("mixed staleness=1", "int4", 2, 2, 7),
+        Storm("mixed", "int4", 1, 3, 1029),  # a worker is back at a server that is cut off itself
+        Storm("mixed", "int4", 2, 2, 1116),
+        Storm("diloco every=5", "int4", 2, 3, 12),
+        Storm("esync", "int4", 2, 3, 10059, faults=6, rate_mbps=0.5),  # the last turn has fewer steps
+        Storm("downpour", "dense", 2, 3, 5),
+        Storm("downpour", "bisparse", 1, 3, 10004, faults=6),  # its data ends as soon as it is back
+        Storm(
+            "mixed staleness=1", "bisparse", 1, 3, 80, faults=5
+        ),  # a region has one party that has taken steps
+        Storm("mixed", "bisparse", 2, 3, 10142),  # several come back at once
+        Storm("mixed", "int4", 2, 2, 5001, faults=3, rate_mbps=0.5),  # nobody is left to close a turn
+        Storm("hfa k1=2 k2=2", "dense", 1, 2, 5051, faults=3, rate_mbps=0.5),
     ],
 )
-def test_a_storm_passes(
-    policy: str,
-    codec: str,
-    shards: int,
-    tiers: int,
-    seed: int,
-    faults: int,
-    rate_mbps: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    check(Storm(policy, codec, shards, tiers, seed, faults, rate_mbps), monkeypatch)
+def test_a_storm_passes(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(storm, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("policy", "codec", "shards", "tiers", "seed", "faults", "rate_mbps"),
+    "storm",
     [
-        ("fsa", "int4", 2, 3, 2, 0, 200.0),  # a worker, and a party's server
-        ("fsa", "bisparse", 1, 3, 8, 2, 200.0),
-        ("esync", "int4", 1, 3, 5, 0, 200.0),  # a region's server
-        (
-            "hfa k1=2 k2=2",
-            "int4",
-            1,
-            2,
-            3,
-            0,
-            200.0,
-        ),  # two workers, of which one has no others below its server
-        ("diloco every=5", "dense", 2, 2, 4, 0, 200.0),
-        ("mixed", "int4", 1, 2, 6, 0, 200.0),
-        ("downpour", "int4", 2, 3, 329, 3, 0.5),  # a region is cut off below which one has left
-        ("downpour", "dense", 2, 2, 2032, 3, 200.0),  # a server is started again below which one has left
+        Storm("fsa", "int4", 2, 3, 2, faults=0, leaves=2),  # a worker, and a party's server
+        Storm("fsa", "bisparse", 1, 3, 8, faults=2, leaves=2),
+        Storm("esync", "int4", 1, 3, 5, faults=0, leaves=2),  # a region's server
+        Storm("hfa k1=2 k2=2", "int4", 1, 2, 3, faults=0, leaves=2),  # one is alone at its server
+        Storm("diloco every=5", "dense", 2, 2, 4, faults=0, leaves=2),
+        Storm("mixed", "int4", 1, 2, 6, faults=0, leaves=2),
+        Storm(
+            "downpour", "int4", 2, 3, 329, faults=3, rate_mbps=0.5, leaves=2
+        ),  # below a region that is cut off
+        Storm("diloco every=5", "dense", 1, 3, 2028, faults=3, leaves=2),  # the last of those present leaves
+        Storm("downpour", "dense", 2, 2, 2032, faults=3, leaves=2),  # below a server that is started again
     ],
 )
-def test_a_storm_in_which_some_leave_passes(
-    policy: str,
-    codec: str,
-    shards: int,
-    tiers: int,
-    seed: int,
-    faults: int,
-    rate_mbps: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    storm = Storm(policy, codec, shards, tiers, seed, faults, rate_mbps, leaves=2)
+def test_a_storm_in_which_some_leave_passes(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = run(storm, monkeypatch)
     found = faults_of(storm, seen)
     assert not found, f"{found[0]}\nrepeat it: {storm.command}"
     left = {fields["peer"] for _, _, fields in seen.simulator.noted("left") if fields.get("early")}
     assert left
-    assert codec == "dense" or left <= {name for name, _ in seen.owed.handed}
+    assert storm.codec == "dense" or left <= {name for name, _ in seen.owed.handed}
 
 
 @pytest.mark.faults

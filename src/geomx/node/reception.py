@@ -215,7 +215,7 @@ class Reception:
         behind = {  # what others have closed since is not over for it
             name: known.behind(known.step_turn)
             for name, known in self._host.attendance.roster.standings.items()
-            if known.step_turn < first.get(name, 0)
+            if name in first and known.step_turn < first[name]
         }
         return latest(here, behind)
 
