@@ -155,6 +155,13 @@ def test_a_run_of_two_parties_leaves_a_report_and_a_trace(script: Path, tmp_path
     assert not list(tmp_path.glob("geomx-*"))
 
 
+def is_verdict(text: str, error: str) -> bool:
+    """Whether A/0 is named with that error; its server, which hears of it, may end before its own process does."""
+    return text.startswith(f"geomx: the run failed at A/0: {error}") or text.startswith(
+        f"geomx: the run failed at A/0: it ended with status 1: {error}"
+    )
+
+
 @pytest.mark.processes
 def test_a_script_that_raises_ends_the_run_and_is_named(script: Path, tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(TOML.partition('[[party]]\nname = "B"')[0])
@@ -163,7 +170,7 @@ def test_a_script_that_raises_ends_the_run_and_is_named(script: Path, tmp_path: 
     assert done.returncode == 1
     assert "A/0      │ ValueError: A/0 has had enough" in done.stderr
     verdict = done.stderr[done.stderr.rindex("\ngeomx: ") + 1 :]
-    assert verdict.startswith("geomx: the run failed at A/0: it ended with status 1: ValueError: A/0 has had")
+    assert is_verdict(verdict, "ValueError: A/0 has had enough")
     assert done.stderr.count("Traceback") == 1, done.stderr
     assert done.stderr.count("has had enough") == 2 + 1, done.stderr  # the traceback quotes the script
     assert "geomx/launch" not in done.stderr
@@ -178,7 +185,7 @@ def test_of_what_is_refused_nobody_is_told_to_start_it_again(script: Path, tmp_p
     done = python("-m", "geomx", "run", str(tmp_path / "one.toml"), *PATIENT, TMPDIR=str(tmp_path))
     assert done.returncode == 1
     verdict = done.stderr[done.stderr.rindex("\ngeomx: ") + 1 :]
-    assert verdict.startswith("geomx: the run failed at A/0: it ended with status 1: Unsupported: ")
+    assert is_verdict(verdict, "Unsupported: ")
     assert verdict.rstrip().endswith(CHANGED)
     assert AGAIN not in done.stderr
 

@@ -48,6 +48,10 @@ def storm_of(seed: int, **more: Any) -> Storm:
     )
 
 
+def named(storm: Storm) -> str:
+    return f"{storm.policy} {storm.codec} {storm.shards} {storm.tiers} {storm.seed}"
+
+
 def check(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
     found = faults_of(storm, run(storm, monkeypatch))
     assert not found, f"{found[0]}\nrepeat it: {storm.command}"
@@ -95,6 +99,7 @@ def check(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
         Storm("mixed", "int4", 2, 2, 5001, faults=3, rate_mbps=0.5),  # nobody is left to close a turn
         Storm("hfa k1=2 k2=2", "dense", 1, 2, 5051, faults=3, rate_mbps=0.5),
     ],
+    ids=named,
 )
 def test_a_storm_passes(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
     check(storm, monkeypatch)
@@ -115,6 +120,7 @@ def test_a_storm_passes(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
         Storm("diloco every=5", "dense", 1, 3, 2028, faults=3, leaves=2),  # the last of those present leaves
         Storm("downpour", "dense", 2, 2, 2032, faults=3, leaves=2),  # below a server that is started again
     ],
+    ids=named,
 )
 def test_a_storm_in_which_some_leave_passes(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = run(storm, monkeypatch)

@@ -224,6 +224,7 @@ def test_a_payload_in_too_many_blocks_goes_over_the_connection(count: int) -> No
     assert not both.mine.headers
 
 
+@pytest.mark.no_cover  # eight times as long with it
 def test_no_more_loads_are_open_than_the_receiver_takes() -> None:
     both = Both()
     both.open()
