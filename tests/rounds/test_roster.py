@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 from standings import stand
 
@@ -62,31 +62,37 @@ class Shards:
     def __init__(self, others: tuple[str, ...] = ("global/1",)) -> None:
         self.members = Members(TREE, "global/0")
         self.closed: dict[str, int] = {"": 4}
-        self.slowest, self.pace = -1, 9
+        self.slowest_turn, self.steps = -1, 9
         self.holds: list[tuple[str, Hold]] = []
         self.rosters: list[Roster] = []
-
-        def held(number: int, nodes: Any) -> Held:
-            return Held(number, stand(self.closed, {"": (3, 4)}))
-
-        def publish(roster: Roster) -> None:
-            self.rosters.append(roster)
-            workers_in = self.members.tree.workers_in
-            joined = dict.fromkeys(workers_in(roster.joined), roster.from_turns)
-            self.members.enroll(workers_in(roster.out), joined)
-
         self.keeper = RosterKeeper(
             self.members,
             GO_ON,
             others,
+            self,
             lambda *said: self.holds.append(said),
-            held,
-            publish,
-            lambda: self.pace,
+            self.publish,
             lambda: True,
-            lambda: bool(self.members.left(self.members.order)),
-            lambda: self.slowest,
         )
+
+    def publish(self, roster: Roster) -> None:
+        self.rosters.append(roster)
+        workers_in = self.members.tree.workers_in
+        self.members.enroll(
+            workers_in(roster.out), dict.fromkeys(workers_in(roster.joined), roster.from_turns)
+        )
+
+    def held(self, number: int, nodes: Iterable[str]) -> Held:
+        return Held(number, stand(self.closed, {"": (3, 4)}))
+
+    def pace(self) -> int:
+        return self.steps
+
+    def slowest(self) -> int:
+        return self.slowest_turn
+
+    def nears_its_end(self) -> bool:
+        return bool(self.members.left(self.members.order))
 
 
 def test_a_roster_holds_behind_the_last_turn_that_has_closed_anywhere() -> None:
@@ -143,10 +149,10 @@ def test_of_many_who_are_lost_at_once_no_roster_settles_more_than_fit_into_a_mes
 def test_a_cohort_of_which_nobody_took_part_comes_back_at_the_turn_of_the_slowest() -> None:
     shards = Shards(())
     shards.keeper.told(Lost("A", 1, stand({"": 5, "A": 3}), "gone"))
-    shards.slowest = 20
+    shards.slowest_turn = 20
     shards.keeper.told(Asks("A/0", 2, stand({"": 5, "A": 3})))
     assert shards.rosters[-1].from_turns == {"": 6, "A": 21}
-    shards.slowest = 25
+    shards.slowest_turn = 25
     shards.keeper.told(Asks("A/1", 2, stand({"": 5, "A": 3})))  # where A/0 is, which has closed nothing yet
     assert shards.rosters[-1].from_turns == {"": 6, "A": 21}
     shards.keeper.told(Lost("A/1", 2, stand({"": 5, "A": 22}), "gone"))
@@ -159,7 +165,7 @@ def test_who_has_just_come_back_and_has_told_no_step_yet_holds_nobody_back() -> 
     shards = Shards(())
     shards.keeper.told(Lost("A", 1, stand({"": 5}), "gone"))
     shards.keeper.told(Asks("A/0", 2, stand({"": 5})))
-    shards.pace = -1
+    shards.steps = -1
     shards.keeper.told(Asks("A/1", 2, stand({"": 5})))
     assert [roster.pace for roster in shards.rosters] == [9, 9, 9]
 

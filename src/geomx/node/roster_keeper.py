@@ -9,7 +9,7 @@ meanwhile is decided next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
@@ -21,6 +21,22 @@ Told = TypeVar("Told", Lost, Asks)
 MOST_AT_ONCE = 256  # nodes about which one roster decides; what is left, the next one does
 
 
+class Here(Protocol):
+    """What the first shard knows by itself; see `geomx.node.attendance`."""
+
+    def held(self, number: int, nodes: Iterable[str]) -> Held:
+        """Where the cohorts of these nodes stand here; nothing is closed before the roster of this number."""
+
+    def pace(self) -> int:
+        """See `Roster`."""
+
+    def nears_its_end(self) -> bool:
+        """Whether a worker has left that was not asked to."""
+
+    def slowest(self) -> int:
+        """The last turn of the slowest cohort that trains, where cohorts do not move in step; else -1."""
+
+
 class RosterKeeper:
     """Of the first shard.
 
@@ -28,14 +44,10 @@ class RosterKeeper:
         members: As that shard knows them.
         losses: What the run's description says.
         others: The other shards.
-        hold: Tells another shard to hold.
-        held: Where the cohorts of some nodes stand at this shard, which holds from then on.
+        here: What is known at this shard.
+        send: Tells another shard.
         publish: Takes a roster that has been decided.
-        pace: See `Roster`.
         has_begun: Whether all have their first values.
-        nears_its_end: Whether a worker has left that was not asked to.
-        slowest: The last turn of the slowest cohort that trains, where cohorts do not move in step; else -1. A cohort
-            of which nobody took part begins behind it: others need not wait until it has made up for its absence.
     """
 
     def __init__(
@@ -43,18 +55,13 @@ class RosterKeeper:
         members: Members,
         losses: Losses,
         others: Iterable[str],
-        hold: Callable[[str, Hold], None],
-        held: Callable[[int, Iterable[str]], Held],
+        here: Here,
+        send: Callable[[str, Hold], None],
         publish: Callable[[Roster], None],
-        pace: Callable[[], int],
         has_begun: Callable[[], bool],
-        nears_its_end: Callable[[], bool],
-        slowest: Callable[[], int],
     ) -> None:
         self._members, self._losses, self._others = members, losses, tuple(others)
-        self._hold, self._held, self._publish = hold, held, publish
-        self._pace, self._has_begun, self._nears_its_end = pace, has_begun, nears_its_end
-        self._slowest = slowest
+        self._here, self._send, self._publish, self._has_begun = here, send, publish, has_begun
         self._number = 0
         self._slowest_pace = -1  # that was told: nobody is behind it, whoever has come back included
         self._lost: dict[str, Lost] = {}
@@ -94,9 +101,9 @@ class RosterKeeper:
         asking, self._asking = _parted(self._asking, MOST_AT_ONCE - len(lost))
         self._deciding = lost, asking
         nodes = tuple(dict.fromkeys((*lost, *asking)))
-        self._answers = {"": self._held(self._number + 1, nodes)}
+        self._answers = {"": self._here.held(self._number + 1, nodes)}
         for shard in self._others:
-            self._hold(shard, Hold(self._number + 1, nodes))
+            self._send(shard, Hold(self._number + 1, nodes))
         self._decide_if_known()
 
     def _decide_if_known(self) -> None:
@@ -113,16 +120,15 @@ class RosterKeeper:
             asking,
             self._losses,
             self._has_begun(),
-            self._nears_its_end(),
+            self._here.nears_its_end(),
         )
         settles = [(node, message.incarnation) for node, message in lost.items()]
         settles += [(worker, message.incarnation) for worker, message in asking.items()]
         self._settled |= settles
         self._number += 1
         self._deciding = None
-        self._slowest_pace = max(
-            self._slowest_pace, self._pace()
-        )  # those who are just back have said nothing yet
+        # Those who are just back have said nothing yet.
+        self._slowest_pace = max(self._slowest_pace, self._here.pace())
         roster = Roster(
             self._number,
             tree.bitmap_of(decision.out),
@@ -138,9 +144,10 @@ class RosterKeeper:
     def _standings(self, known: Standings, joined: Iterable[str]) -> dict[str, Standing]:
         """Whoever comes back begins behind the last that has closed, or where the others of its cohort are.
 
-        Of these some may just have come back as well. A cohort that comes back as a whole begins at the slowest one's.
+        Of these some may just have come back as well. A cohort that comes back as a whole begins at the slowest one's:
+        others need not wait until it has made up for its absence.
         """
-        back, slowest, told = set(joined), self._slowest(), dict(known)
+        back, slowest, told = set(joined), self._here.slowest(), dict(known)
         for cohort, standing in told.items():
             members = self._members.of(cohort)
             if cohort and not back.isdisjoint(members):

@@ -61,11 +61,9 @@ class Top:
         self._server, self.hyper, self._clipping = server, hyper, clipping
         self._send, self._others, self._lead = send, others, lead
         self.whole = WholeTurns(server.name, shards, send, server.attendance.named)
-        here = server.attendance
         self._keeper = RosterKeeper(
-            server.members, losses, others, send, here.held, self._publish, here.pace, server.has_begun,
-            here.nears_its_end, here.slowest,
-        )  # fmt: skip
+            server.members, losses, others, server.attendance, send, self._publish, server.has_begun
+        )
 
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """From another shard."""
