@@ -79,13 +79,19 @@ def test_what_it_knows_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("message", [Asks, Lost])
-def test_a_step_that_nobody_can_have_come_to_is_told_as_the_last_that_is_possible(message: Any) -> None:
-    """Else whoever comes back would go on there."""
-    server = region()
+def test_of_steps_and_data_that_others_share_a_server_below_tells_nothing(message: Any) -> None:
+    """Else whoever comes back would go on there. The shards know them from what they have closed."""
+    server, far = region(), Standing(2, 10**6, 2, 10**6, 2, 1 << 60, 1 << 60, b"\1", 1 << 60)
     more = ("gone",) if message is Lost else ()
-    server.say(1, message("A/1", 3, stand({"": 2}, {"": (10**6, 2)}), *more))
+    server.say(1, message("A/1", 3, {"": far, "A": far}, *more))
     (told,) = [each for each in server.written(9) if isinstance(each, message)]
-    assert (told.standings[""].step, told.standings[""].step_turn) == (2, 2)
+    assert told.standings == {"": Standing(2), "A": far}
+
+
+@pytest.mark.parametrize("absent", [b"\xff", bytes(1000)])
+def test_nobody_is_absent_that_there_is_not(absent: bytes) -> None:
+    error = refused_by(region(), 1, Asks("A/1", 3, {"": Standing(1, absent=absent)}))
+    assert "A broke the protocol" in str(error)
 
 
 @pytest.mark.parametrize("losses", [Losses(), Losses("wait", 60.0)])

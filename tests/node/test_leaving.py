@@ -18,8 +18,8 @@ from geomx.node.port import Asked, Away, Contribution, Departs, Left
 from geomx.node.slices.joined import grouped
 from geomx.node.topology import AS_ABOVE, Edge
 from geomx.rounds.losses import Losses
-from geomx.wire.messages import UNREAD, Ack, Attached, Beat, Gone, Leave, Push, Update
-from geomx.wire.roster_messages import Departed, Message, Retire, Roster
+from geomx.wire.messages import UNREAD, Ack, Attached, Beat, Gone, Leave, Push, Reading, Update
+from geomx.wire.roster_messages import Departed, Message, Over, Retire, Roster
 
 LARGE = LAYOUT.slices[2]
 GO_ON = Losses("continue", 60.0)
@@ -105,7 +105,7 @@ def test_a_worker_hears_that_it_is_to_leave_and_who_has_left() -> None:
 
 def drained(child: str, weight: float = 0.0, index: int = LARGE.index, **more: Any) -> Push:
     size = LAYOUT.slices[index].size_bytes
-    return push(child, 1, index, weight=weight, drains=True, hyper=b"", **{"size": size} | more)
+    return push(child, 1, index, weight=weight, drains=True, **{"size": size, "hyper": b""} | more)
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
@@ -145,6 +145,10 @@ def test_a_round_without_a_weight_leaves_it_to_the_next() -> None:
         {"origins": {"A/1": 1}},
         {"size": 12},
         {"present": b"\0", "size": 0},
+        {"step": 1 << 60},
+        {"reading": Reading(1)},
+        {"hyper": b"x"},
+        {"together": b"\4"},
     ],
 )
 def test_what_nobody_gives_up_is_refused(more: dict[str, Any]) -> None:
@@ -156,6 +160,38 @@ def test_nothing_is_given_up_twice() -> None:
     server, payload = local_server(TOPOLOGY), values(3).view(torch.uint8)
     server.say(1, drained("A/0"), payload)
     assert isinstance(refused_by(server, 1, drained("A/0"), payload), ProtocolError)
+
+
+def test_a_worker_that_was_lost_as_it_left_may_leave_once_more_in_another_process() -> None:
+    server, payload = local_server(TOPOLOGY), values(3).view(torch.uint8)
+    server.say(1, drained("A/0"), payload)
+    server(Closed(1, "", "connection reset"))
+    attach_anew(server, 3, "A/0")
+    server.say(3, drained("A/0"), payload)
+    server.say(3, Leave({"": 0}, ("A/0",), True))
+    given = make_codec("int4", RngKey()).encode(LARGE, 1, values(4))
+    server.say(2, push("A/1", 1, LARGE.index, size=given.nbytes), given)
+    ((merged, _),) = sent(server, Push)
+    assert merged.origins == {"A/1": 1}
+
+
+@pytest.mark.parametrize(
+    "turns", [{"B": 1}, {"nobody": 1}, {"A/1": 1}, {"": 1 << 62}, {"": -2}, {f"c{i}": 1 for i in range(9000)}]
+)
+def test_leave_is_taken_of_ones_own_cohorts_alone(turns: dict[str, int]) -> None:
+    assert isinstance(refused_by(local_server(TOPOLOGY), 1, Leave(turns, ("A/0",), True)), ProtocolError)
+
+
+def test_a_leave_that_is_said_again_is_not_passed_on() -> None:
+    server = local_server(TOPOLOGY)
+    for _ in range(3):
+        server.say(1, Leave({"": 0}, ("A/0",), True))
+    assert len([each for each in server.written(9) if isinstance(each, Leave)]) == 1
+
+
+def test_no_weight_is_so_great_that_a_sum_is_not_finite() -> None:
+    error = refused_by(local_server(TOPOLOGY), 1, push("A/0", 1, LARGE.index, weight=1.7e308))
+    assert "A/0 broke the protocol" in str(error)
 
 
 def test_all_others_hear_who_has_left_and_whoever_comes_later() -> None:
@@ -274,3 +310,32 @@ def test_whoever_has_left_is_not_let_in_again() -> None:
     server.greet(3, hello("A/0", incarnation=2))
     assert server.refusal(3).code == "identity"
     assert "has left" in server.refusal(3).reason
+
+
+def test_a_server_that_was_started_again_sends_whoever_has_left_away() -> None:
+    server = Driven("A", TOPOLOGY)
+    server.reach(9, "global/0")
+    attach("A/0", server, 1)
+    server.say(9, Attached(left=grouped({"A/0": {"": 0}}, TREE)))
+    assert [each for each in server.written(1) if isinstance(each, Attached | Over)] == [Over(has_left=True)]
+    node, _ = worker_with_a_residual()
+    node.say(1, Over(has_left=True))
+    assert "A/0 has left this run, which continues without it" in str(node.error)
+
+
+def test_a_worker_that_was_about_to_leave_has_then_left() -> None:
+    node, _ = worker_with_a_residual()
+    node(Called("leave", ({"": 1}, True)))
+    node.say(1, Over(has_left=True))
+    assert node.stopped
+    assert node.error is None
+    assert Left() in node.notified()
+
+
+def test_a_worker_does_not_outlast_a_server_that_leaves() -> None:
+    node, _ = worker_with_a_residual()
+    node.say(1, Retire())
+    node.tick(9.0)
+    assert not node.stopped
+    node.tick(2.0)
+    assert "has not within 10 s (limits.stop_s)" in str(node.error)

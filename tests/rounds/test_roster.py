@@ -52,6 +52,13 @@ def test_below_the_least_numbers_the_lost_are_awaited() -> None:
     assert one.out == {"A/0"}
 
 
+def test_who_has_left_in_order_makes_no_later_loss_one_too_many() -> None:
+    """Of two parties one has left, and two are asked for: the loss of a worker changes nothing in that."""
+    a = frozenset({"A/0", "A/1"})
+    assert decide(TREE, a, frozenset(), {"A/1": "gone"}, (), Losses("continue", 60.0, 2, 1)).out == {"A/1"}
+    assert not decide(TREE, a, frozenset(), {"A/1": "gone"}, (), Losses("continue", 60.0, 1, 2)).out
+
+
 def out_of(roster: Roster) -> tuple[str, ...]:
     return TREE.workers_in(roster.out)
 

@@ -55,6 +55,27 @@ def test_the_sum_of_a_server_that_begins_anew_takes_the_place_of_its_former_one(
         rounds.add(push("A/0", "B/0"), "another's", 0, 0.0)
 
 
+def test_where_turns_count_as_a_whole_a_part_of_a_sum_takes_its_place_when_its_server_begins_anew():
+    """It had sent that sum of some slices only."""
+    rounds, whole = Rounds(), {"together": b"\1"}
+    round_ = rounds.add(push("A/0", "A/1", **whole), "before", 0, 0.0)
+    assert rounds.add(push("A/0", **whole), "less", 0, 0.0) is None
+    round_.former |= {"A/0", "A/1"}
+    assert rounds.add(push("A/0", "A/1", **whole), "again", 0, 0.0) is None
+    assert rounds.add(push("A/0", **whole), "less", 0, 0.0) is round_
+    assert [payload for _, payload in round_.in_order()] == ["less"]
+
+
+def test_what_is_handed_over_adds_to_a_round_and_says_nothing_else():
+    rounds = Rounds()
+    round_ = rounds.add(push("A/1", reading=Reading(3, 6, 9), step=4, present=b"\1"), "its", 1, 0.0)
+    round_.handed_over = [(0, push("A/0", weight=2.0, drains=True, present=b"\2", hyper=b"x"), "given up")]
+    assert (round_.reading, round_.step, round_.hyper) == (Reading(3, 6, 9), 4, b"")
+    assert (round_.weight, round_.present) == (3.0, b"\3")
+    assert [payload for _, payload in round_.in_order()] == ["given up", "its"]
+    assert list(round_.origins) == ["A/1"]
+
+
 def test_a_closed_round_stays_closed():
     rounds = Rounds()
     rounds.add(push("A/0", turn=3), None, 0, 0.0)
@@ -137,7 +158,7 @@ def test_a_part_is_present_where_anybody_has_it_and_what_is_read_is_what_all_hav
     rounds.add(push("A/0", present=b"\x01", reading=Reading(3)), None, 0, 0.0)
     round_ = rounds.add(push("A/1", present=b"\x04", reading=Reading(2, 7)), None, 1, 0.0)
     assert round_.present == b"\x05"
-    assert round_.reading == (2, 7)
+    assert round_.reading == Reading(2, 7)
     assert not round_.reading.is_at_end
 
 

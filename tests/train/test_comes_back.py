@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_equal, place_of, small_model, train, weights
+from live_runs import assert_equal, place_of, sgd, small_model, train, weights
 from restarts import Script, X, Y
 from torch import nn
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from geomx.errors import NodeLost, RunFailed
@@ -21,6 +23,7 @@ from geomx.rounds.losses import Losses
 from geomx.simulate.simulator import Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings
+from geomx.train.checkpoint import file as files
 from geomx.wire.session import Patience
 
 PATIENCE = Patience(heartbeat_s=0.1, timeout_s=0.4)
@@ -279,6 +282,153 @@ def test_where_the_first_worker_is_away_the_next_writes_the_checkpoint(tmp_path:
 
     run(faults, script)
     assert path.exists()
+
+
+class Saves:
+    """Trains, saves behind a step, and trains on. `late_s`: what lies between that step and the call."""
+
+    def __init__(self, path: Path, late_s: float = 0.0, steps: int = 100) -> None:
+        self.path, self._late_s, self._steps = path, late_s, steps
+        self.at: dict[tuple[str, int], dict[str, torch.Tensor]] = {}  # the weights of a worker behind a step
+        self.simulator: Simulator
+
+    def __call__(self, live: LiveRun) -> dict[str, torch.Tensor]:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        for x, y in live.shard([(X[:2], Y[:2])] * 3 * self._steps, over="run"):
+            live._client.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            self.at[live.name, live.step] = weights(model)
+            if live.step == 10:
+                self.saves(live)
+                live._client.port.sleep(self._late_s)  # type: ignore[attr-defined]
+                live.save(self.path)
+        live.wait()
+        return weights(model)
+
+    def saves(self, live: LiveRun) -> None:
+        """It is about to."""
+
+
+@pytest.mark.parametrize("late_s", [0.0, 5.0])
+def test_who_writes_is_who_has_come_to_the_call(late_s: float, tmp_path: Path) -> None:
+    """Though the first worker has taken part in the step before, and nobody has heard anything since."""
+
+    class Dies(Saves):
+        def saves(self, live: LiveRun) -> None:
+            if live.is_first:
+                self.simulator.at(self.simulator.now, lambda: self.simulator.crash("A/0"))
+                live._client.port.sleep(9.0)  # type: ignore[attr-defined]
+
+    script = Dies(tmp_path / "model.safetensors", late_s)
+    _, simulator = run(lambda simulator, _: setattr(script, "simulator", simulator), script)
+    assert {node for _, node, _ in simulator.noted("saves")} == {"A/1"}
+    assert files.read(script.path).step == 10
+
+
+@pytest.mark.parametrize("policy", ["fsa", "diloco every=5"])
+def test_who_is_cut_off_in_a_save_writes_nothing_of_a_later_step(policy: str, tmp_path: Path) -> None:
+    class IsCutOff(Saves):
+        def saves(self, live: LiveRun) -> None:
+            if live.is_first:
+                self.simulator.at(self.simulator.now, lambda: self.simulator.cut("A/0", "A", 2.0))
+
+    script = IsCutOff(tmp_path / "model.safetensors")
+    results, simulator = run(lambda simulator, _: setattr(script, "simulator", simulator), script, policy)
+    assert [node for _, node, _ in simulator.noted("unsaved")] == ["A/0"]
+    saved = files.read(script.path)
+    assert saved.step == 10
+    if policy == "fsa":
+        assert_equal(saved.model, script.at["A/1", 10])
+    assert_equal(results["A/0"], results["A/1"])
+
+
+def test_who_is_cut_off_in_a_load_goes_on_beside_the_others(tmp_path: Path) -> None:
+    path, places = tmp_path / "model.safetensors", dict[int, set[Any]]()
+
+    def script(live: LiveRun, loads: bool) -> tuple[int, int]:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, sgd(model))
+        if loads and live.name == "B/0":
+            simulators[0].at(simulators[0].now + 0.001, lambda: simulators[0].cut("B/0", "B", 2.0))
+        if loads:
+            live.load(path)
+        schedule = lr_scheduler.ExponentialLR(optimizer, 0.99)
+        live.resume(schedule)
+        for _ in range(live.epoch, 14 if loads else 2):
+            for x, y in live.shard([(X[:2], Y[:2])] * 30, over="run"):
+                live._client.port.sleep(0.05)  # type: ignore[attr-defined]  # of the virtual clock
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+                schedule.step()
+                places.setdefault(live.turn, set()).add((live.step, live.epoch))
+        if not loads:
+            live.save(path)
+        return live.step, live.epoch
+
+    simulators: list[Simulator] = []
+    run(lambda *_: None, lambda live: script(live, loads=False))
+    places.clear()
+    results, _ = run(lambda simulator, _: simulators.append(simulator), lambda live: script(live, loads=True))
+    assert len(set(results.values())) == 1
+    assert all(len(each) == 1 for each in places.values())
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_steps_are_counted_alike_where_passes_end_with_half_a_step(dies: bool) -> None:
+    """Of seven batches, two make a step: in the turn for the last one nobody trains, and it is no step."""
+
+    def script(live: LiveRun) -> tuple[int, float]:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, sgd(model))
+        schedule = lr_scheduler.ExponentialLR(optimizer, 0.99)
+        live.resume(schedule)
+        for _ in range(live.epoch, 16):
+            for number, (x, y) in enumerate(live.shard([(X[:2], Y[:2])] * 7)):
+                live._client.port.sleep(0.03)  # type: ignore[attr-defined]  # of the virtual clock
+                with nullcontext() if number % 2 else live.accumulate():
+                    F.mse_loss(model(x), y).backward()
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    schedule.step()
+        return live.step, optimizer.param_groups[0]["lr"]
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        if not dies:
+            simulator.at(0.5, lambda: simulator.pause("B/0", 1.0))
+            return
+        simulator.at(0.5, lambda: simulator.crash("B/0"))
+        simulator.at(1.5, lambda: restart("B/0"))
+
+    results, _ = run(faults, script)
+    ((steps, rate),) = set(results.values())
+    assert rate == pytest.approx(0.05 * 0.99**steps)
+
+
+def test_schedules_of_steps_go_on_where_a_loss_has_made_shares_unequal() -> None:
+    """Of 17 batches each, two workers have 26 and 25: the last step of a pass is one worker's alone."""
+
+    def script(live: LiveRun) -> tuple[int, float]:
+        model = small_model(seed=place_of(live))
+        model, optimizer = live.attach(model, sgd(model))
+        schedule = lr_scheduler.ExponentialLR(optimizer, 0.99)
+        live.resume(schedule)
+        for _ in range(live.epoch, 5):
+            for x, y in live.shard([(X[:2], Y[:2])] * 51, over="run"):
+                live._client.port.sleep(0.02)  # type: ignore[attr-defined]  # of the virtual clock
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+                schedule.step()
+        return live.step, optimizer.param_groups[0]["lr"]
+
+    results, _ = run(lambda simulator, _: simulator.at(0.5, lambda: simulator.crash("A/1")), script)
+    assert results.keys() == {"A/0", "B/0"}
+    assert len(set(results.values())) == 1
 
 
 def test_where_the_first_worker_is_away_the_others_load_a_checkpoint_all_the_same(tmp_path: Path) -> None:

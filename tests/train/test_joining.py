@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from geomx.node.port import Ready
 from geomx.train.calls.joining import GoesOn, Steps, comes_back, joins, place_beside
-from geomx.wire.messages import Place, Reached
+from geomx.wire.messages import Place, Reached, Reading
 from geomx.wire.roster_messages import Roster, Standing
 
 STEPS = Steps("", frozenset({0, 1}), whole=True, is_whole=True)
@@ -57,6 +57,6 @@ def test_local_steps_that_were_taken_apart_are_given_up() -> None:
 
 def test_beside_the_others_what_was_missed_is_counted() -> None:
     told = Reached("A/0", "", 4, 3, Place(1, (3,), 13, 8.0), Place(1, (4,), 14, 9.0, 2.5))
-    assert place_beside((told,), step=9, passes=1, batches=9) == (Place(1, (9,), 19, 9.0, 2.5), 5)
-    assert place_beside((told,), step=9, passes=2, batches=1) == (Place(2, (1,), 19, 9.0, 2.5), 0)
-    assert place_beside((), step=9, passes=2, batches=1) == (Place(2, (1,), 9), 0)
+    assert place_beside((told,), Reading(1, 9, 19)) == (Place(1, (9,), 19, 9.0, 2.5), 5)
+    assert place_beside((told,), Reading(2, 1, 21)) == (Place(2, (1,), 21, 9.0, 2.5), 0)
+    assert place_beside((), Reading(2, 1, 9)) == (Place(2, (1,), 9), 0)

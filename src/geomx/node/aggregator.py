@@ -201,7 +201,7 @@ class Aggregator:
     def roster(self, roster: Roster) -> None:
         self._server.attendance.told(roster)
 
-    def over(self) -> None:
+    def over(self, has_left: bool) -> None:
         self._server.over()
 
     def retire(self) -> None:

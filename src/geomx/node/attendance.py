@@ -10,7 +10,6 @@ for, and follows the run until one of its workers is let in.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from geomx.node.edges import ChildEdges
 from geomx.node.peers.handshake import LAST, shown
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.joined import Joined, grouped
+from geomx.rounds.absences import Absences
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
@@ -28,7 +28,6 @@ from geomx.rounds.roster import reason
 from geomx.rounds.round import OPEN_ROUNDS
 from geomx.tree import EVERYONE
 from geomx.wire.roster_messages import (
-    AT_FIRST,
     MOST_TURNS,
     Asks,
     Complete,
@@ -93,7 +92,7 @@ class Attendance:
         self._host, self._children, self._gathering = host, edges.children, gathering
         self._members = host.members
         self.roster = Roster(0)  # the newest
-        self._history: deque[Roster] = deque(maxlen=MOST_LATER)  # the newest last
+        self._absences = Absences()
         self._is_in = False  # this server, if it is no shard, has joined the run
         self._later: dict[int, Roster] = {}  # that have overtaken others, by number
         self._unsettled: dict[str, int] = {}  # whom something was told of, with the incarnation
@@ -142,11 +141,10 @@ class Attendance:
     def passes_on(self, peer: Peer, message: Lost | Asks) -> None:
         """A server below tells of somebody below it. Raises `ProtocolError` for what it cannot know."""
         self._check(peer, message)
-        everyones = self._gathering.last_closed(self._members.order)[EVERYONE]
-        possible = self._host.reception.possible
-        said = {
-            name: told.no_further_than(possible(told.step, name, told.step_turn, everyones))
-            for name, told in message.standings.items()
+        own, tree = set(self._children[peer.name]), self._members.tree
+        said = {  # of steps and data that others share, the shards know all by themselves
+            cohort: told if own.issuperset(tree.leaves(cohort)) else Standing(told.turn)
+            for cohort, told in message.standings.items()
         }
         message = msgspec.structs.replace(message, standings=said)
         if isinstance(message, Asks):
@@ -166,12 +164,7 @@ class Attendance:
 
     def out_at(self, cohort: str, turn: int) -> bytes:
         """Who took no part in a turn that everybody takes: a bitmap as in `Roster`; of other cohorts, nobody."""
-        held = (each for each in reversed(self._history) if each.from_turns.get(EVERYONE, 0) <= turn)
-        if cohort != EVERYONE:
-            return b""
-        tree, roster = self._members.tree, next(held, AT_FIRST)
-        left = {name for name, turns in self.departed.items() if turns.get(EVERYONE, -1) < turn}
-        return tree.bitmap_of(left.union(tree.workers_in(roster.out)))
+        return self._absences.in_turn(turn) if cohort == EVERYONE else b""
 
     def slowest(self) -> int:
         """See `Gathering.slowest`."""
@@ -195,7 +188,7 @@ class Attendance:
         self._is_in = True
         if told.roster.number >= self.roster.number:
             self.roster = told.roster
-            self._history.append(told.roster)
+            self._changes(told.roster)
         self._members.enroll(self._members.tree.workers_in(self.roster.out), told.begins)
         for name, turns in told.left.items():
             self._members.leave([name], turns)
@@ -243,6 +236,8 @@ class Attendance:
         """These workers have left early, behind these turns, as all below hear."""
         if new := {name: turns for name, turns in left.items() if name not in self.departed}:
             self.departed |= new
+            for group in grouped(new, self._members.tree):
+                self._absences.departs(group.workers, group.turns.get(EVERYONE, -1))
             for name, leaves in self._children.items():
                 child = self._host.peer(name)
                 if child is not None and self._host.reception.is_welcomed(name):
@@ -285,13 +280,16 @@ class Attendance:
                     child, "its server was cut off from the run, and begins anew; it may ask to come back"
                 )
 
+    def _changes(self, roster: Roster) -> None:
+        self._absences.changes(roster.from_turns.get(EVERYONE, 0), roster.out)
+
     def _take_next(self) -> None:
         while (roster := self._later.pop(self.roster.number + 1, None)) is not None:
             self._take(roster)
 
     def _take(self, roster: Roster) -> None:
         self.roster, members = roster, self._members
-        self._history.append(roster)
+        self._changes(roster)
         out, back = members.tree.workers_in(roster.out), members.tree.workers_in(roster.joined)
         joined = frozenset(back).intersection(members.order)
         gone = members.enroll(out, dict.fromkeys(joined, roster.from_turns))
@@ -351,7 +349,7 @@ class Attendance:
                 most = self._host.reception.possible(MOST_TURNS, cohort, turn, here[EVERYONE])
             if own.isdisjoint(members) or not -1 <= turn <= most:
                 raise ProtocolError(f"{peer.name} tells that turn {turn} of {shown(cohort)!r} has closed")
-            if not standing.is_sound:
+            if not standing.is_sound(len(tree.workers)):
                 raise ProtocolError(f"{peer.name} tells that {shown(cohort)!r} stands at {standing}")
         if not 0 <= message.incarnation < LAST:
             raise ProtocolError(f"{peer.name} tells of incarnation {message.incarnation} of {shown(name)}")

@@ -29,7 +29,7 @@ from geomx.rounds.membership import Members
 from geomx.sync.contract import GradientStep, Policy, furthest_step, has_own_means
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Attach, Attached, Refuse, Update, Value
-from geomx.wire.roster_messages import Message, Standing, latest
+from geomx.wire.roster_messages import Message, Over, Standing, latest
 
 
 class ReceptionHost(Protocol):
@@ -235,7 +235,9 @@ class Reception:
         }
 
     def _let_in(self, peer: Peer) -> None:
-        if peer.name in self._members.out:
+        if self._members.has_left(self._edges.children[peer.name]):
+            self._host.send(peer, Over(has_left=True))
+        elif peer.name in self._members.out:
             self._host.attendance.asks(peer.name, peer.session.incarnation)
         else:
             self.welcome(peer)

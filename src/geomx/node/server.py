@@ -10,7 +10,6 @@ wait -> the sink's jobs -> `answer`, an `Update` to every child.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from geomx.node.edges import ChildEdges
 from geomx.node.ending import Ending
 from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
+from geomx.node.peers.handshake import shown
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.reception import Reception
 from geomx.node.round_sink import RoundSink
@@ -62,9 +62,10 @@ from geomx.wire.messages import (
     Value,
     payload_size,
 )
-from geomx.wire.roster_messages import Asks, Lost, Message
+from geomx.wire.roster_messages import MOST_TURNS, Asks, Lost, Message
 from geomx.wire.session import Patience
 
+MOST_WEIGHT = 1e300  # of one contribution, so that sums are finite
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 
 
@@ -224,12 +225,14 @@ class Server(BaseNode):
             raise ProtocolError(
                 f"a push for {', '.join(push.origins) or 'nobody'}; its members: {', '.join(leaves)}"
             )
-        if not 0.0 <= push.weight < math.inf:
+        if not 0.0 <= push.weight <= MOST_WEIGHT:
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         slice_ = self._slice(push.slice)
         if push.drains:
-            if self.reception.is_welcomed(child):
-                self.handed_over.take(child, self.members.first(push.origins), slice_, push, payload)
+            peer = self.peer(child)
+            if peer is not None and self.reception.is_welcomed(child):
+                giver = child, peer.session.incarnation
+                self.handed_over.take(giver, self.members.first(push.origins), slice_, push, payload)
             return
         self._gathering.check(push)
         is_late = push.turn <= self._gathering.closed(slice_.index, push.cohort)
@@ -334,6 +337,12 @@ class Server(BaseNode):
     def _on_leave(self, peer: Peer, leaves: tuple[str, ...], message: Leave) -> None:
         if not set(message.origins) <= set(leaves):
             raise ProtocolError(f"{peer.name} takes leave for {', '.join(message.origins)}")
+        for cohort, turn in message.turns.items():
+            if not (-1 <= turn < MOST_TURNS and self.members.of(cohort).issuperset(message.origins)):
+                raise ProtocolError(f"{peer.name} takes leave behind turn {turn} of {shown(cohort)!r}")
+        if self.members.has_left(message.origins):
+            self.acknowledge(peer)
+            return
         self.members.leave(message.origins, message.turns)
         turn = max(message.turns.values(), default=-1)
         early = {"early": True} if message.early else {}

@@ -73,8 +73,8 @@ class UplinkOwner(Protocol):
     def roster(self, roster: Roster) -> None:
         """Who takes part from now on."""
 
-    def over(self) -> None:
-        """The run has ended without this node."""
+    def over(self, has_left: bool) -> None:
+        """The run has ended without this node, or goes on, and it `has_left` before."""
 
     def retire(self) -> None:
         """The server above is to leave, and this node with it."""
@@ -310,7 +310,7 @@ class Uplink:
         elif isinstance(message, Roster):
             self._owner.roster(message)
         elif isinstance(message, Over):
-            self._owner.over()
+            self._owner.over(message.has_left)
         elif isinstance(message, Retire):
             self._owner.retire()
         elif isinstance(message, Departed):

@@ -14,7 +14,7 @@ import torch
 
 from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
-from geomx.errors import NodeLost, RunFailed
+from geomx.errors import NodeLost, Refused, RunFailed
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
 from geomx.node.peers.awaited import Awaited
@@ -197,13 +197,24 @@ class Worker(BaseNode):
                 NodeLost(gone[0], f"{self.name} is of one job with it, which ends with any of its workers")
             )
 
-    def over(self) -> None:
-        self.stop(
-            NodeLost(self._uplink.parents[0], "the run has ended, and this worker took no part in its end")
-        )
+    def over(self, has_left: bool) -> None:
+        if self._leaving is not None:
+            self._end()
+        elif has_left:
+            self.stop(Refused(f"{self.name} has left this run, which continues without it"))
+        else:
+            why = "the run has ended, and this worker took no part in its end"
+            self.stop(NodeLost(self._uplink.parents[0], why))
 
     def retire(self) -> None:
+        self.after(self.limits.stop_s, "retire", self._retire_late)
         self.emit(Notify(Asked()))
+
+    def _retire_late(self) -> None:
+        """Its server ends now; to wait for another one would be in vain."""
+        if self._leaving is None:
+            why = f"it was to leave with its server, and has not within {self.limits.stop_s:g} s (limits.stop_s)"
+            self.stop(NodeLost(self.name, why))
 
     def departed(self, left: tuple[Turns, ...]) -> None:
         for group in left:

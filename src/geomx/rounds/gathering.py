@@ -121,7 +121,9 @@ class Gathering:
             for index in together.needed & {index for index, of in self._rounds if of == cohort}:
                 self._rounds[index, cohort].open.pop(turn, None)
             return
-        whole = together.has_all_of(self._members.expected(turn, cohort))
+        whole = together.has_all_of(self._members.expected(turn, cohort)) and self._is_of_one_company(
+            cohort, turn, together.needed
+        )
         may_close = whole and not self._is_held
         if may_close and (together.is_named or self._agrees(cohort, turn, together.bitmap)):
             together.is_named = True
@@ -137,6 +139,12 @@ class Gathering:
             else:
                 missing = self._members.expected(turn, cohort) - round_.origins.keys()
                 round_.waits_for = tuple(sorted(missing))
+
+    def _is_of_one_company(self, cohort: str, turn: int, slices: Iterable[int]) -> bool:
+        """Whether all of these have come from the same workers: a server may have died in the middle of its sums."""
+        rounds = (self._rounds.get((index, cohort)) for index in slices)
+        open_ = (each.open[turn] for each in rounds if each is not None and turn in each.open)
+        return len({frozenset(round_.origins) for round_ in open_}) <= 1
 
     def _notice_restarts(self, push: Push) -> None:
         for name, incarnation in push.origins.items():

@@ -53,15 +53,10 @@ def decide(
     joined = tuple(name for name in tree.workers if name in set(asking) & out - below)
     gone = below & present
     left = (present - gone) | set(joined)
-    parties = {tree.cohort_at(name, 1) for name in left}
     is_last = not left and have_left
-    short = (
-        ""
-        if is_last
-        else _short_of(len(left), len(parties), losses)
-        if has_begun
-        else "the run has not begun"
-    )
+    short = "" if has_begun else "the run has not begun"
+    if has_begun and not is_last:
+        short = _short_of(_counted(tree, left), _counted(tree, present | set(joined)), losses)
     told, more = list(lost.items())[:MOST_TOLD], max(0, len(lost) - MOST_TOLD)
     if short:
         return Decision(
@@ -95,12 +90,21 @@ def is_awaited(node: str, why: str) -> str:
     return f"{node} is awaited: {why}"
 
 
-def _short_of(workers: int, parties: int, losses: Losses) -> str:
-    """Why so many are too few; "": they are not."""
-    if workers < losses.least_workers:
-        some = "1 worker" if workers == 1 else f"{workers} workers"
+class _Counted(NamedTuple):
+    workers: int
+    parties: int
+
+
+def _counted(tree: Tree, workers: Set[str]) -> _Counted:
+    return _Counted(len(workers), len({tree.cohort_at(name, 1) for name in workers}))
+
+
+def _short_of(left: _Counted, before: _Counted, losses: Losses) -> str:
+    """Why so many are too few; "": they are not, or no fewer than `before`, since others have left in order."""
+    if left.workers < losses.least_workers and left.workers < before.workers:
+        some = "1 worker" if left.workers == 1 else f"{left.workers} workers"
         return f"{some} would be left, and run.least_workers is {losses.least_workers}"
-    if parties < losses.least_parties:
-        some = "1 party" if parties == 1 else f"{parties} parties"
+    if left.parties < losses.least_parties and left.parties < before.parties:
+        some = "1 party" if left.parties == 1 else f"{left.parties} parties"
         return f"{some} would be left, and run.least_parties is {losses.least_parties}"
     return ""

@@ -28,6 +28,7 @@ class Round:
         "cohort",
         "contributions",
         "former",
+        "handed_over",
         "kind",
         "opened",
         "origins",
@@ -46,15 +47,30 @@ class Round:
         self.origins: dict[str, int] = {}
         self.former: set[str] = set()  # those whose sender has begun anew since
         self.contributions: list[tuple[int, Push, Any]] = []  # (place of the lowest origin, push, payload)
+        self.handed_over: list[
+            tuple[int, Push, Any]
+        ] = []  # likewise: of no turn, it only adds to the sum of this
 
     def in_order(self) -> list[tuple[Push, Any]]:
-        """The contributions in the order in which they are added, whatever the order they came in."""
-        return [(push, payload) for _, push, payload in sorted(self.contributions, key=lambda c: c[0])]
+        """What is added, in that order, whatever the order it came in."""
+        added = sorted((*self.contributions, *self.handed_over), key=lambda each: each[0])
+        return [(push, payload) for _, push, payload in added]
 
     def drop(self, names: Set[str]) -> bool:
         """Forget what has come of these alone; returns whether anything is left."""
         self._keep(each for each in self.contributions if not each[1].origins.keys() <= names)
         return bool(self.contributions)
+
+    def gives_place_to(self, push: Push) -> bool:
+        """Whether what has come of these alone is counted in place of a sum of them and others.
+
+        Its server has died in the middle of a turn that counts as a whole, and has sent that sum of some slices only.
+        """
+        return (
+            bool(push.together)
+            and push.origins.keys() <= self.former
+            and push.origins.keys() not in (each.origins.keys() for _, each, _ in self.contributions)
+        )
 
     def give_place(self, names: Set[str]) -> None:
         """Forget what has come of any of these."""
@@ -94,7 +110,7 @@ class Round:
     @property
     def present(self) -> bytes | None:
         """Which parts have a value in at least one contribution."""
-        first, *others = (push.present for _, push, _ in self.contributions)
+        first, *others = (push.present for push, _ in self.in_order())
         for other in others:
             first = union(first, other)
         return first
@@ -137,7 +153,7 @@ class Rounds:
                 )
             current = self.open[push.turn] = Round(push.turn, push.cohort, push.kind, now)
         known = current.origins.keys() & push.origins.keys()
-        if known and len(known) == len(push.origins):
+        if known and len(known) == len(push.origins) and not current.gives_place_to(push):
             return None
         if not known <= current.former:
             raise ProtocolError(

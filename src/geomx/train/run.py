@@ -89,6 +89,7 @@ class LiveRun:
         self._schedules = Schedules()
         self._shares = Shares(name, tree, self._settings.seed, self._progress)
         self._closed = False
+        self._progress.followed = self._schedules.follow
         if self.may_leave_early:
             self._progress.between = self._leave_if_asked
 
@@ -141,7 +142,10 @@ class LiveRun:
 
     @property
     def step(self) -> int:
-        """The number of `optimizer.step()` calls, including those before a checkpoint or a restart."""
+        """The number of steps: `optimizer.step()` calls, including those before a checkpoint or a restart.
+
+        Where gradients are averaged, also those that others have taken when this worker had no data left in a pass.
+        """
         return self._progress.steps
 
     @property
@@ -300,15 +304,11 @@ class LiveRun:
             CheckpointError: The file cannot be written.
             Unsupported: A step has begun and not ended, or `everywhere` with such a policy.
         """
-        away = frozenset(self._tree.workers_in(self._client.data.away))
-        task = saving.Task(Path(path), self.name, self._tree, everywhere, away)
+        task = saving.Task(Path(path), self.name, self._tree, everywhere)
         attached, self._progress.is_amid = self._joined("save"), False
-        if self._progress.catches_up:  # this worker was cut off while the others saved
+        # It may have been cut off while the others saved.
+        if self._progress.catches_up or not saving.save(attached, task, self._progress.place):
             self._client.port.note("unsaved", "warning", path=str(path))
-            return
-        if task.leads_run and task.away and self.name != self._tree.workers[0]:
-            self._client.port.note("saves", "warning", path=str(path), first=self._tree.workers[0])
-        saving.save(attached, task, self._progress.place)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from a checkpoint: weights, buffers, optimizer, and the progress in data and schedules.
@@ -324,15 +324,17 @@ class LiveRun:
                 name that does not fit.
         """
         attached = self._joined("load")
-        place = saving.load(attached, Path(path), self.name, self._tree, self._progress.place)
+        place = saving.load(attached, Path(path), self.name, self._tree, self._progress)
         if place is not None:
             self._progress.go_on(place)
         self._schedules.again(attached.optimizer, self._progress.place, is_its=place is not None)
 
     def _moved(self) -> None:
         """The run has gone on without this worker: its steps and schedules follow."""
-        attached = self._joined("step")
+        attached, data = self._joined("step"), self._client.data
         missed = max(0, attached.steps.moved())
+        if data.is_known:
+            missed = max(0, data.reading.steps - self._progress.steps)
         self._progress.steps += missed
         self._progress.catches_up = self._progress.is_behind
         self._schedules.ahead(attached.optimizer, missed)

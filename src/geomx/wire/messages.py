@@ -190,10 +190,14 @@ class Beside(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reading(NamedTuple):
-    """How far data has been read: passes over it that have ended, and batches of the next."""
+    """How far a script is: passes over its data that have ended, batches of the next, and steps that it has taken.
+
+    Where nobody trains in a turn, it is no step: its weight is 0.
+    """
 
     passes: int = 0
     batches: int = 0
+    steps: int = 0
 
     @property
     def is_at_end(self) -> bool:

@@ -20,7 +20,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     """Where a cohort stands, as far as its teller knows; -1 where there is nothing.
 
     `turn`: the last of which a slice has closed. `step`, `step_turn`: the policy's last step of which a round has
-    closed, and that round's turn. `passes`, `batches`: how far all its workers have read their data (see `Reading`)
+    closed, and that round's turn. `passes`, `batches`, `taken`: how far all its workers' scripts are (see `Reading`)
     behind the step `read_at`, in the turn `read_turn`. `absent`: the workers among whom the running pass is not shared,
     since they took no part when it began: a bitmap as in `Roster`.
     """
@@ -33,14 +33,17 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     passes: int = 0
     batches: int = 0
     absent: bytes = b""
+    taken: int = 0
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether a cohort can stand there."""
+    def is_sound(self, workers: int) -> bool:
+        """Whether a cohort can stand there, in a run of so many workers."""
         steps = -1 <= min(self.step, self.read_at) <= max(self.step, self.read_at) <= MOST_TURNS
         turns = min(self.step_turn, self.read_turn) >= -1
         turns = turns and max(self.step_turn, self.read_turn) <= self.turn < MOST_TURNS
-        return steps and turns and min(self.passes, self.batches) >= 0
+        counts = self.passes, self.batches, self.taken
+        read = 0 <= min(counts) <= max(counts) < MOST_TURNS
+        bits = int.from_bytes(self.absent, "little").bit_length()
+        return steps and turns and read and bits <= workers and len(self.absent) <= workers // 8 + 1
 
     def with_steps_of(self, other: Standing) -> Standing:
         """At this one's turn, with what two tellers know of steps.
@@ -48,16 +51,12 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         Workers may take as many steps to a turn as they like: the later turn says which is the last.
         """
         step_turn, step = max((self.step_turn, self.step), (other.step_turn, other.step))
-        read_turn, read_at, passes, batches, absent = max(self._read, other._read)
-        return Standing(self.turn, step, step_turn, read_at, read_turn, passes, batches, absent)
+        read_turn, read_at, passes, batches, taken, absent = max(self._read, other._read)
+        return Standing(self.turn, step, step_turn, read_at, read_turn, passes, batches, absent, taken)
 
     @property
-    def _read(self) -> tuple[int, int, int, int, bytes]:
-        return self.read_turn, self.read_at, self.passes, self.batches, self.absent
-
-    def no_further_than(self, step: int) -> Standing:
-        """The same with no later step."""
-        return msgspec.structs.replace(self, step=min(self.step, step), read_at=min(self.read_at, step))
+    def _read(self) -> tuple[int, int, int, int, int, bytes]:
+        return self.read_turn, self.read_at, self.passes, self.batches, self.taken, self.absent
 
     def behind(self, turn: int) -> Standing:
         """The same at another turn."""
@@ -186,7 +185,9 @@ class Close(Message, frozen=True, array_like=True, tag=True):
 
 
 class Over(Message, frozen=True, array_like=True, tag=True):
-    """To whoever takes no part: the run has ended without it."""
+    """To whoever takes no part: the run has ended without it, or goes on, and it `has_left` before."""
+
+    has_left: bool = False
 
 
 class Retire(Message, frozen=True, array_like=True, tag=True):

@@ -12,10 +12,13 @@ from typing import Any
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.rounds.round import Round
-from geomx.wire.messages import Push
+from geomx.wire.messages import UNREAD, Push
 from geomx.wire.presence import is_absent
 
-Handed = tuple[int, Push, Any]  # its place in the order of adding, as in `Round.contributions`
+MOST_WAITING = 4096  # of a slice: whoever has left and comes again in another process may leave once more
+
+Giver = tuple[str, int]  # a child, and its incarnation
+Handed = tuple[int, Push, Any]  # as in `Round.handed_over`
 
 
 class HandedOver:
@@ -23,20 +26,24 @@ class HandedOver:
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._waiting: dict[int, dict[str, Handed]] = {}  # by slice and child
+        self._waiting: dict[int, dict[Giver, Handed]] = {}  # by slice
 
-    def take(self, child: str, place: int, slice_: Slice, push: Push, payload: Any) -> None:
+    def take(self, giver: Giver, place: int, slice_: Slice, push: Push, payload: Any) -> None:
         """A child gives up what it has of a slice. Raises `ProtocolError` for what nobody gives up, or not twice."""
         waiting = self._waiting.setdefault(slice_.index, {})
+        is_of_a_turn = push.step >= 0 or push.hyper or push.together or push.reading != UNREAD
         is_empty = is_absent(push.present, len(slice_.parts))
-        if push.kind != "gradient" or slice_.role != "weight" or is_empty or child in waiting:
-            raise ProtocolError(f"{child} hands over a {push.kind} of slice {slice_.index}, which cannot be")
-        waiting[child] = self._places + place, push, payload
+        fits = push.kind == "gradient" and slice_.role == "weight" and not (is_of_a_turn or is_empty)
+        if not fits or giver in waiting or len(waiting) >= MOST_WAITING:
+            raise ProtocolError(
+                f"{giver[0]} hands over a {push.kind} of slice {slice_.index}, which cannot be"
+            )
+        waiting[giver] = self._places + place, push, payload
 
     def join(self, slice_: Slice, round_: Round) -> None:
         """A round of the slice closes: what waits for one counts in it."""
         if round_.kind == "gradient" and round_.weight:
-            round_.contributions += self._waiting.pop(slice_.index, {}).values()
+            round_.handed_over = list(self._waiting.pop(slice_.index, {}).values())
 
     def pop(self, index: int) -> list[tuple[Push, Any]]:
         """What waits of a slice, in the order of adding: it does so no more."""

@@ -78,12 +78,8 @@ class JoinState:
 
     def stepped(self, update: Update, out: bytes) -> None:
         """A slice has been answered what it has contributed to a step. `out`: who took no part in it."""
-        known, (passes, batches) = self.standing(update.cohort), update.reading
-        absent = out if passes > known.passes else known.absent
-        read = Standing(
-            read_at=update.step, read_turn=update.turn, passes=passes, batches=batches, absent=absent
-        )
-        self.learn({update.cohort: read})
+        known = self.standing(update.cohort)
+        self.learn({update.cohort: read_behind(known, update, out)})
 
     def learn(self, standings: Standings) -> None:
         """Cohorts are known to have come so far in their steps and passes."""
@@ -143,6 +139,19 @@ class JoinState:
                 step = known.step if known.step_turn == turn else -1
                 told = Update(turn, index, "assign", 0.0, None, UNREAD, cohort, size, step=step, base=version)
                 yield told, values
+
+
+def read_behind(known: Standing, update: Update, out: bytes) -> Standing:
+    """How far all scripts of a cohort are behind a step, of which this was known. `out`: who took no part in it."""
+    passes, batches, steps = update.reading
+    return Standing(
+        read_at=update.step,
+        read_turn=update.turn,
+        passes=passes,
+        batches=batches,
+        absent=out if passes > known.passes else known.absent,
+        taken=steps if update.weight else known.taken,
+    )
 
 
 def check_reached(message: Reached) -> None:

@@ -38,18 +38,16 @@ class Joined:
     @classmethod
     def of(cls, told: Sequence[Attached], closed: dict[int, tuple[int, int]], tree: Tree) -> Joined:
         """By what each parent has told. Raises `ProtocolError` where that names workers that there are not."""
-        newest = max(told, key=lambda each: -1 if each.roster is None else each.roster.number)
-        roster = newest.roster or Roster(0)
-        by_parent = (ungrouped(each.begins, tree) for each in (*told, newest))
-        begins = {name: turns for each in by_parent for name, turns in each.items()}
+        *older, newest = sorted(told, key=lambda each: -1 if each.roster is None else each.roster.number)
+        roster, in_order = newest.roster or Roster(0), (*older, newest)
         return cls(
             closed,
             latest(*(each.standings for each in told)),
             newest.reached,
             roster,
             tree.workers_in(roster.out),
-            begins,
-            ungrouped(newest.left, tree),
+            ungrouped((group for each in in_order for group in each.begins), tree),
+            ungrouped((group for each in in_order for group in each.left), tree),
         )
 
 
@@ -62,5 +60,5 @@ def grouped(turns_of: Mapping[str, Mapping[str, int]], tree: Tree) -> tuple[Turn
 
 
 def ungrouped(groups: Iterable[Turns], tree: Tree) -> TurnsOf:
-    """The inverse. Raises `ProtocolError` for workers that there are not."""
+    """The inverse; of whom several tell, the last counts. Raises `ProtocolError` for workers that there are not."""
     return {name: dict(group.turns) for group in groups for name in tree.workers_in(group.workers)}

@@ -44,7 +44,7 @@ class Broadcast:
         self._is_first = client.name == tree.workers[0]
         party = tree.party_members(client.name)
         self._helps = tree.workers[0] in party
-        self._goes_on = goes_on
+        self.goes_on = goes_on
         # Where the workers of a party reduce among themselves, the party is lost with any of them.
         self._stands_in = goes_on and (intra_party.final_in_backward or client.name == party[0])
         self._members = len(tree.workers)
@@ -64,7 +64,7 @@ class Broadcast:
         values, so those of any will do.
         """
         gives = self._is_first or (alike and self._stands_in)
-        helps = self._helps or (alike and self._goes_on)
+        helps = self._helps or (alike and self.goes_on)
         under_way: deque[int] = deque()
         for slice_ in slices:
             if self._model_slices.is_cut and len(under_way) == UNDER_WAY:
@@ -114,7 +114,7 @@ class Broadcast:
         """The answer to one slice; None: nobody had anything."""
         if values is None:
             return
-        if self._aside is None:
+        if self._aside is None or self._client.is_moving:
             self._model_slices.scatter(slice_, values)
         else:
             self._aside[slice_.index] = values

@@ -65,7 +65,8 @@ class CollectiveClient:
         self._given_up: set[str] = (
             set()
         )  # those of them whose turn was not this worker's any more, halfway through it
-        self._is_moving = False  # the run has gone on without this worker: it waits for what that has made
+        self.absences = 0  # how often the run has gone on without this worker
+        self.is_moving = False  # it has done so, and this worker waits for what that has made
         self._renews = False  # see `wait`
         port.listen(self._hear)
 
@@ -106,13 +107,14 @@ class CollectiveClient:
         self._is_attached = True
         if not has_begun(self._ready):
             return True  # whoever was here before may have given some of them
-        self._is_moving = False
+        self.is_moving = False
         self.wait()
         told = self._ready.reached
         self.place = place_in(told, self.turns, self.next_step, self._ready.standings)
-        if self._ready.begins and self.data.caught_up(self.next_step):
-            read = self.data.passes, self.data.into_pass
-            self.place, self.unread = place_beside(told, self.next_step, *read)
+        if self._ready.begins:
+            self.data.caught_up(self.next_step)
+            if self.data.is_known:
+                self.place, self.unread = place_beside(told, self.data.reading)
         self.goes_on = self.turn > 1 or self.next_step > 0
         return False
 
@@ -142,7 +144,7 @@ class CollectiveClient:
         self._check_open()
         turn = self.turns.setdefault(cohort, 0)
         self._open.add(cohort)
-        if self._is_moving:
+        if self.is_moving:
             self._given_up.add(cohort)
         if cohort in self._given_up or self._have.get((index, cohort), -1) >= turn:
             return
@@ -197,11 +199,11 @@ class CollectiveClient:
 
     def _end_moving(self) -> None:
         """Where the run has gone on without this worker, return when that has all that the others have."""
-        while self._is_moving:
+        while self.is_moving:
             self.port.wait(
                 lambda: not self.outstanding, lambda: "what the others have made without this worker"
             )
-            self._is_moving = False
+            self.is_moving = False
             self.data.caught_up(self.next_step)
             self.moved()
 
@@ -245,7 +247,7 @@ class CollectiveClient:
         if wait:
             self._ask = lambda: self.port.call("stepped", turn, steps, seconds)
             self.port.wait(
-                lambda: turn in self._allowed or self._is_moving,
+                lambda: turn in self._allowed or self.is_moving,
                 lambda: f"the first global server to say how many steps it may take in turn {turn}",
             )
             self._ask = lambda: None
@@ -318,7 +320,7 @@ class CollectiveClient:
         elif isinstance(item, Away):
             self.data.changes(item.roster)
         elif isinstance(item, Departs):
-            self.data.departs(item.workers, item.last)
+            self.data.absences.departs(item.workers, item.last)
         elif isinstance(item, Asked):
             self.asked = True
         elif isinstance(item, Left):
@@ -329,7 +331,7 @@ class CollectiveClient:
         self.data.answered(update)
         key = update.slice, update.cohort
         have = self._have.get(key, -1)
-        is_known = update.kind == "assign" and update.turn <= have and not self._is_moving
+        is_known = update.kind == "assign" and update.turn <= have and not self.is_moving
         is_renewed = self._renews and update.turn == have
         is_early = (update.cohort, update.turn) == self._again and key in self._have
         self._have[key] = max(update.turn, have)
@@ -356,7 +358,8 @@ class CollectiveClient:
             self._have = {key: turn for key, turn in self._have.items() if turn < self.turns.get(key[1], 0)}
             self._given_up |= self._open
             self.outstanding = {}
-            self._is_moving = True
+            self.is_moving = True
+            self.absences += 1
         self.outstanding |= there.awaited
 
     def _whom(self, waited: set[int]) -> str:

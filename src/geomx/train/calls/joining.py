@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from geomx.node.port import Ready
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Place, Reached
+from geomx.wire.messages import Place, Reached, Reading
 from geomx.wire.roster_messages import Standing, Standings
 
 Turn = tuple[str, int]  # a cohort's
@@ -143,15 +143,15 @@ def place_in(
     return None
 
 
-def place_beside(reached: Sequence[Reached], step: int, passes: int, batches: int) -> tuple[Place, int]:
-    """Where a script goes on whose worker has missed steps: beside the others, who have read so much of their data.
+def place_beside(reached: Sequence[Reached], others: Reading) -> tuple[Place, int]:
+    """Where a script goes on whose worker has missed steps: beside the others.
 
-    `reached`, `step`: as above. Returns the place, and how many batches of this pass were the worker's, and missed.
+    `reached`: as above. Returns the place, and how many batches of this pass were the worker's, and missed.
     """
+    passes, batches, steps = others
     told = next((each for each in reversed(reached) if each.step >= 0), None)
     if told is None:
-        return Place(passes, (batches,), step), 0
+        return Place(passes, (batches,), steps), 0
     before = told.behind
     missed = max(0, batches - sum(before.batches[:1])) if before.epoch == passes else 0
-    steps = before.steps + max(0, step - told.step - 1)
     return Place(passes, (batches,), steps, before.weight, before.first_loss), missed

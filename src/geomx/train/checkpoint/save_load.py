@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from geomx.train.calls.broadcast import Holder
 from geomx.train.checkpoint import file as files
 from geomx.train.checkpoint import residuals
 from geomx.train.checkpoint.file import Checkpoint, ParameterState
+from geomx.train.data.progress import Progress
 from geomx.train.model.fsdp import cut_like, held_of
 from geomx.train.model.model_slices import ModelSlices, write_flat
 from geomx.train.optimizer import state as optimizer_state
@@ -38,7 +39,7 @@ _logger = logging.getLogger("geomx")
 class Task:
     """A worker's part in keeping a checkpoint at `path`. `everywhere`: each party's first worker writes it.
 
-    `away`: workers that take no part; the next is the first then.
+    `away`: workers that take no part in it; the next is the first then.
     """
 
     path: Path
@@ -86,12 +87,16 @@ class Task:
             yield "root", ""
 
 
-def save(attached: AttachedModel, task: Task, place: Place) -> None:
+def save(attached: AttachedModel, task: Task, place: Place) -> bool:
     """Every worker takes part; those who write leave a checkpoint, all leave residuals where there are some.
 
-    `place`: how far this worker's script is; the file has that of who writes it.
+    Where the run goes on without whoever is lost, all agree on who writes: the first of those who have taken part in a
+    call of everybody's. `place`: how far this worker's script is; the file has that of who writes it.
+
+    Returns whether this worker did its part; False: the run has gone on without it meanwhile.
     """
-    model_slices = attached.model_slices
+    model_slices, client, port = attached.model_slices, attached.client, attached.client.port
+    absences = client.absences
     if task.everywhere and not attached.steps.lockstep and not attached.steps.local:
         raise Unsupported(
             "save(everywhere=True): with this sync policy parties have different weights, but load() needs the same "
@@ -102,24 +107,36 @@ def save(attached: AttachedModel, task: Task, place: Place) -> None:
     buffers = model_slices.slices("buffer")
     averaged: dict[int, torch.Tensor] = {}
     weights = model_slices.slices("weight") if attached.steps.local else []
+    means = model_slices.floating_buffers()
+    others = [slice_ for slice_ in buffers if slice_ not in means]
+    roll_call = min(model_slices.slices("weight"), key=lambda slice_: slice_.size_bytes, default=None)
     if buffers or weights:
-        means = model_slices.floating_buffers()
-        others = [slice_ for slice_ in buffers if slice_ not in means]
         averaged = attached.broadcast.average("save()", [*weights, *means], others, place.weight)
+    elif attached.broadcast.goes_on and roll_call is not None:
+        attached.broadcast.average("save()", [roll_call], [], place.weight)
+    if client.absences != absences:
+        return False
+    task = replace(task, away=frozenset(task.tree.workers_in(client.data.absences.in_turn(client.turn - 1))))
+    if task.leads_run and task.worker != task.tree.workers[0]:
+        port.note("saves", "warning", path=str(task.path), first=task.tree.workers[0])
     if attached.steps.lockstep and not model_slices.is_cut:
         kept = attached.broadcast.kept(task.holders)
+        if client.absences != absences:
+            return False
         residuals.write(residuals.path_of(task.path, task.worker), model_slices, kept)
     if not task.helps:
-        return
+        return True
     live = _whole(attached, _saved(model_slices))
     served = attached.optimizer.on_server
     here = {} if served else attached.optimizer.current_state()
     own = {parameter: _whole(attached, values) for parameter, values in here.items()}
     if not task.writes:
-        return
+        return True
     ahead = served and not attached.steps.lockstep
     optimized = model_slices.slices("weight") if served or attached.steps.local else []
     at_root = attached.broadcast.fetch(optimized, with_weights=ahead)
+    if client.absences != absences:
+        return False
     newer = {index: state.planes[WEIGHTS] for index, state in at_root.items()} if ahead else {}
     model = {name: tensor.detach() for name, tensor in live.items()}
     model |= _patched(model_slices, live, averaged | newer)
@@ -131,21 +148,22 @@ def save(attached: AttachedModel, task: Task, place: Place) -> None:
         for group in attached.optimizer.param_groups
     ]
     reached = attached.steps.turn, place.epoch, place.batches, place.steps
-    absent = task.tree.workers_in(attached.client.data.absent(place.epoch))
+    absent = task.tree.workers_in(client.data.absent(place.epoch))
     made = Checkpoint(
         model, attached.optimizer_class, groups, state, *reached, outer, place.first_loss, absent
     )
     files.write(task.path, made)
+    return True
 
 
-def load(attached: AttachedModel, path: Path, worker: str, tree: Tree, place: Place) -> Place | None:
+def load(attached: AttachedModel, path: Path, worker: str, tree: Tree, progress: Progress) -> Place | None:
     """Every worker takes part, and reads the same file. Returns where to go on; raises `CheckpointError`.
 
     Where all are in step, turns go on from the checkpoint's, since codecs draw random numbers by turn. A worker that
     was started again has the run's weights and its place, which are newer: it takes hyper-parameters from the file,
-    and is alone in that. None: its place stands. `place`: how far this worker's script is.
+    and is alone in that. None: its place stands. `progress`: how far this worker's script is.
     """
-    model_slices = attached.model_slices
+    model_slices, place = attached.model_slices, progress.place
     attached.steps.require_quiescent("load()")
     model_slices.check_same()
     checkpoint = files.read(path)
@@ -174,11 +192,14 @@ def load(attached: AttachedModel, path: Path, worker: str, tree: Tree, place: Pl
     name = files.digest(
         checkpoint, of_state=not attached.steps.local
     )  # where steps are local, states are, too
-    there = _place(checkpoint, place)
-    attached.client.reached(EVERYONE, -1, there, there)
+    there, client = _place(checkpoint, place), attached.client
+    absences = client.absences
+    client.reached(EVERYONE, -1, there, there)
     attached.broadcast.assign(f"load() of file {name}", slices, states, kept, alike=True)
-    attached.client.data.loaded(there.epoch, tree.bitmap_of(checkpoint.absent))
     _go_on_from(attached, checkpoint)
+    if client.absences != absences:  # the others have loaded it, and gone on from there
+        return client.data.place_beside(there)
+    client.data.loaded(there, tree.bitmap_of(checkpoint.absent))
     return there
 
 

@@ -43,6 +43,9 @@ class Progress:
         self._samples, self._loss, self._timeline = samples, loss, timeline
         self.attached: AttachedModel | None = None
         self.between: Callable[[], None] = lambda: None  # is called between steps, where a worker may leave
+        self.followed: Callable[[], None] = lambda: (
+            None
+        )  # is called where others take a step without this worker
         self.epoch = 0
         self.steps = 0
         self.is_amid = False  # a share has been read in part; see `LiveRun`
@@ -67,16 +70,21 @@ class Progress:
 
     @property
     def reading(self) -> Reading:
-        """How far this worker has read its data behind the step that is being taken."""
+        """How far this worker's script is, once it has taken the steps that it was counted in."""
         if self.attached is not None and self.attached.steps.ended:
-            return Reading(self.epoch + 1)
-        return Reading(self.epoch, self._passes[0].handed if self._passes else 0)
+            return Reading(self.epoch + 1, 0, self.steps)
+        return Reading(self.epoch, self._passes[0].handed if self._passes else 0, self.steps)
 
     def taken(self) -> None:
         """A step has been taken, with all batches that the loop has been given."""
         self.steps += 1
         for each in self._passes:
             each.used = each.handed
+
+    def follow(self) -> None:
+        """Others have taken a step for which this worker had no data left."""
+        self.steps += 1
+        self.followed()
 
     def go_on(self, place: Place) -> None:
         """Be there. The passes that are under way are of no account any more; those to come are."""
@@ -99,14 +107,13 @@ class Progress:
     @property
     def is_behind(self) -> bool:
         """Whether the run has ended the pass that this worker is in: it was cut off meanwhile."""
-        return self.attached is not None and self.epoch < self.attached.client.data.passes
+        return self.attached is not None and self.epoch < self.attached.client.data.reading.passes
 
     def skipped(self, this: Pass) -> int:
         """How many batches of a pass the others have used that this worker has not: it was cut off meanwhile."""
-        if self.attached is None or this.epoch != self.attached.client.data.passes:
+        if self.attached is None or this.epoch != self.attached.client.data.reading.passes:
             return 0
-        data = self.attached.client.data
-        skipped, data.into_pass = max(0, data.into_pass - this.handed), 0
+        skipped = max(0, self.attached.client.data.take_batches() - this.handed)
         this.handed += skipped
         self.left_out(skipped)
         return skipped

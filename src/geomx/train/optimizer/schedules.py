@@ -65,6 +65,13 @@ class Schedules:
         if steps > 0 and self._named and self._every == "step":
             self._replay(optimizer, _count(self._named[0]) + steps)
 
+    def follow(self) -> None:
+        """Others have taken one more step than this worker: take that of the named schedules as well."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of steps that no optimizer takes
+            for schedule in self._named if self._every == "step" else ():
+                schedule.step()
+
     def _count_steps(self, place: Place) -> None:
         """Torch warns of schedules that step before their optimizer has: it has, in another process."""
         if place.steps:

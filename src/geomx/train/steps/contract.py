@@ -95,7 +95,7 @@ class Steps(ABC):
         """
         missed = self._client.next_step - self._planned
         self._planned = self._client.next_step
-        self._over = self._client.data.passes
+        self._over = self._client.data.reading.passes
         return missed
 
     def unhook(self) -> None:

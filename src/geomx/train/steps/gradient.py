@@ -70,6 +70,7 @@ class GradientSteps(Steps):
         self._placement, self._pending = placement, pending
         self._cohort = context.cohort
         self._opened: _OpenStep | None = None
+        self._others_weigh = 0.0  # in a step for which this worker has no data left
         self._missing = self._all_missing()
         self._removes: list[Callable[[], None]] = []
         self._one_at_a_time = threading.Lock()  # autograd has a thread for each GPU
@@ -163,12 +164,19 @@ class GradientSteps(Steps):
             hyper = self._placement.idle_hyper(slice_.group)
             self._client.contribute(
                 slice_.index, "gradient", STEP, weight, packed,
-                cohort=self._cohort, step=self._planned, hyper=hyper, reading=self._progress.reading,
+                cohort=self._cohort, step=self._planned, hyper=hyper, reading=self._behind_this,
                 relative_loss=loss,
             )  # fmt: skip
         self._close(0)
+        self._others_weigh = 0.0
         self._client.wait(renews=True)
         self._placement.finish(idle=True)
+        if self._others_weigh:
+            self._progress.follow()
+
+    @property
+    def _behind_this(self) -> Reading:
+        return self._progress.reading._replace(steps=self._progress.steps + 1)
 
     def _open(self) -> _OpenStep:
         if self._opened is None:
@@ -184,7 +192,8 @@ class GradientSteps(Steps):
             weight, own = self._samples.take(), self._loss.take()
             loss = self._party_loss(weight, own)
             self._client.reached(self._cohort, self._planned, before, self._progress.place_behind)
-            self._opened = _OpenStep(weight, loss, self._samples.seen - seen, self._progress.reading)
+            reading = self._behind_this
+            self._opened = _OpenStep(weight, loss, self._samples.seen - seen, reading)
         return self._opened
 
     def _party_loss(self, weight: float, own: float | None) -> float | None:
@@ -249,4 +258,5 @@ class GradientSteps(Steps):
     def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         if arrived.update.kind == "gradient":  # else a server that was started again has sent the values
             self._over = arrived.update.reading.passes
+            self._others_weigh = max(self._others_weigh, arrived.update.weight)
         self._placement.arrived(slice_, arrived)
