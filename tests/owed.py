@@ -14,7 +14,7 @@ import torch
 from geomx.codecs.dense import Dense
 from geomx.codecs.error_feedback import Lossy
 from geomx.layout import Slice
-from geomx.node.slices.handed_over import HandedOver
+from geomx.node.slices.handed_over import Giver, HandedOver
 from geomx.node.worker import Worker
 from geomx.rounds.round import Round
 from geomx.wire.messages import Push
@@ -71,17 +71,16 @@ class Owed:
             )  # whoever is back begins with other weights, and owes nothing of before
             self.owed.pop((self._codecs.get(id(codec), ""), slice_.index), None)
 
-        def taking(at: HandedOver, child: str, place: int, slice_: Slice, push: Push, payload: Any) -> None:
-            take(at, child, place, slice_, push, payload)
-            self.handed[child, slice_.index] = values = _dense(slice_, payload)
+        def taking(at: HandedOver, giver: Giver, place: int, slice_: Slice, push: Push, payload: Any) -> None:
+            take(at, giver, place, slice_, push, payload)
+            self.handed[giver[0], slice_.index] = values = _dense(slice_, payload)
             if (name := self._servers.get(id(at))) is not None:
                 self.owes(name, slice_.index, values)
 
         def joining(at: HandedOver, slice_: Slice, round_: Round) -> None:
-            before = len(round_.contributions)
             join(at, slice_, round_)
             of_turn = self.joined.setdefault((slice_.index, round_.cohort, round_.turn), [])
-            for _, push, payload in round_.contributions[before:]:
+            for _, push, payload in round_.handed_over:
                 values = _dense(slice_, payload)
                 of_turn.append((frozenset(round_.origins), push.weight, values))
                 if (name := self._servers.get(id(at))) is not None:

@@ -79,13 +79,15 @@ def test_what_it_knows_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("message", [Asks, Lost])
-def test_of_steps_and_data_that_others_share_a_server_below_tells_nothing(message: Any) -> None:
-    """Else whoever comes back would go on there. The shards know them from what they have closed."""
+def test_of_others_a_server_below_tells_no_step_that_is_too_far_and_nothing_of_their_data(
+    message: Any,
+) -> None:
+    """Else whoever comes back would go on there. The shards know that from what they have closed."""
     server, far = region(), Standing(2, 10**6, 2, 10**6, 2, 1 << 60, 1 << 60, b"\1", 1 << 60)
     more = ("gone",) if message is Lost else ()
     server.say(1, message("A/1", 3, {"": far, "A": far}, *more))
     (told,) = [each for each in server.written(9) if isinstance(each, message)]
-    assert told.standings == {"": Standing(2), "A": far}
+    assert told.standings == {"": Standing(2, 2, 2), "A": far}
 
 
 @pytest.mark.parametrize("absent", [b"\xff", bytes(1000)])

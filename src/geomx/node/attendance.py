@@ -141,11 +141,7 @@ class Attendance:
     def passes_on(self, peer: Peer, message: Lost | Asks) -> None:
         """A server below tells of somebody below it. Raises `ProtocolError` for what it cannot know."""
         self._check(peer, message)
-        own, tree = set(self._children[peer.name]), self._members.tree
-        said = {  # of steps and data that others share, the shards know all by themselves
-            cohort: told if own.issuperset(tree.leaves(cohort)) else Standing(told.turn)
-            for cohort, told in message.standings.items()
-        }
+        said = {cohort: self._possible(peer, cohort, told) for cohort, told in message.standings.items()}
         message = msgspec.structs.replace(message, standings=said)
         if isinstance(message, Asks):
             if message.worker in self._unsettled:  # one at a time
@@ -155,6 +151,14 @@ class Attendance:
         else:
             message = msgspec.structs.replace(message, reason=shown(message.reason))
         self._host.report(message)
+
+    def _possible(self, peer: Peer, cohort: str, told: Standing) -> Standing:
+        """What a server below may tell of a cohort: of its own all, of others no step that is too far, and no data."""
+        if set(self._children[peer.name]).issuperset(self._members.tree.leaves(cohort)):
+            return told
+        everyones = self._gathering.last_closed(self._members.order)[EVERYONE]
+        step = self._host.reception.possible(told.step, cohort, told.step_turn, everyones)
+        return Standing(told.turn, step, told.step_turn)
 
     def held(self, number: int, nodes: Iterable[str]) -> Held:
         """Close nothing before the roster of this number; tells where the cohorts of those below these nodes stand."""
