@@ -59,6 +59,22 @@ def test_a_run_that_waits_for_a_local_server_ends_with_the_same_bits(server: str
     assert_same(shaken, calm("fsa"))
 
 
+@pytest.mark.parametrize("near", ["global/0", "global/1"])
+def test_a_local_server_returns_to_shards_that_are_at_unequal_distances(near: str) -> None:
+    """The nearer has sent its weights before the farther one has said where the run stands."""
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        simulator.link("A", near, Network(100.0, delay_ms=1.0))
+        simulator.link("A", {"global/0", "global/1"}.difference({near}).pop(), Network(100.0, delay_ms=40.0))
+        simulator.at(0.5, lambda: simulator.crash("A"))
+        simulator.at(1.0, lambda: restart("A"))
+
+    settings = Settings(slice_elements=64, pack_below=10, policy=policies.make("fsa"), on_loss="wait")
+    how: dict[str, Any] = {"losses": Losses("wait", 60.0), "patience": PATIENCE, "shards": 2}
+    results, _ = train((2, 1), Script(), settings, faults=faults, **how)
+    assert len({ours["at"] for ours in results.values()}) == 1
+
+
 @pytest.mark.parametrize("policy", ["hfa k1=1 k2=2", "diloco every=2", "mixed"])
 def test_a_run_of_any_policy_waits_for_a_local_server(policy: str) -> None:
     shaken, _ = run("A", 0.4, 3.0, Losses("wait", 60.0), policy=policy)

@@ -61,6 +61,9 @@ class Aggregator:
         self._tokens: dict[int, int] = {}
         self._token = 0
         self._awaited: set[int] | None = None  # slices of a run that this server joins
+        self._come = set[
+            int
+        ]()  # slices of it that have come before all those above have said where it stands
         self._restoring: dict[
             int, Planes
         ] = {}  # by slice: what the `assign` under way brings for this server
@@ -176,27 +179,26 @@ class Aggregator:
     # -- down -----------------------------------------------------------------------------------------------
 
     def attached(self, told: Joined) -> None:
-        self._awaited = {index for index, closed in told.closed.items() if max(closed) >= 0}
+        closed = {index for index, turns in told.closed.items() if max(turns) >= 0}
+        self._awaited, self._come = closed - self._come, set()
         self._server.stands(told)
         self.above.push_again(self._server.members.out, told.begins)
         for name, turns_left in self._server.members.left(self._server.members.order).items():
             self.above.leave(turns_left, (name,), name in self._server.attendance.departed)
-        self._attached_if_current()
+        self._open_if_current()
 
     def agrees(self, turn: Complete) -> bool:
         return True
 
     def begin_anew(self) -> None:
+        self._awaited, self._come = None, set()
         self.above.attach_anew()
 
-    def _attached_if_current(self, slice_: Slice | None = None) -> None:
+    def _open_if_current(self) -> None:
         """Those below may begin as soon as this server has of every slice what those above have."""
-        if self._awaited is not None:
-            if slice_ is not None:
-                self._awaited.discard(slice_.index)
-            if not self._awaited:
-                self._awaited = None
-                self._server.reception.open()
+        if self._awaited is not None and not self._awaited:
+            self._awaited = None
+            self._server.reception.open()
 
     def roster(self, roster: Roster) -> None:
         self._server.attendance.told(roster)
@@ -241,7 +243,8 @@ class Aggregator:
             self.above.restore(slice_, kept)
             self._server.down.restore(slice_, within("down.", kept))
         self._server.answer(update, payload)
-        self._attached_if_current(slice_)
+        (self._come.add if self._awaited is None else self._awaited.discard)(slice_.index)
+        self._open_if_current()
 
     def told(self, message: Allowance | Advice) -> None:
         self._server.tell(message)
