@@ -96,7 +96,9 @@ class Row:
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """The nodes that the fault itself ends."""
+        """The nodes that the fault itself ends; who is asked to leave has all below it leave."""
+        if self.what == "term" and self.fate == "goes on":
+            return (*self.ends, *self.lost)
         return self.ends if self.what in ("kill", "stop", "term", "absent") else ()
 
     @property

@@ -98,8 +98,13 @@ LOSSES = [
     # Before all have their first values, nobody is left out.
     *(
         Row(what, whom, "joining", settings=(*CONTINUE, *BRIEF))
-        for what, whom in product(("kill", "stop", "term"), ("A/0", "A/1", "A", "B/0", "global/0"))
+        for what, whom in product(STRUCK, ("A/0", "A/1", "A", "B/0", "global/0"))
     ),
+    # SIGTERM has a node leave in order, as soon as it has come; the run ends with a global server.
+    *(on("term", whom, "joining", whom) for whom in ("A/0", "A/1", "B/0")),
+    *(on("term", "A", when, *A) for when in ("joining", "middle")),
+    on("term", "A", "end", "A", "A/1"),
+    Row("term", "global/0", "joining", settings=(*CONTINUE, *BRIEF)),
     Row("absent", "A/1", "joining", settings=(*CONTINUE, *BRIEF)),
     *(on(what, whom, "middle", whom) for what, whom in product(STRUCK, ("A/0", "A/1", "B/0"))),
     *(on(what, "A/1", "end", "A/1") for what in STRUCK),
@@ -110,10 +115,7 @@ LOSSES = [
     *(on(what, "global/0", "end", settings=BRIEF) for what in STRUCK),  # those below it have done their work
     Row("kill", "global/0", "end", settings=(*REJOIN, "run.wait_s=5"), note="wait"),
     *(on("term", "A/1", when, "A/1") for when in ("middle", "end")),
-    *(
-        Row("term", whom, when, settings=(*CONTINUE, *BRIEF))
-        for whom, when in product(("A", "global/0"), ("middle", "end"))
-    ),
+    *(Row("term", "global/0", when, settings=(*CONTINUE, *BRIEF)) for when in ("middle", "end")),
     Row("kill", "A/1", settings=(*CONTINUE, *BRIEF, "run.least_workers=3"), note="least_workers"),
     Row("kill", "B/0", settings=(*CONTINUE, *BRIEF, "run.least_parties=2"), note="least_parties"),
     *(
