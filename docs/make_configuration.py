@@ -191,6 +191,8 @@ def _default(table: str, key: str, field: FieldInfo) -> str:
         return text
     if field.is_required():
         return "**required**"
+    if field.default_factory is not None:
+        return "those of its table"
     return "none" if field.default is None else f"`{shown(field.default)}`"
 
 

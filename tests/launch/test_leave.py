@@ -13,17 +13,22 @@ import pytest
 
 from geomx import cli
 from geomx.config import Run
-from geomx.errors import ConfigError, WaitTimeout
+from geomx.errors import ConfigError, NodeLost, WaitTimeout
 from geomx.launch import leave as leave_module
-from geomx.launch.leave import leave, open_door, processes_of
+from geomx.launch.leave import Door, leave, processes_of
 from geomx.observe.records import Recorder
 
 NODE = """
     import signal, sys, time
-    from geomx.launch.leave import open_door
+    from geomx.launch.leave import Door
     if "deaf" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    door = open_door(sys.argv[1], sys.argv[2])
+    door = Door(sys.argv[1], sys.argv[2])
+    def leaves(*_):
+        door.has_left()
+        sys.exit(0)
+    if "leaves" in sys.argv:
+        signal.signal(signal.SIGTERM, leaves)
     print("here", flush=True)
     time.sleep(600)
 """
@@ -54,8 +59,7 @@ def faults(run: Run, *nodes: str) -> str:
 
 def test_a_process_is_found_as_long_as_it_holds_its_door(run: Run) -> None:
     name = run.run.name
-    door = open_door(name, "A/0")
-    assert door is not None
+    door = Door(name, "A/0")
     assert processes_of(name, "A/0") == [os.getpid()]
     assert processes_of(name, "A/1") == processes_of(f"{name}x", "A/0") == []
     door.close()
@@ -111,16 +115,25 @@ def start(run: Run, node: str, *words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.processes
 def test_it_asks_each_and_returns_when_they_have_ended(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = {name: start(run, name) for name in ("A/1", "B")}
+    nodes = {name: start(run, name, "leaves") for name in ("A/1", "B")}
     leave(run, list(nodes))
     pids = {name: process.pid for name, process in nodes.items()}
     assert capsys.readouterr().out.splitlines() == [
         f"A/1 (process {pids['A/1']}) is asked to leave",
         f"B (process {pids['B']}) is asked to leave, and all below it",
-        "A/1: its process has ended",
-        "B: its process has ended",
+        "A/1: has left",
+        "B: has left",
     ]
-    assert [process.wait() for process in nodes.values()] == [-15, -15]
+    assert [process.wait() for process in nodes.values()] == [0, 0]
+
+
+@pytest.mark.processes
+def test_who_is_lost_instead_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {"A/1": start(run, "A/1"), "B": start(run, "B", "leaves")}
+    with pytest.raises(NodeLost, match="A/1 is lost: it was asked to leave, and has ended in another way"):
+        leave(run, list(nodes))
+    assert capsys.readouterr().out.splitlines()[2:] == ["A/1: its process has ended otherwise", "B: has left"]
+    assert [process.wait() for process in nodes.values()] == [-15, 0]
 
 
 @pytest.mark.processes

@@ -188,6 +188,15 @@ def test_a_local_server_that_was_restarted_ends_the_run_under_its_own_name() -> 
     assert failure.node == "B"
 
 
+def test_who_was_sent_away_and_is_there_now_is_not_told_of_later() -> None:
+    server = Driven("A")
+    server.greet(1, hello("A/0", received=5))
+    server.greet(2, hello("A/0", received=5))
+    server.greet(3, hello("A/0"))
+    server.tick(2 * TELL_EVERY_S)
+    assert [fields["peer"] for fields in server.noted("refused")] == ["A/0"]
+
+
 def test_a_flood_of_refusals_is_told_a_few_times() -> None:
     server = Driven("A", SAFE)
     for conn in range(1, 1001):

@@ -260,6 +260,21 @@ def test_a_server_stays_for_workers_that_may_come_back_to_a_run_that_goes_on() -
     assert len(beats) > 20  # else those above would lose it
 
 
+def test_a_server_that_waits_in_the_end_for_whoever_is_away_is_not_silent() -> None:
+    """Those above would take it for lost, and have it begin anew."""
+    server = local_server(TOPOLOGY)
+    server.say(9, Roster(1, TREE.bitmap_of(["A/1"]), b"", stand({"": 0})))
+    server(Closed(2, "", "connection reset"))
+    server.say(1, Leave({"": 0}, ("A/0",)))
+    server(Closed(1, "", "closed by the peer"))
+    server.say(9, Ack(2), number=0)
+    server.say(9, Over())
+    before = len(server.written(9))
+    server.tick(6.0)
+    assert not server.stopped
+    assert len([m for m in server.written(9)[before:] if isinstance(m, Beat)]) > 2
+
+
 def test_a_server_that_is_to_leave_asks_all_below_it_and_whoever_comes() -> None:
     server = Driven("A", TOPOLOGY)
     server.reach(9, "global/0")

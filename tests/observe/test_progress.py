@@ -174,6 +174,13 @@ def test_who_is_awaited_is_lost_until_it_is_there_again(run: Run, here_again: st
     assert states(progress) == {"A": "training", "B": "training"}
 
 
+def test_the_loss_of_a_party_is_that_of_its_workers_that_take_part(run: Run) -> None:
+    progress = trains(run)
+    told(progress, ("A/0", "log", {"loss": 1.0}), ("A/1", "log", {"loss": 9.0}))
+    told(progress, ("A", "left", {"peer": "A/1", "turn": 3, "early": True}))
+    assert progress.parties["A"].loss == 1.0
+
+
 def test_a_loss_that_is_read_behind_its_roster_changes_nothing(run: Run) -> None:
     """Records of several nodes come as their files are written."""
     progress = trains(run)

@@ -47,6 +47,13 @@ def finished(node: str, sha256: str = "ab" * 32, ledger: list[int] | None = None
     return record(node, "finished", parameters_sha256=sha256, parameters=10, **fields)
 
 
+def test_the_loss_is_that_of_the_living(run: Run) -> None:
+    logged = [record("A/0", "log", loss=9.0), record("B/0", "log", loss=2.0)]
+    left = record("global/0", "left", peer="A/0", turn=2, early=True)
+    assert make_report(run, [*logged, left], wall_s=9.0)["final_loss"] == 2.0
+    assert make_report(run, [logged[0], left], wall_s=9.0)["final_loss"] == 9.0
+
+
 def test_who_has_left_early_has_no_say_in_what_the_others_end_with(run: Run) -> None:
     left = record("global/0", "left", peer="A/0", turn=2, early=True)
     records = [finished("A/0", "cd" * 32, [3, 3]), left, finished("B/0", "ab" * 32, [3, 5])]

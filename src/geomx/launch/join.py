@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -41,7 +40,7 @@ from geomx.launch.environment import (
     read_job,
     read_place,
 )
-from geomx.launch.leave import open_door
+from geomx.launch.leave import Door
 from geomx.launch.slow_worker import SlowWorker
 from geomx.launch.verdict import by_hand, follows
 from geomx.node.contract import asked_to_end
@@ -141,7 +140,7 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
         run, thread, recorder, place, may_return=settings.on_loss != "stop", stop_s=description.limits.stop_s
     )
     stay.begin()
-    stay.door = open_door(description.run.name, members[rank])
+    stay.door = Door(description.run.name, members[rank])
     if settings.collective is not None:
         stay.watch(description.limits.stop_s)
     return run
@@ -218,7 +217,7 @@ class _Stay:
         self._run = run
         self._stop_s = stop_s
         self._is_asked = False  # to leave
-        self.door: socket.socket | None = None  # kept open, see `geomx.launch.leave`
+        self.door: Door | None = None  # of a worker of a run of several
         self._thread = thread
         self._recorder = recorder
         self._watched = place.watched
@@ -317,6 +316,8 @@ class _Stay:
         self._recorder.close()
         if error is not None:
             self._exit_failed(error)
+        if self._run.has_left and self.door is not None:
+            self.door.has_left()
 
     def _leave(self) -> None:
         if self._run.is_amid_data and not (self._run.is_closed or self._ended_well or self._is_alone):

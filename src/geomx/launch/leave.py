@@ -1,9 +1,9 @@
 """Has nodes of a run leave it: what `geomx leave` does.
 
-Each node's process holds a door: a socket without a file, which nobody connects to. Its name says run, node and
-process, and the kernel takes it away with the process. `/proc/net/unix` lists them all, and `/proc/PROCESS/fd` says
-whether it is that process's own. So a process is found on its own machine (in its own container), whoever has started
-it, and never another one for it.
+Each node's process holds a door: a socket without a file. Its name says run, node and process, and the kernel takes it
+away with the process. `/proc/net/unix` lists them all, and `/proc/PROCESS/fd` says whether it is that process's own. So
+a process is found on its own machine (in its own container), whoever has started it, and never another one for it.
+Whoever waits there when the node has left in order is told so, with one byte; all others only see it go.
 """
 
 from __future__ import annotations
@@ -18,46 +18,70 @@ from contextlib import suppress
 from pathlib import Path
 
 from geomx.config import Run
-from geomx.errors import ConfigError, Fault, WaitTimeout, nearest
+from geomx.errors import ConfigError, Fault, NodeLost, WaitTimeout, nearest
 from geomx.launch.environment import read_place
 from geomx.observe.records import CLOCK, RecordFiles
 
 DOORS = Path("/proc/net/unix")
+LEFT = b"1"
+MOST_WAITING = 8
 MORE_S = 5.0  # what a process may take to end beyond its leaving
 
 
-def open_door(run: str, node: str) -> socket.socket | None:
-    """Let this process be found as that node, as long as the socket is kept; None: this system has none of these."""
-    with suppress(OSError, AttributeError):
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        door.bind(f"\0{_door_of(run, node)}{os.getpid()}")
-        return door
-    return None
+class Door:
+    """Lets this process be found as a node of a run, until it is closed. Where a system has none, it does nothing."""
+
+    def __init__(self, run: str, node: str) -> None:
+        self._socket: socket.socket | None = None
+        with suppress(OSError, AttributeError):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.bind(_address_of(run, node, os.getpid()))
+            self._socket.setblocking(False)
+            self._socket.listen(MOST_WAITING)
+
+    def has_left(self) -> None:
+        """Tell whoever waits that the node has left in order."""
+        with suppress(OSError):
+            while self._socket is not None:
+                waiting, _ = self._socket.accept()
+                with waiting:
+                    waiting.send(LEFT)
+
+    def close(self) -> None:
+        """Be found no more."""
+        if self._socket is not None:
+            self._socket.close()
 
 
 def leave(run: Run, nodes: Sequence[str]) -> None:
     """Have nodes whose processes run here leave in order; prints what happens, and returns when they have ended.
 
-    Raises `ConfigError` for nodes that cannot leave or are not here, and `WaitTimeout` for one that does not end.
+    Raises `ConfigError` for nodes that cannot leave or are not here, `WaitTimeout` for one that does not end, and
+    `NodeLost` for one that has ended in another way.
     """
     faults = [fault for node in nodes for fault in _faults(run, node)]
     if faults:
         raise ConfigError("the command line", faults)
     asked = []
     for node in dict.fromkeys(nodes):
-        (process,) = processes_of(run.run.name, node)
-        asked.append((node, process, os.pidfd_open(process)))
-    for node, process, handle in asked:
+        for process in processes_of(run.run.name, node)[:1]:  # none, if it has just ended
+            asked.append((node, process, os.pidfd_open(process), _at_door(run.run.name, node, process)))
+    for node, process, handle, _ in asked:
         signal.pidfd_send_signal(handle, signal.SIGTERM)
         below = "" if run.tree.is_worker(node) else ", and all below it"
         print(f"{node} (process {process}) is asked to leave{below}", flush=True)
     within_s = 2 * run.limits.stop_s + MORE_S
-    for node, process, handle in asked:
+    lost = []
+    for node, process, handle, at_door in asked:
         if not _ends(handle, within_s):
             raise WaitTimeout(
                 f"{node} (process {process}) has not ended within {within_s:g} s: end it with SIGKILL"
             )
-        print(f"{node}: its process has ended", flush=True)
+        has_left = at_door is None or _hears_that_it_left(at_door)
+        print(f"{node}: {'has left' if has_left else 'its process has ended otherwise'}", flush=True)
+        lost += [] if has_left else [node]
+    if lost:
+        raise NodeLost(", ".join(lost), "it was asked to leave, and has ended in another way; see its log")
 
 
 def processes_of(run: str, node: str) -> list[int]:
@@ -81,6 +105,29 @@ def _holds(process: str, inode: str) -> bool:
             with suppress(OSError):  # it has closed it by now
                 if str(file.readlink()) == f"socket:[{inode}]":
                     return True
+    return False
+
+
+def _address_of(run: str, node: str, process: int) -> str:
+    return f"\0{_door_of(run, node)}{process}"
+
+
+def _at_door(run: str, node: str, process: int) -> socket.socket | None:
+    """Wait at a process's door, to be told that it has left; None: too many do already."""
+    waiting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    waiting.setblocking(False)
+    try:
+        waiting.connect(_address_of(run, node, process))
+    except OSError:
+        waiting.close()
+        return None
+    return waiting
+
+
+def _hears_that_it_left(waiting: socket.socket) -> bool:
+    """Whether a process that has ended has said so."""
+    with waiting, suppress(OSError):
+        return waiting.recv(1) == LEFT
     return False
 
 

@@ -9,7 +9,7 @@ from geomx.config import Run
 from geomx.drive import loops
 from geomx.errors import ConfigError, GeomxError
 from geomx.launch.environment import read_place
-from geomx.launch.leave import open_door
+from geomx.launch.leave import Door
 from geomx.launch.verdict import by_hand, follows
 from geomx.observe.node_progress import NodeProgress
 from geomx.observe.records import Recorder
@@ -32,9 +32,10 @@ def serve(run: Run, node: str) -> None:
     )
     recorder = Recorder(place.records, node, place.trace, place.watched, progress)
     asked: list[int] = []
-    door = open_door(run.run.name, node)
+    door = Door(run.run.name, node)
     try:
         loops.serve(run, node, recorder, asked.append)
+        door.has_left()
     except GeomxError as error:
         if asked:
             name = signal.Signals(asked[0]).name
@@ -50,5 +51,4 @@ def serve(run: Run, node: str) -> None:
         raise SystemExit(FAILED) from error
     finally:
         recorder.close()
-        if door is not None:
-            door.close()
+        door.close()

@@ -71,8 +71,9 @@ class PartyProgress:
 
     @property
     def loss(self) -> float | None:
-        """The mean of its workers' last losses."""
-        return fmean(self.losses.values()) if self.losses else None
+        """The mean of the last losses of its workers that take part."""
+        there = [loss for worker, loss in self.losses.items() if worker not in self.out | self.left]
+        return fmean(there or self.losses.values()) if self.losses else None
 
     @property
     def state(self) -> str:

@@ -66,7 +66,7 @@ def make_report(
         "samples": sum(map(totals.samples_of, run.workers)),
         "wall_s": _rounded(wall_s),
         "train_s": _rounded(max((fields["train_s"] for fields in finished), default=None)),
-        **{f"final_{value}": _mean(last) for value, last in totals.logged.items()},
+        **{f"final_{value}": _mean(totals.of_those_there(last)) for value, last in totals.logged.items()},
         **_traffic_of(totals.traffic, "wan"),
         **_traffic_of(totals.traffic, "region"),
         **_traffic_of(totals.traffic, "lan"),

@@ -101,6 +101,10 @@ class Totals:
         """Whether a worker takes no part in the end."""
         return self.members.is_out(worker) or worker in self.members.left
 
+    def of_those_there(self, last: dict[str, float | None]) -> dict[str, float | None]:
+        """What workers have told that take part in the end; of all, where none of these has told anything."""
+        return {worker: told for worker, told in last.items() if not self._is_away(worker)} or last
+
     def _tells_all(self, worker: str) -> bool:
         """Whether a worker's last word is of all that it has done."""
         return worker in self.finished and self._starts[worker] < 2

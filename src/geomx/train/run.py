@@ -58,6 +58,7 @@ class LiveRun:
     Attributes:
         name: This worker's name: its party and its rank, such as "A/0".
         workers: The names of all workers, in the order of the description. All begin with the first one's weights.
+        has_left: Whether this worker has left the run in order.
 
     Raises:
         NodeLost: From any method: a node that the run needs has died or fallen silent.
@@ -88,7 +89,7 @@ class LiveRun:
         self._progress = Progress(self._samples, self._loss, self._timeline)
         self._schedules = Schedules()
         self._shares = Shares(name, tree, self._settings.seed, self._progress)
-        self._closed = False
+        self._closed = self.has_left = False
         self._progress.followed = self._schedules.follow
         if self.may_leave_early:
             self._progress.between = self._leave_if_asked
@@ -117,7 +118,10 @@ class LiveRun:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first worker of all, whose weights all begin with, and which writes checkpoints."""
+        """Whether this is the first worker of all, whose weights all begin with.
+
+        It writes the checkpoints, unless it is away (`run.on_loss`).
+        """
         return self.name == self.workers[0]
 
     @property
@@ -383,6 +387,7 @@ class LiveRun:
             train_s = self._timeline.now() - self._began
             notes.finished(self._client.port, self._attached, self._samples.seen, train_s)
         self._client.leave(early)
+        self.has_left = True
         if self._attached is not None:
             self._attached.intra_party.close()
 

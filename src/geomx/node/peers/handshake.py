@@ -264,6 +264,9 @@ class Handshake:
 
     def _session_of(self, hello: Hello, known: Peer | None) -> Peer:
         """The same incarnation resumes, a greater one begins anew; in both cases an old connection goes."""
+        self._untold.pop(
+            hello.node, None
+        )  # it was sent away before it came to know that it has to begin anew
         resumes = known is not None and known.session.incarnation == hello.incarnation
         if known is not None and known.session.conn:
             if not resumes:

@@ -95,13 +95,18 @@ class Watch:
 
     def _look_after(self, peer: Peer) -> None:
         """Beat, resend, and notice silence, on one edge."""
-        session, now = peer.session, self._host.now
-        if not peer.joined or self._host.may_go(peer):
+        session, now, may_go = peer.session, self._host.now, self._host.may_go(peer)
+        if not peer.joined or (may_go and not peer.dialled):
             return
-        if session.is_lost(now) or self._host.is_gone(peer):
+        if not may_go and (session.is_lost(now) or self._host.is_gone(peer)):
             self._host.on_lost(peer)
             return
-        if peer.dialled and session.conn and session.silent_s(now) > session.patience.timeout_s / 2:
+        if (
+            not may_go
+            and peer.dialled
+            and session.conn
+            and session.silent_s(now) > session.patience.timeout_s / 2
+        ):
             self._host.drop(session.conn, "silent; dialling anew")
             session.away()
             self._host.dialling.again(peer)
