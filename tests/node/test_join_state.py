@@ -53,7 +53,7 @@ def test_where_a_cohort_has_taken_no_step_its_workers_go_on_from_everybodys() ->
     assert [(update.cohort, update.size) for update in updates] == [(EVERYONE, 8), ("A", 8)]
     answer(state, "B", 1, 0)
     updates = [update for update, _ in state.updates(("A", "B"), lambda cohort: cohort == EVERYONE, False)]
-    assert [(update.cohort, update.size) for update in updates] == [(EVERYONE, 0), ("A", 8), ("B", 8)]
+    assert [(update.cohort, update.size) for update in updates] == [("A", 8), ("B", 8), (EVERYONE, 0)]
 
 
 def test_the_last_step_is_that_of_the_last_turn() -> None:

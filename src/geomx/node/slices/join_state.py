@@ -125,13 +125,18 @@ class JoinState:
         steps = {*cohorts, EVERYONE}
         for index, answered in self._answered.items():
             held = self._held.get(index, {})
-            all_have_own = all(cohort in held for cohort in cohorts)
+            own = [cohort in held for cohort in cohorts]
             means = [cohort for cohort in held if cohort not in steps and belongs(cohort)]
             newest = means[-1] if means else None
-            for cohort in sorted(answered, key=lambda name: (name == newest, name != EVERYONE)):
+            order = dict.fromkeys(answered, 1) | dict.fromkeys(cohorts, 0)
+            if any(own) and not all(own):  # what replaces the others' comes before them
+                order[EVERYONE] = -1
+            if newest is not None:
+                order[newest] = 2
+            for cohort in sorted(answered, key=order.__getitem__):
                 if cohort not in steps and not belongs(cohort):
                     continue
-                is_older = all_have_own and cohort == EVERYONE and cohort not in cohorts
+                is_older = all(own) and cohort == EVERYONE and cohort not in cohorts
                 is_meant = (cohort in steps and not is_older) or cohort == newest
                 values, version = held.get(cohort, (None, -1)) if is_meant else (None, -1)
                 size = 0 if values is None else values.nbytes
