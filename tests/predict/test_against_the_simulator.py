@@ -37,9 +37,7 @@ SCENARIOS = {
 }
 # Where nothing differs, and where all does; with one difference alone: `make grids`.
 USUAL = [
-    pytest.param(
-        name, marks=() if name in ("equal", "the fast party has the slow link") else pytest.mark.grids
-    )
+    pytest.param(name, marks=() if name == "the fast party has the slow link" else pytest.mark.grids)
     for name in SCENARIOS
 ]
 POLICIES = (

@@ -53,7 +53,7 @@ def counted(simulator: Simulator, shards: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(2, 20))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(1, 20))]
 )
 @pytest.mark.parametrize("spec", ALGORITHMS)
 def test_a_bad_network_loses_nothing_and_counts_nothing_twice(spec: str, seed: int) -> None:
