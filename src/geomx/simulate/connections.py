@@ -19,7 +19,7 @@ from geomx.errors import GeomxError, ProtocolError
 from geomx.node.contract import Closed, Effect, Event, Failed, Node, Opened, OpenFlow, Received, Write
 from geomx.node.path_news import PathNews
 from geomx.simulate.flows import SimulatedEnd
-from geomx.simulate.network import Clock, Network, SimulatedConnection, SimulatedLink
+from geomx.simulate.network import Clock, Network, SimulatedLink
 from geomx.simulate.programs import Program
 from geomx.wire.flow.ends import WHY, OnConnection
 from geomx.wire.flow.inbox import Blocks, Delivery
@@ -30,6 +30,25 @@ from geomx.wire.roster_messages import Message
 
 HEADER_BYTES = 96  # what a message's frame and head take, about
 _GOODBYE = Message()  # the end of a connection, as it crosses a link
+
+
+@dataclass(slots=True)
+class SimulatedConnection:
+    """Both ends' view of one connection: (node, its connection number)."""
+
+    ends: dict[str, tuple[str, int]]  # node -> (other node, the other's number)
+    alive: bool = True
+    flow: dict[str, SimulatedEnd] = field(default_factory=dict)  # by node, once it is open
+
+    def end(self) -> None:
+        """Nothing of it arrives any more."""
+        self.alive = False
+        self.end_flow()
+
+    def end_flow(self) -> None:
+        """No more datagrams."""
+        for end in self.flow.values():
+            end.is_alive = False
 
 
 @dataclass(slots=True)

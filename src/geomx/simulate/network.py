@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from geomx.channels.emulation.link import Line, LinkSpec
-
-if TYPE_CHECKING:
-    from geomx.simulate.flows import SimulatedEnd
 
 LATE_S = 0.05  # at most, of a message that others overtake
 Waiting = tuple[
@@ -117,22 +114,3 @@ class SimulatedLink:
         left_at = max(self._clock.now, self.silent_until)
         for arrival in self._line.arrivals(left_at, surely):
             self._clock.at(arrival, arrive)
-
-
-@dataclass(slots=True)
-class SimulatedConnection:
-    """Both ends' view of one connection: (node, its connection number)."""
-
-    ends: dict[str, tuple[str, int]]  # node -> (other node, the other's number)
-    alive: bool = True
-    flow: dict[str, SimulatedEnd] = field(default_factory=dict)  # by node, once it is open
-
-    def end(self) -> None:
-        """Nothing of it arrives any more."""
-        self.alive = False
-        self.end_flow()
-
-    def end_flow(self) -> None:
-        """No more datagrams."""
-        for end in self.flow.values():
-            end.is_alive = False

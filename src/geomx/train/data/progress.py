@@ -9,17 +9,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
+from torch import nn
 
+from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.data.loss import Loss
 from geomx.train.data.samples import Samples
 from geomx.train.steps.timeline import Timeline
 from geomx.wire.messages import Place, Reading
 
-if TYPE_CHECKING:
-    from geomx.train.attach import AttachedModel
+
+class PassSteps(Protocol):
+    """The steps that a pass over the data feeds. `ended`: this worker's data has."""
+
+    ended: bool
+
+    def between(self) -> None:
+        """Behind a step, or before a batch."""
+
+    def end_epoch(self) -> None:
+        """Take part without data until everybody's has ended."""
+
+
+class PassParty(Protocol):
+    """How the workers of a party share a pass. `in_lockstep`: all need equally many batches."""
+
+    in_lockstep: bool
+
+
+class PassModel(Protocol):
+    """What passes over the data need of a model that is attached."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's own."""
+
+    @property
+    def client(self) -> CollectiveClient:
+        """The worker's way to the run."""
+
+    @property
+    def steps(self) -> PassSteps:
+        """Those that the data feeds."""
+
+    @property
+    def intra_party(self) -> PassParty:
+        """The worker's party."""
 
 
 @dataclass(slots=True)
@@ -41,7 +78,7 @@ class Progress:
 
     def __init__(self, samples: Samples, loss: Loss, timeline: Timeline) -> None:
         self._samples, self._loss, self._timeline = samples, loss, timeline
-        self.attached: AttachedModel | None = None
+        self.attached: PassModel | None = None
         self.between: Callable[[], None] = lambda: None  # is called between steps, where a worker may leave
         self.followed: Callable[[], None] = lambda: (
             None
