@@ -29,7 +29,7 @@ from geomx.errors import (
 )
 from geomx.layout import Layout, Tensor
 from geomx.node.contract import Closed, Fired, Write
-from geomx.rounds.round import OPEN_ROUNDS
+from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.wire.messages import (
     HEAD_LIMIT_BYTES,
     Ack,
@@ -136,7 +136,7 @@ def test_a_round_of_the_past_changes_nothing():
     before = len(server.effects)
     server.say(1, push("A/0", turn=-(1 << 60)))
     assert server.effects[before:] == []
-    assert not server.node._turns
+    assert not list(server.node._gathering.turns)
 
 
 def test_duplicates_of_two_incarnations_count_once():

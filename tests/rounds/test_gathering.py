@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
 from trees import members_of
 
 from geomx.layout import Layout, Slice, Tensor
@@ -192,7 +193,7 @@ def test_of_whoever_is_out_only_turns_before_keep_what_has_come() -> None:
     members.enroll(["A/0"], {})
     torn = gathering.drop(frozenset({"A/0"}), {"": 4})
     assert torn == []  # A/0 has contributed to all that is open of turn 3
-    gathering.add(other, push(3, "", "B/0"), None, 0.0)
+    gathering.add(other, replace(push(3, "", "B/0"), slice=other.index), None, 0.0)
     for turn in (3, 4):
         for name in ("B/0", "C/0"):
             gathering.add(one, push(turn, "", name), None, 1.0)

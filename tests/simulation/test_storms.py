@@ -19,7 +19,8 @@ from geomx.node.aggregator import Aggregator
 from geomx.node.attendance import Attendance
 from geomx.node.server import Server
 from geomx.rounds.gathering import Gathering
-from geomx.rounds.round import Round, Rounds
+from geomx.rounds.round import Round
+from geomx.rounds.turn import Turns
 from geomx.train.steps.local import LocalSteps
 from geomx.wire.messages import Push
 from geomx.wire.roster_messages import Roster
@@ -175,18 +176,19 @@ def welcomes_before_it_has_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counts_late_pushes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = Rounds.add
+    add = Turns.add
 
     def anyhow(
-        self: Rounds, push: Push, payload: Any, place: int, now: float, restarts: Mapping[str, int]
+        self: Turns, push: Push, payload: Any, place: int, now: float, restarts: Mapping[str, int]
     ) -> Any:
-        before, self.closed = self.closed, push.turn - 1
+        key = push.slice, push.cohort
+        before, self.closed[key] = self.closed.get(key, -1), push.turn - 1
         try:
             return add(self, push, payload, place, now, restarts)
         finally:
-            self.closed = max(before, self.closed)
+            self.closed[key] = max(before, self.closed[key])
 
-    monkeypatch.setattr(Rounds, "add", anyhow)
+    monkeypatch.setattr(Turns, "add", anyhow)
     monkeypatch.setattr(Gathering, "closed", lambda self, index, cohort: -1)
 
 

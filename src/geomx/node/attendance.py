@@ -25,7 +25,7 @@ from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.roster import reason
-from geomx.rounds.round import OPEN_ROUNDS
+from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.tree import EVERYONE
 from geomx.wire.roster_messages import (
     MOST_TURNS,

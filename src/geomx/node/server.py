@@ -111,7 +111,7 @@ class Server(BaseNode):
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
         self._trained = 0  # how many slices take part in a step
         turn_s = limits.turn_s and limits.turn_s + edges.later_s
-        self._turns = TurnLog(limits.stall_s, turn_s, self.note, self.members.order)
+        self._turns = TurnLog(self._gathering.turns, limits.stall_s, turn_s, self.note, self.members.order)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_begun = False

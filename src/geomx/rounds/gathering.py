@@ -11,8 +11,8 @@ from geomx.bits import is_in
 from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 from geomx.rounds.membership import Members
-from geomx.rounds.round import Round, Rounds
-from geomx.rounds.together import TurnTogether
+from geomx.rounds.round import Round
+from geomx.rounds.turn import Turn, Turns
 from geomx.sync.contract import Policy, RoundView, Wait
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Push
@@ -38,7 +38,6 @@ class Gathering:
         agrees: Callable[[str, int, bytes], bool] = lambda *_: True,
     ) -> None:
         self._agrees = agrees
-        self._together: dict[tuple[str, int], TurnTogether] = {}
         self._policy = policy
         self._members = members
         self._close = close
@@ -47,7 +46,7 @@ class Gathering:
             dict.fromkeys(members.tree.cohort(leaf, policy.sync_group) for leaf in members.order)
         )
         self._slices: dict[int, Slice] = {}
-        self._rounds: dict[tuple[int, str], Rounds] = {}  # by slice and cohort
+        self.turns = Turns()
         self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
         self._incarnations: dict[str, int] = {}  # of those that have contributed to a step
         self._restarts: dict[str, int] = {}  # the step to which a later incarnation has contributed first
@@ -86,65 +85,46 @@ class Gathering:
         """Count a contribution, and ask the policy."""
         if push.step >= 0:
             self._notice_restarts(push)
-        rounds = self._rounds.setdefault((slice_.index, push.cohort), Rounds())
-        round_ = rounds.add(push, payload, self._members.first(push.origins), now, self._restarts)
+        round_ = self.turns.add(push, payload, self._members.first(push.origins), now, self._restarts)
         if self._policy.lockstep:
-            rounds.check_one_open()
+            self.turns.check_one_open(slice_.index, push.cohort)
         if push.cohort == EVERYONE and self._policy.sync_group != "run":
             self.at_barrier(push.origins.keys(), push.turn, now)
         if round_ is None:
             return
         if push.together:
-            key = push.cohort, push.turn
-            turn = self._together.setdefault(key, TurnTogether(push.together, frozenset(self._slices)))
-            if turn.bitmap != push.together:
-                raise Disagreement(
-                    f"turn {push.turn}: {', '.join(push.origins)} and others exchange different parts of the model; "
-                    "every worker must make the same calls in the same order"
-                )
-            turn.came(push.origins, push.slice)
-            self._close_together(push.cohort, push.turn, now)
+            turn = self.turns.begin(push.cohort, push.turn)
+            turn.unite(push, self._slices.keys())
+            self._close_together(turn, now)
         else:
             self._decide(slice_, round_, now)
 
-    def named(self, cohort: str, turn: int, now: float) -> None:
+    def named(self, cohort: str, number: int, now: float) -> None:
         """A turn that counts as a whole is complete everywhere."""
-        if (together := self._together.get((cohort, turn))) is not None:
-            together.is_named = True
-            self._close_together(cohort, turn, now)
+        turn = self.turns.get(cohort, number)
+        if turn is not None and turn.together:
+            turn.is_named = True
+            self._close_together(turn, now)
 
-    def _close_together(self, cohort: str, turn: int, now: float) -> None:
+    def _close_together(self, turn: Turn, now: float) -> None:
         """Ask the policy of all its slices, once all have come from everybody; of a turn of nobody, forget them."""
-        together = self._together[cohort, turn]
-        if not self._members.expected(turn, cohort):  # all who have contributed go on behind it
-            del self._together[cohort, turn]
-            for index in together.needed & {index for index, of in self._rounds if of == cohort}:
-                self._rounds[index, cohort].open.pop(turn, None)
+        members = self._members.expected(turn.number, turn.cohort)
+        if not members:  # all who have contributed go on behind it
+            for index in turn.needed & turn.rounds.keys():
+                del turn.rounds[index]
+            turn.separate()
+            self.turns.tidy(turn)
             return
-        whole = together.has_all_of(self._members.expected(turn, cohort)) and self._is_of_one_company(
-            cohort, turn, together.needed
-        )
-        may_close = whole and not self._is_held
-        if may_close and (together.is_named or self._agrees(cohort, turn, together.bitmap)):
-            together.is_named = True
-        else:
-            may_close = False
-        for index in sorted(together.needed):
-            rounds = self._rounds.get((index, cohort))
-            round_ = None if rounds is None else rounds.open.get(turn)
-            if round_ is None:
+        may_close = not self._is_held and turn.is_whole(members)
+        if may_close and not turn.is_named:
+            turn.is_named = may_close = self._agrees(turn.cohort, turn.number, turn.together)
+        for index in sorted(turn.needed & turn.rounds.keys()):
+            if (round_ := turn.rounds.get(index)) is None:  # closing another may have answered it
                 continue
             if may_close:
                 self._decide(self._slices[index], round_, now)
             else:
-                missing = self._members.expected(turn, cohort) - round_.origins.keys()
-                round_.waits_for = tuple(sorted(missing))
-
-    def _is_of_one_company(self, cohort: str, turn: int, slices: Iterable[int]) -> bool:
-        """Whether all of these have come from the same workers: a server may have died in the middle of its sums."""
-        rounds = (self._rounds.get((index, cohort)) for index in slices)
-        open_ = (each.open[turn] for each in rounds if each is not None and turn in each.open)
-        return len({frozenset(round_.origins) for round_ in open_}) <= 1
+                round_.waits_for = tuple(sorted(members - round_.origins.keys()))
 
     def _notice_restarts(self, push: Push) -> None:
         for name, incarnation in push.origins.items():
@@ -167,9 +147,10 @@ class Gathering:
         Where those above did not wait for this server, the round may be open here, or not have begun. It closes with
         whatever is in it: nobody else can come into it, since all have been told whether they did.
         """
-        for key in [key for key in self._together if key[0] == cohort and key[1] < turn]:
-            del self._together[key]
-        overtaken = self._rounds.setdefault((slice_.index, cohort), Rounds()).overtaken(turn)
+        for earlier in self.turns.of(cohort):
+            if earlier.number < turn:
+                earlier.separate()
+        overtaken = self.turns.close(slice_.index, cohort, turn)
         if overtaken is not None:
             self._close(slice_, overtaken)
         if not self._policy.lockstep:
@@ -177,13 +158,11 @@ class Gathering:
 
     def look(self, now: float) -> None:
         """Others take part than before: open rounds may have waited for those who no longer do."""
-        for (index, _), rounds in list(self._rounds.items()):
-            for round_ in list(rounds.open.values()):
-                if round_.turn not in rounds.open:  # closing another may have answered it
-                    continue
-                if (round_.cohort, round_.turn) in self._together:
-                    self._close_together(round_.cohort, round_.turn, now)
-                else:
+        for turn in self.turns:
+            if turn.together and turn.rounds:
+                self._close_together(turn, now)
+            for index, round_ in list(turn.rounds.items()):
+                if index not in turn.needed and index in turn.rounds:  # closing another may have answered it
                     self._decide(self._slices[index], round_, now)
 
     def hold(self) -> None:
@@ -201,28 +180,27 @@ class Gathering:
         Returns the cohorts and turns before in which others close over the rest.
         """
         torn: dict[tuple[str, int], None] = {}
-        for (_, cohort), rounds in self._rounds.items():
-            first = from_turns.get(cohort)
-            for turn, round_ in list(rounds.open.items()):
-                if first is None or turn < first:
-                    if not names.isdisjoint(self._members.of(cohort) - round_.origins.keys()):
-                        torn[cohort, turn] = None
-                elif not round_.drop(names):
-                    del rounds.open[turn]
-        for (cohort, turn), together in self._together.items():
-            if turn >= from_turns.get(cohort, turn + 1):
-                together.forget(names)
+        for turn in self.turns:
+            if turn.number < from_turns.get(turn.cohort, turn.number + 1):
+                others = self._members.of(turn.cohort)
+                if any(names & (others - round_.origins.keys()) for round_ in turn.rounds.values()):
+                    torn[turn.cohort, turn.number] = None
+                continue
+            for index, round_ in list(turn.rounds.items()):
+                if not round_.drop(names):
+                    del turn.rounds[index]
+            turn.forget(names)
+            self.turns.tidy(turn)
         return list(torn)
 
     def forget(self) -> None:
         """All rounds, of whoever was cut off from the run: what has closed there comes with the values."""
-        self._rounds.clear()
-        self._together.clear()
+        self.turns.forget()
 
     def sent_by_former(self, names: Set[str]) -> None:
         """Whoever has sent what has come of these begins anew."""
-        for rounds in self._rounds.values():
-            for round_ in rounds.open.values():
+        for turn in self.turns:
+            for round_ in turn.rounds.values():
                 round_.former |= names & round_.origins.keys()
 
     def came_back(self, names: Set[str]) -> None:
@@ -235,8 +213,7 @@ class Gathering:
     def passed(self, cohort: str, turn: int) -> None:
         """Some have gone on behind a turn: what had come of it before this server was started again is over."""
         for index in self._slices:
-            rounds = self._rounds.setdefault((index, cohort), Rounds())
-            rounds.closed = max(rounds.closed, turn)
+            self.turns.passed(index, cohort, turn)
 
     def is_common(self, cohort: str) -> bool:
         """Whether its turns are counted by all servers; else they are a party's or region's means, and steps count."""
@@ -244,17 +221,15 @@ class Gathering:
 
     def newest(self, cohort: str) -> int:
         """The last turn of a cohort that is open, or -1."""
-        return max(
-            (max(r.open, default=-1) for (_, of), r in self._rounds.items() if of == cohort), default=-1
-        )
+        return max((turn.number for turn in self.turns.of(cohort) if turn.rounds), default=-1)
 
     def last_closed(self, names: Iterable[str]) -> dict[str, int]:
         """By cohort of any of these: the last turn of which a slice has closed, -1 where none has."""
         of = set(names)
         turns = {name: -1 for name in (EVERYONE, *self._cohorts) if not of.isdisjoint(self._members.of(name))}
-        for (_, cohort), rounds in self._rounds.items():
+        for cohort, turn in self.all_closed().items():
             if cohort in turns or not of.isdisjoint(self._members.of(cohort)):
-                turns[cohort] = max(turns.get(cohort, -1), rounds.closed)
+                turns[cohort] = turn
         return turns
 
     def slowest(self) -> int:
@@ -262,36 +237,36 @@ class Gathering:
         there = [cohort for cohort in self._cohorts if self._members.present(self._members.of(cohort))]
         if self._policy.lockstep or not there:
             return -1
-        turns = dict.fromkeys(there, -1)
-        for (_, cohort), rounds in self._rounds.items():
-            if cohort in turns:
-                turns[cohort] = max(turns[cohort], rounds.closed)
-        return min(max(turn, self._members.begin_of(cohort) - 1) for cohort, turn in turns.items())
+        closed = self.all_closed()
+        return min(max(closed.get(cohort, -1), self._members.begin_of(cohort) - 1) for cohort in there)
 
     def closed(self, index: int, cohort: str) -> int:
         """The last turn of a slice in a cohort, or -1."""
-        rounds = self._rounds.get((index, cohort))
-        return -1 if rounds is None else rounds.closed
+        return self.turns.closed.get((index, cohort), -1)
 
     def all_closed(self) -> dict[str, int]:
         """By cohort that has come to any turn: the last of which a slice has closed, -1 where none has."""
         turns: dict[str, int] = {}
-        for (_, cohort), rounds in self._rounds.items():
-            turns[cohort] = max(turns.get(cohort, -1), rounds.closed)
+        for (_, cohort), turn in self.turns.closed.items():
+            turns[cohort] = max(turns.get(cohort, -1), turn)
         return turns
 
     def check_calls(self) -> None:
         """Raise `Disagreement` where some wait in a call of the whole run for others, who wait in a step for them."""
-        # By cohort and turn: its call, who is in it, and who is not.
-        turns: dict[tuple[str, int], tuple[str, set[str], set[str]]] = {}
-        for (_, cohort), rounds in self._rounds.items():
-            for round_ in rounds.open.values():
-                operation = round_.contributions[0][1].operation
-                _, come, missing = turns.setdefault((cohort, round_.turn), (operation, set(), set()))
-                come.update(round_.origins)
-                missing.update(self._members.expected(round_.turn, cohort) - round_.origins.keys())
-        calls = [turn for (cohort, _), turn in turns.items() if cohort == EVERYONE]
-        steps = [(cohort, *turn) for (cohort, _), turn in turns.items() if cohort != EVERYONE]
+        calls: list[tuple[str, set[str], set[str]]] = []  # of each open turn: who is in it, and who is not
+        steps: list[tuple[str, str, set[str], set[str]]] = []
+        for turn in self.turns:
+            if not turn.rounds:
+                continue
+            rounds = turn.rounds.values()
+            operation = next(iter(rounds)).contributions[0][1].operation
+            come = {name for round_ in rounds for name in round_.origins}
+            expected = self._members.expected(turn.number, turn.cohort)
+            missing = {name for round_ in rounds for name in expected - round_.origins.keys()}
+            if turn.cohort == EVERYONE:
+                calls.append((operation, come, missing))
+            else:
+                steps.append((turn.cohort, operation, come, missing))
         for (call, callers, others), (cohort, step, steppers, missing) in product(calls, steps):
             if callers & missing and steppers & others:
                 here, there = ", ".join(sorted(callers & missing)), ", ".join(sorted(steppers & others))
@@ -302,12 +277,8 @@ class Gathering:
 
     def missing(self, cohort: str, turn: int) -> list[str]:
         """For whom a turn waits: members in the order of the run, then the cohorts for which the policy does."""
-        whom = {
-            name
-            for (_, other), rounds in self._rounds.items()
-            if other == cohort and turn in rounds.open
-            for name in rounds.open[turn].waits_for
-        }
+        known = self.turns.get(cohort, turn)
+        whom = {name for round_ in (known.rounds.values() if known else ()) for name in round_.waits_for}
         order = self._members.order
         return sorted(whom, key=lambda name: (order.get(name, len(order)), name))
 
@@ -326,17 +297,18 @@ class Gathering:
             round_.waits_for, round_.waits_until = plan.whom, plan.until
             self._look_at(slice_, round_.cohort, now)
             return
-        self._close(slice_, self._rounds[slice_.index, round_.cohort].close(round_.turn))
+        if (closed := self.turns.close(slice_.index, round_.cohort, round_.turn)) is not None:
+            self._close(slice_, closed)
 
     def _look_at(self, slice_: Slice, cohort: str, now: float) -> None:
         """Ask the policy again when the first time comes until which it waits."""
-        times = [round_.waits_until for round_ in self._rounds[slice_.index, cohort].open.values()]
+        times = [round_.waits_until for round_ in self.turns.rounds(slice_.index, cohort)]
         due_at = min((at for at in times if at is not None and at > now), default=None)
         if due_at is not None:
             self._wake(f"round {slice_.index} {cohort}", due_at, partial(self._is_due, slice_, cohort))
 
     def _is_due(self, slice_: Slice, cohort: str, now: float) -> None:
-        for round_ in list(self._rounds[slice_.index, cohort].open.values()):
+        for round_ in self.turns.rounds(slice_.index, cohort):
             if round_.waits_until is not None and round_.waits_until <= now:
                 self._decide(slice_, round_, now)
         self._look_at(slice_, cohort, now)
@@ -353,7 +325,6 @@ class Gathering:
 
     def _look_again(self, slice_: Slice, now: float) -> None:
         for cohort in self._cohorts:
-            rounds = self._rounds.get((slice_.index, cohort))
-            for round_ in list(rounds.open.values()) if rounds else ():
+            for round_ in self.turns.rounds(slice_.index, cohort):
                 if self._members.expected(round_.turn, cohort) <= round_.origins.keys():
                     self._decide(slice_, round_, now)

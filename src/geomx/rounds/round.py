@@ -1,12 +1,10 @@
-"""The rounds of one slice in one cohort: which contributions are in, from whom, and what has closed.
+"""A round, one slice of a turn: which contributions are in, and from whom.
 
 Rules
-1. At most one contribution for each (round, slice, origin), whatever the incarnation. What was counted is
-   dropped when it comes again. Contributions that overlap only in part are refused; but a server that was started
-   again may add up other members than before, and then its sum takes the place of that which its former self has sent.
+1. At most one contribution for each origin, whatever the incarnation. What was counted is dropped when it comes again.
+   Contributions that overlap only in part are refused; but a server that was started again may add up other members
+   than before, and then its sum takes the place of that which its former self has sent.
 2. Everybody in a round says the same kind of adding, and the same hyper-parameters or none.
-3. A round that has closed stays closed: what comes late is dropped.
-4. At most `OPEN_ROUNDS` rounds are open at a time, so that memory is bounded.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from typing import Any
 from geomx.errors import Disagreement, ProtocolError
 from geomx.wire.messages import Kind, Push, Reading
 from geomx.wire.presence import union
-
-OPEN_ROUNDS = 4
 
 
 class Round:
@@ -51,6 +47,21 @@ class Round:
             tuple[int, Push, Any]
         ] = []  # likewise: of no turn, it only adds to the sum of this
 
+    def take(self, push: Push, payload: Any, place: int, restarts: Mapping[str, int]) -> bool:
+        """Count a contribution; False where it was counted before. `restarts`: see `Turns.add`."""
+        known = self.origins.keys() & push.origins.keys()
+        if known and len(known) == len(push.origins) and not self.gives_place_to(push):
+            return False
+        if not known <= self.former:
+            raise ProtocolError(
+                f"slice {push.slice}, turn {push.turn}: {', '.join(sorted(known))} is counted already, in other company"
+            )
+        self._check_agrees(push, restarts)
+        self.give_place(known)
+        self.origins.update(push.origins)
+        self.contributions.append((place, push, payload))
+        return True
+
     def in_order(self) -> list[tuple[Push, Any]]:
         """What is added, in that order, whatever the order it came in."""
         added = sorted((*self.contributions, *self.handed_over), key=lambda each: each[0])
@@ -82,6 +93,35 @@ class Round:
             name: number for _, push, _ in self.contributions for name, number in push.origins.items()
         }
         self.former &= self.origins.keys()
+
+    def _check_agrees(self, push: Push, restarts: Mapping[str, int]) -> None:
+        """Raise `Disagreement` where a contribution says something else. `restarts`: see `Turns.add`."""
+        if push.kind != self.kind:
+            first = self.contributions[0][1]
+            raise Disagreement(
+                f"turn {push.turn}: {_names(push)} called {push.operation}, others {first.operation}; "
+                + (
+                    _restarted(restarts, push, first)
+                    or "every worker must make the same calls in the same order"
+                )
+            )
+        if self.contributions and push.together != self.contributions[0][1].together:
+            other = self.contributions[0][1]
+            raise Disagreement(
+                f"turn {push.turn}: {_names(push)} and {_names(other)} exchange different parts of the model; every "
+                "worker must make the same calls in the same order"
+            )
+        ours = self.hyper
+        if ours and push.hyper and push.hyper != ours:
+            other = next(p for _, p, _ in self.contributions if p.hyper)
+            raise Disagreement(
+                f"turn {push.turn}: {_names(push)} and {_names(other)} have different hyper-parameters (learning rate, "
+                f"weight decay, ...); "
+                + (
+                    _restarted(restarts, push, other)
+                    or "a schedule must see the same values on every worker, so average a metric before it decides"
+                )
+            )
 
     @property
     def weight(self) -> float:
@@ -125,93 +165,6 @@ def weighted_mean(told: Iterable[tuple[float, float]]) -> float | None:
     having = [(weight, loss) for weight, loss in losses if weight] or [(1.0, loss) for _, loss in losses]
     total = sum(weight for weight, _ in having)
     return sum(weight * loss for weight, loss in having) / total if having else None
-
-
-class Rounds:
-    """All rounds of one slice in one cohort, at one server."""
-
-    __slots__ = ("closed", "open")
-
-    def __init__(self) -> None:
-        self.closed = -1
-        self.open: dict[int, Round] = {}
-
-    def add(
-        self, push: Push, payload: Any, place: int, now: float, restarts: Mapping[str, int] | None = None
-    ) -> Round | None:
-        """Take a contribution in; None where it was counted before, or came too late.
-
-        `restarts`: the members that were started again, and at which step of the policy.
-        """
-        if push.turn <= self.closed:
-            return None
-        current = self.open.get(push.turn)
-        if current is None:
-            if len(self.open) >= OPEN_ROUNDS:
-                raise ProtocolError(
-                    f"slice {push.slice}: {OPEN_ROUNDS} rounds are open, turn {push.turn} would be another"
-                )
-            current = self.open[push.turn] = Round(push.turn, push.cohort, push.kind, now)
-        known = current.origins.keys() & push.origins.keys()
-        if known and len(known) == len(push.origins) and not current.gives_place_to(push):
-            return None
-        if not known <= current.former:
-            raise ProtocolError(
-                f"slice {push.slice}, turn {push.turn}: {', '.join(sorted(known))} is counted already, in other company"
-            )
-        self._agree(current, push, restarts or {})
-        current.give_place(known)
-        current.origins.update(push.origins)
-        current.contributions.append((place, push, payload))
-        return current
-
-    def check_one_open(self) -> None:
-        """Raise `Disagreement` where rounds are open beside each other, and nobody may be ahead of the others."""
-        if len(self.open) > 1:
-            turns = [f"turn {turn} ({', '.join(self.open[turn].origins)})" for turn in sorted(self.open)]
-            raise Disagreement(
-                f"{' and '.join(turns)} are open at the same time; "
-                f"every worker must make the same calls in the same order"
-            )
-
-    def close(self, turn: int) -> Round:
-        """Take a round out; nothing can be added to it any more."""
-        self.closed = max(self.closed, turn)
-        return self.open.pop(turn)
-
-    def overtaken(self, turn: int) -> Round | None:
-        """A turn has been answered: what comes for it now is late. Takes its round out, if that is open."""
-        self.closed = max(self.closed, turn)
-        return self.open.pop(turn, None)
-
-    @staticmethod
-    def _agree(current: Round, push: Push, restarts: Mapping[str, int]) -> None:
-        if push.kind != current.kind:
-            first = current.contributions[0][1]
-            raise Disagreement(
-                f"turn {push.turn}: {_names(push)} called {push.operation}, others {first.operation}; "
-                + (
-                    _restarted(restarts, push, first)
-                    or "every worker must make the same calls in the same order"
-                )
-            )
-        if current.contributions and push.together != current.contributions[0][1].together:
-            other = current.contributions[0][1]
-            raise Disagreement(
-                f"turn {push.turn}: {_names(push)} and {_names(other)} exchange different parts of the model; every "
-                "worker must make the same calls in the same order"
-            )
-        ours = current.hyper
-        if ours and push.hyper and push.hyper != ours:
-            other = next(p for _, p, _ in current.contributions if p.hyper)
-            raise Disagreement(
-                f"turn {push.turn}: {_names(push)} and {_names(other)} have different hyper-parameters (learning rate, "
-                f"weight decay, ...); "
-                + (
-                    _restarted(restarts, push, other)
-                    or "a schedule must see the same values on every worker, so average a metric before it decides"
-                )
-            )
 
 
 def _names(push: Push) -> str:

@@ -1,36 +1,22 @@
 """What a server knows and tells of turns: which call each is, how long it takes, and on whom it waits.
 
-Turns are kept by cohort and number, from the first contribution until all trained slices are answered, or until a later
-turn of the cohort is: a step may be of some slices alone.
+A turn's call is kept from the first contribution until all trained slices are answered, or until a later turn of the
+cohort is: a step may be of some slices alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from geomx.errors import Disagreement, NodeLost, Stalled
 from geomx.layout import Role
 from geomx.rounds.round import Round
+from geomx.rounds.turn import Call, Turn, Turns
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Push, Update
 
 LOAD = "load()"
-
-
-@dataclass(slots=True)
-class _TurnRecord:
-    operation: str
-    by: str
-    opened: float
-    answered: int = 0  # slices, of gradients alone
-    last_answer: float = 0.0
-    weight: float = 0.0
-    staleness: int = 0
-    reported: float = 0.0
-    arrived: dict[str, float] = field(default_factory=dict)  # by child: when its last push came
-    counted: set[str] = field(default_factory=set)  # whose contributions had a weight
 
 
 class Waiting(NamedTuple):
@@ -59,23 +45,25 @@ def check_stillness(still_s: float, stall_s: float, waiting: Sequence[Waiting]) 
 
 
 class TurnLog:
-    """See the module's text. `note(name, level, **fields)`: where it is told.
+    """See the module's text. `turns`: the server's. `note(name, level, **fields)`: where it is told.
 
     `stall_s`: how long a turn waits before it is told; `turn_s`: how long it waits at most, 0: for ever. `names`: all
     that could contribute.
     """
 
     def __init__(
-        self, stall_s: float, turn_s: float, note: Callable[..., None], names: Iterable[str] = ()
+        self,
+        turns: Turns,
+        stall_s: float,
+        turn_s: float,
+        note: Callable[..., None],
+        names: Iterable[str] = (),
     ) -> None:
         self._names = tuple(names)
         self._stall_s = stall_s
         self._turn_s = turn_s
         self._note = note
-        self._turns: dict[tuple[str, int], _TurnRecord] = {}
-
-    def __len__(self) -> int:
-        return len(self._turns)
+        self._turns = turns
 
     def opened(self, push: Push, child: str, now: float) -> None:
         """Every worker makes the same calls in the same order; say so instead of waiting for ever.
@@ -83,46 +71,48 @@ class TurnLog:
         Raises `Disagreement`.
         """
         by = ", ".join(push.origins)
-        turn = self._turns.get((push.cohort, push.turn))
-        if turn is None:
-            turn = self._turns[push.cohort, push.turn] = _TurnRecord(push.operation, by, now)
-        elif turn.operation != push.operation:
+        turn = self._turns.begin(push.cohort, push.turn)
+        if (call := turn.call) is None:
+            call = turn.call = Call(push.operation, by, now)
+        elif call.operation != push.operation:
             hint = ""
-            if turn.operation.startswith(LOAD) != push.operation.startswith(LOAD):
-                without = by if turn.operation.startswith(LOAD) else turn.by
+            if call.operation.startswith(LOAD) != push.operation.startswith(LOAD):
+                without = by if call.operation.startswith(LOAD) else call.by
                 hint = (
                     f". If {without} found no checkpoint, copy the file to its machine: all load it, or none"
                 )
             raise Disagreement(
-                f"{turn.by} called {turn.operation} where {by} called {push.operation} "
+                f"{call.by} called {call.operation} where {by} called {push.operation} "
                 f"(turn {push.turn}): every worker must make the same calls in the same order{hint}"
             )
-        turn.arrived[child] = now
+        call.arrived[child] = now
 
     def closed(self, round_: Round) -> None:
         """A slice's round has closed."""
-        turn = self._turns.get((round_.cohort, round_.turn))
-        if turn is not None:
+        turn = self._turns.get(round_.cohort, round_.turn)
+        if turn is not None and turn.call is not None:
             for _, push, _ in round_.contributions:
                 if push.weight:
-                    turn.counted.update(push.origins)
+                    turn.call.counted.update(push.origins)
 
     def answered(self, role: Role, update: Update, staleness: int, trained: int, now: float) -> None:
         """A slice has been answered. `trained`: how many take part in a step."""
-        turn = self._turns.get((update.cohort, update.turn))
-        if update.kind == "gradient" and turn is None:
+        turn = self._turns.get(update.cohort, update.turn)
+        call = None if turn is None else turn.call
+        if update.kind == "gradient" and call is None:
             return
-        for key in [key for key in self._turns if key[0] == update.cohort and key[1] < update.turn]:
-            self._over(key)
-        if update.kind != "gradient" or turn is None:
+        for earlier in self._turns.of(update.cohort):
+            if earlier.number < update.turn:
+                self._over(earlier)
+        if update.kind != "gradient" or turn is None or call is None:
             return
-        turn.answered += 1
-        turn.last_answer = now
-        turn.staleness = max(turn.staleness, staleness)
+        call.answered += 1
+        call.last_answer = now
+        call.staleness = max(call.staleness, staleness)
         if role == "weight":  # a ledger's weight counts contributions
-            turn.weight = update.weight
-        if turn.answered == trained:
-            self._over((update.cohort, update.turn))
+            call.weight = update.weight
+        if call.answered == trained:
+            self._over(turn)
 
     def tick(
         self, now: float, missing: Callable[[str, int], list[str]], shown: Callable[[str], str]
@@ -138,37 +128,37 @@ class TurnLog:
             The turns that wait for somebody, the first first.
         """
         waiting = []
-        for (cohort, number), turn in self._turns.items():
-            if not (whom := missing(cohort, number)):
+        for turn in sorted(self._turns, key=lambda turn: turn.call.opened if turn.call else now):
+            if (call := turn.call) is None or not (whom := missing(turn.cohort, turn.number)):
                 continue
-            waiting.append(Waiting(number, cohort, turn.operation, tuple(whom), now - turn.opened))
-            if self._turn_s and now - turn.opened > self._turn_s:
-                raise NodeLost(
-                    whom[0], f"{waiting[-1]}: {now - turn.opened:.0f} s so far, longer than limits.turn_s"
-                )
-            if now - max(turn.opened, turn.reported) >= self._stall_s:
-                turn.reported = now
+            seconds = now - call.opened
+            waiting.append(Waiting(turn.number, turn.cohort, call.operation, tuple(whom), seconds))
+            if self._turn_s and seconds > self._turn_s:
+                raise NodeLost(whom[0], f"{waiting[-1]}: {seconds:.0f} s so far, longer than limits.turn_s")
+            if now - max(call.opened, call.reported) >= self._stall_s:
+                call.reported = now
                 told = ", ".join(map(shown, whom))
-                self._note("waiting", "warning", turn=number, whom=told, seconds=now - turn.opened)
+                self._note("waiting", "warning", turn=turn.number, whom=told, seconds=seconds)
         return waiting
 
-    def _over(self, key: tuple[str, int]) -> None:
-        turn = self._turns.pop(key)
-        if not turn.answered:
+    def _over(self, turn: Turn) -> None:
+        call, turn.call = turn.call, None
+        self._turns.tidy(turn)
+        if call is None or not call.answered:
             return
         fields: dict[str, Any] = {
-            "turn": key[1],
+            "turn": turn.number,
             "kind": "gradient",
-            "operation": turn.operation,
-            "seconds": turn.last_answer - turn.opened,
-            "weight": turn.weight,
-            "cohort": key[0],
-            "staleness": turn.staleness,
-            "counted": len(turn.counted),
+            "operation": call.operation,
+            "seconds": call.last_answer - call.opened,
+            "weight": call.weight,
+            "cohort": turn.cohort,
+            "staleness": call.staleness,
+            "counted": len(call.counted),
         }
-        if key[0] == EVERYONE and len(turn.counted) < len(self._names):
-            fields["absent"] = ", ".join(name for name in self._names if name not in turn.counted)
-        if len(turn.arrived) > 1:
-            (_, before), (last, at) = sorted(turn.arrived.items(), key=lambda arrival: arrival[1])[-2:]
+        if turn.cohort == EVERYONE and len(call.counted) < len(self._names):
+            fields["absent"] = ", ".join(name for name in self._names if name not in call.counted)
+        if len(call.arrived) > 1:
+            (_, before), (last, at) = sorted(call.arrived.items(), key=lambda arrival: arrival[1])[-2:]
             fields |= {"last": last, "later_s": at - before}
         self._note("round", **fields)

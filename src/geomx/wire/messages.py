@@ -229,7 +229,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     size: int = 0
     beside: Beside | None = None  # given by the connection that sends it so
     together: bytes = (
-        b""  # a bitmap of slices: these of the turn count all, or none; see `rounds/together.py`
+        b""  # a bitmap of slices: these of the turn count all, or none; see `rounds/turn.py`
     )
     relative_loss: float | None = None  # of `run.loss`, to each worker's first: the mean by weight
     drains: bool = False  # of no turn, and dense: what a node that leaves has not shared; see `HandedOver`

@@ -29,7 +29,7 @@ from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.slices.blocks import decode_payload
-from geomx.rounds.round import OPEN_ROUNDS
+from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Kind, Push, Update
 

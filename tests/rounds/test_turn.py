@@ -13,7 +13,6 @@ from geomx.layout import Layout, Slice, Tensor
 from geomx.node.whole_turns import MOST_NAMED, WholeTurns
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.round import Round
-from geomx.rounds.together import TurnTogether
 from geomx.sync.fsa import FSA
 from geomx.wire.messages import Push, Reading
 from geomx.wire.roster_messages import Close, Complete, Message
@@ -25,18 +24,6 @@ BOTH = bitmap_of([0, 1])
 @given(st.frozensets(st.integers(0, 3000)))
 def test_a_bitmap_says_which_slices(slices: frozenset[int]) -> None:
     assert places_of(bitmap_of(slices)) == sorted(slices)
-
-
-def test_a_turn_is_complete_with_all_slices_that_are_here_from_everybody() -> None:
-    turn = TurnTogether(bitmap_of([0, 1, 7]), frozenset({0, 1, 2}))
-    assert turn.needed == {0, 1}
-    turn.came(["A/0", "B/0"], 0)
-    turn.came(["A/0"], 1)
-    assert turn.has_all_of({"A/0"})
-    assert not turn.has_all_of({"A/0", "B/0"})
-    assert not turn.has_all_of(set())
-    turn.forget(["A/0"])
-    assert not turn.has_all_of({"A/0"})
 
 
 class Gathered:
