@@ -22,7 +22,8 @@ from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.inbox import Blocks
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
-from geomx.wire.messages import Beat, FlowOpen, Push, Reading
+from geomx.wire.flow_messages import FlowOpen
+from geomx.wire.messages import Beat, Push, Reading
 
 pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 SECRET = b"s" * 32

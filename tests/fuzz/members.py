@@ -28,7 +28,8 @@ from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, MOST_RUNS, PIECE_COS
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import LOST_KEPT, FlowSender
-from geomx.wire.messages import Carried, FlowBroken
+from geomx.wire.flow_messages import FlowBroken
+from geomx.wire.messages import Carried
 from geomx.wire.roster_messages import Message
 from geomx.wire.session import Patience, Session
 

@@ -11,7 +11,8 @@ import msgspec
 from geomx.wire.flow.ends import FlowEnd
 from geomx.wire.flow.packets import MOST_TAILS, MOST_TOLD, Ack, Head, Parity, Piece, Probe, Probed, Tail
 from geomx.wire.flow.path import SIZES
-from geomx.wire.messages import Beside, Carried, Push, Reading, Update, encode_head
+from geomx.wire.flow_messages import Beside
+from geomx.wire.messages import Carried, Push, Reading, Update, encode_head
 
 KEPT = 256
 PUSH = Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading())

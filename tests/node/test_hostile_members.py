@@ -30,13 +30,13 @@ from geomx.errors import (
 from geomx.layout import Layout, Tensor
 from geomx.node.contract import Closed, Fired, Write
 from geomx.rounds.turn import OPEN_ROUNDS
+from geomx.wire.flow_messages import Beside
 from geomx.wire.messages import (
     HEAD_LIMIT_BYTES,
     Ack,
     Attach,
     Attached,
     Beat,
-    Beside,
     Failure,
     Fetch,
     Leave,

@@ -24,12 +24,12 @@ from geomx.errors import (
 from geomx.node.contract import Called, Opened
 from geomx.node.slices.payloads import pack_turns
 from geomx.rounds.round import Round
+from geomx.wire.flow_messages import Beside
 from geomx.wire.messages import (
     HEAD_LIMIT_BYTES,
     Ack,
     Attach,
     Attached,
-    Beside,
     Failure,
     Fetch,
     Norms,

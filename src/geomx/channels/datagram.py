@@ -34,7 +34,8 @@ from geomx.wire.flow.ends import WHY, FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Blocks, Delivery
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES, State
-from geomx.wire.messages import Carried, FlowBroken, FlowOpen
+from geomx.wire.flow_messages import FlowBroken, FlowOpen
+from geomx.wire.messages import Carried
 from geomx.wire.roster_messages import Message
 
 NO_FLOW = FlowOpen(0, b"")  # whoever listens cannot receive datagrams

@@ -17,7 +17,8 @@ from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
 from geomx.wire.flow.inbox import Delivery
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES
-from geomx.wire.messages import Carried, FlowBroken
+from geomx.wire.flow_messages import FlowBroken
+from geomx.wire.messages import Carried
 from geomx.wire.roster_messages import Message
 
 MOST_AT_ONCE = 1 << 16

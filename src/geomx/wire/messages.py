@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from geomx.wire.flow_messages import Beside, FlowBroken, FlowOpen
 from geomx.wire.roster_messages import (
     Asks,
     Close,
@@ -175,20 +176,6 @@ class Hyper(Message, frozen=True, array_like=True, tag=True):
     values: Hyperparameters
 
 
-class Beside(msgspec.Struct, frozen=True, array_like=True):
-    """The payload of this message does not follow it: it comes in datagrams, see `geomx.wire.flow`.
-
-    `load`: its number there. `blocks`: how many. `reliable`: a bitmap of those that are sent until they have come, as
-    in `geomx.wire.presence`. `size`: their bytes together. `is_whole`: they are the payload as it stands, byte by byte.
-    """
-
-    load: int
-    blocks: int
-    reliable: bytes | None
-    size: int
-    is_whole: bool = False
-
-
 class Reading(NamedTuple):
     """How far a script is: passes over its data that have ended, batches of the next, and steps that it has taken.
 
@@ -228,9 +215,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     scalars: tuple[tuple[str, tuple[float, ...]], ...] = ()  # `assign` alone: see optim/contract.py
     size: int = 0
     beside: Beside | None = None  # given by the connection that sends it so
-    together: bytes = (
-        b""  # a bitmap of slices: these of the turn count all, or none; see `rounds/turn.py`
-    )
+    together: bytes = b""  # a bitmap of slices: these of the turn count all, or none; see `rounds/turn.py`
     relative_loss: float | None = None  # of `run.loss`, to each worker's first: the mean by weight
     drains: bool = False  # of no turn, and dense: what a node that leaves has not shared; see `HandedOver`
 
@@ -295,23 +280,6 @@ class Advice(Message, frozen=True, array_like=True, tag=True):
 
     worker: str
     text: str
-
-
-class FlowOpen(Message, frozen=True, array_like=True, tag=True):
-    """From whoever listens: datagrams may be sent beside this connection, see `geomx.channels.datagram`.
-
-    `flow`: what each of them begins with; 0, and no salt: whoever listens cannot receive any. `salt`: from which, and
-    the run's secret, both ends derive their keys.
-    """
-
-    flow: int
-    salt: bytes
-
-
-class FlowBroken(Message, frozen=True, array_like=True, tag=True):
-    """Datagrams do not pass: the sender's loads below this number that are open come on the connection."""
-
-    below: int
 
 
 class Norms(Message, frozen=True, array_like=True, tag=True):

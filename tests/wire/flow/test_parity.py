@@ -31,7 +31,8 @@ from geomx.wire.flow.packets import (
 from geomx.wire.flow.parity import GroupOut, groups
 from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import FlowSender
-from geomx.wire.messages import Beside, Push, Reading
+from geomx.wire.flow_messages import Beside
+from geomx.wire.messages import Push, Reading
 from geomx.wire.presence import pack
 
 LOAD = 3

@@ -32,7 +32,8 @@ from geomx.wire.flow.receiver import (
     Delivery,
     FlowReceiver,
 )
-from geomx.wire.messages import Beside, Push, Reading
+from geomx.wire.flow_messages import Beside
+from geomx.wire.messages import Push, Reading
 from geomx.wire.presence import pack
 
 SIZE, TRIP_S = 100, 0.1

@@ -44,7 +44,8 @@ from geomx.wire.flow.parity import EXTRA_BYTES
 from geomx.wire.flow.path import Path, State
 from geomx.wire.flow.receiver import FlowReceiver
 from geomx.wire.flow.sender import FlowSender
-from geomx.wire.messages import Beside, Carried, FlowBroken, Push, decode_head, encode_head
+from geomx.wire.flow_messages import Beside, FlowBroken
+from geomx.wire.messages import Carried, Push, decode_head, encode_head
 from geomx.wire.presence import pack as pack_bitmap
 from geomx.wire.roster_messages import Message
 

@@ -11,7 +11,8 @@ from geomx.errors import ProtocolError
 from geomx.wire.flow.packets import MOST_IN_GROUP, PIECE_HEAD_BYTES, Parity, Piece
 from geomx.wire.flow.parity import EXTRA_BYTES, GroupIn, Place
 from geomx.wire.flow.path import SIZES
-from geomx.wire.messages import Beside, Carried
+from geomx.wire.flow_messages import Beside
+from geomx.wire.messages import Carried
 from geomx.wire.presence import unpack as unpack_bitmap
 
 LEAST_PIECE_BYTES = SIZES[-1] - PIECE_HEAD_BYTES - EXTRA_BYTES  # so much of a block fits any datagram

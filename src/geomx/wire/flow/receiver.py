@@ -31,7 +31,8 @@ from geomx.wire.flow.packets import (
     Piece,
     Tail,
 )
-from geomx.wire.messages import Beside, Carried
+from geomx.wire.flow_messages import Beside
+from geomx.wire.messages import Carried
 
 EARLY_BYTES = PARITY_BYTES = 8 << 20
 ACK_EVERY = 8
