@@ -1,6 +1,6 @@
 """The one frozen, validated description of a run: TOML in, every fault named at once.
 
-`run.py` and `tables.py` first. `rules.py` is what keys must be to each other, `choice_rules.py` what policies, codecs
+`run.py` and `tables/` first. `rules.py` is what keys must be to each other, `choice_rules.py` what policies, codecs
 and rules must be, `files.py` what files; `whole.py` asks them all. `decision.py` says what follows from a description's
 `choices.py` and a training `script.py`: where the optimizer steps, what is refused, and the `known_costs.py`.
 `notices.py` tells what is no fault, `presets.py` what goes together. `document.py`, `fields.py`, `forms.py` and

@@ -1,0 +1,43 @@
+"""The tables of a run's description: which keys there are, what they mean, what each allows by itself.
+
+What keys must be to each other stands in `rules.py`. A key's attribute has the key's name, but for `global`
+(a word of Python: `global_`), `[[party]]` (`parties`), `[[region]]` (`regions`) and `[[event]]` (`events`).
+`description.py` has them all.
+"""
+
+from geomx.config.tables.base import Table
+from geomx.config.tables.description import (
+    Description,
+    LayoutTable,
+    LimitsTable,
+    OptimizerTable,
+    RunTable,
+    SyncTable,
+    WorkerTable,
+)
+from geomx.config.tables.edges import BelowTable, EdgeTable, LanTable, TlsTable, WanTable
+from geomx.config.tables.links import DelayTable, EventTable, LinkTable
+from geomx.config.tables.members import GlobalTable, PartyTable, RegionTable, ServerTable
+
+__all__ = [
+    "BelowTable",
+    "DelayTable",
+    "Description",
+    "EdgeTable",
+    "EventTable",
+    "GlobalTable",
+    "LanTable",
+    "LayoutTable",
+    "LimitsTable",
+    "LinkTable",
+    "OptimizerTable",
+    "PartyTable",
+    "RegionTable",
+    "RunTable",
+    "ServerTable",
+    "SyncTable",
+    "Table",
+    "TlsTable",
+    "WanTable",
+    "WorkerTable",
+]

@@ -1,0 +1,105 @@
+"""The tables of who takes part: shards, regions, parties."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from geomx.config.tables.base import Table
+from geomx.config.tables.edges import BelowTable
+from geomx.config.tables.links import DelayTable, LinkTable
+from geomx.config.value_types import (
+    MOST_WORKERS,
+    MOST_WORKERS_OF_A_PARTY,
+    Address,
+    AddressOrNone,
+    ListenAddress,
+    ListenAddressOrNone,
+    PartyName,
+    PartyNameOrNone,
+    Rate,
+)
+
+
+class GlobalTable(Table):
+    """The global servers."""
+
+    addresses: tuple[Address, ...] = Field(
+        (),
+        strict=False,
+        description="Address of each shard, as others reach it. Default: `geomx run` picks free ports.",
+    )
+    listen: tuple[ListenAddress, ...] = Field(
+        (),
+        strict=False,
+        description="Address at which each shard listens, if another one (NAT, containers). Default: `addresses`.",
+    )
+
+
+class ServerTable(Table):
+    """A server that is no global server, and its edge to its parent."""
+
+    name: PartyName
+    parent: PartyNameOrNone = Field(
+        "", description="Region whose server it hangs on. Default: the global servers."
+    )
+    address: AddressOrNone = Field(
+        "",
+        description="Address of its server, as those below reach it. Default: `geomx run` picks a free port.",
+    )
+    listen: ListenAddressOrNone = Field(
+        "", description="Address at which its server listens, if another one. Default: `address`."
+    )
+    link: LinkTable | None = Field(
+        None, description="Of its server to its parent, in place of `wan.link` or the region's `below.link`."
+    )
+    pace_mbps: Rate | None = Field(
+        None, description="In place of `wan.pace_mbps` or the region's `below.pace_mbps`."
+    )
+
+
+class PartyTable(ServerTable):
+    """A data center or organisation: a local server and its workers. One table for each."""
+
+    name: PartyName = Field(
+        description="Name of the party and its local server. Must differ from others in more than upper and lower case."
+    )
+    workers: int = Field(
+        ge=1,
+        le=MOST_WORKERS_OF_A_PARTY,
+        description=f"Number of workers; at most {MOST_WORKERS} in all parties together.",
+    )
+    worker_delay: DelayTable | None = Field(
+        None,
+        description="Slows its workers down, to try out unequal sites: `{ factor = 2, jitter = 0.1 }` makes them "
+        "compute twice as long, ± 10 %.",
+    )
+    inside: Literal["server", "collective"] = Field(
+        "server",
+        description="Who adds up its workers' gradients. `server`: the local server. `collective`: the workers, by "
+        "`torch.distributed`; see [inside a party](inside.md).",
+    )
+    dataset_size: int | None = Field(
+        None,
+        ge=1,
+        le=10**12,
+        description='Samples in its data set. Needed with `sync.weight = "dataset_size"`, an error without it.',
+    )
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """`A/0`, `A/1`, ... by rank."""
+        return tuple(f"{self.name}/{rank}" for rank in range(self.workers))
+
+
+class RegionTable(ServerTable):
+    """A server between local servers and global servers, such as a continent's; it has no workers. One table for each.
+
+    Contributions from below are added there, and cross the way to the global servers once.
+    """
+
+    name: PartyName = Field(description="Name of the region and its server, unlike any party's.")
+    below: BelowTable = Field(
+        default_factory=BelowTable, description="The edges to the servers that hang on it."
+    )
