@@ -56,11 +56,14 @@ def breaks_after(steps: int, closes: bool = False) -> Any:
     ],
 )
 def test_a_loop_that_is_left_amid_a_period(policy: str, closes: bool) -> None:
-    results, _ = train(
+    results, simulator = train(
         [2, 1], breaks_after(5, closes), settings(policies.make(policy), ledger=True), policy=policy
     )
     for model in results.values():
         assert_equal(weights(model), weights(results["A/0"]))
+    ends = [note.fields for _, _, note in simulator.notes if note.name == "finished"]
+    for end in ends:  # each has waited for the count of the last mean, too
+        assert end["ledger"] == [other["contributions"] for other in ends]
 
 
 @pytest.mark.parametrize(

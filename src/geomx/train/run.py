@@ -377,6 +377,7 @@ class LiveRun:
         if self._attached is not None:
             with contextlib.suppress(AskedToLeave):  # while it waited for others: it has left
                 self._attached.steps.finish()
+                self.wait()  # the ledger's answers, too
         if not self._closed:
             self._leave()
 
