@@ -128,6 +128,10 @@ class RunFailed(GeomxError):
         super().__init__(f"{node} is lost: {reason}" if lost else f"the run failed at {node}: {self.reason}")
 
 
+class ResultWrong(GeomxError):
+    """All nodes have ended well, and what the run came to cannot be right: do not use its weights."""
+
+
 class Disagreement(GeomxError):
     """Two workers made different calls in the same turn, or use different hyper-parameters in the same step.
 

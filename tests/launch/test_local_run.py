@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from geomx.config import Run
-from geomx.errors import ConfigError, FileUnwritable, RunFailed
+from geomx.errors import ConfigError, FileUnwritable, ResultWrong, RunFailed
 from geomx.launch.child import Ended
 from geomx.launch.local_run import (
     RunOptions,
@@ -102,13 +102,21 @@ def test_every_node_has_a_process(run: Run, tmp_path: Path, ports: Ports) -> Non
 
 
 def conclude(
-    run: Run, folder: Path, options: RunOptions, outcome: Outcome
+    run: Run,
+    folder: Path,
+    options: RunOptions,
+    outcome: Outcome,
+    ends: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[_Folder, BaseException | None]:
-    """The end of a run whose workers have told of 8 samples; with what was raised."""
+    """The end of a run whose workers have told of 8 samples, and of these ends; with what was raised."""
     kept = _Folder(folder, keep=False)
     recorder = Recorder(kept.records, "A/0")
     recorder.record("step", turn=0, samples=8)
     recorder.close()
+    for worker, fields in (ends or {}).items():
+        recorder = Recorder(kept.records, worker)
+        recorder.record("finished", **fields)
+        recorder.close()
     try:
         _conclude(run, options, outcome, 1.0, kept, Console())
     except BaseException as error:
@@ -142,6 +150,18 @@ def test_however_a_run_ends_it_leaves_its_report(
     else:
         assert isinstance(raised, KeyboardInterrupt) if interrupted else raised is None
         assert (report["failure"], "samples" in out) == (None, True)
+
+
+def test_a_run_whose_workers_end_with_different_weights_has_failed(run: Run, tmp_path: Path) -> None:
+    end = {
+        "parameters": 1, "samples": 8, "steps": 3, "train_s": 1.0, "cohort": "", "ledger": None, "contributions": 3
+    }  # fmt: skip
+    ends = {worker: end | {"parameters_sha256": worker[0] * 64} for worker in run.workers}
+    path = tmp_path / "report.json"
+    _, raised = conclude(run, tmp_path, RunOptions(report=path), Outcome((), False), ends)
+    assert isinstance(raised, ResultWrong)
+    assert "different weights behind the same step" in str(raised)
+    assert json.loads(path.read_text())["wrong"]
 
 
 @pytest.mark.parametrize("failures", [(), (Ended("A/0", 3),)])

@@ -35,6 +35,7 @@ KEYS = [
     "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",
     "round_s_median", "round_floor_s", "round_floor_party", "slowest_party",
     "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "ledger_workers",
+    "wrong",
     "node_cpu_s", "node_rss_mb", "config",
 ]  # fmt: skip
 
@@ -130,6 +131,7 @@ def test_workers_that_differ_are_named(run: Run) -> None:
     report = make_report(run, [finished("A/0", "aa" * 32), finished("B/0", "bb" * 32)], 1.0)
     assert report["parameters_sha256"] == {"A/0": "aa" * 32, "B/0": "bb" * 32}
     assert "workers DIFFER: A/0 aaaaaaaaaaaa, B/0 bbbbbbbbbbbb" in shown(report)
+    assert report["wrong"] == ["workers have different weights behind the same step"]
 
 
 def test_who_was_lost_is_told_and_the_others_have_the_weights(run: Run) -> None:
@@ -175,7 +177,9 @@ def test_the_ledger_proves_what_a_worker_has_seen_whole(
 ) -> None:
     nodes = zip(("A/0", "B/0"), cohorts, ledgers, strict=True)
     records = [finished(node, cohort=cohort, ledger=ledger) for node, cohort, ledger in nodes]
-    assert make_report(run, records, 1.0)["counted_exactly_once"] is proved
+    report = make_report(run, records, 1.0)
+    assert report["counted_exactly_once"] is proved
+    assert (report["wrong"] == []) is (proved is not False)
 
 
 def test_a_run_that_told_nothing_has_a_report(run: Run) -> None:

@@ -19,7 +19,7 @@ from geomx.config.document import Document
 from geomx.config.files import file_problems
 from geomx.config.problems import Problem
 from geomx.drive.secret import make_secret
-from geomx.errors import ConfigError, FileUnwritable
+from geomx.errors import ConfigError, FileUnwritable, ResultWrong
 from geomx.launch.child import Command, Ended
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
 from geomx.launch.outputs import check_outputs, write_outputs
@@ -52,7 +52,8 @@ def run_here(run: Run, options: RunOptions) -> Report:
 
     Report and trace are written however it ended, of what was done until then. Raises `RunFailed`, which names the
     node that failed first and says why, KeyboardInterrupt after Ctrl-C, `FileUnwritable`, and `ConfigError` where there
-    is no script, a file could not be written, or an address is taken.
+    is no script, a file could not be written, or an address is taken. Raises `ResultWrong` where all nodes have ended
+    well, and what they came to cannot be right.
     """
     _check_script(run)
     check_outputs({"--report": options.report, "--trace": options.trace})
@@ -107,6 +108,11 @@ def _conclude(
         raise failure
     if outcome.interrupted:
         raise KeyboardInterrupt
+    if report["wrong"]:
+        told = "; ".join(report["wrong"])
+        raise ResultWrong(
+            f"the result is wrong: {told}. Do not use these weights; run again with --keep and report it"
+        )
     return report
 
 

@@ -91,6 +91,7 @@ def make_report(
         "skipped": {node: len(steps) for node, steps in sorted(totals.skipped.items())},
         "counted_exactly_once": totals.ledger(),
         "ledger_workers": len(totals.ledger_workers()),
+        "wrong": totals.wrong(),
         "node_cpu_s": totals.cpu_s(),
         "node_rss_mb": dict(sorted(totals.rss_mb.items())),
         "config": run.as_dict(),

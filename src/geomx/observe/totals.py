@@ -238,6 +238,19 @@ class Totals:
         every = {cohort: next(iter(hashes)) for cohort, hashes in sorted(by_cohort.items())}
         return every if len(every) > 1 else next(iter(every.values()), None)
 
+    def wrong(self) -> list[str]:
+        """What a run promises and has not kept: what was counted, and weights of workers that end behind one step."""
+        ends: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for worker in self.ledger_workers():
+            fields = self.finished.get(worker, {})
+            if fields.get("parameters_sha256") is not None and worker not in self.members.left:
+                ends[fields["cohort"], fields["steps"]].add(fields["parameters_sha256"])
+        found = {
+            "workers have different weights behind the same step": any(len(of) > 1 for of in ends.values()),
+            "not every contribution was counted exactly once": self.ledger() is False,
+        }
+        return [told for told, is_so in found.items() if is_so]
+
     def _started(self, record: Record) -> None:
         node = record.node
         self._starts[node] += 1
