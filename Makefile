@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 
 .PHONY: help demo lossy-demo examples test grids faults explore mutants lint docs packages constraints bench-quick bench clean
@@ -23,7 +23,7 @@ examples: $(VENV)/.has-examples  ## run every example, one after the other: one 
 	@$(BIN)/geomx examples all --plain
 
 test: $(VENV)/.has-dev  ## run the tests
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not grids and not faults and not matrix"
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not grids and not faults and not matrix" $(PYTEST_OPTIONS)
 
 grids: $(VENV)/.has-dev  ## run the long tests: all cells of grids of which `make test` runs the pairs, a small cell of the benchmark
 	@$(BIN)/python -m pytest -n $(JOBS) -m grids

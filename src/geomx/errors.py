@@ -177,7 +177,10 @@ class GradientEdited(GeomxError):
 
 
 class WeightUnknown(GeomxError):
-    """No samples were counted for this step: iterate over `run.shard(loader)`, or call `run.weight(n)`."""
+    """No samples were counted for this step.
+
+    Iterate over `run.shard(loader)`, call `run.weight(n)`, or set `sync.weight = "equal"`.
+    """
 
 
 class CheckpointError(GeomxError):

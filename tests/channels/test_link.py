@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.channels.emulation.link import Jitter, Line, LinkSpec, Loss, geometric
+from geomx.channels.emulation.link import Jitter, Line, LinkSpec, LossProcess, geometric
 
 
 def losing(chance, loss, enter, leave, burst_loss):
-    return Loss(chance, LinkSpec(loss=loss, burst_enter=enter, burst_leave=leave, burst_loss=burst_loss))
+    return LossProcess(
+        chance, LinkSpec(loss=loss, burst_enter=enter, burst_leave=leave, burst_loss=burst_loss)
+    )
 
 
 def lost(model, counts):

@@ -172,9 +172,8 @@ def test_a_failure_names_status_and_last_lines_and_stops_the_others(tmp_path: Pa
     assert (failure.name, failure.status, failure.how) == ("A/0", 3, "ended with status 3")
     assert failure.last_lines == tuple(f"line {i}" for i in range(18, 30))
     assert not outcome.interrupted
-    assert watched.said == [
-        "the run has failed; stopping the processes that are left"
-    ]  # by whom is not known
+    why = "A/0 ended with status 3: line 29; stopping the processes that are left"
+    assert watched.said == [why]
     assert_gone(watched.pids)
 
 

@@ -201,6 +201,8 @@ def test_a_worker_that_did_not_finish_counts_its_steps(run: Run) -> None:
 
 
 def test_rounds_are_not_steps_where_workers_synchronize_seldom(run: Run) -> None:
+    records = [record("A/0", "step", samples=0)] * 20
+    assert "samples" not in {name for name, *_ in closing_rows(make_report(run, records, 1.0))}
     records = [record("A/0", "step", samples=8)] * 20
     records += [record("A", "round", seconds=2.0, cohort=cohort) for cohort in ("A/0", "A/0", "A/1")]
     records += [record("B", "round", seconds=2.0, cohort="B/0")]

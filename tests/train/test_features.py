@@ -135,21 +135,27 @@ def test_a_parameter_that_the_optimizer_does_not_have() -> None:
     both(plain_steps, make_optimizer=lambda model: torch.optim.SGD(model[2].parameters(), lr=0.1))
 
 
+@pytest.mark.parametrize("each", [False, True], ids=["told_once", "told_each"])
 @pytest.mark.parametrize("options", [{}, {"push_at": "step"}])
-def test_gradient_accumulation(options: dict[str, str]) -> None:
-    """Gradients add up, unscaled; the weight is that of all micro-batches."""
+def test_gradient_accumulation(options: dict[str, str], each: bool) -> None:
+    """Gradients add up, unscaled; the weight is that of all micro-batches, told at once or one by one."""
 
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
         model, place = small_model(), place_of(run)
         model, optimizer = run.attach(model, momentum(model), **options)
         for step in range(STEPS):
             optimizer.zero_grad()
-            micro = [batch(1000 * step + 10 * place + i, 4 + place) for i in range(3)]
-            run.weight(sum(len(x) for x, _ in micro))
+            micro = [batch(1000 * step + 10 * place + i, 4 + place) for i in range(2 + place)]
+            if not each:
+                run.weight(sum(len(x) for x, _ in micro))
             with run.accumulate():
                 for x, y in micro[:-1]:
+                    if each:
+                        run.weight(len(x))
                     F.mse_loss(model(x), y).backward()
             x, y = micro[-1]
+            if each:
+                run.weight(len(x))
             F.mse_loss(model(x), y).backward()
             optimizer.step()
         return weights(model)
@@ -162,9 +168,9 @@ def test_gradient_accumulation(options: dict[str, str]) -> None:
         for place in range(2):
             loss = sum(
                 F.mse_loss(model(x), y)
-                for x, y in (batch(1000 * step + 10 * place + i, 4 + place) for i in range(3))
+                for x, y in (batch(1000 * step + 10 * place + i, 4 + place) for i in range(2 + place))
             )
-            sums.append((3 * (4 + place), loss))
+            sums.append(((2 + place) * (4 + place), loss))
         (sum(w * loss for w, loss in sums) / sum(w for w, _ in sums)).backward()
         optimizer.step()
     results, _ = train([1, 1], main)

@@ -21,7 +21,7 @@ from geomx.codecs.pack import native
 from geomx.codecs.pack.indices import choose, pack_indices, size_bytes, unpack_indices
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.pack.runs import runs_of
-from geomx.codecs.pack.values import FORMS, Form
+from geomx.codecs.pack.values import FORMS, ValueForm
 from geomx.errors import ConfigError, Fault, ProtocolError
 from geomx.layout import Slice
 
@@ -67,7 +67,7 @@ class Sparse(Lossy):
             raise ConfigError(f"codec {type(self).__name__.lower()}", faults)
         self.ratio = ratio
         self._place = NAMES.index(values)
-        self._form: Form = FORMS[values]()
+        self._form: ValueForm = FORMS[values]()
 
     def write(self, indices: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
         """The payload of some elements of `left` (rising indices, int64); what it carries is taken out of `left`."""

@@ -224,9 +224,9 @@ class Supervisor:
         """Say why the others are being stopped."""
         if not self._stop_told and self._failures and self._running:
             first = self._failures[0]
-            is_known = first.status <= 0  # else it may have ended because of another one
-            what = f"{first.name} {first.how}" if is_known else "the run has failed"
-            self._say(f"{what}; stopping the processes that are left")
+            # Its last word tells why, also where it ended because of another one.
+            why = f": {first.last_lines[-1].strip()}" if first.status > 0 and first.last_lines else ""
+            self._say(f"{first.name} {first.how}{why}; stopping the processes that are left")
         self._stop_told = True
 
     def _stop(self, since_s: float) -> None:

@@ -150,7 +150,7 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
     """The closing table's rows, and whether a row is as it should be; what is not known has none."""
     counts = [(report["regions"], "region")] if report["regions"] else []
     counts += [(report["parties"], "party"), (report["workers"], "worker"), (report["shards"], "shard")]
-    rounds, train_s = report["rounds"], report["train_s"]
+    rounds, train_s, samples = report["rounds"], report["train_s"], report["samples"]
     proved = report["counted_exactly_once"]
     weights, all_have = _weights(report)
     rows: list[tuple[str, str, Verdict]] = [
@@ -171,7 +171,7 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)"), ""),
         (
             "samples",
-            f"{report['samples']:,}" + _if(train_s and report["samples"] / train_s, ", {:,.0f} per second"),
+            f"{samples:,}" + _if(train_s and samples / train_s, ", {:,.0f} per second") if samples else "",
             "",
         ),
         ("time", f"{report['wall_s']:.1f} s" + _if(train_s, ", {:.1f} s of it training"), ""),

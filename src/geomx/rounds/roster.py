@@ -16,7 +16,7 @@ from geomx.wire.roster_messages import Why
 MOST_TOLD = 8  # names of a kind
 
 
-class Decision(NamedTuple):
+class RosterChange(NamedTuple):
     """Who takes no part from now on, who has come back, and why."""
 
     out: frozenset[str]
@@ -33,7 +33,7 @@ def decide(
     losses: Losses,
     has_begun: bool = True,
     have_left: bool = False,
-) -> Decision:
+) -> RosterChange:
     """Decide who takes part.
 
     Args:
@@ -59,10 +59,10 @@ def decide(
         short = _short_of(_counted(tree, left), _counted(tree, present | set(joined)), losses)
     told, more = list(lost.items())[:MOST_TOLD], max(0, len(lost) - MOST_TOLD)
     if short:
-        return Decision(
+        return RosterChange(
             frozenset(out - set(joined)), joined, Why({}, {node: short for node, _ in told}, more)
         )
-    return Decision(frozenset((out | gone) - set(joined)), joined, Why(dict(told), {}, more))
+    return RosterChange(frozenset((out | gone) - set(joined)), joined, Why(dict(told), {}, more))
 
 
 def reason(joined: Sequence[str], why: Why) -> str:

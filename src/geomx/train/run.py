@@ -244,7 +244,8 @@ class LiveRun:
     def weight(self, weight: float) -> None:
         """Set this worker's weight in the next step, in place of the samples that `shard` counts.
 
-        Call it before `backward()`, where gradients begin to leave.
+        Call it before `backward()`, where gradients begin to leave. Calls within `accumulate` add up, and what is set
+        outside of it is added to them; of several calls outside, the last counts.
 
         Args:
             weight: Usually the number of samples behind the gradient; 0 leaves this worker out of the mean.

@@ -100,7 +100,7 @@ class Line(Generic[Spec]):
         self._s_per_byte = spec.s_per_byte
         self.delay_s = spec.delay_ms / 1e3
         self._jitter = Jitter(self._chance, spec.jitter_ms / 1e3) if spec.jitter_ms else None
-        self.losing = Loss(self._chance, spec) if spec.mean_loss else None
+        self.losing = LossProcess(self._chance, spec) if spec.mean_loss else None
 
     def clear(self) -> None:
         """Forget what is under way: it was lost with a cut."""
@@ -132,7 +132,7 @@ def geometric(chance: Random, probability: float) -> float:
     return int(trials) if trials < inf else inf
 
 
-class Loss:
+class LossProcess:
     """Which of the segments that pass one by one survive."""
 
     def __init__(self, chance: Random, spec: LinkSpec) -> None:

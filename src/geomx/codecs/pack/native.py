@@ -129,7 +129,7 @@ def take_blocks(
     noise: torch.Tensor | None,
     values: torch.Tensor | None,
 ) -> Taken | None:
-    """See `values.Blocks`."""
+    """See `values.ScaledBlocks`."""
     if (library := _for(left, values)) is None:
         return None
     count, out = left.numel(), _Payload(left.numel(), block, width)
@@ -162,7 +162,7 @@ def take_signs(left: torch.Tensor, most_scale: int, values: torch.Tensor | None)
 def give_blocks(
     scales: torch.Tensor, codes: torch.Tensor, count: int, block: int, width: int
 ) -> torch.Tensor | None:
-    """Numbers of `values.Blocks`; `scales` bfloat16 and checked, `codes` uint8. Raises ProtocolError."""
+    """Numbers of `values.ScaledBlocks`; `scales` bfloat16 and checked, `codes` uint8. Raises ProtocolError."""
     out = torch.empty(count, dtype=torch.float32, device=codes.device)
     if (library := _for(out)) is None:
         return None

@@ -18,7 +18,7 @@ from geomx.codecs.pack.indices import BITMAP, gaps_of, likely_rice
 ROUNDING = 3 * (BYTE - 1)  # bits at most that fill last bytes: of low bits, of the unary part, of values
 
 
-class Run(NamedTuple):
+class IndexRun(NamedTuple):
     """Entries [first, last) of a payload, in elements [start, stop), and the form of their indices."""
 
     first: int
@@ -29,7 +29,9 @@ class Run(NamedTuple):
     unary: int
 
 
-def runs_of(indices: torch.Tensor, elements: int, rice: int, columns: Columns, most_bytes: int) -> list[Run]:
+def runs_of(
+    indices: torch.Tensor, elements: int, rice: int, columns: Columns, most_bytes: int
+) -> list[IndexRun]:
     """Cut entries into runs.
 
     Args:
@@ -55,7 +57,7 @@ def runs_of(indices: torch.Tensor, elements: int, rice: int, columns: Columns, m
     # Bits of all entries before each, in either form.
     by_gaps, by_places = (bits.cpu().numpy() for bits in (zeros + entries * (rice + 1) + codes, ends + codes))
     most_bits = BYTE * (most_bytes - columns.head) - ROUNDING
-    runs, first, start = list[Run](), 0, 0
+    runs, first, start = list[IndexRun](), 0, 0
     while first < count:
         skipped = int(skips[first]) if first else 0  # a run but the first begins at its first entry
         last = (
@@ -72,6 +74,6 @@ def runs_of(indices: torch.Tensor, elements: int, rice: int, columns: Columns, m
         unary = int(zeros[last]) - int(zeros[first]) - skipped + last - first
         gapped = packed_bytes(last - first, rice) + packed_bytes(unary, 1)
         form = (rice, unary) if gapped < packed_bytes(stop - start, 1) else (BITMAP, 0)
-        runs.append(Run(first, last, start, stop, *form))
+        runs.append(IndexRun(first, last, start, stop, *form))
         first, start = last, stop
     return runs

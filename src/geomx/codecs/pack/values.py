@@ -34,7 +34,7 @@ SCALE_BYTES = 2
 MOST_EXPONENT = {torch.float32: 126, torch.float64: 1000}  # whose powers of two are normal numbers, both ways
 
 
-class Form(ABC):
+class ValueForm(ABC):
     """One way of writing numbers. `x` is flat, float32 or float64, and finite.
 
     Attributes:
@@ -75,7 +75,7 @@ class Form(ABC):
         return None
 
 
-class Cast(Form):
+class Cast(ValueForm):
     """Every number in a float type of its own."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -108,7 +108,7 @@ class Cast(Form):
         return native.take_bf16(left, values) if self._dtype == torch.bfloat16 else None
 
 
-class Half(Form):
+class Half(ValueForm):
     """fp16 behind one power of two, an int16: the list's largest number lies in [2^14, 2^15) before rounding."""
 
     TOP, LARGEST = 15, 32752.0  # fp16's largest number below 2^15: what is larger may be rounded up to that
@@ -161,7 +161,7 @@ class Half(Form):
         return Taken(native.take_fp16(left, exponent, self._head(exponent)), largest)
 
 
-class Blocks(Form):
+class ScaledBlocks(ValueForm):
     """Codes of `width` bits, and for each block of `block` numbers a scale (bfloat16, rounded up)."""
 
     def __init__(self, width: int, block: int) -> None:
@@ -200,7 +200,7 @@ class Blocks(Form):
         return native.take_blocks(left, self._block, self._width, _largest_scale(self._most), noise, values)
 
 
-class Thirds(Form):
+class Thirds(ValueForm):
     """Two bits: ±1 and ±1/3 of the block's largest. For numbers that are not near zero, as sparse ones are not."""
 
     WIDTH, BLOCK = 2, 64
@@ -230,7 +230,7 @@ class Thirds(Form):
         return None if values is not None else native.take_thirds(left, self.BLOCK, _largest_scale(1))
 
 
-class Sign(Form):
+class Sign(ValueForm):
     """One bit: the sign, times the mean of its block's |x| (1-bit Adam, arXiv 2102.02888)."""
 
     BLOCK = native.SIGN_BLOCK
@@ -337,12 +337,12 @@ def tree_sum(blocks: torch.Tensor) -> torch.Tensor:
     return blocks[:, 0]
 
 
-FORMS: dict[str, Callable[[], Form]] = {
+FORMS: dict[str, Callable[[], ValueForm]] = {
     "float32": lambda: Cast(torch.float32),
     "bf16": lambda: Cast(torch.bfloat16),
     "fp16": Half,
-    "int8": lambda: Blocks(8, 128),
-    "int4": lambda: Blocks(4, 64),
+    "int8": lambda: ScaledBlocks(8, 128),
+    "int4": lambda: ScaledBlocks(4, 64),
     "int2": Thirds,
     "sign": Sign,
 }

@@ -20,7 +20,7 @@ from geomx.node.peers.peer import LAST_REDIAL_S, Identity, Limits, Peer
 from geomx.wire.messages import Failure
 
 
-class EndingHost(Protocol):
+class FarewellHost(Protocol):
     """The node around it."""
 
     identity: Identity
@@ -42,7 +42,7 @@ class Farewell:
 
     def __init__(
         self,
-        host: EndingHost,
+        host: FarewellHost,
         handshake: Handshake,
         error: GeomxError,
         failure: Failure,

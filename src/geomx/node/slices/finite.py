@@ -35,14 +35,14 @@ LOOK = (
 )
 
 
-class Found(NamedTuple):
+class NotFiniteIn(NamedTuple):
     """What a slice holds that it must not. `names`: of the tensors; `value`: the first such number."""
 
     names: str
     value: float
 
 
-def found_in(layout: Layout, slice_: Slice, values: torch.Tensor, room: Room) -> Found | None:
+def found_in(layout: Layout, slice_: Slice, values: torch.Tensor, room: Room) -> NotFiniteIn | None:
     """The first number of a slice's `values` (flat) that there is no room for, and which tensors have such."""
     names, first = list[str](), 0.0
     for part in slice_.parts:
@@ -51,7 +51,7 @@ def found_in(layout: Layout, slice_: Slice, values: torch.Tensor, room: Room) ->
         if spoiled.numel():
             first = first if names else float(spoiled[0])
             names.append(layout.tensors[part.tensor].name)
-    return Found(listed(names), first) if names else None
+    return NotFiniteIn(listed(names), first) if names else None
 
 
 def listed(names: Iterable[str], most: int = NAMES_TOLD) -> str:

@@ -15,7 +15,7 @@ from geomx.errors import Unsupported
 from geomx.layout import Layout
 from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Port, Ready
 from geomx.optim.contract import SliceState
-from geomx.train.calls.joining import Steps, comes_back, has_begun, joins, place_beside, place_in
+from geomx.train.calls.joining import StepsBegun, comes_back, has_begun, joins, place_beside, place_in
 from geomx.train.calls.runs_data import RunsData
 from geomx.tree import EVERYONE
 from geomx.wire.messages import UNREAD, Hyperparameters, Kind, Of, Place, Reached, Reading, Value
@@ -48,7 +48,7 @@ class CollectiveClient:
         ] = {}  # slice -> the cohort and turn whose update it waits for
         self.receive: Callable[[Arrived], None] = lambda _: None
         self.moved: Callable[[], None] = lambda: None  # this worker takes part again, in later turns
-        self._steps = Steps()
+        self._steps = StepsBegun()
         self._is_attached = False
         self._again: tuple[str, int] | None = None  # cohort and turn of a step that is taken once more
         self._early: list[Arrived] = []  # its answers, until it has been taken
@@ -94,7 +94,7 @@ class CollectiveClient:
         self._check_open()
         self.turns.setdefault(cohort, 0)
         self.data.cohort = cohort
-        self._steps = Steps(cohort, frozenset(stepped), whole, is_whole)
+        self._steps = StepsBegun(cohort, frozenset(stepped), whole, is_whole)
         self.port.call("attach", layout, settings)
         self.port.wait(lambda: self._ready is not None, lambda: "the servers to accept the model")
         assert self._ready is not None

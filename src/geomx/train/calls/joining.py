@@ -14,7 +14,7 @@ Turn = tuple[str, int]  # a cohort's
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepsBegun:
     """How a worker takes its steps.
 
     Attributes:
@@ -49,7 +49,7 @@ class GoesOn:
     is_new: bool = False
 
 
-def joins(ready: Ready, steps: Steps, turns: Mapping[str, int]) -> GoesOn:
+def joins(ready: Ready, steps: StepsBegun, turns: Mapping[str, int]) -> GoesOn:
     """Where a new process goes on: in the last step of which something has closed.
 
     The worker that was here before may have contributed to it in part. What has closed is not pushed again, so the step
@@ -76,7 +76,7 @@ def joins(ready: Ready, steps: Steps, turns: Mapping[str, int]) -> GoesOn:
 
 def comes_back(
     ready: Ready,
-    steps: Steps,
+    steps: StepsBegun,
     turns: Mapping[str, int],
     outstanding: Mapping[int, Turn],
     pushed: Mapping[tuple[int, str], int],
@@ -97,7 +97,7 @@ def comes_back(
     return begins_anew(ready, steps, turns) if ahead or (begins and not steps.whole) else None
 
 
-def begins_anew(ready: Ready, steps: Steps, turns: Mapping[str, int]) -> GoesOn:
+def begins_anew(ready: Ready, steps: StepsBegun, turns: Mapping[str, int]) -> GoesOn:
     """Take part from the turns on that are named, with what was made before."""
     there = {name: turns[name] for name in {EVERYONE, steps.cohort}} | ready.begins
     last = -1  # the turn of a step that others close in all slices

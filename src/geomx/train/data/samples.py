@@ -4,7 +4,7 @@
 
 `samples`: w is what `run.shard` counted since the last turn that pushed, so that a mean over workers equals the mean
 over the concatenated batches. `equal`: 1. `dataset_size`: the party's number, divided among its workers.
-`run.weight(n)` overrides each of them, for one turn.
+`run.weight(n)` overrides each of them, for one turn; within `run.accumulate()` its calls add up, as counting does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from geomx.train.settings import Settings
 class Samples:
     """Counts samples, and turns them into weights.
 
-    `total`: the sum of all weights so far; `seen`: the number of samples behind them.
+    `total`: the sum of all weights so far; `seen`: the number of samples behind them. `accumulating`: what is given is
+    of one micro-batch of several.
     """
 
     def __init__(self, settings: Settings, members: int, party_members: int) -> None:
@@ -34,7 +35,9 @@ class Samples:
                 )
             self.share = settings.dataset_size / party_members
         self._counted = 0
-        self._given: float | None = None
+        self._given: float | None = None  # outside of `run.accumulate()`, where the last call counts
+        self._accumulated: float | None = None  # within it
+        self.accumulating = False
         self.total = 0.0
         self.seen = 0
 
@@ -45,26 +48,29 @@ class Samples:
     @property
     def given(self) -> float:
         """What `run.weight` has said of the next turn; 0 where it has said nothing."""
-        return self._given or 0.0
+        return (self._given or 0.0) + (self._accumulated or 0.0)
 
     def give(self, weight: float) -> None:
         """The weight of the next turn that pushes; raises `Unsupported` for what is no weight."""
         number = as_plain(weight)
         if not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
             raise Unsupported(f"run.weight({weight!r}): a weight is a finite number, 0 or more")
-        self._given = float(number)
+        if self.accumulating:
+            self._accumulated = (self._accumulated or 0.0) + number
+        else:
+            self._given = float(number)
 
     def take(self) -> float:
         """The weight of the turn that pushes now; counting starts anew. Raises `WeightUnknown`."""
         weight = self._weight()
-        self.seen += self._counted or int(self._given or 0)
-        self._counted, self._given = 0, None
+        self.seen += self._counted or int(self.given)
+        self._counted, self._given, self._accumulated = 0, None, None
         self.total += weight
         return weight
 
     def _weight(self) -> float:
-        if self._given is not None:
-            return self._given
+        if self._given is not None or self._accumulated is not None:
+            return self.given
         if self._policy != "samples":
             return self.share
         if self._counted:
@@ -74,7 +80,8 @@ class Samples:
         if not self.seen:
             raise WeightUnknown(
                 "no samples were counted for this step: write `for batch in run.shard(loader):` in place of `for batch "
-                "in loader:`, or call run.weight(n) before backward(). Batches drawn under no_grad() or after "
+                "in loader:`. In a loop that draws its own batches, call run.weight(n) before backward(), or set "
+                'sync.weight = "equal" in the description. Batches drawn under no_grad() or after '
                 "model.eval() are an evaluation, and not counted; with run.shard(loader, train=True) they are"
             )
         raise WeightUnknown(

@@ -111,10 +111,11 @@ class Steps(ABC):
     def accumulate(self) -> Iterator[None]:
         """Within it, gradients add up and nothing is pushed."""
         before, self._accumulating = self._accumulating, True
+        self._samples.accumulating = True
         try:
             yield
         finally:
-            self._accumulating = before
+            self._accumulating = self._samples.accumulating = before
 
     def require_quiescent(self, operation: str) -> None:
         """Return when every weight is current; raises `Unsupported` where a step has begun and not ended."""

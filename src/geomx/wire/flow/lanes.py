@@ -9,14 +9,14 @@ from typing import Generic, Protocol, TypeVar
 Lane = tuple[int, int, int]  # priority, load and class
 
 
-class Waiting(Protocol):
+class Queued(Protocol):
     """What can wait in a lane."""
 
     @property
     def key(self) -> Lane: ...
 
 
-Item = TypeVar("Item", bound=Waiting)
+Item = TypeVar("Item", bound=Queued)
 
 
 class Lanes(Generic[Item]):
