@@ -313,6 +313,7 @@ def test_the_channel_marks_both_ends_of_a_connection(loop: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.grids
 def test_the_channel_carries_a_run(beside: Path) -> None:
     (beside / "train.py").write_text(SCRIPT, encoding="utf-8")
     (beside / "run.toml").write_text(DESCRIPTION, encoding="utf-8")

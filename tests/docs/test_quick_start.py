@@ -14,7 +14,7 @@ from following import begun, printed_by
 
 from geomx.launch.ports import Ports
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.grids]
 
 PAGE = Path(__file__).parents[2] / "docs" / "quick-start.md"
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE))

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.processes
 GOES_ON = ("run.on_loss=continue", "lan.codec_up=int8", "wan.codec_up=int8")
 
 
+@pytest.mark.grids
 def test_a_worker_that_is_sent_sigterm_leaves_and_geomx_run_says_so(
     tmp_path: Path, runs: list[RealRun]
 ) -> None:

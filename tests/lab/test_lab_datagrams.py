@@ -24,7 +24,14 @@ pytestmark = [
     pytest.mark.lab,
     pytest.mark.processes,
     pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING)),
-    pytest.mark.parametrize("channel", ["datagram", "dgt adaptive=false", "dgt k=0 adaptive=false"]),
+    pytest.mark.parametrize(
+        "channel",
+        [
+            "datagram",
+            pytest.param("dgt adaptive=false", marks=pytest.mark.grids),
+            pytest.param("dgt k=0 adaptive=false", marks=pytest.mark.grids),
+        ],
+    ),
 ]
 
 SMALL_MTU = 1280

@@ -127,6 +127,7 @@ def test_the_table_has_what_each_example_came_to() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.grids
 def test_an_example_that_fails_costs_no_other_its_run(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

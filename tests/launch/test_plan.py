@@ -227,6 +227,7 @@ def test_every_policy_of_geomx_is_compared() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.grids
 def test_the_run_itself_is_measured_without_its_links() -> None:
     found = predictions(
         *ONE,
