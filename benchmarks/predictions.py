@@ -25,9 +25,9 @@ from torch import nn
 import geomx
 from benchmarks import sweep
 from geomx.config import Run
-from geomx.launch.local_run import rehearse
-from geomx.launch.plan import compared
-from geomx.launch.plan_facts import Sources, known
+from geomx.launch.local.local_run import rehearse
+from geomx.launch.planning.plan import compared
+from geomx.launch.planning.plan_facts import Sources, known
 from geomx.observe.records import Record
 from geomx.predict.facts import Rhythm
 

@@ -24,7 +24,7 @@ from benchmarks.storm_train import BATCH, UNTIL, log_path
 from benchmarks.systems.adapters import ROOT
 from benchmarks.training import publish
 from benchmarks.turn import PASSED_ON, THREADS
-from geomx.launch.ports import Ports
+from geomx.launch.local.ports import Ports
 from geomx.observe.records import Record, RecordFiles
 
 LOOK_S = 0.05

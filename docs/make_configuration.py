@@ -19,8 +19,8 @@ from pydantic.fields import FieldInfo
 from geomx.channels import channels
 from geomx.codecs import codecs
 from geomx.config import AGREED, AGREED_OF_EACH, LinkTable, Run
-from geomx.config.fields import TABLES, as_table, is_listed, keys, words
-from geomx.config.problems import shown
+from geomx.config.reading.fields import TABLES, as_table, is_listed, keys, words
+from geomx.config.reading.problems import shown
 from geomx.config.tables import BelowTable, LanTable, RegionTable, Table, WanTable
 from geomx.optim import compensations
 from geomx.registry import Registry

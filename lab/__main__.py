@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from geomx.config.overrides import literal
+from geomx.config.reading.overrides import literal
 from geomx.errors import ConfigError
 from lab import namespaces, nat, system
 from lab.check import check

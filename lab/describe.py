@@ -2,7 +2,8 @@
 
 `[default]` holds the conditions of every directed pair of sites, each `[[link]]` changes some of them for the
 pairs that it names (`"*"` names every site), and each `[[event]]` does so for a while. Where several speak of
-one pair, the later one in the file wins. The tables are checked as those of a run are, by `geomx.config.checking`.
+one pair, the later one in the file wins. The tables are checked as those of a run are, by
+`geomx.config.reading.checking`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from geomx.config.checking import Rule, Values, change_something, checked, unique_names
-from geomx.config.document import Document, read_text, read_toml
-from geomx.config.fields import keys, words
-from geomx.config.forms import Form, TextForm, unfit
-from geomx.config.problems import KeyPath, Problem, shown
+from geomx.config.reading.checking import Rule, Values, change_something, checked, unique_names
+from geomx.config.reading.document import Document, read_text, read_toml
+from geomx.config.reading.fields import keys, words
+from geomx.config.reading.forms import Form, TextForm, unfit
+from geomx.config.reading.problems import KeyPath, Problem, shown
 from geomx.config.tables import Table
 from geomx.errors import nearest
 from lab.errors import LabError

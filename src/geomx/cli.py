@@ -11,9 +11,9 @@ from pathlib import Path
 
 import geomx
 from geomx.config import EVERY_FILE, Needed, Run, describe, load_whole, notices
-from geomx.config.choices import Choices
-from geomx.config.decision import decide
-from geomx.config.script import Script
+from geomx.config.compatibility.choices import Choices
+from geomx.config.compatibility.decision import decide
+from geomx.config.compatibility.script import Script
 from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
 from geomx.launch.environment import apply_switches
 
@@ -293,7 +293,7 @@ def _found(arguments: argparse.Namespace) -> Path:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from geomx.launch.local_run import RunOptions, run_here  # noqa: PLC0415 (other commands do without rich)
+    from geomx.launch.local.local_run import RunOptions, run_here  # noqa: PLC0415 (other commands do without rich)
 
     run = _load(arguments, *EVERY_FILE)
     for notice in notices(run):
@@ -302,7 +302,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from geomx.launch.ports import Ports  # noqa: PLC0415 (only needed here)
+    from geomx.launch.local.ports import Ports  # noqa: PLC0415 (only needed here)
 
     run = _read(arguments)
     name = _server_name(run, arguments)
@@ -376,8 +376,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         given = getattr(arguments, option)
         if given is not None and given < 1:
             raise _wrong(f"--{option}", str(given), "1 or more")
-    from geomx.launch.plan import PlanOptions, plan  # noqa: PLC0415
-    from geomx.launch.plan_facts import Sources  # noqa: PLC0415 (it imports torch)
+    from geomx.launch.planning.plan import PlanOptions, plan  # noqa: PLC0415
+    from geomx.launch.planning.plan_facts import Sources  # noqa: PLC0415 (it imports torch)
 
     sources = Sources(
         arguments.measure,
@@ -394,7 +394,7 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from geomx.launch.gather import gather  # noqa: PLC0415 (it imports rich)
+    from geomx.launch.local.gather import gather  # noqa: PLC0415 (it imports rich)
 
     gather(_load(arguments), arguments.records, arguments.json, arguments.trace)
 

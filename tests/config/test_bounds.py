@@ -14,8 +14,8 @@ from geomx.config.value_types import (
     MOST_WORKERS_OF_A_PARTY,
 )
 from geomx.errors import ConfigError
+from geomx.node.members.roster_keeper import MOST_AT_ONCE
 from geomx.node.peers.handshake import MOST_CHARACTERS
-from geomx.node.roster_keeper import MOST_AT_ONCE
 from geomx.node.slices.joined import grouped
 from geomx.rounds.losses import Losses
 from geomx.rounds.roster import decide

@@ -8,7 +8,7 @@ import pytest
 from config_runs import TWO_KINDS
 
 from geomx.config import Run
-from geomx.config.choice_rules import check_choices
+from geomx.config.compatibility.choice_rules import check_choices
 from geomx.errors import ConfigError
 
 TLS = ("tls.certificate=c", "tls.key=k", "tls.authority=a")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.config import LinkTable, Run
-from geomx.config.document import MOST_BYTES, read_text, read_toml
-from geomx.config.fields import TABLES, keys
-from geomx.config.overrides import literal
+from geomx.config.reading.document import MOST_BYTES, read_text, read_toml
+from geomx.config.reading.fields import TABLES, keys
+from geomx.config.reading.overrides import literal
 from geomx.errors import ConfigError, Fault
 
 # -- files ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from geomx.config import (
     Run,
     describe,
 )
-from geomx.config.fields import TABLES, as_table, keys
+from geomx.config.reading.fields import TABLES, as_table, keys
 from geomx.errors import ConfigError
 
 # -- what is allowed -----------------------------------------------------------------------------------

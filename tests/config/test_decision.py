@@ -7,9 +7,9 @@ import re
 import pytest
 
 from geomx.config import Run
-from geomx.config.choices import Choices
-from geomx.config.decision import Decision, decide
-from geomx.config.script import Script
+from geomx.config.compatibility.choices import Choices
+from geomx.config.compatibility.decision import Decision, decide
+from geomx.config.compatibility.script import Script
 
 PARTIES = '[[party]]\nname = "A"\nworkers = 2\n[[party]]\nname = "B"\nworkers = 1\n'
 ADAM = Script("AdamW", keeps="squares", momentum=True)

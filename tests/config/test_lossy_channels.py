@@ -13,8 +13,8 @@ from geomx import cli
 from geomx.codecs.contract import Codec
 from geomx.codecs.dense import Dense
 from geomx.config import Run, notices
-from geomx.config.choice_rules import check_choices
-from geomx.config.lossy_channels import check_proof
+from geomx.config.compatibility.choice_rules import check_choices
+from geomx.config.compatibility.lossy_channels import check_proof
 from geomx.drive.secret import make_secret
 from geomx.drive.wiring import wire
 from geomx.errors import ConfigError

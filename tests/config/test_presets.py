@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from geomx.config import Run, load_whole
-from geomx.config.choice_rules import check_choices
-from geomx.config.presets import PRESETS
+from geomx.config.compatibility.choice_rules import check_choices
+from geomx.config.compatibility.presets import PRESETS
 from geomx.errors import ConfigError
 
 PARTIES = "".join(f'[[party]]\nname = "{name}"\nworkers = 1\n' for name in "ABC")

@@ -6,7 +6,7 @@ import pytest
 from config_runs import faults_of
 
 from geomx.config import Run, describe
-from geomx.config.choice_rules import check_choices
+from geomx.config.compatibility.choice_rules import check_choices
 from geomx.drive.wiring import wire
 from geomx.errors import ConfigError
 from geomx.node.topology import Topology

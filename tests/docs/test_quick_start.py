@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from following import begun, printed_by
 
-from geomx.launch.ports import Ports
+from geomx.launch.local.ports import Ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.grids]
 

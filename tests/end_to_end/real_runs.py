@@ -21,7 +21,7 @@ from forks import context, geomx_command
 from geomx.cli import main
 from geomx.drive.secret import make_secret
 from geomx.launch.environment import job_environment
-from geomx.launch.ports import Ports
+from geomx.launch.local.ports import Ports
 
 # Words: `steps=N`, of which the last counts; `endless`: its data ends when a file beside the script says so;
 # `gate=PLACE`, where it waits until it is let go; `resume`, `shard`, `clip`: what it uses of geomx; and what it does at

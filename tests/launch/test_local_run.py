@@ -12,8 +12,8 @@ from rich.console import Console
 
 from geomx.config import Run
 from geomx.errors import ConfigError, FileUnwritable, ResultWrong, RunFailed
-from geomx.launch.child import Ended
-from geomx.launch.local_run import (
+from geomx.launch.local.child import Ended
+from geomx.launch.local.local_run import (
     RunOptions,
     _conclude,
     _Folder,
@@ -24,8 +24,8 @@ from geomx.launch.local_run import (
     run_here,
     with_free_ports,
 )
-from geomx.launch.ports import Ports
-from geomx.launch.processes import Outcome
+from geomx.launch.local.ports import Ports
+from geomx.launch.local.processes import Outcome
 from geomx.observe.records import Recorder, RecordFiles
 
 TOML = """

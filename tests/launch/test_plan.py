@@ -12,7 +12,7 @@ import pytest
 from geomx.channels.contract import EdgeSettings
 from geomx.channels.tcp import Tcp
 from geomx.cli import BAD_USAGE, FAILED, OK, main
-from geomx.launch.plan import ALGORITHMS, CODECS
+from geomx.launch.planning.plan import ALGORITHMS, CODECS
 from geomx.observe.costs import Memory
 from geomx.sync import policies
 
@@ -64,7 +64,7 @@ def _beside_a_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "model_to_plan.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     # What the machine has to spare now is not what these tests are about; `geomx inspect codec` measures it.
-    monkeypatch.setattr("geomx.launch.plan.memory_of", lambda: Memory(5e9, 5e9))
+    monkeypatch.setattr("geomx.launch.planning.plan.memory_of", lambda: Memory(5e9, 5e9))
 
 
 def predictions(*arguments: str) -> dict[str, Any]:

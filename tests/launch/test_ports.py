@@ -11,7 +11,7 @@ from wires import LOOPS, Witness, run_on
 from geomx.channels.tcp import Tcp
 from geomx.config import Run
 from geomx.errors import ConfigError
-from geomx.launch.ports import Ports
+from geomx.launch.local.ports import Ports
 
 MANY = 300  # as many sockets as any system lets a process have
 linux_only = pytest.mark.skipif(

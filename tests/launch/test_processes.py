@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from geomx.errors import RunFailed
-from geomx.launch import processes
-from geomx.launch.child import Command, Lines
-from geomx.launch.processes import Outcome, Supervisor
+from geomx.launch.local import processes
+from geomx.launch.local.child import Command, Lines
+from geomx.launch.local.processes import Outcome, Supervisor
 
 pytestmark = pytest.mark.processes
 BOUND_S = 300.0
@@ -436,8 +436,8 @@ def test_an_error_of_the_view_ends_the_processes() -> None:
 
 LAUNCHER = """
     import os, sys, threading
-    from geomx.launch.child import Command
-    from geomx.launch.processes import Supervisor
+    from geomx.launch.local.child import Command
+    from geomx.launch.local.processes import Supervisor
     tree = sys.argv[1]
     argv = (sys.executable, "-S", "-u", "-c", tree)
     commands = [Command(f"A/{rank}", argv, dict(os.environ)) for rank in range(2)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from geomx.launch import slow_worker as module
-from geomx.launch.slow_worker import SlowWorker
+from geomx.launch.local import slow_worker as module
+from geomx.launch.local.slow_worker import SlowWorker
 
 
 @pytest.fixture

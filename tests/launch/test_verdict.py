@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from geomx.errors import NodeLost, Refused, RunFailed, SameData, Stalled, Unsupported, WaitTimeout
-from geomx.launch.child import Ended
-from geomx.launch.processes import Outcome
+from geomx.launch.local.child import Ended
+from geomx.launch.local.processes import Outcome
 from geomx.launch.verdict import (
     AGAIN,
     CHANGED,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from standings import stand
 
-from geomx.node.roster_keeper import MOST_AT_ONCE, RosterKeeper
+from geomx.node.members.roster_keeper import MOST_AT_ONCE, RosterKeeper
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.roster import decide, reason

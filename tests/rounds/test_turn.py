@@ -10,7 +10,7 @@ from trees import members_of
 from geomx.bits import bitmap_of, places_of
 from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Layout, Slice, Tensor
-from geomx.node.whole_turns import MOST_NAMED, WholeTurns
+from geomx.node.members.whole_turns import MOST_NAMED, WholeTurns
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.round import Round
 from geomx.sync.fsa import FSA

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from live_runs import place_of, train
 
 from geomx.config import Run
-from geomx.config.choice_rules import check_choices
+from geomx.config.compatibility.choice_rules import check_choices
 from geomx.errors import ConfigError, GeomxError
 from geomx.node.topology import Edge
 from geomx.sync import policies

@@ -16,7 +16,7 @@ from storms import CODECS, Storm, faults_of, run
 from geomx.codecs.error_feedback import Lossy
 from geomx.layout import Slice
 from geomx.node.aggregator import Aggregator
-from geomx.node.attendance import Attendance
+from geomx.node.members.attendance import Attendance
 from geomx.node.server import Server
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.round import Round

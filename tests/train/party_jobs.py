@@ -21,8 +21,8 @@ import geomx
 from geomx.config import Run
 from geomx.drive import loops
 from geomx.launch.environment import job_environment
-from geomx.launch.local_run import with_free_ports
-from geomx.launch.ports import Ports
+from geomx.launch.local.local_run import with_free_ports
+from geomx.launch.local.ports import Ports
 from geomx.observe.records import Recorder
 from geomx.train import LiveRun
 

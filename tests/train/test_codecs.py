@@ -11,7 +11,7 @@ from exploring import pairwise
 from live_runs import batch, place_of, samples_of, small_model, train, weights
 
 from geomx.codecs.spec import size_bounds_of
-from geomx.config.choices import CodecUp
+from geomx.config.compatibility.choices import CodecUp
 from geomx.errors import Unsupported
 from geomx.node.topology import Edge
 from geomx.sync import policies

@@ -11,7 +11,7 @@ from live_runs import assert_close, batch, place_of, small_model, train, weights
 from loops import STEPS, Loop, MakeOptimizer, adam, both, momentum, plain_steps
 from torch import nn
 
-from geomx.config.choices import OptimizerPlace
+from geomx.config.compatibility.choices import OptimizerPlace
 from geomx.train import LiveRun, Settings
 
 

@@ -11,9 +11,9 @@ from live_runs import small_model, train
 from torch import nn
 
 from geomx.config import Run
-from geomx.config.choices import Choices
-from geomx.config.decision import decide
-from geomx.config.script import Script
+from geomx.config.compatibility.choices import Choices
+from geomx.config.compatibility.decision import decide
+from geomx.config.compatibility.script import Script
 from geomx.errors import Unsupported
 from geomx.train import LiveRun, Settings
 from geomx.train.model.support import kept_by

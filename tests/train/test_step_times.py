@@ -9,7 +9,7 @@ import pytest
 import torch
 from live_runs import small_model, train
 
-from geomx.config.choices import Overlap
+from geomx.config.compatibility.choices import Overlap
 from geomx.simulate.simulator import Network
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings

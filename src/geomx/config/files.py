@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from geomx.channels.tls import contexts
-from geomx.config.lossy_channels import proof_problems
+from geomx.config.compatibility.lossy_channels import proof_problems
 from geomx.config.paths import nearest_file
-from geomx.config.problems import Problem
+from geomx.config.reading.problems import Problem
 from geomx.config.tables import Description
 from geomx.errors import ConfigError
 

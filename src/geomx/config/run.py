@@ -11,12 +11,12 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from geomx.config.checking import broken, checked
-from geomx.config.document import Document, read_json, read_text, read_toml
+from geomx.config.compatibility.presets import apply_preset
+from geomx.config.compatibility.rules import RULES
 from geomx.config.link_changes import LinkChange, changes_of
-from geomx.config.overrides import apply_overrides
-from geomx.config.presets import apply_preset
-from geomx.config.rules import RULES
+from geomx.config.reading.checking import broken, checked
+from geomx.config.reading.document import Document, read_json, read_text, read_toml
+from geomx.config.reading.overrides import apply_overrides
 from geomx.config.tables import (
     BelowTable,
     Description,

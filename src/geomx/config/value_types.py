@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 
 from geomx.channels import channels
 from geomx.codecs import codecs
-from geomx.config.forms import AddressForm, ChoiceForm, TextForm, ZeroOr, unfit
-from geomx.config.problems import odd_character
+from geomx.config.reading.forms import AddressForm, ChoiceForm, TextForm, ZeroOr, unfit
+from geomx.config.reading.problems import odd_character
 from geomx.optim import compensations
 from geomx.sync import policies
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from geomx.config.choice_rules import problems_of_choices
-from geomx.config.document import read_text
+from geomx.config.compatibility.choice_rules import problems_of_choices
 from geomx.config.files import Needed, file_problems
+from geomx.config.reading.document import read_text
 from geomx.config.run import Run, document_of
 from geomx.errors import ConfigError
 

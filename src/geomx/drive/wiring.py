@@ -11,9 +11,9 @@ from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES
 from geomx.channels.tls import Contexts, contexts
 from geomx.config import LinkChange, LinkTable, Run
-from geomx.config.choice_rules import check_channel
-from geomx.config.lossy_channels import LAN, WAN, check_proof, edge_tables
-from geomx.config.problems import KeyPath
+from geomx.config.compatibility.choice_rules import check_channel
+from geomx.config.compatibility.lossy_channels import LAN, WAN, check_proof, edge_tables
+from geomx.config.reading.problems import KeyPath
 from geomx.drive.real import ListeningEdge, Wiring
 from geomx.tree import TOP
 

@@ -20,7 +20,7 @@ from rich.table import Table
 import geomx
 from geomx.config import EVERY_FILE, load_whole
 from geomx.errors import ConfigError, ExamplesFailed, Fault, GeomxError, nearest
-from geomx.launch.local_run import RunOptions, run_here
+from geomx.launch.local.local_run import RunOptions, run_here
 from geomx.observe.report import Report, size
 
 ALL = "all"

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, size_bounds_of, slices_wanted
 from geomx.config import Run, load_whole
-from geomx.config.choice_rules import check_choices
+from geomx.config.compatibility.choice_rules import check_choices
 from geomx.drive.threads import SoloThread, WorkerThread
 from geomx.errors import (
     ConfigError,
@@ -41,7 +41,7 @@ from geomx.launch.environment import (
     read_place,
 )
 from geomx.launch.leave import Door
-from geomx.launch.slow_worker import SlowWorker
+from geomx.launch.local.slow_worker import SlowWorker
 from geomx.launch.verdict import by_hand, follows
 from geomx.node.contract import asked_to_end
 from geomx.observe.node_progress import NodeProgress

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from geomx.errors import NodeLost, RunFailed, Stalled, refusal_of
-from geomx.launch.child import Ended
-from geomx.launch.processes import Outcome
+from geomx.launch.local.child import Ended
+from geomx.launch.local.processes import Outcome
 from geomx.observe.records import Record
 from geomx.tree import Tree
 

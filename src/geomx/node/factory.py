@@ -12,6 +12,7 @@ from geomx.codecs.spec import make_codec
 from geomx.errors import UnknownName
 from geomx.node.aggregator import Aggregator
 from geomx.node.edges import ChildEdges
+from geomx.node.members.top import Top
 from geomx.node.peers.peer import Identity
 from geomx.node.root import Root
 from geomx.node.same_data import SameDataWatch
@@ -19,7 +20,6 @@ from geomx.node.server import Server
 from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.clipping import Clipping
 from geomx.node.slices.update_stream import UpdateDecoder, UpdateEncoder
-from geomx.node.top import Top
 from geomx.node.topology import Topology
 from geomx.node.worker import Worker
 from geomx.optim import compensations, optimizers

@@ -20,7 +20,8 @@ import torch
 
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Part, Slice
-from geomx.node.reception import Reception
+from geomx.node.members.reception import Reception
+from geomx.node.members.top import Top
 from geomx.node.slices.clipping import Clipping
 from geomx.node.slices.finite import (
     AllSkipped,
@@ -46,7 +47,6 @@ from geomx.node.slices.slice_state import (
     within,
 )
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for
-from geomx.node.top import Top
 from geomx.optim.clip import square_sum
 from geomx.optim.contract import Compensation, RootOptimizer, SliceState
 from geomx.rounds.round import Round

@@ -19,15 +19,15 @@ import torch
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError
 from geomx.layout import Layout, Slice
-from geomx.node.attendance import Attendance
 from geomx.node.contract import Began
 from geomx.node.edges import ChildEdges
-from geomx.node.ending import Ending
+from geomx.node.members.attendance import Attendance
+from geomx.node.members.ending import Ending
+from geomx.node.members.reception import Reception
 from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.handshake import shown
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
-from geomx.node.reception import Reception
 from geomx.node.round_sink import RoundSink
 from geomx.node.same_data import SameDataWatch
 from geomx.node.slices.blocks import Receipts, flows_to, receipted

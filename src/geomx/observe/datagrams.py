@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from geomx.channels.contract import NOT_SENT
 from geomx.config import Run
-from geomx.config.lossy_channels import classes_of
+from geomx.config.compatibility.lossy_channels import classes_of
 from geomx.config.tables import EdgeTable
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from geomx.config import Run
-from geomx.config.choice_rules import LOSSLESS
+from geomx.config.compatibility.choice_rules import LOSSLESS
 from geomx.observe.records import Record
 from geomx.observe.sentences import are, counted, sentence
 from geomx.rounds.roster import are_back, is_awaited, is_lost

@@ -1,7 +1,7 @@
 """Who takes part: decided once, from what is known, by a pure function, with its reason.
 
-The first shard decides (`geomx.node.roster_keeper`), and everybody else is told by a `Roster`. Workers alone are
-counted: a server is lost with all below it, and back as soon as one of its workers asks to be let in.
+The first shard decides (`geomx.node.members.roster_keeper`), and everybody else is told by a `Roster`. Workers alone
+are counted: a server is lost with all below it, and back as soon as one of its workers asks to be let in.
 """
 
 from __future__ import annotations

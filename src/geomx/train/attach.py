@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from geomx.config.decision import Decision, decide
+from geomx.config.compatibility.decision import Decision, decide
 from geomx.errors import Unsupported
 from geomx.node.port import Arrived
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, next_run_mean

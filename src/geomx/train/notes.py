@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from geomx.config.script import Script
+from geomx.config.compatibility.script import Script
 from geomx.errors import Unsupported
 from geomx.node.port import Port
 from geomx.optim.hyper import as_plain

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from geomx.config.choices import Overlap, PushAt
+from geomx.config.compatibility.choices import Overlap, PushAt
 from geomx.errors import AskedToLeave, GeomxError, Unsupported, refusal_of
 from geomx.node.port import Port
 from geomx.train import notes

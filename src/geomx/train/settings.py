@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geomx.codecs.contract import Room, room_of
-from geomx.config.choices import Choices
+from geomx.config.compatibility.choices import Choices
 from geomx.layout import PACK_BELOW, SLICES_WANTED, Slice
 
 WeightPolicy = Literal["samples", "equal", "dataset_size"]

@@ -1,4 +1,4 @@
-"""The messages about who takes part in a run; see `geomx.node.roster_keeper` and `geomx.node.attendance`.
+"""The messages about who takes part in a run; see `geomx.node.members`.
 
 Workers are counted, and known by name; a server is known by those below it.
 """

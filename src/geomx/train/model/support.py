@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from geomx.config.script import Keeps, Script
+from geomx.config.compatibility.script import Keeps, Script
 from geomx.errors import Unsupported
 from geomx.layout import ITEM_BYTES, Tensor
 from geomx.optim import ELEMENTWISE

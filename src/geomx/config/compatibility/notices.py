@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from geomx.config.lossy_channels import LAN, channels_that_lose, edge_tables, named, needing_loss
-from geomx.config.problems import KeyPath, dotted, shown
+from geomx.config.compatibility.lossy_channels import (
+    LAN,
+    channels_that_lose,
+    edge_tables,
+    named,
+    needing_loss,
+)
+from geomx.config.reading.problems import KeyPath, dotted, shown
 from geomx.config.run import Run
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep, Policy

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from geomx.channels.contract import BlockClasses
 from geomx.config import Run
-from geomx.config.lossy_channels import LAN, PLAIN, WAN, classes_of, named
+from geomx.config.compatibility.lossy_channels import LAN, PLAIN, WAN, classes_of, named
 from geomx.predict.facts import Site
 from geomx.predict.steps import Prediction
 from geomx.predict.transports import BbrTcp, CubicTcp, Datagrams, EmulatedTcp, Transport

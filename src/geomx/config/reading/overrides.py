@@ -11,8 +11,8 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from geomx.config.document import Document
-from geomx.config.problems import KeyPath, dotted, shown
+from geomx.config.reading.document import Document
+from geomx.config.reading.problems import KeyPath, dotted, shown
 from geomx.errors import Fault, nearest
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\[\d+\])*(\.[A-Za-z0-9_-]+(\[\d+\])*)*")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from geomx.channels import channels, contract
 from geomx.channels.contract import BlockClasses, EdgeSettings
-from geomx.config.document import Document
-from geomx.config.problems import KeyPath, Problem, dotted, shown
+from geomx.config.reading.document import Document
+from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
 from geomx.config.tables import Description, EdgeTable
 from geomx.errors import ConfigError
 

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from geomx.config.addresses import is_loopback, place_of
-from geomx.config.checking import Rule, Values, change_something
 from geomx.config.link_changes import KEYS
-from geomx.config.problems import KeyPath, Problem, dotted, shown
+from geomx.config.reading.checking import Rule, Values, change_something
+from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
 from geomx.config.tables import BelowTable, RunTable
 from geomx.config.value_types import MOST_WORKERS
 from geomx.errors import nearest

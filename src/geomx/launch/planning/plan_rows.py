@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geomx.config import Run
-from geomx.config.presets import PRESETS
-from geomx.launch.plan_channels import Transports, Way, as_list
-from geomx.launch.plan_facts import Known
+from geomx.config.compatibility.presets import PRESETS
+from geomx.launch.planning.plan_channels import Transports, Way, as_list
+from geomx.launch.planning.plan_facts import Known
 from geomx.predict.steps import Prediction
 
 Pair = tuple[str, str]  # codecs up and down

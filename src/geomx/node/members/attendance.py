@@ -1,7 +1,7 @@
 """One server's part in who takes part: it tells who is lost or wants to come back, and does what rosters say.
 
 Whoever has told of a change closes no turn before a roster settles that: else it could count somebody, or go on without
-somebody, where other servers do not. See `geomx.node.roster_keeper` for how it is decided.
+somebody, where other servers do not. See `geomx.node.members.roster_keeper` for how it is decided.
 
 Members are workers. Of a server below, nothing is decided: it is lost with its workers, joins as one that nobody waits
 for, and follows the run until one of its workers is let in.
@@ -46,7 +46,7 @@ MOST_LATER = 64  # rosters that have overtaken others
 
 
 class Welcoming(Protocol):
-    """How that server lets in those below; see `geomx.node.reception`."""
+    """How that server lets in those below; see `geomx.node.members.reception`."""
 
     def welcome(self, peer: Peer) -> None: ...
     def is_welcomed(self, name: str) -> bool: ...

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from geomx.config.choices import Choices
-from geomx.config.problems import shown
-from geomx.config.script import Script
+from geomx.config.compatibility.choices import Choices
+from geomx.config.compatibility.script import Script
+from geomx.config.reading.problems import shown
 from geomx.sync.contract import AccumulateStep, GradientStep, mean_period
 
 FEWEST_MEANS = 25  # over the run, in a run

@@ -19,16 +19,16 @@ from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.config import Run
-from geomx.config.choice_rules import check_choices
-from geomx.config.choices import Choices
-from geomx.config.decision import Decision, decide
-from geomx.config.script import Script
+from geomx.config.compatibility.choice_rules import check_choices
+from geomx.config.compatibility.choices import Choices
+from geomx.config.compatibility.decision import Decision, decide
+from geomx.config.compatibility.script import Script
 from geomx.config.tables import EdgeTable, LinkTable
 from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
-from geomx.launch.outputs import check_outputs, write_outputs
-from geomx.launch.plan_channels import Transports, Way, channel_table, remarks, transports, ways
-from geomx.launch.plan_facts import Known, Sources, known
-from geomx.launch.plan_rows import PRESET, PRESET_NAME, Pair, Row, as_dict, named_pair
+from geomx.launch.local.outputs import check_outputs, write_outputs
+from geomx.launch.planning.plan_channels import Transports, Way, channel_table, remarks, transports, ways
+from geomx.launch.planning.plan_facts import Known, Sources, known
+from geomx.launch.planning.plan_rows import PRESET, PRESET_NAME, Pair, Row, as_dict, named_pair
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.node.topology import AS_ABOVE
 from geomx.observe.costs import Cost, Memory, cost, memory_of

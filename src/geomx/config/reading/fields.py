@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from geomx.config.forms import UNFIT, Form, names_of
-from geomx.config.problems import KeyPath, Problem, dotted, shown
+from geomx.config.reading.forms import UNFIT, Form, names_of
+from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
 from geomx.config.tables import Description, Table
 from geomx.errors import nearest
 

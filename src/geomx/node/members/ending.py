@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from geomx.errors import GeomxError, NodeLost
-from geomx.node.attendance import Attendance
+from geomx.node.members.attendance import Attendance
 from geomx.node.peers.peer import Limits, Peer
 from geomx.node.round_sink import RoundSink
 from geomx.rounds.losses import Losses

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geomx.config.document import Document
+from geomx.config.reading.document import Document
 
 SPARSE_RATIO = 0.01  # GeoMX's, up
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from geomx.config.choice_rules import LOSSLESS
-from geomx.config.lossy_channels import needing_loss
+from geomx.config.compatibility.choice_rules import LOSSLESS
+from geomx.config.compatibility.lossy_channels import needing_loss
 from geomx.config.run import Run
 from geomx.rounds.losses import OnLoss
 from geomx.sync import policies

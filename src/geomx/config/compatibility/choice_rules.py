@@ -11,9 +11,9 @@ from typing import Any
 
 from geomx.channels import channels
 from geomx.channels.contract import Channel, EdgeSettings, ShapingChannel
-from geomx.config.document import Document
-from geomx.config.lossy_channels import LAN, edge_tables
-from geomx.config.problems import KeyPath, Problem, shown
+from geomx.config.compatibility.lossy_channels import LAN, edge_tables
+from geomx.config.reading.document import Document
+from geomx.config.reading.problems import KeyPath, Problem, shown
 from geomx.config.run import Run
 from geomx.config.tables import EdgeTable
 from geomx.errors import ConfigError

@@ -15,16 +15,16 @@ from pathlib import Path
 from rich.console import Console
 
 from geomx.config import Run
-from geomx.config.document import Document
 from geomx.config.files import file_problems
-from geomx.config.problems import Problem
+from geomx.config.reading.document import Document
+from geomx.config.reading.problems import Problem
 from geomx.drive.secret import make_secret
 from geomx.errors import ConfigError, FileUnwritable, ResultWrong
-from geomx.launch.child import Command, Ended
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
-from geomx.launch.outputs import check_outputs, write_outputs
-from geomx.launch.ports import Ports
-from geomx.launch.processes import Outcome, Supervisor
+from geomx.launch.local.child import Command, Ended
+from geomx.launch.local.outputs import check_outputs, write_outputs
+from geomx.launch.local.ports import Ports
+from geomx.launch.local.processes import Outcome, Supervisor
 from geomx.launch.verdict import first_failure, tells_failure
 from geomx.observe.live import RunView, view_of
 from geomx.observe.members import Members

@@ -37,8 +37,8 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from geomx.errors import RunFailed
-from geomx.launch import guardian
-from geomx.launch.child import Child, Command, Ended
+from geomx.launch.local import guardian
+from geomx.launch.local.child import Child, Command, Ended
 
 POLL_S = 0.1
 GRACE_S = 5.0

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from geomx.config.document import Document
-from geomx.config.fields import field_problems, is_listed, keys, tables_of
-from geomx.config.problems import KeyPath, Problem, shown
+from geomx.config.reading.document import Document
+from geomx.config.reading.fields import field_problems, is_listed, keys, tables_of
+from geomx.config.reading.problems import KeyPath, Problem, shown
 from geomx.config.tables import Table
 from geomx.errors import ConfigError, Fault
 

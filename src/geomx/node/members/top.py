@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from geomx.errors import ProtocolError
-from geomx.node.attendance import Attendance
+from geomx.node.members.attendance import Attendance
+from geomx.node.members.roster_keeper import RosterKeeper
+from geomx.node.members.whole_turns import WholeTurns
 from geomx.node.peers.peer import Peer
-from geomx.node.roster_keeper import RosterKeeper
 from geomx.node.slices.clipping import Clipping
-from geomx.node.whole_turns import WholeTurns
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.wire.messages import (

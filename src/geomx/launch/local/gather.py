@@ -9,7 +9,7 @@ from rich.console import Console
 
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
-from geomx.launch.outputs import check_outputs, write_outputs
+from geomx.launch.local.outputs import check_outputs, write_outputs
 from geomx.launch.verdict import blames, lost_link
 from geomx.observe.members import Members
 from geomx.observe.records import CLOCK, Record, RecordFiles

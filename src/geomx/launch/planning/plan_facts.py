@@ -15,10 +15,10 @@ from rich.console import Console
 
 from geomx.codecs.spec import size_bounds_of
 from geomx.config import Run
-from geomx.config.script import Script
+from geomx.config.compatibility.script import Script
 from geomx.errors import ConfigError, Fault
 from geomx.launch.inspect_codec import model_of, slices_like, slices_of
-from geomx.launch.local_run import rehearse
+from geomx.launch.local.local_run import rehearse
 from geomx.layout import SLICES_WANTED, Slice
 from geomx.observe.records import Record
 from geomx.observe.report import make_report

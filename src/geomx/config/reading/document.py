@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx.config.paths import nearest_file
-from geomx.config.problems import KeyPath, Problem, dotted, odd_character, shown
+from geomx.config.reading.problems import KeyPath, Problem, dotted, odd_character, shown
 from geomx.errors import ConfigError, Fault
 
 MOST_BYTES = 4 << 20

@@ -14,9 +14,9 @@ import msgspec
 
 from geomx.errors import Refused, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.attendance import Attendance
 from geomx.node.contract import Effect, Write
 from geomx.node.edges import ChildEdges
+from geomx.node.members.attendance import Attendance
 from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState

@@ -22,7 +22,7 @@ MOST_AT_ONCE = 256  # nodes about which one roster decides; what is left, the ne
 
 
 class Here(Protocol):
-    """What the first shard knows by itself; see `geomx.node.attendance`."""
+    """What the first shard knows by itself; see `geomx.node.members.attendance`."""
 
     def held(self, number: int, nodes: Iterable[str]) -> Held:
         """Where the cohorts of these nodes stand here; nothing is closed before the roster of this number."""

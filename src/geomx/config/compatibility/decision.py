@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from geomx.config.choices import Choices
-from geomx.config.known_costs import KnownCost, known_costs
-from geomx.config.problems import shown
-from geomx.config.script import Script
+from geomx.config.compatibility.choices import Choices
+from geomx.config.compatibility.known_costs import KnownCost, known_costs
+from geomx.config.compatibility.script import Script
+from geomx.config.reading.problems import shown
 from geomx.sync.contract import GradientStep, LocalStep, mean_period
 
 

@@ -16,7 +16,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from geomx.config.addresses import why_not
-from geomx.config.problems import odd_character, shown
+from geomx.config.reading.problems import odd_character, shown
 from geomx.errors import nearest
 
 UNFIT = "unfit"  # the type of pydantic's error

@@ -1,0 +1,1 @@
+"""`geomx plan`: `plan.py` asks for predictions, the others say what of."""
