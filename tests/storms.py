@@ -62,12 +62,15 @@ class Storm:
     rate_mbps: float = 200.0
     ends_s: float = 8.0  # when the last fault may begin
     leaves: int = 0  # how many nodes are asked to leave
+    rough: bool = (
+        False  # servers are hit as often as workers, who is killed may die again at once, shards lie apart
+    )
 
     @property
     def command(self) -> str:
         """What repeats this run."""
         cell = f"{self.policy!r} {self.codec!r} {self.shards} {self.tiers} {self.seed}"
-        of = f"{cell} {self.faults} {self.rate_mbps:g} {self.leaves}"
+        of = f"{cell} {self.faults} {self.rate_mbps:g} {self.leaves}{' rough' * self.rough}"
         return f"python tests/storms.py {of}"
 
     @property
@@ -131,6 +134,9 @@ def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Run it, to the end or until it stands still."""
     topology, chance = storm.topology, random.Random(f"storm {storm.seed}")
     simulator = Simulator(storm.seed, Network(storm.rate_mbps, delay_ms=2.0))
+    if storm.rough:
+        for server in (node for node in topology.tree.servers if "global/1" in topology.tree.parents(node)):
+            simulator.link(server, "global/1", Network(storm.rate_mbps, delay_ms=15.0))
     seen = Seen(simulator, topology)
     _write_down(seen, storm, monkeypatch)
     settings = Settings(
@@ -190,13 +196,18 @@ def _plan_fault(storm: Storm, seen: Seen, chance: random.Random, start: Callable
     at_s, for_s = chance.uniform(0.3, storm.ends_s), chance.uniform(0.1, 4.0)
     name = chance.choice([*tree.workers, *tree.servers])
     kind = chance.choice(["kill", "kill", "cut", "pause", "reset"])
+    if storm.rough and chance.random() < 0.5:
+        name = chance.choice(tree.servers)
+    again_s = chance.uniform(0.0, 0.1) if storm.rough and chance.random() < 0.5 else 0.0
     seen.did.append(f"{at_s:.2f} s: {kind} {name} for {for_s:.2f} s")
     seen.hit += [(node, at_s, at_s + for_s) for node in (name, *tree.parents(name))]
 
-    def kill() -> None:
+    def kill(away_s: float = for_s, again_s: float = again_s) -> None:
         if not simulator.has_stopped(name):
             simulator.crash(name, silent=chance.random() < 0.3)
-            simulator.at(simulator.now + for_s, lambda: start(name))
+            simulator.at(simulator.now + away_s, lambda: start(name))
+            if again_s:
+                simulator.at(simulator.now + away_s + again_s, lambda: kill(0.3, 0.0))
 
     def cut() -> None:
         for parent in tree.parents(name):
@@ -348,10 +359,18 @@ def faults_of(storm: Storm, seen: Seen) -> list[str]:
 
 def main() -> None:
     """Repeat one run, and show what happened."""
-    policy, codec, shards, tiers, seed, *more = (each for each in sys.argv[1:] if each != "-v")
+    policy, codec, shards, tiers, seed, *more = (each for each in sys.argv[1:] if each not in ("-v", "rough"))
     faults, rate_mbps, leaves = (*more, *("4", "200", "0")[len(more) :])
     storm = Storm(
-        policy, codec, int(shards), int(tiers), int(seed), int(faults), float(rate_mbps), leaves=int(leaves)
+        policy,
+        codec,
+        int(shards),
+        int(tiers),
+        int(seed),
+        int(faults),
+        float(rate_mbps),
+        leaves=int(leaves),
+        rough="rough" in sys.argv,
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = run(storm, monkeypatch)

@@ -85,6 +85,10 @@ def check(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
         Storm("mixed staleness=1", "bisparse", 1, 3, 80, faults=5),  # one party has taken steps
         Storm("mixed", "bisparse", 2, 3, 10142),  # several come back at once
         Storm("mixed", "int4", 2, 2, 5001, faults=3, rate_mbps=0.5),  # nobody is left to close a turn
+        # A server whose workers are all out has heard of one shard before the other says where the run stands.
+        Storm("fsa", "dense", 2, 2, 1, rough=True),
+        Storm("hfa k1=2 k2=2", "int4", 2, 2, 2, rough=True),
+        Storm("esync", "int4", 2, 2, 7, rough=True),
     ],
     ids=named,
 )

@@ -61,9 +61,9 @@ class Aggregator:
         self._tokens: dict[int, int] = {}
         self._token = 0
         self._awaited: set[int] | None = None  # slices of a run that this server joins
-        self._come = set[
-            int
-        ]()  # slices of it that have come before all those above have said where it stands
+        # Until all those above have said where the run stands, what comes waits: whoever was cut off forgets then
+        # what it knew, and not what it was told since.
+        self._early: list[tuple[Update, Any]] | None = []
         self._restoring: dict[
             int, Planes
         ] = {}  # by slice: what the `assign` under way brings for this server
@@ -179,9 +179,11 @@ class Aggregator:
     # -- down -----------------------------------------------------------------------------------------------
 
     def attached(self, told: Joined) -> None:
-        closed = {index for index, turns in told.closed.items() if max(turns) >= 0}
-        self._awaited, self._come = closed - self._come, set()
+        self._awaited = {index for index, turns in told.closed.items() if max(turns) >= 0}
         self._server.stands(told)
+        early, self._early = self._early or [], None
+        for update, payload in early:
+            self.answered(update, payload)
         self.above.push_again(self._server.members.out, told.begins)
         for name, turns_left in self._server.members.left(self._server.members.order).items():
             self.above.leave(turns_left, (name,), name in self._server.attendance.departed)
@@ -191,7 +193,7 @@ class Aggregator:
         return True
 
     def begin_anew(self) -> None:
-        self._awaited, self._come = None, set()
+        self._awaited, self._early = None, []
         self.above.attach_anew()
 
     def _open_if_current(self) -> None:
@@ -213,6 +215,9 @@ class Aggregator:
         self._server.attendance.depart(ungrouped(left, self._server.members.tree))
 
     def answered(self, update: Update, payload: Any) -> None:
+        if self._early is not None:
+            self._early.append((update, payload))
+            return
         assert self._layout is not None
         slice_ = self._layout.slices[update.slice]
         decoder, encoder = self.above.down, self._server.down
@@ -243,8 +248,9 @@ class Aggregator:
             self.above.restore(slice_, kept)
             self._server.down.restore(slice_, within("down.", kept))
         self._server.answer(update, payload)
-        (self._come.add if self._awaited is None else self._awaited.discard)(slice_.index)
-        self._open_if_current()
+        if self._awaited is not None:
+            self._awaited.discard(slice_.index)
+            self._open_if_current()
 
     def told(self, message: Allowance | Advice) -> None:
         self._server.tell(message)
