@@ -22,11 +22,11 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` and `lab` are packages there
 
-from benchmarks import sweep
+from benchmarks import data, sweep
 from benchmarks.cells import Cell, read_results
 from benchmarks.sitting import commit_here, machine_here, sit, sittings
 from benchmarks.suites import SUITES, cells_of_suite
-from benchmarks.systems.adapters import SYSTEMS
+from benchmarks.systems.adapters import SYSTEMS, refused
 from geomx.errors import ConfigError
 from lab import awake
 from lab.errors import LabError
@@ -43,6 +43,13 @@ def main() -> int:
     if any(cell.where == "lab" for cell in cells) and (missing := missing_here()):
         print("benchmarks: networks cannot be had here: " + "; ".join(missing), file=sys.stderr)
         return 1
+    if any(cell.workload in data.DENSE and cell.where != "simulator" for cell in cells):
+        try:
+            for split in ("train", "test"):
+                data.fashion_mnist(split)
+        except data.DataMissingError as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            return 2
     path = options.out or sweep.OUT / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     commit, machine, groups = commit_here(), machine_here(), dict(enumerate(sittings(cells), start=1))
@@ -69,6 +76,15 @@ def main() -> int:
         print(f"stopped; what had been measured is in {path}", file=sys.stderr)
         return 130
     print(f"the figures are in {path}")
+    measured = {cell.identity for group in groups.values() for cell in group if refused(cell) is None}
+    failed = [
+        f"{result}: {result.state}"
+        for result in read_results(path)
+        if result.commit == commit and result.identity in measured and not result.is_ok
+    ]
+    if failed:
+        print("rows without figures, so no page is written:", *failed, sep="\n  ", file=sys.stderr)
+        return 1
     if not options.page:
         return 0
     page = Path(__file__).with_name("page.py")

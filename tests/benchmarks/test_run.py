@@ -20,6 +20,7 @@ def asked(monkeypatch):
     monkeypatch.setattr(run, "missing_here", list)
     monkeypatch.setattr(run, "sit", lambda group, *_: cells.append(group[0].sitting))
     monkeypatch.setattr(run, "commit_here", lambda: "now")
+    monkeypatch.setattr(run.data, "fashion_mnist", lambda split: None)
     return cells
 
 
@@ -40,6 +41,35 @@ def test_a_sitting_all_of_whose_cells_have_results_of_this_commit_is_left_out(
     monkeypatch.setattr(sys, "argv", command)
     assert run.main() == 0
     assert asked == still_asked
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """The commands that would write the page."""
+    written = []
+    monkeypatch.setattr(run.subprocess, "run", lambda command, **_: written.append(command))
+    monkeypatch.setattr(sys, "argv", ["run.py", "quick", "--page", "--let-cores-sleep"])
+    return written
+
+
+def test_missing_data_is_told_before_anything_starts(asked, page, monkeypatch, capsys):
+    def missing(split):
+        raise run.data.DataMissingError("apt install dataset-fashion-mnist")
+
+    monkeypatch.setattr(run.data, "fashion_mnist", missing)
+    assert run.main() == 2
+    assert (asked, page) == ([], [])
+    assert "apt install" in capsys.readouterr().err
+
+
+def test_no_page_is_written_of_rows_that_failed(asked, page, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "quick.jsonl"
+    sys.argv += ["--out", str(path)]
+    cell = next(iter(cells_of_suite("quick")))
+    write_results(path, [Result.of(cell, commit="now", state="it hung")])
+    assert run.main() == 1
+    assert page == []
+    assert "it hung" in capsys.readouterr().err
 
 
 def test_a_sitting_that_is_stopped_leaves_what_it_has(tmp_path, monkeypatch):
