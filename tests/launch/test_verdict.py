@@ -151,6 +151,11 @@ def test_who_stood_still_is_named_and_blames_nobody() -> None:
     assert lost_link(blames(records)) is None
 
 
+def test_whoever_stood_still_and_tells_of_itself_is_no_link() -> None:
+    slept = failed(1.1, "global/0", "global/0", "NodeLost", "it did not run for 60 s")
+    assert lost_link(blames([Record(1.0, "global/0", "slept", "warning", {"seconds": 60.0}), slept])) is None
+
+
 def test_who_was_lost_is_not_who_made_the_run_fail_later() -> None:
     lost = (Ended("A/1", -9), Ended("B/0", 1))
     records = [

@@ -91,7 +91,7 @@ def lost_link(told: Iterable[Record]) -> tuple[str, str] | None:
     """Two nodes that have each told that they lost the other, while both went on: their names, and what happened."""
     lost = {(r.node, r.fields["node"]) for r in told if r.fields["error"] == "NodeLost"}
     for one, other in sorted(lost):
-        if (other, one) in lost:
+        if one != other and (other, one) in lost:
             words = "the link between the two is lost: both kept running, but neither heard from the other"
             return f"{one} and {other}", words
     return None
