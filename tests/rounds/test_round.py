@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.errors import Disagreement, ProtocolError
-from geomx.rounds.turn import OPEN_ROUNDS, Turns
+from geomx.rounds.turn import OPEN_ROUNDS, KnownTurns
 from geomx.wire.messages import Push, Reading
 
 
@@ -24,7 +24,7 @@ def push(*origins: str, turn: int = 1, weight: float = 1.0, incarnation: int = 1
 
 
 def test_a_contribution_counts_once_whatever_its_incarnation():
-    turns = Turns()
+    turns = KnownTurns()
     assert turns.add(push("A/0"), "first", 0, 0.0) is not None
     assert turns.add(push("A/0"), "again", 0, 0.0) is None
     assert turns.add(push("A/0", incarnation=2), "restarted", 0, 0.0) is None
@@ -33,7 +33,7 @@ def test_a_contribution_counts_once_whatever_its_incarnation():
 
 
 def test_what_is_counted_inside_an_aggregate_is_dropped_alone_and_refused_in_other_company():
-    turns = Turns()
+    turns = KnownTurns()
     turns.add(push("A/0", "A/1"), None, 0, 0.0)
     assert turns.add(push("A/1"), None, 1, 0.0) is None
     with pytest.raises(ProtocolError, match="turn 1: A/1 is counted already, in other company"):
@@ -41,7 +41,7 @@ def test_what_is_counted_inside_an_aggregate_is_dropped_alone_and_refused_in_oth
 
 
 def test_the_sum_of_a_server_that_begins_anew_takes_the_place_of_its_former_one():
-    turns = Turns()
+    turns = KnownTurns()
     turns.add(push("B/0"), "other", 3, 0.0)
     round_ = turns.add(push("A/0", "A/1"), "before", 0, 0.0)
     round_.former |= {"A/0", "A/1"}
@@ -57,7 +57,7 @@ def test_the_sum_of_a_server_that_begins_anew_takes_the_place_of_its_former_one(
 
 def test_where_turns_count_as_a_whole_a_part_of_a_sum_takes_its_place_when_its_server_begins_anew():
     """It had sent that sum of some slices only."""
-    turns, whole = Turns(), {"together": b"\1"}
+    turns, whole = KnownTurns(), {"together": b"\1"}
     round_ = turns.add(push("A/0", "A/1", **whole), "before", 0, 0.0)
     assert turns.add(push("A/0", **whole), "less", 0, 0.0) is None
     round_.former |= {"A/0", "A/1"}
@@ -67,7 +67,7 @@ def test_where_turns_count_as_a_whole_a_part_of_a_sum_takes_its_place_when_its_s
 
 
 def test_what_is_handed_over_adds_to_a_round_and_says_nothing_else():
-    turns = Turns()
+    turns = KnownTurns()
     round_ = turns.add(push("A/1", reading=Reading(3, 6, 9), step=4, present=b"\1"), "its", 1, 0.0)
     round_.handed_over = [(0, push("A/0", weight=2.0, drains=True, present=b"\2", hyper=b"x"), "given up")]
     assert (round_.reading, round_.step, round_.hyper) == (Reading(3, 6, 9), 4, b"")
@@ -77,7 +77,7 @@ def test_what_is_handed_over_adds_to_a_round_and_says_nothing_else():
 
 
 def test_a_closed_round_stays_closed():
-    turns = Turns()
+    turns = KnownTurns()
     turns.add(push("A/0", turn=3), None, 0, 0.0)
     assert turns.close(0, "", 3).turn == 3
     for turn in (-5, 2, 3):
@@ -86,7 +86,7 @@ def test_a_closed_round_stays_closed():
 
 
 def test_few_rounds_are_open_at_a_time():
-    turns = Turns()
+    turns = KnownTurns()
     for turn in range(OPEN_ROUNDS):
         turns.add(push("A/0", turn=turn), None, 0, 0.0)
     with pytest.raises(ProtocolError, match=f"{OPEN_ROUNDS} rounds are open, turn {1 << 60}"):
@@ -94,7 +94,7 @@ def test_few_rounds_are_open_at_a_time():
 
 
 def test_where_nobody_may_be_ahead_two_open_rounds_name_who_is_in_which():
-    turns = Turns()
+    turns = KnownTurns()
     turns.add(push("A/0", turn=1), None, 0, 0.0)
     turns.check_one_open(0, "")
     turns.add(push("A/1", turn=1 << 60), None, 1, 0.0)
@@ -104,7 +104,7 @@ def test_where_nobody_may_be_ahead_two_open_rounds_name_who_is_in_which():
 
 @given(st.permutations(range(5)))
 def test_contributions_are_added_in_the_order_of_their_places(arrival):
-    turns = Turns()
+    turns = KnownTurns()
     for place in arrival:
         round_ = turns.add(push(f"A/{place}", weight=place), place, place, 0.0)
     assert [payload for _, payload in round_.in_order()] == [0, 1, 2, 3, 4]
@@ -114,14 +114,14 @@ def test_contributions_are_added_in_the_order_of_their_places(arrival):
 
 @pytest.mark.parametrize("order", list(itertools.permutations([b"", b"x", b""])))
 def test_hyper_parameters_are_those_of_whoever_has_an_opinion(order):
-    turns = Turns()
+    turns = KnownTurns()
     for place, hyper in enumerate(order):
         round_ = turns.add(push(f"A/{place}", hyper=hyper), None, place, 0.0)
     assert round_.hyper == b"x"
 
 
 def test_different_hyper_parameters_name_both_sides():
-    turns = Turns()
+    turns = KnownTurns()
     turns.add(push("A/0"), None, 0, 0.0)
     turns.add(push("A/1", hyper=b"x"), None, 1, 0.0)
     with pytest.raises(Disagreement, match=r"B/0 and A/1 have different hyper-parameters .* average"):
@@ -138,7 +138,7 @@ def test_different_hyper_parameters_name_both_sides():
     ],
 )
 def test_who_was_restarted_is_told_to_resume_and_nobody_else(restarts, blamed):
-    turns = Turns()
+    turns = KnownTurns()
     turns.add(push("A/0"), None, 0, 0.0, restarts)
     turns.add(push("A/1", hyper=b"x"), None, 1, 0.0, restarts)
     with pytest.raises(Disagreement) as caught:
@@ -147,14 +147,14 @@ def test_who_was_restarted_is_told_to_resume_and_nobody_else(restarts, blamed):
 
 
 def test_different_kinds_name_both_calls():
-    turns = Turns()
+    turns = KnownTurns()
     turns.add(push("A/0"), None, 0, 0.0)
     with pytest.raises(Disagreement, match=r"A/1 called save\(\), others step\(\)"):
         turns.add(push("A/1", kind="mean", operation="save()"), None, 1, 0.0)
 
 
 def test_a_part_is_present_where_anybody_has_it_and_what_is_read_is_what_all_have_read():
-    turns = Turns()
+    turns = KnownTurns()
     turns.add(push("A/0", present=b"\x01", reading=Reading(3)), None, 0, 0.0)
     round_ = turns.add(push("A/1", present=b"\x04", reading=Reading(2, 7)), None, 1, 0.0)
     assert round_.present == b"\x05"
@@ -174,7 +174,7 @@ def test_a_part_is_present_where_anybody_has_it_and_what_is_read_is_what_all_hav
     ],
 )
 def test_the_loss_is_the_weighted_mean_of_what_was_told(told, expected):
-    turns = Turns()
+    turns = KnownTurns()
     for place, (weight, loss) in enumerate(told):
         current = turns.add(push(f"A/{place}", weight=weight, relative_loss=loss), None, place, 0.0)
     assert current.relative_loss == expected

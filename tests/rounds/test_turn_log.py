@@ -9,14 +9,14 @@ from driven import push
 from msgspec.structs import replace
 
 from geomx.errors import Disagreement
-from geomx.rounds.turn import Turns
+from geomx.rounds.turn import KnownTurns
 from geomx.rounds.turn_log import TurnLog
 from geomx.wire.messages import Reading, Update
 
 
 def test_the_answer_of_one_turn_leaves_the_next_one_open() -> None:
     noted: list[tuple[str, dict[str, Any]]] = []
-    log = TurnLog(Turns(), 30.0, 0.0, lambda name, level="", **fields: noted.append((name, fields)))
+    log = TurnLog(KnownTurns(), 30.0, 0.0, lambda name, level="", **fields: noted.append((name, fields)))
     log.opened(push("A/0", turn=1), "A/0", now=1.0)
     log.opened(push("A/1", turn=2), "A/1", now=2.0)
     for turn in (1, 2):
@@ -29,7 +29,7 @@ def test_the_answer_of_one_turn_leaves_the_next_one_open() -> None:
 
 def log_and_notes() -> tuple[TurnLog, list[dict[str, Any]]]:
     noted: list[dict[str, Any]] = []
-    return TurnLog(Turns(), 30.0, 0.0, lambda name, level="", **fields: noted.append(fields)), noted
+    return TurnLog(KnownTurns(), 30.0, 0.0, lambda name, level="", **fields: noted.append(fields)), noted
 
 
 def test_a_round_tells_who_came_last_and_how_much_later() -> None:

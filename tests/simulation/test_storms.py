@@ -20,7 +20,7 @@ from geomx.node.members.attendance import Attendance
 from geomx.node.server import Server
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.round import Round
-from geomx.rounds.turn import Turns
+from geomx.rounds.turn import KnownTurns
 from geomx.train.steps.local import LocalSteps
 from geomx.wire.messages import Push
 from geomx.wire.roster_messages import Roster
@@ -180,10 +180,10 @@ def welcomes_before_it_has_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counts_late_pushes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = Turns.add
+    add = KnownTurns.add
 
     def anyhow(
-        self: Turns, push: Push, payload: Any, place: int, now: float, restarts: Mapping[str, int]
+        self: KnownTurns, push: Push, payload: Any, place: int, now: float, restarts: Mapping[str, int]
     ) -> Any:
         key = push.slice, push.cohort
         before, self.closed[key] = self.closed.get(key, -1), push.turn - 1
@@ -192,7 +192,7 @@ def counts_late_pushes_again(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             self.closed[key] = max(before, self.closed[key])
 
-    monkeypatch.setattr(Turns, "add", anyhow)
+    monkeypatch.setattr(KnownTurns, "add", anyhow)
     monkeypatch.setattr(Gathering, "closed", lambda self, index, cohort: -1)
 
 

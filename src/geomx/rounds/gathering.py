@@ -12,7 +12,7 @@ from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 from geomx.rounds.membership import Members
 from geomx.rounds.round import Round
-from geomx.rounds.turn import Turn, Turns
+from geomx.rounds.turn import KnownTurns, Turn
 from geomx.sync.contract import Policy, RoundView, Wait
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Push
@@ -46,7 +46,7 @@ class Gathering:
             dict.fromkeys(members.tree.cohort(leaf, policy.sync_group) for leaf in members.order)
         )
         self._slices: dict[int, Slice] = {}
-        self.turns = Turns()
+        self.turns = KnownTurns()
         self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
         self._incarnations: dict[str, int] = {}  # of those that have contributed to a step
         self._restarts: dict[str, int] = {}  # the step to which a later incarnation has contributed first

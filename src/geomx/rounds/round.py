@@ -48,7 +48,7 @@ class Round:
         ] = []  # likewise: of no turn, it only adds to the sum of this
 
     def take(self, push: Push, payload: Any, place: int, restarts: Mapping[str, int]) -> bool:
-        """Count a contribution; False where it was counted before. `restarts`: see `Turns.add`."""
+        """Count a contribution; False where it was counted before. `restarts`: see `KnownTurns.add`."""
         known = self.origins.keys() & push.origins.keys()
         if known and len(known) == len(push.origins) and not self.gives_place_to(push):
             return False
@@ -95,7 +95,7 @@ class Round:
         self.former &= self.origins.keys()
 
     def _check_agrees(self, push: Push, restarts: Mapping[str, int]) -> None:
-        """Raise `Disagreement` where a contribution says something else. `restarts`: see `Turns.add`."""
+        """Raise `Disagreement` where a contribution says something else. `restarts`: see `KnownTurns.add`."""
         if push.kind != self.kind:
             first = self.contributions[0][1]
             raise Disagreement(

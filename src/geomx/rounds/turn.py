@@ -104,7 +104,7 @@ class Turn:
         return not self.rounds and self.call is None
 
 
-class Turns:
+class KnownTurns:
     """All that one server knows, and by slice and cohort which has closed last."""
 
     def __init__(self) -> None:

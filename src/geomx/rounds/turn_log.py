@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from geomx.errors import Disagreement, NodeLost, Stalled
 from geomx.layout import Role
 from geomx.rounds.round import Round
-from geomx.rounds.turn import Call, Turn, Turns
+from geomx.rounds.turn import Call, KnownTurns, Turn
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Push, Update
 
@@ -53,7 +53,7 @@ class TurnLog:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: KnownTurns,
         stall_s: float,
         turn_s: float,
         note: Callable[..., None],
