@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from geomx.node.port import Ready
-from geomx.train.calls.joining import GoesOn, Steps, comes_back, joins, place_beside
+from geomx.train.calls.joining import GoesOn, StepsBegun, comes_back, joins, place_beside
 from geomx.wire.messages import Place, Reached, Reading
 from geomx.wire.roster_messages import Roster, Standing
 
-STEPS = Steps("", frozenset({0, 1}), whole=True, is_whole=True)
+STEPS = StepsBegun("", frozenset({0, 1}), whole=True, is_whole=True)
 FRESH = {"": 0}
 
 
@@ -49,7 +49,7 @@ def test_whoever_was_cut_off_for_a_moment_stays_where_it_is() -> None:
 
 
 def test_local_steps_that_were_taken_apart_are_given_up() -> None:
-    local = Steps("", frozenset({0}), whole=False, is_whole=True)
+    local = StepsBegun("", frozenset({0}), whole=False, is_whole=True)
     there = comes_back(ready(7, step=5, at=7, begins=8), local, {"": 8}, {}, {})
     assert there is not None
     assert there.is_new
