@@ -1,6 +1,6 @@
 """How long must a round over a lossy link take? Formulas, and rounds played on the lab's model of a link.
 
-    python benchmarks/lossy_floor.py                     the tables of docs/lossy-links-floor.md, in Markdown
+    python benchmarks/lossy_floor.py                     tables in Markdown; docs/lossy-links.md has a part
     python benchmarks/lossy_floor.py --parameters 178762 --rounds 1000
 
 Two parties push N bytes each to a global server and get M bytes back, slice by slice, both directions at once. With a

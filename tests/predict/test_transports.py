@@ -102,7 +102,7 @@ def test_what_tcp_loses_last_comes_a_round_trip_later() -> None:
 
 
 def test_rounds_that_were_played_segment_by_segment() -> None:
-    """docs/lossy-links-floor.md at 1 %, 2.14 MB both ways: 0.99 s without loss; TCP at best 1.23, up may lose 1.11."""
+    """docs/lossy-links.md at 1 %, 2.14 MB both ways: 0.99 s without loss; TCP at best 1.23, up may lose 1.11."""
     down = BbrTcp().travel_s(2.14e6, LINK) - 0.05
     assert 0.99 + down + down == pytest.approx(1.23, rel=0.07)
     assert 0.99 + down + Datagrams(0.0, ((1.0, 1),)).travel_s(2.14e6, LINK) - 0.05 == pytest.approx(
