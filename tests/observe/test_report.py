@@ -132,6 +132,12 @@ def test_workers_that_differ_are_named(run: Run) -> None:
     assert report["parameters_sha256"] == {"A/0": "aa" * 32, "B/0": "bb" * 32}
     assert "workers DIFFER: A/0 aaaaaaaaaaaa, B/0 bbbbbbbbbbbb" in shown(report)
     assert report["wrong"] == ["workers have different weights behind the same step"]
+    ends = [
+        record("A/0", "apart", why="A/1 has left"),
+        finished("A/0", "aa" * 32),
+        finished("B/0", "bb" * 32),
+    ]
+    assert make_report(run, ends, 1.0)["wrong"] == []  # it was told of that
 
 
 def test_who_was_lost_is_told_and_the_others_have_the_weights(run: Run) -> None:

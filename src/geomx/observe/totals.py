@@ -33,6 +33,7 @@ class Totals:
         self._run = run
         self.members = Members(run)
         self.finished: dict[str, Fields] = {}
+        self._apart: set[str] = set()  # workers whose last steps are in no mean over the run
         self._starts: Counter[str] = Counter()  # of each node
         self._cpu_s_before: dict[str, float] = defaultdict(float)  # of each node's processes before the last
         self.usage: dict[str, Fields] = {}
@@ -62,6 +63,7 @@ class Totals:
         self._take: dict[str, Callable[[Record], None]] = {
             CLOCK: self._started,
             "finished": self._finished,
+            "apart": self._ended_apart,
             "usage": self._usage,
             "datagrams": self.datagrams.path,
             "first_weights": self._first_weights,
@@ -239,11 +241,16 @@ class Totals:
         return every if len(every) > 1 else next(iter(every.values()), None)
 
     def wrong(self) -> list[str]:
-        """What a run promises and has not kept: what was counted, and weights of workers that end behind one step."""
+        """What a run promises and has not kept: what was counted, and weights of workers that end behind one step.
+
+        Whoever was told that its last steps are in no mean may end with weights of its own.
+        """
         ends: dict[tuple[str, int], set[str]] = defaultdict(set)
         for worker in self.ledger_workers():
             fields = self.finished.get(worker, {})
-            if fields.get("parameters_sha256") is not None and worker not in self.members.left:
+            if worker in self.members.left or worker in self._apart:
+                continue
+            if fields.get("parameters_sha256") is not None:
                 ends[fields["cohort"], fields["steps"]].add(fields["parameters_sha256"])
         found = {
             "workers have different weights behind the same step": any(len(of) > 1 for of in ends.values()),
@@ -258,6 +265,9 @@ class Totals:
             self._cpu_s_before[node] += self.usage[node]["cpu_s"]
         self.traffic.start(node)
         self.datagrams.start(node)
+
+    def _ended_apart(self, record: Record) -> None:
+        self._apart.add(record.node)
 
     def _finished(self, record: Record) -> None:
         self.finished[record.node] = record.fields
