@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
-VENV ?= .venv
+VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: help demo lossy-demo examples test grids faults explore mutants lint docs packages constraints bench-quick bench clean

@@ -158,8 +158,9 @@ def test_a_run_whose_workers_end_with_different_weights_has_failed(run: Run, tmp
     }  # fmt: skip
     ends = {worker: end | {"parameters_sha256": worker[0] * 64} for worker in run.workers}
     path = tmp_path / "report.json"
-    _, raised = conclude(run, tmp_path, RunOptions(report=path), Outcome((), False), ends)
+    kept, raised = conclude(run, tmp_path, RunOptions(report=path), Outcome((), False), ends)
     assert isinstance(raised, ResultWrong)
+    assert kept.keep
     assert "different weights behind the same step" in str(raised)
     assert json.loads(path.read_text())["wrong"]
 

@@ -61,8 +61,8 @@ class Aggregator:
         self._tokens: dict[int, int] = {}
         self._token = 0
         self._awaited: set[int] | None = None  # slices of a run that this server joins
-        # Until all those above have said where the run stands, what comes waits: whoever was cut off forgets then
-        # what it knew, and not what it was told since.
+        # Answers that came before all parents have said where the run stands; None behind that. They wait, since a
+        # server that was cut off forgets at that moment what it knew.
         self._early: list[tuple[Update, Any]] | None = []
         self._restoring: dict[
             int, Planes

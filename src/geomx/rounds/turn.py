@@ -166,19 +166,15 @@ class KnownTurns:
     def close(self, index: int, cohort: str, number: int) -> Round | None:
         """Nothing can be added to a round any more. Takes it out, if it is open."""
         self.passed(index, cohort, number)
-        return self.drop(index, cohort, number)
+        if (turn := self.get(cohort, number)) is None:
+            return None
+        round_ = turn.rounds.pop(index, None)
+        self.tidy(turn)
+        return round_
 
     def passed(self, index: int, cohort: str, number: int) -> None:
         """What comes of a slice for this turn, or an earlier one, is late."""
         self.closed[index, cohort] = max(self.closed.get((index, cohort), -1), number)
-
-    def drop(self, index: int, cohort: str, number: int) -> Round | None:
-        """Take a round out, as if nothing had come for it."""
-        turn = self.get(cohort, number)
-        round_ = None if turn is None else turn.rounds.pop(index, None)
-        if turn is not None:
-            self.tidy(turn)
-        return round_
 
     def tidy(self, turn: Turn) -> None:
         """Forget a turn that is over."""

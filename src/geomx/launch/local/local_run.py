@@ -88,6 +88,8 @@ def _conclude(
     ended: How = "failed" if failure else "interrupted" if outcome.interrupted else "well"
     lost = {loss.name: loss.how for loss in outcome.lost}
     report = make_report(run, kept, wall_s, ended, str(failure) if failure else None, lost)
+    wrong = "" if failure or outcome.interrupted else "; ".join(report["wrong"])
+    folder.keep = folder.keep or bool(wrong)
     if failure is None:
         console.print(closing_table(report))
     hint = f"`geomx report {folder.path / DESCRIPTION} {folder.records} --json FILE --trace FILE` makes them again"
@@ -108,10 +110,9 @@ def _conclude(
         raise failure
     if outcome.interrupted:
         raise KeyboardInterrupt
-    if report["wrong"]:
-        told = "; ".join(report["wrong"])
+    if wrong:
         raise ResultWrong(
-            f"the result is wrong: {told}. Do not use these weights; run again with --keep and report it"
+            f"the result is wrong: {wrong}. Do not use these weights; report it, with the records in {folder.records}"
         )
     return report
 
