@@ -1,0 +1,213 @@
+"""The keys of a run that leaves this machine: a secret, an authority of its own, and a certificate for each node.
+
+All of it is in one folder beside the description (`sites.keys` beside `sites.toml`), which only its owner can read:
+
+    secret                   of the run
+    authority.key, .pem      sign certificates; the key stays here
+    revoked.pem              what counts no more, signed
+    nodes/paris.0.key, .pem  of each node: which one it is stands in the certificate, as `geomx:RUN/NAME`
+    bundles/paris.tar        what one site needs, for who brings it there by hand
+
+A site gets the keys of its own nodes, and of nobody else. `cryptography` does the work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.x509.oid import NameOID
+
+from geomx.config import Run
+from geomx.drive.secret import make_secret, secret_of
+from geomx.errors import ConfigError, Fault, nearest
+from geomx.launch.engines.contract import Credentials
+from geomx.wire.proof import SCHEME
+
+DAYS = 90  # of a node's certificate
+TOLD_DAYS = 14  # before one ends
+AUTHORITY_DAYS = 3650
+PEM = serialization.Encoding.PEM
+Made = TypeVar("Made", x509.CertificateBuilder, x509.CertificateRevocationListBuilder)
+
+
+class Keys:
+    """The folder with a run's keys. What is missing is made when it is asked for."""
+
+    def __init__(self, run: Run, file: Path) -> None:
+        self._run = run
+        self.folder = file.absolute().with_suffix(".keys")
+
+    def credentials(self) -> Credentials:
+        """What each node shows the others: the run's secret, and by TLS its certificate.
+
+        A description that names TLS files of its own keeps them; one whose sites are all this machine needs none.
+        """
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        common = {"secret": self._secret()}
+        is_here = all(site.engine.split()[0] == "local" for site in self._run.sites)
+        if is_here or self._run.tls.certificate is not None:
+            return Credentials(common)
+        common |= {"tls/authority.pem": self._authority()[1].public_bytes(PEM), **self.list_of_revoked()}
+        files, settings = {}, {}
+        for node in self._run.tree.nodes:
+            key, certificate = self._of_node(node)
+            name = f"tls/{node.replace('/', '.')}"
+            files[node] = {f"{name}.key": key.read_bytes(), f"{name}.pem": certificate.read_bytes()}
+            settings[node] = (
+                f"tls.certificate=../{name}.pem",
+                f"tls.key=../{name}.key",
+                "tls.authority=../tls/authority.pem",
+                "tls.revoked=../tls/revoked.pem",
+                "tls.hosts=false",  # the authority is this run's own, and each certificate says whose it is
+            )
+        return Credentials(common, files, settings)
+
+    def list_of_revoked(self) -> dict[str, bytes]:
+        """The signed list as a job's file."""
+        path = self.folder / "revoked.pem"
+        if not path.exists():
+            self._sign_list([])
+        return {"tls/revoked.pem": path.read_bytes()}
+
+    def renew(self, days: int = DAYS) -> list[str]:
+        """Make a new certificate for each node, whose old one counts until it ends; gives the nodes."""
+        for node in self._run.tree.nodes:
+            self._of_node(node, days, anew=True)
+        return list(self._run.tree.nodes)
+
+    def revoke(self, nodes: Iterable[str]) -> None:
+        """Let the certificates of these nodes count no more; they get new ones. Raises `ConfigError`."""
+        known = self._run.tree.nodes
+        for node in nodes:
+            if node not in known:
+                fault = Fault("--revoke", node, ", ".join(known), nearest(node, known))
+                raise ConfigError("the command line", [fault])
+        revoked = list(x509.load_pem_x509_crl(self.list_of_revoked()["tls/revoked.pem"]))
+        now = datetime.now(UTC)
+        for node in nodes:
+            _, path = self._of_node(node)
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
+            revoked.append(builder.revocation_date(now).build())
+            self._of_node(node, anew=True)
+        self._sign_list(revoked)
+
+    def expiring(self) -> list[str]:
+        """A line of each node whose certificate ends within two weeks, or has ended."""
+        lines, now = [], datetime.now(UTC)
+        for node in self._run.tree.nodes:
+            path = self._path(node, ".pem")
+            if path.exists():
+                ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+                if ends - now < timedelta(days=TOLD_DAYS):
+                    lines.append(
+                        f"the certificate of {node} {'ends' if ends > now else 'has ended'} on {ends:%Y-%m-%d}"
+                    )
+        return lines
+
+    def bundle(self, site: str, tar: bytes) -> Path:
+        """Keep what one site needs, to be brought there by hand; gives where."""
+        path = self.folder / "bundles" / f"{site}.tar"
+        _write(path, tar)
+        return path
+
+    # -- what is made ---------------------------------------------------------------------------------------------
+
+    def _secret(self) -> bytes:
+        if self._run.run.secret_file is not None:
+            return secret_of(self._run)
+        path = self.folder / "secret"
+        if not path.exists():
+            make_secret(path)
+        return secret_of(self._run.changed([f'run.secret_file="{path}"']))
+
+    def _authority(self) -> tuple[ed25519.Ed25519PrivateKey, x509.Certificate]:
+        key, certificate = self.folder / "authority.key", self.folder / "authority.pem"
+        if not key.exists():
+            new = ed25519.Ed25519PrivateKey.generate()
+            name = _name(f"geomx run {self._run.run.name}")
+            builder = _certificate(name, name, new.public_key(), AUTHORITY_DAYS)
+            builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+            builder = builder.add_extension(usage, critical=True)
+            identifier = x509.SubjectKeyIdentifier.from_public_key(new.public_key())
+            _write(key, _private(new))
+            _write(
+                certificate,
+                builder.add_extension(identifier, critical=False).sign(new, None).public_bytes(PEM),
+            )
+        loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+        assert isinstance(loaded, ed25519.Ed25519PrivateKey)
+        return loaded, x509.load_pem_x509_certificate(certificate.read_bytes())
+
+    def _of_node(self, node: str, days: int = DAYS, anew: bool = False) -> tuple[Path, Path]:
+        """A node's key and certificate."""
+        key, certificate = self._path(node, ".key"), self._path(node, ".pem")
+        if anew or not certificate.exists():
+            signer, authority = self._authority()
+            new = ed25519.Ed25519PrivateKey.generate()
+            uri = x509.UniformResourceIdentifier(f"{SCHEME}{self._run.run.name}/{node}")
+            builder = _certificate(_name(node), authority.subject, new.public_key(), days)
+            builder = builder.add_extension(x509.SubjectAlternativeName([uri]), critical=False)
+            identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+            builder = builder.add_extension(identifier, critical=False)
+            _write(key, _private(new))
+            _write(certificate, builder.sign(signer, None).public_bytes(PEM))
+        return key, certificate
+
+    def _path(self, node: str, ending: str) -> Path:
+        return self.folder / "nodes" / f"{node.replace('/', '.')}{ending}"
+
+    def _sign_list(self, revoked: Sequence[x509.RevokedCertificate]) -> None:
+        """Newer than the list before by a second at least: OpenSSL takes the newest that it knows."""
+        signer, authority = self._authority()
+        path, now = self.folder / "revoked.pem", datetime.now(UTC)
+        if path.exists():
+            before = x509.load_pem_x509_crl(path.read_bytes()).last_update_utc
+            now = max(now, before + timedelta(seconds=1))
+        builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
+        # Before now: a node's clock may be behind.
+        builder = builder.last_update(now).next_update(now + timedelta(days=AUTHORITY_DAYS))
+        for each in revoked:
+            builder = builder.add_revoked_certificate(each)
+        _write(path, builder.sign(signer, None).public_bytes(PEM))
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ed25519.Ed25519PublicKey, days: int
+) -> x509.CertificateBuilder:
+    """Of somebody, from yesterday on: clocks may differ."""
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _private(key: ed25519.Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A whole file for its owner alone, or none."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    new.replace(path)

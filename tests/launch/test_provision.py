@@ -1,0 +1,144 @@
+"""The keys of a run on sites: whose certificate is whose, what counts no more, and who gets what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from config_runs import two_parties
+from cryptography import x509
+from wires import Witness, listening, loop_name, on_each_loop, pair
+
+from geomx.channels.tcp import Tcp
+from geomx.channels.tls import Contexts, contexts
+from geomx.config import Run
+from geomx.errors import ConfigError
+from geomx.launch.engines.jobs import jobs_of
+from geomx.launch.provision import Keys
+from geomx.wire.proof import is_certified
+
+__all__ = ["loop_name"]  # a fixture
+SITES = 'site=[{party = "A", serves = ["global"], hosts = ["a"]}, {party = "B", hosts = ["b"]}]'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    (tmp_path / "train.py").touch()
+    return two_parties(SITES, f"run.script={tmp_path / 'train.py'}", 'global.addresses=["203.0.113.7:1"]')
+
+
+@pytest.fixture
+def keys(run: Run, tmp_path: Path) -> Keys:
+    made = Keys(run, tmp_path / "two.toml")
+    made.credentials()
+    return made
+
+
+def of_node(keys: Keys, node: str) -> Contexts:
+    key = keys.folder / "nodes" / f"{node.replace('/', '.')}.key"
+    files = key.with_suffix(".pem"), key, keys.folder / "authority.pem", keys.folder / "revoked.pem"
+    return contexts(*files, hosts=False)
+
+
+def certificate(keys: Keys, node: str) -> x509.Certificate:
+    path = keys.folder / "nodes" / f"{node.replace('/', '.')}.pem"
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+@on_each_loop
+async def test_each_certificate_says_which_node_it_is(keys: Keys) -> None:
+    async with pair(Tcp(tls=of_node(keys, "A/0"))) as (connection, _, accepted, _):
+        for end in (connection, accepted):
+            assert end.certified is not None
+            named = [
+                node
+                for node in ("global/0", "A", "A/0", "A/1", "B", "B/0")
+                if is_certified(end.certified, "two", node)
+            ]
+            assert named == ["A/0"]
+            assert not is_certified(end.certified, "another", "A/0")
+
+
+def test_a_site_gets_the_keys_of_its_own_nodes_and_the_authority_s_stays(
+    run: Run, keys: Keys, tmp_path: Path
+) -> None:
+    a, b = jobs_of(run, tmp_path / "two.toml", keys.credentials())
+    assert {name for name in a.files if name.endswith(".key")} == {
+        f"tls/{node.name.replace('/', '.')}.key" for node in a.nodes
+    }
+    assert {name for name in b.files if name.endswith(".key")} == {
+        f"tls/{node.name.replace('/', '.')}.key" for node in b.nodes
+    }
+    every = b"".join([*a.files.values(), *b.files.values()])
+    assert (keys.folder / "authority.key").read_bytes() not in every
+    modes = [stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (keys.folder, *keys.folder.rglob("*"))]
+    assert not any(modes)
+    assert keys.credentials() == keys.credentials()  # made once
+
+
+@on_each_loop
+async def test_who_is_revoked_loses_its_connection_and_gets_no_other(keys: Keys) -> None:
+    server, client = of_node(keys, "A"), of_node(keys, "A/0")
+    other = of_node(keys, "A/1")
+    channel = Tcp(tls=Contexts(server.server, client.client, server.revocation))
+    async with pair(channel) as (_, mine, _, theirs):
+        keys.revoke(["A/0"])
+        assert await theirs.until_closed() == "its certificate is revoked"
+        await mine.until_closed()
+    async with listening(channel) as (door, witness):
+        await refused(channel, door.address, witness, "TLS: CERTIFICATE_VERIFY_FAILED (certificate revoked)")
+        renewed = of_node(keys, "A/0")  # it was given a new one
+        for count, still in enumerate((other, renewed), 1):
+            connection = await Tcp(tls=Contexts(server.server, still.client)).dial(door.address, Witness())
+            await witness.until(lambda count=count: len(witness.accepted) == count)
+            connection.close("done")
+
+
+@on_each_loop
+async def test_who_has_expired_is_refused_and_that_is_told(keys: Keys) -> None:
+    keys.renew(days=0)
+    assert keys.expiring()[0] == f"the certificate of global/0 has ended on {datetime.now(UTC):%Y-%m-%d}"
+    await asyncio.sleep(1.1)  # they end at a whole second
+    ours = of_node(keys, "A")
+    channel = Tcp(tls=ours)
+    ours.client.verify_mode = ssl.CERT_NONE  # the dialling side would refuse it first
+    async with listening(channel) as (door, witness):
+        await refused(
+            channel, door.address, witness, "TLS: CERTIFICATE_VERIFY_FAILED (certificate has expired)"
+        )
+
+
+async def refused(channel: Tcp, address: str, witness: Witness, why: str) -> None:
+    """Dial, and see that the listening side refuses for this reason."""
+    dialler = Witness()
+    with contextlib.suppress(OSError):
+        await channel.dial(address, dialler)
+        await dialler.until_closed()
+    await witness.until(lambda: why in witness.refusals)
+
+
+def test_it_is_told_two_weeks_before_a_certificate_ends(keys: Keys) -> None:
+    assert keys.expiring() == []
+    keys.renew(days=13)
+    assert len(keys.expiring()) == len(keys.renew(days=90))
+    assert keys.expiring() == []
+    assert certificate(keys, "A").not_valid_after_utc - datetime.now(UTC) > timedelta(days=89)
+
+
+def test_only_a_node_can_be_revoked(keys: Keys) -> None:
+    with pytest.raises(ConfigError, match="did you mean `A/0`"):
+        keys.revoke(["A.0"])
+
+
+def test_where_all_is_on_this_machine_or_the_description_has_certificates_there_is_the_secret_alone(
+    run: Run, tmp_path: Path
+) -> None:
+    here = run.changed(['site[0].engine="local"', 'site[1].engine="local"'])
+    own = run.changed([f"tls.{key}=/etc/{key}.pem" for key in ("certificate", "key", "authority")])
+    for each in (here, own):
+        assert list(Keys(each, tmp_path / "two.toml").credentials().files) == ["secret"]
