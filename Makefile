@@ -7,7 +7,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo lossy-demo examples test grids faults explore mutants lint docs packages constraints bench-quick bench clean
+.PHONY: help demo lossy-demo examples test grids faults engines explore mutants lint docs packages constraints bench-quick bench clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,15 +23,19 @@ examples: $(VENV)/.has-examples  ## run every example, one after the other: one 
 	@$(BIN)/geomx examples all --plain
 
 test: $(VENV)/.has-dev  ## run the tests
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not grids and not faults and not matrix" $(PYTEST_OPTIONS)
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not grids and not faults and not matrix and not engines" $(PYTEST_OPTIONS)
 
 grids: $(VENV)/.has-dev  ## run the long tests: all cells of grids of which `make test` runs the pairs, a small cell of the benchmark
-	@$(BIN)/python -m pytest -n $(JOBS) -m grids
+	@$(BIN)/python -m pytest -n $(JOBS) -m "grids and not engines"
 
 # Rows of the table mostly wait, so twice as many are played at a time.
 faults: $(VENV)/.has-dev  ## play the table of faults in real processes; faults in more places, policies and seeds
 	@$(BIN)/python -m pytest -n $$((2 * $(JOBS))) -m matrix --fault-table out/faults.json
 	@$(BIN)/python -m pytest -n $(JOBS) -m "faults and not matrix"
+
+engines: $(VENV)/.has-dev  ## bring runs up by every engine: over machines in namespaces, Slurm, Ray; needs root, installs what is missing
+	@tests/engines/install $(BIN)/python
+	@$(BIN)/python -m pytest -n $(JOBS) -m engines
 
 explore: $(VENV)/.has-dev  ## try many new examples of each property that the tests state
 	@$(BIN)/python -m pytest -n $(JOBS) -m hypothesis --hypothesis-profile=explore

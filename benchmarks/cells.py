@@ -97,7 +97,6 @@ class Result(Cell):
     round_s_p95: float | None = None
     floor_s: float | None = None  # dense float32, push and update pipelined
     raw_floor_s: float | None = None  # what raw sockets took for the same bytes in the same sitting
-    ratio_to_floor: float | None = None
     wan_bytes_up: float | None = None  # per round and party, as the namespaces count them
     wan_bytes_down: float | None = None
     samples_per_s: float | None = None

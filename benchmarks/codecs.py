@@ -1,39 +1,30 @@
 """What does each codec save, and what does it cost? Bytes, and seconds on one core beside the memory's floor.
 
-    python benchmarks/codecs.py [--parameters 10000000] [--rounds 5]
+    python benchmarks/codecs.py [--parameters 10000000] [--device cuda]
 
-As `geomx inspect codec`, for every codec with the parameters that are worth comparing. Prints a table, and leaves its
-rows in `out/bench/codecs_cpu.jsonl`. `--device cuda`: on tensors of a GPU, beside what its memory moves, after each
-codec's payload has been compared with the CPU's.
+As `geomx inspect codec`, for every codec with the parameters that are worth comparing. `--device cuda`: on tensors of a
+GPU, beside what its memory moves, after each codec's payload has been compared with the CPU's.
 """
 
 import argparse
-import statistics
 import sys
-from dataclasses import asdict
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from rich.console import Console
 
-from benchmarks import sweep
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.codecs.pack import native
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec, slices_wanted
 from geomx.launch.inspect_codec import slices_like, table_of
 from geomx.layout import Slice
-from geomx.observe.costs import Memory, cost, memory_of
+from geomx.observe.costs import cost, memory_of
 
 SPECS = (
     "dense", "bf16", "fp16", "int8", "int4", "sign", "two_bit threshold=0.001", "topk ratio=0.01",
     "bisparse ratio=0.01 values=float32", "bisparse ratio=0.01", "bisparse ratio=0.01 values=int4",
     "bisparse ratio=0.01 values=int2", "bisparse ratio=0.01 momentum=0.9", "bisparse ratio=0.001", "mpq ratio=0.01",
 )  # fmt: skip
-GEOMX_BYTES = 8  # what GeoMX's Bi-Sparse sends for an entry, up; down, up to that times the parties
 
 
 def check_cuda(slice_: Slice) -> None:
@@ -48,13 +39,11 @@ def check_cuda(slice_: Slice) -> None:
             decoded = here.decode(slice_, ours), there.decode(slice_, theirs).cpu()
             if not (torch.equal(ours, theirs.cpu()) and torch.equal(*decoded)):
                 sys.exit(f"codecs: `{spec}` gives other bits on the GPU than on the CPU, in turn {turn}")
-    print("every codec gives the same bits on the GPU as on the CPU")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -62,17 +51,14 @@ def main() -> None:
     where = f"{'compiled kernels' if native.available() else 'torch operations alone'}, one core"
     if options.device == "cuda":
         check_cuda(slices_like(options.parameters)[0])
-        where = torch.cuda.get_device_name()
-    memories, costs = [], []
+        where = f"{torch.cuda.get_device_name()}: every codec gives the same bits as on the CPU"
+    costs = []
     for spec in SPECS:
-        memories.append(memory_of(options.device))  # anew: a neighbour may take much of it for a while
-        slices = slices_like(options.parameters, slices_wanted(spec))
-        costs.append(cost(spec, slices, memories[-1], options.rounds, options.device))
-    sweep.keep(sweep.OUT / f"codecs_{options.device}.jsonl", map(asdict, costs), "w")
-    median = Memory(*(statistics.median(rates) for rates in zip(*memories, strict=True)))
-    Console(width=110).print(table_of(f"{options.parameters:,} parameters; {where}\nmemory: {median}", costs))
-    own_mb = GEOMX_BYTES * 0.01 * options.parameters / 1e6
-    print(f"GeoMX's Bi-Sparse at 1 %: {own_mb:.3g} MB up, up to that times the parties down")
+        memory = memory_of(options.device)  # anew: a neighbour may take much of it for a while
+        costs.append(
+            cost(spec, slices_like(options.parameters, slices_wanted(spec)), memory, device=options.device)
+        )
+    Console(width=110).print(table_of(f"{options.parameters:,} parameters; {where}\nmemory: {memory}", costs))
 
 
 if __name__ == "__main__":

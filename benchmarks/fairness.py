@@ -9,11 +9,11 @@ first, the other `HEAD_START_S` later, and both run for `WARM_S` before anything
 datagrams have of all bytes that the link delivers, headers included. Leaves rows in out/bench/fairness.jsonl.
 """
 
+import itertools
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,16 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks import sweep
+from benchmarks import sweep, wire
 from benchmarks.grounds import NETWORKS
 from benchmarks.sitting import commit_here, machine_here
 from geomx.channels.block_classes import Alike
 from geomx.channels.contract import EdgeSettings
 from geomx.channels.datagram import Datagram
 from geomx.drive.loops import run_loop
-from geomx.drive.real import Driver, ListeningEdge, Wiring
-from geomx.drive.threads import NodeThread
 from geomx.layout import Layout, Tensor
-from geomx.node.factory import make_node
-from geomx.node.port import Arrived, Contribution, Ready
-from geomx.node.topology import Edge, Topology
-from geomx.observe.records import Recorder
-from geomx.tree import TOP, Tree
+from geomx.node.port import Arrived
+from geomx.node.topology import Edge
 from lab import awake
 from lab.describe import describe, load
 from lab.lab import Lab
@@ -45,17 +40,8 @@ HEAD_START_S, WARM_S = 5.0, 15.0
 TURNS = ("datagrams first", "TCP first")
 GEOMX_PORT, TCP_PORT = 7000, 7001
 HEADERS = 1500 / 1448  # of TCP with time stamps
-TREE = Topology("fairness", Tree({"W/0": TOP}), {TOP: Edge(channel="datagram")}, secret=b"fairness" * 4)
+EDGE = Edge(channel="datagram")
 MODEL = Layout((Tensor("weights", (1 << 20,), "float32"),), slice_elements=1 << 14)
-SGD = {
-    "lr": 0.0,
-    "momentum": 0.0,
-    "dampening": 0.0,
-    "weight_decay": 0.0,
-    "nesterov": False,
-    "maximize": False,
-}
-BLOCK = bytes(1 << 16)
 
 
 # -- the four processes ----------------------------------------------------------------------------
@@ -64,44 +50,24 @@ BLOCK = bytes(1 << 16)
 def serve(host: str) -> None:
     """The global server."""
     torch.set_num_threads(1)
-    listening = ListeningEdge(Datagram(EdgeSettings(), Alike()), f"{host}:{GEOMX_PORT}")
-    run_loop(Driver(make_node(TREE, "global/0"), Wiring(listening), Recorder(None, "global/0")).run())
+    run_loop(
+        wire.driver_of("global/0", 1, EDGE, Datagram(EdgeSettings(), Alike()), f"{host}:{GEOMX_PORT}").run()
+    )
 
 
-class Pusher(NodeThread):
-    """The worker."""
-
-    def __init__(self, host: str) -> None:
-        torch.set_num_threads(1)
-        super().__init__("W/0", Recorder(None, "W/0"), 60.0)
-        wiring = Wiring(peers={"global/0": (Datagram(EdgeSettings(), Alike()), f"{host}:{GEOMX_PORT}")})
-        self._driver = Driver(make_node(TREE, "W/0"), wiring, Recorder(None, "W/0"), self.port.give)
-        self._heard: list[Any] = []
-
-    def drivers(self) -> list[Driver]:
-        return [self._driver]
-
-    def push(self) -> None:
-        """Each slice again as soon as it is answered, until the process is ended."""
-        self.port.listen(self._heard.append)
-        self.start()
-        self.port.call("attach", MODEL, {"optimizer": "torch.optim.SGD"})
-        self.port.wait(lambda: any(isinstance(item, Ready) for item in self._heard), lambda: "the server")
-        self._heard.clear()
-        for slice_ in MODEL.slices:
-            self._contribute(0, slice_.index, "assign")
-        while True:
-            self.port.wait(lambda: bool(self._heard), lambda: "the server")
-            heard, self._heard[:] = list(self._heard), []
-            for item in heard:
-                if isinstance(item, Arrived):
-                    self._contribute(item.update.turn + 1, item.update.slice, "gradient")
-
-    def _contribute(self, turn: int, index: int, kind: Any) -> None:
-        values = torch.zeros(MODEL.slices[index].elements)
-        hyper = SGD if kind == "gradient" else None
-        share = Contribution.of(turn, index, kind, "step()", 1.0, values, None, hyper)
-        self.port.call("contribute", share)
+def push(host: str) -> None:
+    """The worker: each slice again as soon as it is answered, until the process is ended."""
+    torch.set_num_threads(1)
+    worker = wire.Pusher(0, 1, EDGE, Datagram(EdgeSettings(), Alike()), f"{host}:{GEOMX_PORT}")
+    worker.attach(MODEL, "torch.optim.SGD")
+    for slice_ in MODEL.slices:
+        worker.contribute(0, slice_, torch.zeros(slice_.elements), "assign")
+    while True:
+        worker.until(lambda: bool(worker.inbox))
+        heard, worker.inbox[:] = list(worker.inbox), []
+        for update in (item.update for item in heard if isinstance(item, Arrived)):
+            slice_ = MODEL.slices[update.slice]
+            worker.contribute(update.turn + 1, slice_, torch.zeros(slice_.elements), "gradient")
 
 
 def sink(host: str) -> None:
@@ -122,7 +88,7 @@ def stream(host: str, controller: str) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, controller.encode())
         sock.connect((host, TCP_PORT))
         while True:
-            sock.sendall(BLOCK)
+            sock.sendall(bytes(1 << 16))
 
 
 # -- one measurement -------------------------------------------------------------------------------
@@ -144,12 +110,9 @@ def share_of(network: str, controller: str, turn: str, seconds: float) -> dict[s
         started("hub", "serve", host)
         counting = started("hub", "sink", host)
         time.sleep(4.0)
-        ways: list[Callable[[], Any]] = [
-            lambda: started("A", "push", host),
-            lambda: started("A", "stream", host, controller),
-        ]
+        ways = [("push", host), ("stream", host, controller)]
         for way in ways if turn == TURNS[0] else reversed(ways):
-            way()
+            started("A", *way)
             time.sleep(HEAD_START_S)
         time.sleep(WARM_S)
         began = time.monotonic()
@@ -175,21 +138,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.role:
         role, *arguments = options.role
-        {"serve": serve, "push": lambda host: Pusher(host).push(), "sink": sink, "stream": stream}[role](
-            *arguments
-        )
-        return
+        return {"serve": serve, "push": push, "sink": sink, "stream": stream}[role](*arguments)
     machine = {"commit": commit_here(), **machine_here()}
     with awake.cores():
-        for network in options.networks:
-            for controller in options.tcp:
-                for turn in TURNS:
-                    row = share_of(network, controller, turn, options.seconds)
-                    sweep.keep(options.out, [row | machine])
-                    print(
-                        f"  {network}  {controller}, {turn}: {row['share']:.2f} of {row['mbps']:.1f} Mbit/s",
-                        flush=True,
-                    )
+        for network, controller, turn in itertools.product(options.networks, options.tcp, TURNS):
+            row = share_of(network, controller, turn, options.seconds)
+            sweep.keep(options.out, [row | machine])
+            told = f"{row['share']:.2f} of {row['mbps']:.1f} Mbit/s"
+            print(f"  {network}  {controller}, {turn}: {told}", flush=True)
+    return None
 
 
 if __name__ == "__main__":

@@ -1,27 +1,18 @@
 """How long must a round over a lossy link take? Formulas, and rounds played on the lab's model of a link.
 
-    python benchmarks/lossy_floor.py                     tables in Markdown; docs/lossy-links.md has a part
+    python benchmarks/lossy_floor.py                     tables; docs/lossy-links.md has a part
     python benchmarks/lossy_floor.py --parameters 178762 --rounds 1000
 
-Two parties push N bytes each to a global server and get M bytes back, slice by slice, both directions at once. With a
-rate of R bit/s, a round trip of T seconds, a share p of segments lost, and h = 1500/1448 for headers:
+Two parties push N bytes each to a global server and get as many back, slice by slice, both directions at once. With a
+rate of R bit/s, a round trip of T seconds, and h = 1500/1448 for headers, a round takes T + 8 h N / R where nothing is
+lost. What is lost last comes one round trip or one time-out later: that is played, segment by segment, on
+`geomx.channels.emulation.link.Line`, which is also what the lab's router does. Bursts of losses go on while nothing is
+sent, as if segments passed that nobody counts.
 
-    nothing lost             T + 8 h max(N, M) / R
-    all must arrive          T + 8 h max(N, M) / (R (1 - p))       an erasure channel's capacity is R (1 - p)
-    cubic                    T + 8 max(N, M) / min(R / h, 1.22 MSS / (T sqrt(p)))      Mathis et al. 1997 (bursts: once)
-
-Those know nothing of the tail: whatever was lost last comes one round trip or one time-out later. It is played,
-segment by segment, on `geomx.channels.emulation.link.Line`, which is also what the lab's router does. Bursts of losses
-go on while nothing is sent, as if segments passed that nobody counts.
-
-- `Stream` is TCP with a perfect estimate of the rate: it sends at the rate of the link. What was lost is sent again
-  when three later segments have been acknowledged, or one and a quarter of a round trip has passed (RACK, RFC 8985);
-  where nothing later was delivered, after two round trips (its tail loss probe), and where the probe or a segment that
-  was sent again is lost, after a time-out of T + 200 ms. It delivers in order.
-- As BBR it also stands still for 200 ms every 10 s (probing for the round trip). Its estimate of the rate, a maximum
-  over ten round trips, is not lowered by losses: at 5 % we saw 18.6 to 19.7 of the 19.3 Mbit/s that the link carries.
-- `Datagrams` sends everything once, and closes a slice `CLOSE_S` after its last datagram. A share k of the datagrams is
-  sent again until it arrives, `ACK_S` and a round trip after it was lost.
+`Stream` is TCP with a perfect estimate of the rate: it sends at the rate of the link. What was lost is sent again when
+three later segments have been acknowledged, or one and a quarter of a round trip has passed (RACK, RFC 8985); where
+nothing later was delivered, after two round trips (its tail loss probe), and where the probe or a segment that was sent
+again is lost, after a time-out of T + 200 ms. It delivers in order.
 
 Nothing here computes, encodes, fills a queue, or loses an acknowledgement.
 """
@@ -30,7 +21,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -38,14 +29,13 @@ from random import Random
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import sweep
 from benchmarks.measures import percentile
 from geomx.channels.emulation.link import Line, LinkSpec
 from geomx.layout import Tensor, automatic_slice_elements
 
 MSS, SEGMENT = 1448, 1500  # bytes of payload, and with headers
 RTO_LEAST_S, PROBE_MORE_S, ALONE_MORE_S = 0.2, 0.008, 0.2  # of Linux; the last where one segment is under way
-PAUSE_S, PAUSE_EVERY_S = 0.2, 10.0  # of BBR in Linux
-ACK_S, CLOSE_S = 0.005, 0.005  # assumed of a datagram channel
 BURST = 8  # segments
 TYPES = {"fp16": 2.0, "int4": 0.531, "float32": 4.0}  # bytes of a parameter
 
@@ -67,40 +57,9 @@ class Route:
         return 125_000.0 * self.spec.rate_mbps
 
 
-def plain_s(path: Route, size_bytes: float, reliable: float = 0.0) -> float:
-    """The floor: where `reliable` is 0 nothing that is lost is sent again, where it is 1 everything."""
-    lost = path.spec.mean_loss
-    again = reliable * lost / (1.0 - lost)
-    return path.round_trip_s + size_bytes * SEGMENT / MSS * (1.0 + again) / path.rate
-
-
-def cubic_s(path: Route, size_bytes: float) -> float:
-    """The least with the congestion control that Linux has by default: losses at random limit its rate.
-
-    It halves, about, once a round trip at most, so a burst counts once.
-    """
-    spec, most = path.spec, path.rate * MSS / SEGMENT
-    bad = spec.burst_enter / (spec.burst_enter + spec.burst_leave)
-    lost = spec.loss + spec.burst_enter * (1.0 - bad)
-    rate = min(most, 1.22 * MSS / (path.round_trip_s * math.sqrt(lost))) if lost else most
-    return path.round_trip_s + size_bytes / rate
-
-
-class _Sending:
-    """What streams and datagrams share: a line, and whether what is put on it arrives."""
-
-    def __init__(self, path: Route, chance: Random) -> None:
-        self._line, self._t, self._segment_s = Line(path.spec, chance), path.round_trip_s, SEGMENT / path.rate
-
-    def _put(self, at: float) -> tuple[float, float | None]:
-        """Send a segment; when it has left, and when it arrives if it does."""
-        line, losing = self._line, self._line.losing
-        idle_s = at - line.free_at
-        if losing is not None and 0.0 < idle_s < math.inf:
-            losing.survivors(int(idle_s / self._segment_s))
-        left = line.send(SEGMENT, at)
-        arrival = line.arrival(left)
-        return left, None if losing is not None and not losing.survivors(1) else arrival
+def plain_s(path: Route, size_bytes: float) -> float:
+    """The floor, where nothing is lost."""
+    return path.round_trip_s + size_bytes * SEGMENT / MSS / path.rate
 
 
 @dataclass(slots=True)
@@ -114,14 +73,13 @@ class _Lost:
     later: int = 0
 
 
-class Stream(_Sending):
-    """One direction of a TCP connection whose estimate of the rate is perfect. `pauses`: those of BBR."""
+class Stream:
+    """One direction of a TCP connection whose estimate of the rate is perfect."""
 
-    def __init__(self, path: Route, seed: object, pauses: bool = False) -> None:
-        chance = Random(str(seed))
-        super().__init__(path, chance)
+    def __init__(self, path: Route, seed: object) -> None:
+        self._line, self._t = Line(path.spec, Random(str(seed))), path.round_trip_s
+        self._segment_s = SEGMENT / path.rate
         self._free, self._last_left = 0.0, -math.inf
-        self._pause_at = chance.uniform(0.0, PAUSE_EVERY_S) if pauses else math.inf
 
     def carry(self, ready: Sequence[float], segments: int) -> list[float]:
         """When each slice has arrived in order. `ready`: when each could leave, rising; all have so many segments."""
@@ -129,11 +87,8 @@ class Stream(_Sending):
         arrived, missing, new = [math.inf] * count, list[_Lost](), 0
         while new < count or missing:
             first = min(missing, key=lambda lost: lost.due, default=None)
-            due, new_at = (
-                (first.due if first else math.inf),
-                (ready[new // segments] if new < count else math.inf),
-            )
-            at = self._begin(min(due, new_at))
+            due = first.due if first else math.inf
+            at = max(self._free, min(due, ready[new // segments] if new < count else math.inf))
             if first is not None and due <= at:
                 missing.remove(first)
                 self._send(first.segment, at, True, missing, arrived)
@@ -144,13 +99,15 @@ class Stream(_Sending):
             arrived[place] = max(arrived[place], arrived[place - 1])
         return arrived[segments - 1 :: segments]
 
-    def _begin(self, at: float) -> float:
-        """When the next segment can leave; every ten seconds there is a pause first."""
-        at = max(at, self._free)
-        if at >= self._pause_at:
-            at = max(at, self._pause_at + PAUSE_S)
-            self._pause_at += PAUSE_EVERY_S * (1 + (at - self._pause_at) // PAUSE_EVERY_S)
-        return at
+    def _put(self, at: float) -> tuple[float, float | None]:
+        """Send a segment; when it has left, and when it arrives if it does."""
+        line, losing = self._line, self._line.losing
+        idle_s = at - line.free_at
+        if losing is not None and 0.0 < idle_s < math.inf:
+            losing.survivors(int(idle_s / self._segment_s))
+        left = line.send(SEGMENT, at)
+        arrival = line.arrival(left)
+        return left, None if losing is not None and not losing.survivors(1) else arrival
 
     def _send(self, segment: int, at: float, again: bool, missing: list[_Lost], arrived: list[float]) -> None:
         left, arrival = self._put(at)
@@ -173,59 +130,10 @@ class Stream(_Sending):
         missing.append(_Lost(segment, left, left + wait_s, again))
 
 
-class Datagrams(_Sending):
-    """One direction of a channel that may lose: a share `reliable` of what it carries is sent until it arrives.
-
-    `headers`: the stream on which the head of each slice travels; None where it comes with the datagrams.
-    """
-
-    def __init__(
-        self, path: Route, seed: object, reliable: float = 0.0, headers: Stream | None = None
-    ) -> None:
-        self._chance = Random(str(seed))
-        super().__init__(path, self._chance)
-        self._reliable, self._headers = reliable, headers
-
-    def carry(self, ready: Sequence[float], segments: int) -> list[float]:
-        """When each slice is closed, in the order of closing."""
-        again: list[tuple[float, int]] = []  # when it is known to be lost, and of which slice
-        closed, begun = [0.0] * len(ready), [0.0] * len(ready)
-        for slice_, since in enumerate(ready):
-            for place in range(segments):
-                while again and again[0][0] <= max(since, self._line.free_at):
-                    self._send(*again.pop(0), True, again, closed)
-                if place == 0:
-                    begun[slice_] = max(since, self._line.free_at)
-                self._send(since, slice_, self._chance.random() < self._reliable, again, closed)
-        while again:
-            self._send(*again.pop(0), True, again, closed)
-        if self._headers is not None:
-            closed = [max(pair) for pair in zip(closed, self._headers.carry(begun, 1), strict=True)]
-        return sorted(closed)
-
-    def _send(
-        self, at: float, slice_: int, reliable: bool, again: list[tuple[float, int]], closed: list[float]
-    ) -> None:
-        left, arrival = self._put(at)
-        over = (
-            left + self._t / 2 if arrival is None else arrival
-        )  # where it is lost, a marker behind it tells
-        closed[slice_] = max(closed[slice_], over + CLOSE_S)
-        if reliable and arrival is None:
-            again.append((left + self._t + ACK_S, slice_))
-            again.sort()
-
-
-Way = Stream | Datagrams
-Make = Callable[[Route, object], Way]
-
-
-def rounds_s(path: Route, up: Make, down: Make, size_bytes: float, slices: int, rounds: int) -> list[float]:
+def rounds_s(path: Route, size_bytes: float, slices: int, rounds: int) -> list[float]:
     """Seconds of each round of party A: it waits for B's slices too, and each begins when its last slice is back."""
     segments = max(1, round(size_bytes / slices / MSS))
-    ups, downs = (
-        {party: make(path, (which, party)) for party in "AB"} for which, make in (("up", up), ("down", down))
-    )
+    ups, downs = ({party: Stream(path, (way, party)) for party in "AB"} for way in ("up", "down"))
     begins, taken = dict.fromkeys("AB", 0.0), []
     for _ in range(rounds):
         arrived = [ups[party].carry([begins[party]] * slices, segments) for party in "AB"]
@@ -236,66 +144,28 @@ def rounds_s(path: Route, up: Make, down: Make, size_bytes: float, slices: int, 
     return taken
 
 
-def tcp(path: Route, seed: object) -> Way:
-    return Stream(path, seed)
-
-
-def bbr(path: Route, seed: object) -> Way:
-    return Stream(path, seed, pauses=True)
-
-
-def lossy(reliable: float, headers: bool = False) -> Make:
-    def make(path: Route, seed: object) -> Way:
-        return Datagrams(path, seed, reliable, Stream(path, (seed, "headers")) if headers else None)
-
-    return make
-
-
 def paths() -> list[Route]:
     """The links of the page."""
-    slow, found = LinkSpec(rate_mbps=20, delay_ms=50), []
-    for percent in (0, 0.1, 1, 3, 5):
-        found.append(Route(f"{percent:g} %", replace(slow, loss=percent / 100)))
-    for percent in (1, 3, 5):
-        lost, leave = percent / 100, 1 / BURST
-        enter = leave * lost / (1 - lost)
-        found.append(Route(f"{percent:g} %, bursts", replace(slow, burst_enter=enter, burst_leave=leave)))
-    jitter = LinkSpec(rate_mbps=100, delay_ms=15, jitter_ms=10)
-    return [*found, Route("100 Mbit/s, 30 ms, ± 20 ms", jitter)]
+    slow, leave = LinkSpec(rate_mbps=20, delay_ms=50), 1 / BURST
+    found = [Route(f"{lost:.1%}", replace(slow, loss=lost)) for lost in (0.0, 0.001, 0.01, 0.03, 0.05)]
+    for lost in (0.01, 0.03, 0.05):
+        bursts = {"burst_enter": leave * lost / (1 - lost), "burst_leave": leave}
+        found.append(Route(f"{lost:.1%}, bursts", replace(slow, **bursts)))
+    return [*found, Route("100 Mbit/s, 30 ms, ± 20 ms", LinkSpec(rate_mbps=100, delay_ms=15, jitter_ms=10))]
 
 
-COLUMNS: dict[str, tuple[Make, Make]] = {
-    "TCP at best": (tcp, tcp),
-    "BBR": (bbr, bbr),
-    "up may lose": (lossy(0.0), tcp),
-    "k = 0.1": (lossy(0.1), tcp),
-    "k = 0.8": (lossy(0.8), tcp),
-    "heads on TCP": (lossy(0.0, headers=True), tcp),
-    "both may lose": (lossy(0.0), lossy(0.0)),
-}
-
-
-def table(parameters: int, item_bytes: float, rounds: int) -> Iterator[str]:
-    """Lines of Markdown, one for each link; medians of the played rounds, of TCP with their 95th percentile."""
+def table(parameters: int, item_bytes: float, rounds: int) -> Iterator[sweep.Row]:
+    """A row for each link: the median of the played rounds, and their 95th percentile."""
     cut = automatic_slice_elements((Tensor("model", (parameters,), "float32"),))
     size, slices = parameters * item_bytes, math.ceil(parameters / cut)
-    heads = ["loss", "nothing lost", "all must arrive", "cubic, at least", *COLUMNS]
-    yield from ("| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1))
     for path in paths():
-        figures = [
-            f"{each:.2f}" for each in (plain_s(path, size), plain_s(path, size, 1.0), cubic_s(path, size))
-        ]
-        for up, down in COLUMNS.values():
-            played = rounds_s(path, up, down, size, slices, rounds)
-            more = f" ({percentile(played, 0.95):.2f})" if up in (tcp, bbr) else ""
-            figures.append(f"{statistics.median(played):.2f}{more}")
-        yield f"| {path.name} | " + " | ".join(figures) + " |"
+        played = rounds_s(path, size, slices, rounds)
+        row: sweep.Row = {"loss": path.name, "nothing lost": plain_s(path, size)}
+        yield row | {"TCP at best": statistics.median(played), "p95": percentile(played, 0.95)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=1_068_490)
     parser.add_argument("--rounds", type=int, default=100, help="played for each figure")
     parser.add_argument(
@@ -303,11 +173,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     for name in options.types:
-        item_bytes = TYPES[name]
-        print(f"{name}, {item_bytes * options.parameters / 1e6:.2f} MB each way\n")
-        for line in table(options.parameters, item_bytes, options.rounds):
-            print(line, flush=True)
-        print()
+        title = f"{name}, {TYPES[name] * options.parameters / 1e6:.2f} MB each way"
+        sweep.show(title, list(table(options.parameters, TYPES[name], options.rounds)))
 
 
 if __name__ == "__main__":

@@ -141,6 +141,16 @@ def mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def ratio_to_floor(result: Result, ways: Iterable[Way]) -> float | None:
+    """Its median round over the floor of its own bytes: a codec's are those that a party has sent or received.
+
+    Who moves more than the dense parameters is held against these. None: no round was measured, or there is no floor.
+    """
+    moved = max(result.wan_bytes_up or 0.0, result.wan_bytes_down or 0.0) or result.size_bytes
+    floor_s = round_s(min(moved, result.size_bytes), ways)
+    return result.round_s_median / floor_s if result.round_s_median and floor_s else None
+
+
 def result_of(cell: Cell, turns: list[Turn], ways: Iterable[Way]) -> Result:
     """The line of a cell. `ways`: of its parties to the hub."""
     good = [turn for turn in turns if turn.state == OK]
@@ -162,7 +172,6 @@ def result_of(cell: Cell, turns: list[Turn], ways: Iterable[Way]) -> Result:
         result.turns.append({"at": turn.at, "load": turn.load, **figures})
     if pooled:
         result.round_s_median, result.round_s_p95 = statistics.median(pooled), percentile(pooled, 0.95)
-        result.ratio_to_floor = result.round_s_median / result.floor_s if result.floor_s else None
     if cell.where != "loopback":
         result.wan_bytes_up = mean(each for turn in good for each in wan_bytes(turn.steps, cell, "sent"))
         result.wan_bytes_down = mean(

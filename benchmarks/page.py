@@ -21,20 +21,20 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import parts, sweep, tables
+from benchmarks import sweep, tables
 from benchmarks.cells import Result, read_results
-from benchmarks.parts import Part, Parts
 from benchmarks.suites import NETWORK_NAMES, SUITES
 from benchmarks.systems.adapters import ROOT, SYSTEMS, requirements_of
-from benchmarks.tables import Table
+from benchmarks.tables import Part, Parts, Table
 from benchmarks.venvs import pins_in
 
-Made = tuple[
-    Part, Callable[[Path], None] | None
-]  # a part, and how its picture is drawn at a path without ending
+Made = tuple[Part, Callable[[Path], None] | None]  # with how its picture is drawn, at a path without ending
 CODECS, POLICIES = "What codecs cost in accuracy", "Sync policies where sites are unequal"
 TEMPLATE = Path(__file__).with_name("page.md").read_text("utf-8")
 SHOWN = tomllib.loads(Path(__file__).with_name("page.toml").read_text("utf-8"))
+SHOWN["table"] = {
+    name: SHOWN["table"].get(table.pop("like", ""), {}) | table for name, table in SHOWN["table"].items()
+}
 PLACE = re.compile(r"^\{([a-z0-9-]+)\}$", re.MULTILINE)  # of the template: a line for a table
 WORKLOADS = {"cnn": "a CNN of", "gpt": "a GPT of", "synthetic": "synthetic gradients of"}
 BESIDE_KEYS = {
@@ -52,16 +52,10 @@ def main() -> int:
     add = parser.add_argument
     add("--results", type=Path, default=sweep.OUT, help="the folder that run.py and its kin write to")
     add("--docs", type=Path, default=ROOT / "docs", help="the folder of the page")
-    add(
-        "--table",
-        nargs="?",
-        const="",
-        metavar="TEXT",
-        help="print the tables whose headings have TEXT in them",
-    )
+    add("--table", nargs="?", const="", metavar="TEXT", help="print tables whose headings have TEXT in them")
     options = parser.parse_args()
     data = options.docs / "data" / "benchmarks.jsonl"
-    known = parts.read(data)
+    known = tables.read_parts(data)
     if options.table is not None:
         return show(known, options.table)
     made = list(made_of(options.results))
@@ -70,8 +64,14 @@ def main() -> int:
         print(f"page: no results in {options.results}: run benchmarks/run.py first", file=sys.stderr)
         return 1
     if made:
-        parts.write(data, in_order(known))
+        tables.write_parts(data, in_order(known))
     shown = {tuple(table["part"]) for table in SHOWN["table"].values() if table.get("picture")}
+    shown |= {
+        (table["section"], title)
+        for table in SHOWN["across"].values()
+        if table.get("picture")
+        for title in table["parts"].values()
+    }
     for part, draw in made:
         if draw and part.key in shown:
             draw(options.docs / "pictures" / part.picture)
@@ -83,7 +83,7 @@ def main() -> int:
 
 def show(known: Parts, text: str) -> int:
     """Print whole tables; 1 where no heading has the text in it."""
-    lines = list(parts.printed(known.values(), text))
+    lines = list(tables.printed(known.values(), text))
     if not lines:
         print(f"page: no heading has {text!r} in it; without a text, --table prints all", file=sys.stderr)
         return 1
@@ -137,22 +137,46 @@ def one(
     found = known.get((part[0], part[1]))
     if found is None:
         return []
-    shown = [f"![{found.picture.replace('-', ' ')}](pictures/{found.picture}.svg)", ""] if picture else []
-    conditions = found.conditions()
-    return [*shown, *([conditions, ""] if conditions else []), *found.table.chosen(columns, rows).lines()]
+    shown = [shown_picture(found), ""] if picture else []
+    conditions = tables.conditions(found.told, shortly(found.measured))
+    return [*shown, *conditions, *found.table.chosen(columns, rows).lines()]
 
 
-def across(known: Parts, section: str, figure: str, rows: list[str], parts: dict[str, str]) -> list[str]:
-    """One figure of several parts: a column for each, and below the table what they were measured on."""
+def across(
+    known: Parts,
+    section: str,
+    figures: list[str],
+    rows: list[str],
+    parts: dict[str, str],
+    picture: bool = False,
+    servers: bool = False,
+) -> list[str]:
+    """Figures of several parts: columns for each, and below the table what they were measured on.
+
+    `servers`: a column for where the servers stand, which the rows' names then have behind a semicolon.
+    """
     found = {name: known[section, title] for name, title in parts.items() if (section, title) in known}
-    cells = [
-        [name.partition(";")[0], *(part.table.cell(name, figure) for part in found.values())] for name in rows
-    ]
+    columns = [(name, part.table, figure) for name, part in found.items() for figure in figures]
+    heads = [name if len(figures) == 1 else f"{name}: {figure}" for name, _, figure in columns]
+    cells = []
+    for row in rows:
+        name, _, where = row.partition("; ")
+        cells.append([name, *([where] * servers), *(table.cell(row, figure) for _, table, figure in columns)])
     conditions: dict[str, list[str]] = {}
     for name, part in found.items():
-        conditions.setdefault(part.measured, []).append(name)
+        conditions.setdefault(shortly(part.measured), []).append(name)
     told = [f"- {'; '.join(names)}: {measured}" for measured, names in conditions.items()]
-    return [*Table(["system", *found], cells).lines(), "", *told]
+    pictures = [line for part in found.values() for line in (shown_picture(part), "")] if picture else []
+    return [*pictures, *Table(["system", *(["servers in"] * servers), *heads], cells).lines(), "", *told]
+
+
+def shown_picture(part: Part) -> str:
+    return f"![{part.picture.replace('-', ' ')}](pictures/{part.picture}.svg)"
+
+
+def shortly(measured: str) -> str:
+    """The date, the cores and the commits: the rest is for those who print whole tables."""
+    return re.sub(r", (Linux|python|torch|load before a turn) [^,]*?(?=,|\.?$)", "", measured)
 
 
 def versions() -> Table:
@@ -238,8 +262,7 @@ def scale(name: str, results: list[Result]) -> Iterator[Made]:
     """One part, by the number of parties."""
     first = results[0]
     told = f"One worker a party, {first.parameters:,} synthetic parameters, {NETWORK_NAMES[first.network]}."
-    part = Part(SUITES[name]["title"], "", tables.scale(results), told, measured(results), f"bench-{name}")
-    yield part, drawing("scale", results)
+    yield Part(SUITES[name]["title"], "", tables.scale(results), told, measured(results)), None
 
 
 def fallback(name: str, results: list[Result]) -> Iterator[Made]:
@@ -263,7 +286,7 @@ def codecs(rows: list[sweep.Row]) -> Iterator[Made]:
 
 def policies(rows: list[sweep.Row]) -> Iterator[Made]:
     """For each scenario: time against bytes."""
-    scenarios = sweep.table_of("algorithms")["scenarios"]
+    scenarios = sweep.table_of("virtual")["algorithms"]["scenarios"]
     for scenario, mine in sweep.grouped(rows, "scenario").items():
         seeds = sweep.grouped(mine, "algorithm")
         key = POLICIES, scenarios[scenario]["title"]

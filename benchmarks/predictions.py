@@ -1,18 +1,17 @@
 """Does `geomx plan` predict what a run then measures? Seconds a round, over emulated links.
 
     python benchmarks/predictions.py                         a model that mostly sleeps: half an hour; needs no root
-    python benchmarks/predictions.py gpt                     a language model with clipping: ten minutes
     python benchmarks/predictions.py --only fsa              of one algorithm alone
     python benchmarks/predictions.py --missing               only cells that have no row yet
-    python benchmarks/predictions.py --table                 the rows that there are, as a table for docs/plan.md
+    python benchmarks/predictions.py --table                 the rows that there are
 
 `predictions.toml` says what is compared, and how. Leaves rows in out/bench/predictions.jsonl.
 """
 
 import os
+import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from geomx.launch.planning.plan_facts import Sources, known
 from geomx.observe.records import Record
 from geomx.predict.facts import Rhythm
 
-SUITES = sweep.table_of("predictions")
+TABLE = sweep.table_of("predictions")
 WIDTH, BATCH, STEP_S = 708, 4, 0.06
 LEAST_PERIODS, WARM_STEPS = 3, 2
 Cell = tuple[str, str, str]  # algorithm, codecs up and down
@@ -63,11 +62,8 @@ def train() -> None:
 
 def step_times(records: Sequence[Record]) -> dict[str, list[float]]:
     """When each worker took its steps, but for the first ones."""
-    times = defaultdict(list)
-    for record in records:
-        if record.name == "step":
-            times[record.node].append(record.t)
-    return {worker: each[WARM_STEPS:] for worker, each in times.items()}
+    steps = sweep.grouped(({"t": r.t, "node": r.node} for r in records if r.name == "step"), "node")
+    return {worker: [step["t"] for step in each[WARM_STEPS:]] for worker, each in steps.items()}
 
 
 def measured(run: Run, period: int, seconds: float) -> tuple[float, int]:
@@ -79,69 +75,54 @@ def measured(run: Run, period: int, seconds: float) -> tuple[float, int]:
             len(each) > LEAST_PERIODS * period and each[-1] - each[0] > seconds for each in times.values()
         )
 
-    paces, periods = [], []
-    for times in step_times(rehearse(run, enough)).values():
-        periods.append((len(times) - 1) // period)
-        paces.append((times[periods[-1] * period] - times[0]) / (periods[-1] * period))
-    return len(paces) / sum(1.0 / pace for pace in paces), min(periods)
+    found = list(step_times(rehearse(run, enough)).values())
+    periods = [(len(times) - 1) // period for times in found]
+    spans = zip(found, (count * period for count in periods), strict=True)
+    paces = [(times[steps] - times[0]) / steps for times, steps in spans]
+    return statistics.harmonic_mean(paces), min(periods)
 
 
-def cells_of(suite: sweep.Row, only: Sequence[str]) -> list[Cell]:
+def cells_of() -> list[Cell]:
     """The plainest codecs first."""
-    cells = [tuple(cell) for cell in suite.get("cells", ())]
-    cells += [
-        (algorithm, codec, codec) for codec in suite.get("codecs", ()) for algorithm in suite["algorithms"]
-    ]
-    return [cell for cell in cells if not only or cell[0] in only]
+    return [(algorithm, codec, codec) for codec in TABLE["codecs"] for algorithm in TABLE["algorithms"]]
 
 
-def rows_of(
-    name: str, link: str, cells: list[Cell], known_cells: set[tuple[str, ...]]
-) -> Iterator[sweep.Row]:
+def rows_of(link: str, cells: list[Cell], known_cells: set[tuple[str, ...]]) -> Iterator[sweep.Row]:
     """Predict all cells of a link, then measure those that are not known."""
-    suite = SUITES[name]
-    script = Path(__file__).parents[1] / suite["script"]
-    base = Run.parse(suite["run"], f"{name}.toml", [f'run.script="{script}"', *suite["links"][link]])
+    keys = [f'run.script="{Path(__file__)}"', *TABLE["links"][link]]
+    base = Run.parse(TABLE["run"], "predictions.toml", keys)
     facts = known(base, Sources(measure=True), local=True)
     computes = {site.name: round(site.compute_s, 4) for site in facts.sites}
     steps = {site.name: site.local_step_s and round(site.local_step_s, 4) for site in facts.sites}
-    predicted, refused = compared(
-        base,
-        facts,
-        list(dict.fromkeys(cell[0] for cell in cells)),
-        list(dict.fromkeys(cell[1:] for cell in cells)),
-    )
+    algorithms, codecs = ([*dict.fromkeys(each)] for each in ((c[0] for c in cells), (c[1:] for c in cells)))
+    predicted, refused = compared(base, facts, algorithms, codecs)
     predictions = {(row.algorithm, *row.codecs): row.prediction for row in predicted}
     for cell in cells:
         prediction = predictions.get(cell)
-        if prediction is None or (name, link, *cell) in known_cells:
+        if prediction is None or (link, *cell) in known_cells:
             print(f"{link:46} {' '.join(cell)}: {refused.get(cell[0], 'has a row')}", flush=True)
             continue
         algorithm, up, down = cell
         run = base.changed([f"sync.policy={algorithm}", f"wan.codec_up={up}", f"wan.codec_down={down}"])
-        step_s, periods = measured(run, Rhythm.of(algorithm).steps, suite["seconds"])
-        measured_s = step_s * prediction.round_s / prediction.step_s
-        row = {"suite": name, "link": link, "algorithm": algorithm, "codec_up": up, "codec_down": down}
+        step_s, periods = measured(run, Rhythm.of(algorithm).steps, TABLE["seconds"])
+        row = {"link": link, "algorithm": algorithm, "codec_up": up, "codec_down": down}
         row |= {
             "predicted_s": prediction.round_s,
-            "measured_s": measured_s,
-            "ratio": prediction.step_s / step_s,
+            "measured_s": step_s * prediction.round_s / prediction.step_s,
         }
-        row |= {"periods": periods, "compute_s": computes, "local_step_s": steps}
-        yield row | {"load": os.getloadavg()[0]}
+        row |= {"ratio": prediction.step_s / step_s, "periods": periods, "compute_s": computes}
+        yield row | {"local_step_s": steps, "load": os.getloadavg()[0]}
 
 
-def table(rows: list[sweep.Row]) -> str:
-    """Markdown: a line for each algorithm and its codecs, a column for each link."""
-    links = list(dict.fromkeys(row["link"] for row in rows))
-    shown = {(*cell_of(row), row["link"]): shown_as(row) for row in rows}
-    lines = [f"| algorithm | codecs | {' | '.join(links)} |", "|---" * 2 + "|---:" * len(links) + "|"]
-    for cell in dict.fromkeys(map(cell_of, rows)):
-        algorithm, up, down = cell
-        codecs = f"`{up}`" if up == down else f"`{up}`; `{down}`"
-        cells = [shown.get((*cell, link), "–") for link in links]
-        lines.append(f"| {' | '.join([f'`{algorithm}`', codecs, *cells])} |")
-    return "\n".join(lines)
+def table(rows: list[sweep.Row]) -> list[sweep.Row]:
+    """A line for each algorithm and its codecs, a column for each link: predicted / measured, and how far apart."""
+    links = dict.fromkeys(row["link"] for row in rows)
+    found = {(*cell_of(row), row["link"]): shown_as(row) for row in rows}
+    return [
+        {"algorithm": cell[0], "codecs": "; ".join(dict.fromkeys(cell[1:]))}
+        | {link: found.get((*cell, link), "–") for link in links}
+        for cell in dict.fromkeys(map(cell_of, rows))
+    ]
 
 
 def cell_of(row: sweep.Row) -> Cell:
@@ -154,7 +135,7 @@ def shown_as(row: sweep.Row) -> str:
 
 def main() -> None:
     parser = sweep.parser_of(__doc__, "predictions")
-    parser.add_argument("suite", nargs="?", choices=SUITES, default="asleep")
+    parser.add_argument("--missing", action="store_true", help="only what has no row yet")
     parser.add_argument("--train", action="store_true", help="what the runs that are measured do")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--links", nargs="+", type=int, help="by number, from 0")
@@ -162,21 +143,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.train:
         train()
-    suite, rows = SUITES[options.suite], sweep.rows_of(options.out)
-    if not (options.table or options.missing):  # this suite anew
-        rows = [row for row in rows if row["suite"] != options.suite]
-        sweep.keep(options.out, rows, "w")
-    known_cells = {(row["suite"], row["link"], *cell_of(row)) for row in rows}
-    links = list(suite["links"])
+    if not (options.table or options.missing):
+        sweep.keep(options.out, [], "w")
+    known_cells = {(row["link"], *cell_of(row)) for row in sweep.rows_of(options.out)}
+    cells, links = cells_of(), list(TABLE["links"])
+    asked = [cell for cell in cells if not options.only or cell[0] in options.only]
     for link in () if options.table else [links[place] for place in options.links or range(len(links))]:
-        for row in rows_of(options.suite, link, cells_of(suite, options.only), known_cells):
+        for row in rows_of(link, asked, known_cells):
             sweep.keep(options.out, [row])
-            cell = " ".join(cell_of(row))
-            print(f"{link:46} {cell:60} {shown_as(row)} s a round", flush=True)
-    order = {cell: place for place, cell in enumerate(cells_of(suite, ()))}
-    kept = [row for row in sweep.rows_of(options.out) if row["suite"] == options.suite]
-    kept.sort(key=lambda row: order.get(cell_of(row), 99))
-    print(table(kept))
+            print(f"{link:46} {' '.join(cell_of(row)):60} {shown_as(row)} s a round", flush=True)
+    if kept := [row for row in sweep.rows_of(options.out) if cell_of(row) in cells]:
+        sweep.show("Seconds a round", table(sorted(kept, key=lambda row: cells.index(cell_of(row)))))
 
 
 if __name__ == "__main__":

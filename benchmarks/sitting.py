@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import venvs
 from benchmarks.cells import OK, Cell, Result, write_results
 from benchmarks.grounds import Ground, Grounds, ways_of
-from benchmarks.measures import Turn, result_of
+from benchmarks.measures import Turn, ratio_to_floor, result_of
 from benchmarks.systems.adapters import ROOT, SYSTEMS, refused, requirements_of
 from benchmarks.turn import NOT_BEGUN, run_turn
 
@@ -117,5 +117,6 @@ def told(result: Result) -> str:
         return f"{result.accuracy:.1%} after {result.to_accuracy_s:.1f} s"
     if result.round_s_median is None:
         return "no round was measured"
-    floor = f", {result.ratio_to_floor:.2f} × the floor" if result.ratio_to_floor else ""
+    ratio = ratio_to_floor(result, ways_of(result).values())
+    floor = f", {ratio:.2f} × its floor" if ratio else ""
     return f"{result.round_s_median:.3f} s a round{floor} (load {result.load:.1f})"

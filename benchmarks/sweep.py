@@ -57,11 +57,10 @@ def show(title: str, rows: Sequence[Row]) -> None:
 
 
 def parser_of(description: str, name: str) -> argparse.ArgumentParser:
-    """Of a script whose rows lie in out/bench/NAME.jsonl; `--missing` keeps those that there are."""
+    """Of a script whose rows lie in out/bench/NAME.jsonl."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--missing", action="store_true", help="only what has no row yet")
     parser.add_argument("--out", type=Path, default=OUT / f"{name}.jsonl")
     return parser
 

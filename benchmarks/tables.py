@@ -1,15 +1,23 @@
-"""The tables of the page, in Markdown."""
+"""The tables of the page, in Markdown, and its parts: each is a table of figures, with what they were measured on.
+
+All parts lie in docs/data/benchmarks.jsonl, one a line, with every row and column that was ever printed; the page shows
+a choice of them. Cells are text, as they are printed, so that no figure changes between the file and the page.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import Result
+from benchmarks.grounds import ways_of
+from benchmarks.measures import ratio_to_floor
 from benchmarks.sweep import Row
 from benchmarks.systems.adapters import SYSTEMS
 
@@ -17,7 +25,7 @@ Columns = list[tuple[str, Callable[[Any], str]]]  # their names, and what stands
 NOTHING = "–"
 STANDS = {"none": NOTHING, "own site": "own site", "A": "party A"}  # by hub
 SERVERS = {"none": "", "own site": ", servers in a site of their own", "A": ", servers in party A"}
-TARGETS = (0.80, 0.88)  # of `algorithms.py`
+TARGETS = (0.80, 0.88)  # of `virtual.py algorithms`
 
 
 @dataclass(slots=True)
@@ -78,6 +86,59 @@ def _who(reason: str) -> str:
     return reason.partition(": ")[0].partition(", servers in")[0]
 
 
+@dataclass(slots=True)
+class Part:
+    """One table. `told`: how it was measured; `measured`: when, and on what. `picture`: a file's name, or ""."""
+
+    section: str
+    title: str
+    table: Table
+    told: str = ""
+    measured: str = ""
+    picture: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.section, self.title
+
+
+def conditions(*texts: str) -> list[str]:
+    """A line, and an empty one; none where nothing is told."""
+    told = " ".join(text for text in texts if text)
+    return [told, ""] if told else []
+
+
+Parts = dict[tuple[str, str], Part]  # by section and title
+
+
+def read_parts(path: Path) -> Parts:
+    """Those of a file, if there is one, in its order."""
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    parts = [Part(**row | {"table": Table(**row["table"])}) for row in rows]
+    return {part.key: part for part in parts}
+
+
+def write_parts(path: Path, parts: Iterable[Part]) -> None:
+    """Put them into a file, in the place of what it has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(asdict(part), ensure_ascii=False) + "\n" for part in parts]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def printed(parts: Iterable[Part], text: str = "") -> Iterator[str]:
+    """The lines of whole tables whose section or title has the text in it, with headings."""
+    section = ""
+    for part in parts:
+        if text.lower() not in f"{part.section}: {part.title}".lower():
+            continue
+        if part.section != section:
+            section = part.section
+            yield from (f"## {section}", "")
+        yield from ([f"### {part.title}", ""] if part.title else [])
+        yield from (*conditions(part.told, part.measured), *part.table.lines(), "")
+
+
 def title(result: Result) -> str:
     """A system and its configuration, as people say it."""
     if result.system == "raw":
@@ -122,7 +183,7 @@ def rounds(results: list[Result]) -> Table:
         ("servers in", lambda r: STANDS[r.hub]),
         ("seconds a step", lambda r: seconds(r.step_s)),
         ("p95 of a round", lambda r: seconds(r.round_s_p95)),
-        ("× floor", lambda r: times(r.ratio_to_floor, 1.0)),
+        ("× floor", lambda r: times(ratio_to_floor(r, ways_of(r).values()), 1.0)),
         ("× raw", lambda r: times(r.round_s_median, r.raw_floor_s)),
         ("× geomx", lambda r: times(r.step_s if r.system != "raw" else None, dense)),
         ("MB up", lambda r: megabytes(r.wan_bytes_up)),

@@ -1,8 +1,6 @@
 """How fast is the wire? One worker, one server, loopback: slices pushed and answered, beside raw sockets.
 
-    python benchmarks/wire.py                 64 MiB over loopback, against two raw sockets in the same run
-    python benchmarks/wire.py --link          10 million parameters over an emulated 100 Mbit/s, 40 ms
-    python benchmarks/wire.py --codecs        the same with each codec, beside its own floor
+    python benchmarks/wire.py --mib 64
 
 Systems take turns, a few rounds each, so that what disturbs the machine disturbs all of them; figures are medians.
 """
@@ -27,52 +25,37 @@ import torch
 from benchmarks import sweep
 from benchmarks.systems.raw.train import fill
 from geomx.channels.memory import reuse_freed_blocks
-from geomx.channels.tcp import LAN_CHUNK_BYTES, WAN_CHUNK_BYTES, Tcp
-from geomx.codecs.spec import slices_wanted
-from geomx.config import LinkTable
+from geomx.channels.tcp import LAN_CHUNK_BYTES, Tcp
 from geomx.drive.loops import run_loop
 from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.drive.threads import NodeThread
-from geomx.layout import Layout, Tensor, automatic_slice_elements
+from geomx.layout import Layout, Slice, Tensor, automatic_slice_elements
 from geomx.node.factory import make_node
 from geomx.node.port import Contribution, Left, Ready
 from geomx.node.topology import Edge, Topology
-from geomx.observe.costs import Memory, cost, memory_of
 from geomx.observe.records import Recorder
 from geomx.tree import TOP, Tree
 
-MIB, PARAMETERS = 1 << 20, 10_000_000
-PLAIN, LINK = Edge(), LinkTable(rate_mbps=100.0, delay_ms=20.0)
+MIB, PLAIN = 1 << 20, Edge()
 BLOCK = 5  # rounds that one system makes before it is another's turn
-SPARSE = "bisparse ratio=0.01"
-CODECS = (  # up; down where it is another one
-    "fp16", "int8", "int4", "sign; int4", "mpq ratio=0.01", "topk ratio=0.01", SPARSE, f"{SPARSE} values=int4",
-    f"{SPARSE} values=int2", f"{SPARSE} values=int4; int4",
-)  # fmt: skip
 OFF = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
 SGD = {"lr": 0.1, **OFF}
 
 
-def layout_of(parameters: int, edge: Edge) -> Layout:
-    """As a run with these codecs cuts its model."""
+def layout_of(parameters: int) -> Layout:
+    """As a run cuts its model."""
     tensors = (Tensor("weights", (parameters,), "float32"),)
-    wanted = slices_wanted(edge.codec_up, edge.codec_down)
-    return Layout(tensors, slice_elements=automatic_slice_elements(tensors, wanted))
+    return Layout(tensors, slice_elements=automatic_slice_elements(tensors))
 
 
-def driver_of(
-    name: str, workers: int, link: LinkTable | None, edge: Edge, port: int, give: Any = None
-) -> Driver:
-    """A node of the wire's run: `global/0`, or `W/0`, `W/1`, ..."""
+def driver_of(name: str, workers: int, edge: Edge, channel: Any, address: str, give: Any = None) -> Driver:
+    """A node of the wire's run: `global/0`, which listens at an address, or `W/0`, `W/1`, ..., which dial it."""
     tree = Tree({f"W/{rank}": TOP for rank in range(workers)})
-    node = make_node(Topology("wire", tree, {TOP: edge}), name)
-    channel = Tcp(
-        None if link is None else link.spec, chunk_bytes=LAN_CHUNK_BYTES if link is None else WAN_CHUNK_BYTES
-    )
-    address, recorder = f"127.0.0.1:{port}", Recorder(None, name)
+    secret = b"" if edge.channel == "tcp" else b"wire" * 8  # datagrams need one
+    node = make_node(Topology("wire", tree, {TOP: edge}, secret=secret), name)
     if name == "global/0":
-        return Driver(node, Wiring(ListeningEdge(channel, address)), recorder)
-    return Driver(node, Wiring(peers={"global/0": (channel, address)}), recorder, give)
+        return Driver(node, Wiring(ListeningEdge(channel, address)), Recorder(None, name))
+    return Driver(node, Wiring(peers={"global/0": (channel, address)}), Recorder(None, name), give)
 
 
 def elsewhere(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -88,70 +71,75 @@ def peak_kb() -> int:
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
-def serve(workers: int, link: LinkTable | None, edge: Edge, port: int) -> dict[str, float]:
+def serve(workers: int, address: str) -> dict[str, float]:
     """The server's process; what it used."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # torch imports what it needs now
     reuse_freed_blocks()  # as `geomx serve` does
     before_kb, start = peak_kb(), time.process_time()
-    run_loop(driver_of("global/0", workers, link, edge, port).run())
+    run_loop(driver_of("global/0", workers, PLAIN, Tcp(chunk_bytes=LAN_CHUNK_BYTES), address).run())
     return {"cpu_s": time.process_time() - start, "peak_bytes": 1024 * (peak_kb() - before_kb)}
 
 
 class Pusher(NodeThread):
     """A worker of the wire's run, driven by hand."""
 
-    def __init__(self, rank: int, *run: Any) -> None:
+    def __init__(self, rank: int, workers: int, edge: Edge, channel: Any, address: str) -> None:
         super().__init__(f"W/{rank}", Recorder(None, f"W/{rank}"), 60.0)
-        self._driver = driver_of(f"W/{rank}", *run, self.port.give)
-        self._inbox: list[Any] = []
+        self._driver = driver_of(f"W/{rank}", workers, edge, channel, address, self.port.give)
+        self.inbox: list[Any] = []
         self._turn, self._rank = 0, rank
 
     def drivers(self) -> list[Driver]:
         return [self._driver]
 
     def attach(self, layout: Layout, optimizer: str) -> None:
-        self._slices = layout.slices
-        self.port.listen(self._inbox.append)
+        """Until the run is ready for the first values."""
+        self.slices = layout.slices
+        self.port.listen(self.inbox.append)
         self.start()
         self.port.call("attach", layout, {"optimizer": optimizer})
-        self._until(lambda: any(isinstance(item, Ready) for item in self._inbox))
-        self.push(
-            [None if self._rank else torch.zeros(slice_.elements) for slice_ in layout.slices], "assign"
-        )
+        self.until(lambda: any(isinstance(item, Ready) for item in self.inbox))
+        self.inbox.clear()
+
+    def assign(self) -> None:
+        """Give the first values, which the first worker alone has."""
+        self.push([None if self._rank else torch.zeros(slice_.elements) for slice_ in self.slices], "assign")
 
     def push(self, values: list[torch.Tensor | None], kind: Any = "gradient") -> None:
-        self._inbox.clear()
-        for slice_, mine in zip(self._slices, values, strict=True):
-            present = None if mine is not None else bytes((len(slice_.parts) + 7) // 8)
-            share = Contribution.of(self._turn, slice_.index, kind, "step()", 1.0, mine, present, SGD)
-            self.port.call("contribute", share)
+        """A turn: all slices, until all are answered."""
+        self.inbox.clear()
+        for slice_, mine in zip(self.slices, values, strict=True):
+            self.contribute(self._turn, slice_, mine, kind)
         self._turn += 1
-        self._until(lambda: len(self._inbox) == len(values))
+        self.until(lambda: len(self.inbox) == len(values))
+
+    def contribute(self, turn: int, slice_: Slice, values: torch.Tensor | None, kind: Any) -> None:
+        present = None if values is not None else bytes((len(slice_.parts) + 7) // 8)
+        share = Contribution.of(turn, slice_.index, kind, "step()", 1.0, values, present, SGD)
+        self.port.call("contribute", share)
 
     def leave(self) -> None:
         self.port.call("leave", {"": self._turn})
-        self._until(lambda: any(isinstance(item, Left) for item in self._inbox))
+        self.until(lambda: any(isinstance(item, Left) for item in self.inbox))
         self.stop()
 
-    def _until(self, ready: Callable[[], bool]) -> None:
+    def until(self, ready: Callable[[], bool]) -> None:
         self.port.wait(ready, lambda: "the server")
 
 
 class Geomx:
     """A server process and workers in this one; `round()` pushes everything and waits for all of it."""
 
-    def __init__(
-        self, size_bytes: int, optimizer: str, workers: int = 1, link: Any = None, edge: Edge = PLAIN
-    ) -> None:
+    def __init__(self, size_bytes: int, optimizer: str, workers: int = 1) -> None:
         with socket.create_server(("127.0.0.1", 0)) as door:
-            run = (workers, link, edge, door.getsockname()[1])
-        self.server, layout = elsewhere(serve, *run), layout_of(size_bytes // 4, edge)
-        self.workers, self.threads = (
-            [Pusher(rank, *run) for rank in range(workers)],
-            ThreadPoolExecutor(workers),
-        )
+            address = f"127.0.0.1:{door.getsockname()[1]}"
+        self.server, layout = elsewhere(serve, workers, address), layout_of(size_bytes // 4)
+        channels = [Tcp(chunk_bytes=LAN_CHUNK_BYTES) for _ in range(workers)]
+        self.workers = [Pusher(rank, workers, PLAIN, each, address) for rank, each in enumerate(channels)]
+        self.threads = ThreadPoolExecutor(workers)
         self._each(lambda worker: worker.attach(layout, optimizer))
+        self._each(Pusher.assign)
         self.gradients = [torch.randn(slice_.elements) for slice_ in layout.slices]
 
     def round(self) -> float:
@@ -245,61 +233,15 @@ def memory(size_bytes: int, workers: int) -> sweep.Row:
     return {"workers": workers, "server_peak_of_model": peak, "bound": workers + 3 if workers > 1 else 3}
 
 
-def link_s(size_bytes: float) -> float:
-    """So many bytes each way at once over the link, and one round trip."""
-    return 2e-3 * LINK.delay_ms + 8e-6 * size_bytes / LINK.rate_mbps
-
-
-def over_link(rounds: int, edge: Edge = PLAIN, warmup: int = 0) -> float:
-    """The median of rounds over the emulated link."""
-    system = Geomx(4 * PARAMETERS, "torch.optim.SGD", link=LINK, edge=edge)
-    times = [system.round() for _ in range(warmup + rounds)]
-    system.close()
-    return statistics.median(times[warmup:])
-
-
-def coded(codecs: str, rounds: int, rates: Memory) -> sweep.Row:
-    """A party's round with codecs, against its floor.
-
-    That is the compressed bytes at the link's rate, a round trip, and what arithmetic takes one after the other, as
-    measured in this run: encoding and decoding up, SGD's passes, encoding and decoding down.
-    """
-    up, _, down = codecs.partition("; ")
-    edge = Edge(up, down or up)
-    ways = [
-        cost(spec, layout_of(PARAMETERS, edge).slices, rates, 3) for spec in (edge.codec_up, edge.codec_down)
-    ]
-    sgd_bytes = 5 * 4 * PARAMETERS  # the sum reads and writes, the step reads two and writes one
-    arithmetic_s = sgd_bytes / rates.updating + sum(way.encode_s + way.decode_s for way in ways)
-    seconds, moving_s = over_link(rounds, edge, warmup=2), link_s(max(way.sent_bytes for way in ways))
-    row = {"system": codecs, "kb_up": 1e-3 * ways[0].sent_bytes, "kb_down": 1e-3 * ways[1].sent_bytes}
-    row |= {"round_s": seconds, "link_s": moving_s, "arithmetic_s": arithmetic_s}
-    return row | {"of_floor": seconds / (moving_s + arithmetic_s)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--link", action="store_true", help="measure the emulated link instead of loopback")
-    parser.add_argument("--codecs", action="store_true", help="measure the emulated link with each codec")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--mib", type=int, default=64)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rounds, size_bytes, link = options.rounds, options.mib * MIB, "10 M parameters, 100 Mbit/s, 40 ms"
-    if options.codecs:
-        rates = memory_of()
-        rows = [coded(codecs, min(rounds, 7), rates) for codecs in CODECS]
-        keep("codecs", f"{link}, each codec beside its own floor", rows)
-    elif options.link:
-        row = {
-            "parameters": PARAMETERS,
-            "round_s": over_link(min(rounds, 3)),
-            "floor_s": link_s(4 * PARAMETERS),
-        }
-        keep("link", link, [row | {"of_floor": row["round_s"] / row["floor_s"]}])
-    else:
-        keep("loopback", f"{options.mib} MiB pushed and answered", loopback(size_bytes, rounds))
-        keep("memory", "Memory of the server", [memory(size_bytes, workers) for workers in (1, 2, 4)])
+    size_bytes = options.mib * MIB
+    keep("loopback", f"{options.mib} MiB pushed and answered", loopback(size_bytes, options.rounds))
+    keep("memory", "Memory of the server", [memory(size_bytes, workers) for workers in (1, 2, 4)])
 
 
 def keep(name: str, title: str, rows: list[sweep.Row]) -> None:

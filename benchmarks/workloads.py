@@ -96,11 +96,11 @@ def accuracy_of(model: nn.Module) -> float:
 
 
 class Gpt(nn.Module):
-    """A small GPT over `vocabulary` tokens: bytes. Takes [n, CONTEXT] int64, gives [n, CONTEXT, vocabulary]."""
+    """A small GPT over bytes. Takes [n, CONTEXT] int64, gives [n, CONTEXT, 256]."""
 
-    def __init__(self, layers: int, heads: int, width: int, vocabulary: int = 256) -> None:
+    def __init__(self, layers: int, heads: int, width: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(CONTEXT, width)
+        self.tokens, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
         self.blocks, self.last = nn.ModuleList(), nn.LayerNorm(width)
         shape = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
         for _ in range(layers):

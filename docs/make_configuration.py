@@ -22,6 +22,8 @@ from geomx.config import AGREED, AGREED_OF_EACH, LinkTable, Run
 from geomx.config.reading.fields import TABLES, as_table, is_listed, keys, words
 from geomx.config.reading.problems import shown
 from geomx.config.tables import BelowTable, LanTable, RegionTable, Table, WanTable
+from geomx.config.tables.links import EventTable
+from geomx.config.tables.members import ServerTable
 from geomx.optim import compensations
 from geomx.registry import Registry
 from geomx.sync import policies
@@ -57,32 +59,32 @@ PREFACE = f"""\
 
 <!-- Made from the code by docs/make_configuration.py: change it there. -->
 
-For anyone who describes a run: every key with its type, default and meaning.
-
-One TOML file describes a run. Only `[[party]]` is required:
+Every key of the TOML file that describes a run. Only `[[party]]` is required:
 
 ```toml
 {EXAMPLE}```
 
-`geomx check RUN.toml` validates the file and draws the tree of nodes. It reports all mistakes at once, each with its
-key, line, allowed values and the nearest valid name; so does `geomx run` before it starts anything. The training script
-and the TLS files must exist on the machine; to check a file elsewhere, add `--elsewhere`.
+`geomx check RUN.toml` draws the tree of nodes, or reports all mistakes at once, each with its key, line, allowed
+values and the nearest valid name; so does `geomx run` before it starts. To check a file on a machine without the script
+and the TLS files, add `--elsewhere`.
 
-**Change keys on the command line:** `geomx run RUN.toml wan.link.rate_mbps=20 party.B.workers=3`. A party is named, or
-counted from 0 (`party[1].workers`). Values are written as in TOML; anything else is taken as text
-(`worker.overlap=forward`).
+**Change keys on the command line:** `geomx run RUN.toml wan.link.rate_mbps=20 party.B.workers=3`. Parties have names,
+or places from 0 (`party[1].workers`). Values are TOML; anything else is text (`worker.overlap=forward`).
 
-**Use several files.** Each machine may have its own. Keys marked ● must be the same in all, and so must the names and
-the order of the parties. A node whose file differs is refused, with a list of the differences.
+**Each machine may have its own file.** Keys marked ● must be the same in all, and so must the names and the order of
+the parties. A node whose file differs is refused, with a list of the differences. **Paths** are relative to the file's
+folder; `~` is your home folder.
 
-**Paths** are relative to the file's folder; `~` is your home folder.
-
-**Choices** may have parameters (`codec_up = "topk ratio=0.01"`), or be [a class of your own](extending.md)
+**Choices** may have parameters (`codec_up = "topk ratio=0.01"`), or be [your own class](extending.md)
 (`codec_up = "my_codecs:Mine"`). Built in:
 
 """
 
-DEFAULTS = {"run.name": "the file's name"}
+DEFAULTS = {"run.name": "the file's name, without its ending"}
+TYPES = {
+    ("region", "name"): "as a party's",
+    ("event", "party"): "a name",
+}  # that would say again what another key has
 
 CHOICES: dict[str, tuple[str, Registry[Any]]] = {
     "policy": ("[sync policy](sync.md)", policies),
@@ -92,24 +94,24 @@ CHOICES: dict[str, tuple[str, Registry[Any]]] = {
     "channel": ("[channel](#channels)", channels),
 }
 CHANNELS = """\
-`tcp` carries everything by TCP. `datagram` and `dgt` send contributions and updates in datagrams, for [links that lose
-packets](lossy-links.md), and need a secret or TLS. Blocks of a contribution may be lost with `dgt` and with `deadline`;
-all else arrives. `dgt` also needs the script's [training loss](training-loop.md#tell-the-loss), unless
-`adaptive=false`. You can [write a channel](extending.md#write-a-channel).
+`datagram` and `dgt` send contributions and updates in datagrams, for [links that lose packets](lossy-links.md), and
+need a secret or TLS. Blocks of a contribution may be lost with `dgt` and with `deadline`; all else arrives. `dgt` also
+needs the script's [training loss](training-loop.md#tell-the-loss), unless `adaptive=false`. You can
+[write a channel](extending.md#write-a-channel).
 """
 
 PARAMETERS = {
-    "deadline": "How long lost blocks of a contribution are sent again, in round trips since its slice's last block "
-    "was sent. 0: until all have arrived.",
-    "fec": "Parity datagrams for each datagram, up to 1, from which lost ones are rebuilt. 0: as many as the "
-    "measured packet loss asks for, of what must arrive.",
+    "deadline": "Round trips since a slice's last block was sent, for which lost blocks of a contribution are sent "
+    "again. 0: until all have arrived.",
+    "fec": "Parity datagrams for each datagram, up to 1, from which lost ones are rebuilt. 0: as the measured loss "
+    "asks for, of what must arrive.",
     "k": "Fraction of blocks, by contribution, that is sent until it has arrived; 0 to 1.",
     "k_least": "The least that `adaptive` makes of `k`, or `k` itself if that is less.",
     "channels": "Classes of the other blocks, 1 to 254. With 3: class 1 is sent up to 3 times, class 2 twice, class 3 "
     "once.",
     "alpha": "Weight of earlier rounds in a block's rank; 0 to below 1.",
-    "adaptive": "`k` follows the training loss: `k` · loss / first loss, from `k_least` to 1. At a loss of 0 or below "
-    "it is `k`. The script must call `run.loss`; checkpoints keep the first loss.",
+    "adaptive": "Use `k` · loss / first loss, from `k_least` to 1; at a loss of 0 or below, `k`. The script must call "
+    "`run.loss`; checkpoints keep the first loss.",
     "rank": "`contribution`, or `random` to compare with.",
     "drop": "`true`: do not send the other blocks at all, to compare with.",
 }
@@ -140,6 +142,12 @@ def _section(title: str, name: str, table: type[Table]) -> Iterator[str]:
     yield f"{cleandoc(table.__doc__ or '')}\n"
     if table is LanTable:
         yield "It has the keys of `[wan]` except `pace_mbps`. Only those that differ are listed:\n"
+    if table is RegionTable:
+        alike = ", ".join(f"`{key}`" for key in keys(ServerTable) if key != "name")
+        yield f"It has these keys of a [party](#party): {alike}; and its own:\n"
+    if table is EventTable:
+        new = ", ".join(f"`{key}`" for key in keys(LinkTable))
+        yield f"New values of a [link](#links): {new}. Besides:\n"
     if table is BelowTable:
         yield "The table `below` of a region has the keys of `[wan]`. Only those that differ are listed:\n"
     yield "| key | type | default | meaning |"
@@ -147,8 +155,17 @@ def _section(title: str, name: str, table: type[Table]) -> Iterator[str]:
     for key, field in keys(table).items():
         if table in (BelowTable, LanTable) and _is_as_over_the_wan(key, field):
             continue
+        if table is RegionTable and key != "name" and key in keys(ServerTable):
+            continue
+        if table is EventTable and key in keys(LinkTable):
+            continue
         mark = " ●" if _agreed(name, key) else ""
-        cells = (f"`{key}`{mark}", _type(key, field), _default(name, key, field), field.description or "")
+        cells = (
+            f"`{key}`{mark}",
+            TYPES.get((name, key)) or _type(key, field),
+            _default(name, key, field),
+            field.description or "",
+        )
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
 

@@ -46,6 +46,12 @@ LAST_LINES = 6  # of what a node has printed before it failed
 _FIRST_PORT = 21_000
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal of `STOPS`. Python remembers a plain KeyboardInterrupt that leaves an `exec`, such as a dataclass's, and
+    under `-m` dies of SIGINT at its end, although it was caught.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one system: a line of the first worker's for each round."""
@@ -135,7 +141,7 @@ def _words(lab: Lab) -> str:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """What ends this process is a KeyboardInterrupt, so that the lab is taken down."""
+    """What ends this process is raised as `Interrupted`, so that the lab is taken down."""
     before = {number: signal.signal(number, _interrupt) for number in STOPS}
     try:
         yield
@@ -145,7 +151,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 class _Turn:

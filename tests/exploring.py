@@ -50,6 +50,20 @@ def pairwise(*axes: Iterable[Any]) -> list[Any]:
     ]
 
 
+def each_value(*axes: Iterable[Any]) -> list[Any]:
+    """The cells of a grid; but for a few that have each value once, they are left to `make grids`."""
+    values = [list(axis) for axis in axes]
+    chosen = {tuple(n % len(axis) for axis in values) for n in range(max(map(len, values)))}
+    cells = product(*(range(len(axis)) for axis in values))
+    return [
+        pytest.param(
+            *(axis[place] for axis, place in zip(values, cell, strict=True)),
+            marks=() if cell in chosen else pytest.mark.grids,
+        )
+        for cell in cells
+    ]
+
+
 def examples(usual: int) -> settings:
     """For a property that needs more or fewer than the others: as a part of what the profile tries."""
     return settings(max_examples=max(1, usual * settings.default.max_examples // USUAL))

@@ -66,9 +66,8 @@ class Owed:
             return payload
 
         def restoring(codec: Lossy, slice_: Slice, state: Any) -> None:
-            restore(
-                codec, slice_, state
-            )  # whoever is back begins with other weights, and owes nothing of before
+            # Whoever is back begins with other weights, and owes nothing of before.
+            restore(codec, slice_, state)
             self.owed.pop((self._codecs.get(id(codec), ""), slice_.index), None)
 
         def taking(at: HandedOver, giver: Giver, place: int, slice_: Slice, push: Push, payload: Any) -> None:

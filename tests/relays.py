@@ -27,11 +27,15 @@ class Relay:
         self._server: asyncio.Server
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        self.address = f"127.0.0.1:{port}"
         self._near = _udp()
-        self._near.bind(("127.0.0.1", port))
+        while not self.address:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+            port = self._server.sockets[0].getsockname()[1]
+            try:
+                self._near.bind(("127.0.0.1", port))
+                self.address = f"127.0.0.1:{port}"
+            except OSError:  # another program has this one
+                self._server.close()
         asyncio.get_running_loop().add_reader(self._near, self._up)
 
     async def close(self) -> None:

@@ -62,9 +62,8 @@ class Storm:
     rate_mbps: float = 200.0
     ends_s: float = 8.0  # when the last fault may begin
     leaves: int = 0  # how many nodes are asked to leave
-    rough: bool = (
-        False  # servers are hit as often as workers, who is killed may die again at once, shards lie apart
-    )
+    # Servers are hit as often as workers, who is killed may die again at once, shards lie apart.
+    rough: bool = False
 
     @property
     def command(self) -> str:
@@ -106,17 +105,15 @@ class Seen:
     added: set[Any] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)  # sums that are not those of their origins
     origins: dict[Any, set[frozenset[str]]] = field(default_factory=dict)  # by cohort and turn, of gradients
-    states: dict[Any, dict[str, str]] = field(
-        default_factory=dict
-    )  # by turn: the weights behind it, by worker
+    # By turn: the weights behind it, by worker.
+    states: dict[Any, dict[str, str]] = field(default_factory=dict)
     ledgers: dict[str, list[int]] = field(default_factory=dict)
     steps: Counter[str] = field(default_factory=Counter)
     asked: set[str] = field(default_factory=set)  # to leave, and all below them
     asked_at: dict[str, float] = field(default_factory=dict)
     live: dict[str, LiveRun] = field(default_factory=dict)
-    hit: list[tuple[str, float, float]] = field(
-        default_factory=list
-    )  # node, from, until: what a fault has concerned
+    # Node, from, until: what a fault has concerned.
+    hit: list[tuple[str, float, float]] = field(default_factory=list)
     owed: Owed = field(default_factory=Owed)
     did: list[str] = field(default_factory=list)
 

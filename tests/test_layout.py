@@ -1,9 +1,9 @@
 import itertools
 from bisect import bisect_right
-from collections import Counter
 
 import msgspec
 import pytest
+from exploring import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from geomx.layout import (
     automatic_slice_elements,
 )
 
-shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+shapes = st.lists(st.integers(0, 12), max_size=3).map(tuple)
 
 
 @st.composite
@@ -51,29 +51,22 @@ def weights(*counts, **options):
 
 
 @given(layouts())
-def test_every_element_is_in_exactly_one_slice(layout):
-    seen = Counter(
-        (part.tensor, element)
-        for slice_ in layout.slices
-        for part in slice_.parts
-        for element in range(part.start, part.stop)
-    )
-    everything = {(n, element) for n, t in enumerate(layout.tensors) for element in range(t.elements)}
-    assert seen.keys() == everything
-    assert set(seen.values()) <= {1}
-
-
-@given(layouts())
-def test_parts_lie_in_a_slice_one_behind_the_other(layout):
+def test_every_element_is_in_exactly_one_slice_one_part_behind_the_other(layout):
+    parts = []
     for slice_ in layout.slices:
-        end = 0
-        for part in slice_.parts:
-            assert part.offset == end
-            end += part.elements
-        assert slice_.elements == end > 0
-        assert slice_.size_bytes == end * ITEM_BYTES[slice_.dtype]
+        offsets = [0, *itertools.accumulate(part.elements for part in slice_.parts)]
+        assert [*(part.offset for part in slice_.parts), slice_.elements] == offsets
+        assert slice_.elements > 0
+        assert slice_.size_bytes == slice_.elements * ITEM_BYTES[slice_.dtype]
+        parts += [(part.tensor, part.start, part.stop) for part in slice_.parts]
+    ends = {}
+    for tensor, start, stop in sorted(parts):
+        assert ends.get(tensor, 0) == start < stop
+        ends[tensor] = stop
+    assert ends == {number: t.elements for number, t in enumerate(layout.tensors) if t.elements}
 
 
+@examples(40)
 @given(layouts(), st.data())
 def test_a_part_of_a_slice_holds_its_elements(layout, data):
     for slice_ in layout.slices:
@@ -83,10 +76,8 @@ def test_a_part_of_a_slice_holds_its_elements(layout, data):
         assert elements_of(within) == elements_of(slice_)[start:stop]
         assert (within.index, within.elements) == (slice_.index, stop - start)
         assert within.smallest_tensor == slice_.smallest_tensor
-        assert [part.offset for part in within.parts] == [
-            0,
-            *itertools.accumulate(p.elements for p in within.parts),
-        ][:-1]
+        offsets = [0, *itertools.accumulate(part.elements for part in within.parts)]
+        assert [part.offset for part in within.parts] == offsets[:-1]
 
 
 def elements_of(slice_):
@@ -94,29 +85,21 @@ def elements_of(slice_):
 
 
 @given(layouts())
-def test_a_slice_is_of_one_kind_and_one_size_class(layout):
+def test_slices_are_of_one_kind_and_size_class_and_in_the_order_of_first_use(layout):
+    """Large tensors have slices of their own, and packed ones are never cut."""
+    largest = layout.slice_elements or automatic_slice_elements(layout.tensors)
     for slice_ in layout.slices:
         tensors = [layout.tensors[part.tensor] for part in slice_.parts]
         assert {(t.dtype, t.group, t.role) for t in tensors} == {(slice_.dtype, slice_.group, slice_.role)}
         assert len({t.elements >= layout.pack_below for t in tensors}) == 1
         assert len({bisect_right(layout.size_bounds, t.elements) for t in tensors}) == 1
         assert slice_.smallest_tensor == min(t.elements for t in tensors)
-
-
-@given(layouts())
-def test_large_tensors_have_slices_of_their_own_and_packed_ones_are_never_cut(layout):
-    largest = layout.slice_elements or automatic_slice_elements(layout.tensors)
-    for slice_ in layout.slices:
         assert slice_.elements <= largest or len(slice_.parts) == 1
         if slice_.smallest_tensor >= layout.pack_below:
             assert len(slice_.parts) == 1
             assert slice_.elements <= largest
         else:
             assert all(part.elements == layout.tensors[part.tensor].elements for part in slice_.parts)
-
-
-@given(layouts())
-def test_slices_are_numbered_in_the_order_of_first_use(layout):
     assert [slice_.index for slice_ in layout.slices] == list(range(len(layout.slices)))
     firsts = [(slice_.parts[0].tensor, slice_.parts[0].start) for slice_ in layout.slices]
     assert firsts == sorted(firsts)
@@ -124,22 +107,16 @@ def test_slices_are_numbered_in_the_order_of_first_use(layout):
 
 
 @given(layouts(), st.integers(1, 5))
-def test_shards_are_balanced_and_do_not_change_the_cuts(layout, count):
-    untouched = msgspec.structs.replace(layout).slices
-    table = layout.shards(count)
-    assert layout.slices == untouched
+def test_shards_are_balanced_and_every_node_computes_the_same_table(layout, count):
+    copy = msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=Layout)
+    uncut, table = copy.fingerprint, layout.shards(count)
+    assert (copy.slices, copy.shards(count)) == (layout.slices, table)
+    assert layout.fingerprint == uncut
     assert len(table) == len(layout.slices)
     loads = [0] * count
     for slice_, shard in zip(layout.slices, table, strict=True):
         loads[shard] += slice_.size_bytes
     assert max(loads) - min(loads) <= max((slice_.size_bytes for slice_ in layout.slices), default=0)
-
-
-@given(layouts(), st.integers(1, 5))
-def test_every_node_computes_the_same_table(layout, count):
-    copy = msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=Layout)
-    assert (copy.slices, copy.shards(count)) == (layout.slices, layout.shards(count))
-    assert copy.fingerprint == layout.fingerprint
 
 
 @given(layouts(), st.data())
@@ -170,22 +147,31 @@ def test_fingerprints_differ_when_anything_differs(layout, data):
     assert other.fingerprint != layout.fingerprint
 
 
-def test_cutting_leaves_the_fingerprint_alone():
-    layout = weights(10, 20)
-    before = msgspec.structs.replace(layout).fingerprint
-    assert layout.slices
-    assert layout.fingerprint == before
-
-
 @pytest.mark.parametrize(("count", "slices"), [(999, 1), (1000, 2), (1001, 2)])
 def test_pack_below_is_the_smallest_tensor_that_has_slices_of_its_own(count, slices):
     assert len(weights(count, count, pack_below=1000).slices) == slices
 
 
-def test_packed_tensors_on_both_sides_of_a_bound_share_no_slice():
-    slices = weights(50, 100, 99, 500, 3000, size_bounds=(100, 500)).slices
-    assert [[part.tensor for part in slice_.parts] for slice_ in slices] == [[0, 2], [1], [3], [4]]
-    assert [slice_.smallest_tensor for slice_ in slices] == [50, 100, 500, 3000]
+@pytest.mark.parametrize(
+    ("counts", "options", "parts"),
+    [
+        pytest.param(
+            (50, 100, 99, 500, 3000), {"size_bounds": (100, 500)}, [[0, 2], [1], [3], [4]],
+            id="packed ones on both sides of a bound share none",
+        ),
+        pytest.param((10, 2000, 10, 500, 400), {}, [[0, 2, 3, 4], [1]], id="tiny ones share across large ones"),
+        pytest.param(
+            (600, 300, 200, 900), {"slice_elements": 1000, "pack_below": 1000}, [[0, 1], [2], [3]],
+            id="a full slice makes room for the next",
+        ),
+        pytest.param((0, 5, 0), {}, [[1]], id="none without elements"),
+        pytest.param((0,), {}, [], id="nothing"),
+    ],
+)  # fmt: skip
+def test_which_tensors_share_a_slice(counts, options, parts):
+    slices = weights(*counts, **options).slices
+    assert [[part.tensor for part in slice_.parts] for slice_ in slices] == parts
+    assert [slice_.smallest_tensor for slice_ in slices] == [min(counts[n] for n in each) for each in parts]
 
 
 def test_bounds_of_tensors_that_are_not_packed_leave_the_cuts_alone():
@@ -193,31 +179,15 @@ def test_bounds_of_tensors_that_are_not_packed_leave_the_cuts_alone():
     assert weights(*counts, size_bounds=(1000, 200_000)).slices == weights(*counts).slices
 
 
-def test_tiny_tensors_share_slices_across_large_ones():
-    slices = weights(10, 2000, 10, 500, 400).slices
-    assert [[part.tensor for part in slice_.parts] for slice_ in slices] == [[0, 2, 3, 4], [1]]
-
-
-def test_a_full_slice_makes_room_for_the_next():
-    slices = weights(600, 300, 200, 900, slice_elements=1000, pack_below=1000).slices
-    assert [[part.tensor for part in slice_.parts] for slice_ in slices] == [[0, 1], [2], [3]]
-
-
 def test_a_slice_has_a_bounded_number_of_parts():
     slices = weights(*[1] * (MOST_PARTS + 1)).slices
     assert [len(slice_.parts) for slice_ in slices] == [MOST_PARTS, 1]
 
 
-def test_tensors_without_elements_are_in_no_slice():
-    layout = weights(0, 5, 0)
-    assert [part.tensor for slice_ in layout.slices for part in slice_.parts] == [1]
-    assert weights(0).slices == ()
-    assert weights().shards(2) == ()
-
-
-def test_a_scalar_has_one_element():
+def test_a_scalar_has_one_element_and_no_tensors_no_shards():
     (slice_,) = Layout((Tensor("scale", (), "float32"),)).slices
     assert slice_.elements == 1
+    assert weights().shards(2) == ()
 
 
 def test_two_thousand_million_elements_are_cheap_to_lay_out():
@@ -259,27 +229,19 @@ def test_only_what_is_trained_decides_the_cut():
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"),
+    ("tensors", "options", "message"),
     [
-        ([Tensor("a", (1,), "float32"), Tensor("a", (2,), "float32")], "found twice: a"),
-        ([Tensor("a", (1,), "complex64")], "complex64; allowed: float64"),
-        ([Tensor("a", (2, -1), "float32")], "negative extent"),
+        ([Tensor("a", (1,), "float32"), Tensor("a", (2,), "float32")], {}, "found twice: a"),
+        ([Tensor("a", (1,), "complex64")], {}, "complex64; allowed: float64"),
+        ([Tensor("a", (2, -1), "float32")], {}, "negative extent"),
+        ([], {"slice_elements": -1}, "slice_elements is -1"),
+        ([], {"size_bounds": (200, 100)}, "numbers that rise"),
+        ([], {"size_bounds": (100, 100)}, "numbers that rise"),
     ],
 )
-def test_models_that_cannot_be_carried_are_refused(tensors, message):
+def test_models_and_cuts_that_cannot_be_are_refused(tensors, options, message):
     with pytest.raises(Unsupported, match=message):
-        Layout(tuple(tensors))
-
-
-def test_cuts_that_go_backwards_are_refused():
-    with pytest.raises(Unsupported, match="slice_elements is -1"):
-        weights(1, slice_elements=-1)
-
-
-def test_bounds_that_do_not_rise_are_refused():
-    for bounds in ((200, 100), (100, 100)):
-        with pytest.raises(Unsupported, match="numbers that rise"):
-            weights(1, size_bounds=bounds)
+        Layout(tuple(tensors), **options)
 
 
 def test_packed_tensors_count_towards_the_most_slices(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from geomx.tree import TOP, Tree
 from geomx.wire.presence import pack
 from geomx.wire.session import Patience
 
+Script = Callable[[Program], None]  # what a worker does
+Programs = dict[str, Program]  # by the worker's name
 SGD = {
     "lr": 0.05,
     "momentum": 0.9,
@@ -131,6 +134,16 @@ class Loop:
         return Contribution.of(turn, index, "gradient", "step()", samples, gradient, None, self.hyper)
 
 
+def start(
+    simulator: Simulator, topology: Topology, script: Script, late: str = "", at_s: float = 0.0
+) -> Programs:
+    """Every node begins, `late` at `at_s`; never, where that is inf."""
+    nodes = [name for name in topology.tree.nodes if name != late or at_s < inf]
+    for name in nodes:
+        simulator.add(make_node(topology, name), at=at_s if name == late else 0.0)
+    return {name: simulator.program(name, script) for name in topology.tree.workers if name in nodes}
+
+
 def run_tree(
     topology: Topology,
     loop: Loop,
@@ -141,9 +154,7 @@ def run_tree(
 ) -> tuple[Simulator, dict[str, Program]]:
     """A whole run, until every node has ended."""
     simulator = Simulator(seed, network)
-    for name in topology.tree.nodes:
-        simulator.add(make_node(topology, name))
-    programs = {name: simulator.program(name, loop) for name in topology.tree.workers}
+    programs = start(simulator, topology, loop)
     faults(simulator)
     simulator.run(until)
     return simulator, programs

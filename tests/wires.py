@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
@@ -13,13 +15,15 @@ import torch
 import uvloop
 
 from geomx.channels.tcp import Tcp, split_address
+from geomx.codecs.contract import Block
 from geomx.errors import GeomxError, ProtocolError
-from geomx.wire.messages import PROTOCOL_VERSION, Challenge, Hello, State, payload_size
+from geomx.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Push, Reading, State, payload_size
 from geomx.wire.proof import NONCE_BYTES, proof
 from geomx.wire.roster_messages import Message
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 ANY_PORT = "127.0.0.1:0"
+BLOCK_BYTES = 1400
 PATIENCE_S = 300.0  # a test that waits for longer than this fails
 
 
@@ -32,6 +36,11 @@ def patient() -> Iterator[None]:
         patch.setattr("geomx.channels.tcp.HANDSHAKE_LIMIT_S", PATIENCE_S)
         patch.setattr("geomx.channels.tls.HANDSHAKE_LIMIT_S", PATIENCE_S)
         yield
+
+
+@pytest.fixture(params=LOOPS)
+def loop_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def run_on(loop_name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -47,6 +56,21 @@ def run_on(loop_name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         result = runner.run(bounded())
     assert not complaints, complaints
     return result
+
+
+def on_each_loop(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., None]:
+    """Makes of a coroutine a test that runs on each loop, of the fixture `loop_name` that a `conftest.py` imports."""
+    asked = inspect.signature(test)
+    name = inspect.Parameter("loop_name", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    @functools.wraps(test)
+    def on_loop(loop_name: str, **given: Any) -> None:
+        given |= {"loop_name": loop_name} if "loop_name" in asked.parameters else {}
+        run_on(loop_name, lambda: test(**given))
+
+    others = [each for each in asked.parameters.values() if each.name != "loop_name"]
+    on_loop.__signature__ = asked.replace(parameters=[name, *others])  # type: ignore[attr-defined]
+    return on_loop
 
 
 def state(size: int, token: int = 0) -> State:
@@ -142,29 +166,56 @@ class Records:
 
 
 @contextlib.asynccontextmanager
+async def listening(
+    channel: Tcp, address: str = ANY_PORT, limit: int = 1 << 26
+) -> AsyncIterator[tuple[Any, Witness]]:
+    """(a listener, what those hear whom it accepts)."""
+    witness = Witness(limit)
+    door = await channel.listen(address, witness, witness.accept)
+    yield door, witness
+    await door.close()
+
+
+@contextlib.asynccontextmanager
 async def pair(dialler: Tcp, listener: Tcp | None = None, limit: int = 1 << 26) -> AsyncIterator[Any]:
     """(connection, its witness, the accepted connection, its witness)."""
-    ours, theirs = Witness(), Witness(limit)
-    door = await (listener or dialler).listen(ANY_PORT, theirs, theirs.accept)
-    connection = await dialler.dial(door.address, ours)
-    await theirs.until(lambda: bool(theirs.accepted))
-    yield connection, ours, theirs.accepted[0], theirs
-    connection.close("the test is over")
-    await door.close()
+    ours = Witness()
+    async with listening(listener or dialler, limit=limit) as (door, theirs):
+        connection = await dialler.dial(door.address, ours)
+        await theirs.until(lambda: bool(theirs.accepted))
+        yield connection, ours, theirs.accepted[0], theirs
+        connection.close("the test is over")
 
 
 @contextlib.asynccontextmanager
 async def stranger(limit: int = 1 << 26) -> AsyncIterator[tuple[socket.socket, Witness]]:
     """(a bare socket, the witness of the connection that it is to a listener)."""
-    witness = Witness(limit)
-    door = await Tcp().listen(ANY_PORT, witness, witness.accept)
-    loop = asyncio.get_running_loop()
-    with socket.socket() as sock:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, split_address(door.address))
-        await witness.until(lambda: bool(witness.accepted))
-        yield sock, witness
-    await door.close()
+    async with listening(Tcp(), limit=limit) as (door, witness):
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, split_address(door.address))
+            await witness.until(lambda: bool(witness.accepted))
+            yield sock, witness
+
+
+async def until_open(*ends: Any) -> None:
+    """Until datagrams pass from each of these ends."""
+    while any(end.flow_state != "open" for end in ends):
+        await asyncio.sleep(0.01)
+
+
+def write_blocks(sender: Any, number: int, payload: torch.Tensor, level: int = 0) -> None:
+    """Push a payload in blocks of a datagram each, all of one class."""
+    size = payload.numel()
+    starts = range(0, size, BLOCK_BYTES)
+    blocks = [
+        (Block(at, min(at + BLOCK_BYTES, size), payload[at : at + BLOCK_BYTES]), level) for at in starts
+    ]
+    sender.write_blocks(number, push_of(size), payload, 1, blocks)
+
+
+def push_of(size: int) -> Push:
+    return Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading(), size=size)
 
 
 def tensor(size: int, seed: int = 0) -> torch.Tensor:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import geomx
@@ -15,6 +16,7 @@ from geomx.config.compatibility.choices import Choices
 from geomx.config.compatibility.decision import decide
 from geomx.config.compatibility.script import Script
 from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
+from geomx.launch import site_commands
 from geomx.launch.environment import apply_switches
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -45,6 +47,7 @@ EXAMPLES = {
     "report": ("sites.toml records --json report.json --trace trace.json",),
     "secret": ("sites.secret",),
     "codec": ("", 'int4 "bisparse ratio=0.01" --model train:make_model'),
+    **site_commands.EXAMPLES,
 }
 
 
@@ -161,6 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     report = _command(commands, "report", _report, text, records="folder with the nodes' records")
     report.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE as JSON")
     _add_trace(report)
+
+    site_commands.add(partial(_command, commands), partial(_add, commands), _load)
 
     secret = _add(commands, "secret", _secret, "make the secret by which a run's nodes recognize each other")
     secret.add_argument(

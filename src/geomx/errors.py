@@ -103,11 +103,14 @@ class NodeLost(GeomxError):
     Attributes:
         node: The name of the lost node, such as "A/0", "A" (a local server) or "global/0".
         reason: What was noticed, and by whom.
+        may_return: Whoever raises it was cut off from the others. Where the run goes on without it (`run.on_loss`), it
+            may be started again.
     """
 
-    def __init__(self, node: str, reason: str) -> None:
+    def __init__(self, node: str, reason: str, may_return: bool = False) -> None:
         self.node = node
         self.reason = reason
+        self.may_return = may_return
         super().__init__(f"{node} is lost: {reason}")
 
 

@@ -11,39 +11,28 @@ from lab import system
 
 ROOT = Path(__file__).parents[2]
 MISSING = system.missing_here()
-ROW = {
-    **{
-        "kind": "rounds",
-        "workload": "synthetic",
-        "shape": "2x1",
-        "network": "bad",
-        "system": "TCP",
-        "codec": "fp16",
-    },
-    **{"rounds": 2, "seconds": [1.0, 1.0, 2.0, 4.0], "up_bytes": 2e6, "down_bytes": 1e6, "up_lost": 0.01},
-    **{"up_overflowed": 0.0, "down_overflowed": 0.002, "stalled": 0.1, "late": 0.0},
-}
-TRAINED = {key: ROW[key] for key in ("workload", "shape", "network", "system", "codec")} | {"kind": "train"}
+KEY = {"network": "bad", "system": "TCP", "codec": "fp16"}
+ROW = KEY | {"rounds": 2, "seconds": [1.0, 1.0, 2.0, 4.0], "up_bytes": 2e6, "down_bytes": 1e6}
+ROW |= {"stalled": 0.1, "late": 0.0}
 
 
 def test_rounds_are_pooled_over_turns():
-    other = ROW | {"seconds": [1.0, 1.0, 1.0, 1.0], "up_bytes": 4e6, "stalled": 0.3}
-    line = lossy.table([ROW, other]).splitlines()[-1]
-    assert line == (
-        "| bad | TCP | fp16 | 4 | 1.000 | 4.000 | 4.000 | 3.00 | 1.00 | 1.00% | 0.00% | 0.20% | 20% | 0% |"
-    )
+    (line,) = lossy.pooled([ROW, ROW | {"seconds": [1.0, 1.0, 1.0, 1.0], "up_bytes": 4e6, "stalled": 0.3}])
+    figures = {"rounds": 4, "median s": 1.0, "p95 s": 4.0, "p99 s": 4.0, "MB up": 3.0, "MB down": 1.0}
+    assert line == pytest.approx(KEY | figures | {"stalled": "20%", "late": "0%"})
 
 
 def test_a_turn_without_a_round_has_a_line_without_figures():
-    line = lossy.table([{key: ROW[key] for key in TRAINED} | {"kind": "rounds", "rounds": 0, "seconds": []}])
-    assert line.splitlines()[-1].startswith("| bad | TCP | fp16 | 0 | – |")
+    (line,) = lossy.pooled([KEY | {"rounds": 0, "seconds": []}])
+    assert (line["rounds"], line["median s"]) == (0, "–")
 
 
-def test_seeds_that_reach_the_target_are_counted():
-    found = {"to_target_s": 20.0, "accuracy": 0.86, "wan_bytes": 3e6}
-    rows = [TRAINED | {"seed": 0} | found, TRAINED | {"seed": 1, "best_accuracy": 0.5}]
-    line = lossy.table(rows).splitlines()[-1]
-    assert line == "| bad | TCP | fp16 | 0, 1 | 1 of 2 | 20.0 | 20.0 | 20.0 | 86.00% | 3.0 |"
+def test_rows_that_the_page_was_made_of_can_be_shown():
+    found = lossy.pooled(sweep.rows_of(ROOT / "docs" / "data" / "lossy.jsonl"))
+    bbr = next(
+        line for line in found if (line["network"], line["system"]) == ("20mbit-100ms-1loss", "TCP bbr")
+    )
+    assert f"{bbr['median s']:.2f} ({bbr['p99 s']:.2f})" == "1.35 (2.14)"
 
 
 def test_every_network_of_the_file_exists_and_every_system_is_described():

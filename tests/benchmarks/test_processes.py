@@ -41,7 +41,7 @@ def test_a_child_that_has_left_for_a_session_of_its_own_is_ended_too():
 
 BURNS = """
 import time
-while time.process_time() < 0.3: pass
+while time.process_time() < 0.1: pass
 print("up", flush=True)
 input()
 """
@@ -58,7 +58,7 @@ def test_what_a_node_used_is_known_after_it_has_ended():
         meter.sample()
         process.communicate(b"\n")
     meter.sample()
-    assert meter.cpu_s(began, time.monotonic())["A"] >= 0.25
+    assert meter.cpu_s(began, time.monotonic())["A"] >= 0.08
     assert meter.peak_mb["A"] > 1
     assert meter.cpu_s(time.monotonic(), began) == {}
 
@@ -154,16 +154,16 @@ HANGS = "import signal; signal.pause()"
 
 @pytest.mark.parametrize(("steps", "where"), [(None, "before all workers had begun"), (1, "at step 1 of 3")])
 def test_a_turn_that_hangs_is_stopped(tmp_path, steps, where):
-    turn = turn_with(tmp_path, HANGS, limit_s=0.5, steps=steps)
-    assert turn.state.startswith("it was stopped after 0.5 s")
+    turn = turn_with(tmp_path, HANGS, limit_s=0.2, steps=steps)
+    assert turn.state.startswith("it was stopped after 0.2 s")
     assert where in turn.state
 
 
-@pytest.mark.parametrize(("limit_s", "end_s"), [(0.5, 600.0), (600.0, 0.5)])
+@pytest.mark.parametrize(("limit_s", "end_s"), [(0.2, 600.0), (600.0, 0.2)])
 def test_a_turn_that_hangs_behind_its_last_step_has_its_figures_and_a_note(
     tmp_path, limit_s, end_s, monkeypatch
 ):
-    monkeypatch.setattr(turn_module, "LOOK_AT_STEPS_S", 0.1)
+    monkeypatch.setattr(turn_module, "LOOK_AT_STEPS_S", 0.05)
     monkeypatch.setattr(turn_module, "END_S", end_s)
     turn = turn_with(tmp_path, HANGS, limit_s=limit_s, steps=3)
     assert turn.state == "ok"

@@ -1,5 +1,5 @@
-"""What a connection does when its time is over must not depend on how busy the machine is."""
+"""What connections do depends neither on how busy the machine is nor on which loop runs them."""
 
-from wires import patient
+from wires import loop_name, patient
 
-__all__ = ["patient"]
+__all__ = ["loop_name", "patient"]

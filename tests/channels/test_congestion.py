@@ -4,7 +4,7 @@ import socket
 import sys
 
 import pytest
-from wires import LOOPS, Witness, run_on
+from wires import on_each_loop, pair
 
 from geomx.channels import congestion
 from geomx.channels.congestion import available, check, choose
@@ -44,28 +44,17 @@ def test_lists_that_cannot_be_read_leave_the_systems_own(monkeypatch):
 
 
 @needs_linux
-@pytest.mark.parametrize("loop_name", LOOPS)
-def test_each_end_has_a_pace_of_its_own(loop_name):
-    async def main():
-        witness, tcp = Witness(), Tcp(pace_mbps=96)
-        door = await tcp.listen("127.0.0.1:0", witness, witness.accept)
-        connection = await tcp.dial(door.address, Witness())
-        await witness.until(lambda: bool(witness.accepted))
-        (accepted,) = witness.accepted
+@on_each_loop
+async def test_each_end_has_a_pace_of_its_own():
+    tcp = Tcp(pace_mbps=96)
+    async with pair(tcp) as (connection, _, accepted, _):
         assert _pace(connection) == 12_000_000
         assert _pace(accepted) == NO_PACE
-        tcp.pace(accepted, 0)
-        assert _pace(accepted) == NO_PACE
-        tcp.pace(accepted, 8)
-        assert _pace(accepted) == 1_000_000
+        for mbps, expected in ((0, NO_PACE), (8, 1_000_000), (1e18, NO_PACE)):
+            tcp.pace(accepted, mbps)
+            assert _pace(accepted) == expected
         tcp.pace(accepted, 1e9)
         assert _pace(accepted, 8) == 125_000 * 10**9
-        tcp.pace(accepted, 1e18)
-        assert _pace(accepted) == NO_PACE
-        connection.close("done")
-        await door.close()
-
-    run_on(loop_name, main)
 
 
 def _pace(connection, size=4):
@@ -73,21 +62,12 @@ def _pace(connection, size=4):
 
 
 @needs_linux
-@pytest.mark.parametrize("loop_name", LOOPS)
-def test_both_ends_use_what_they_are_told(loop_name):
+@on_each_loop
+async def test_both_ends_use_what_they_are_told():
     names = available()[1:]
     assert names
-
-    async def main():
-        for name in names:
-            witness, tcp = Witness(), Tcp(congestion=name)
-            door = await tcp.listen("127.0.0.1:0", witness, witness.accept)
-            connection = await tcp.dial(door.address, Witness())
-            await witness.until(lambda witness=witness: bool(witness.accepted))
-            for end in (connection, witness.accepted[0]):
+    for name in names:
+        async with pair(Tcp(congestion=name)) as (ours, _, theirs, _):
+            for end in (ours, theirs):
                 used = end.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 32)
                 assert used.rstrip(b"\0").decode() == name
-            connection.close("done")
-            await door.close()
-
-    run_on(loop_name, main)

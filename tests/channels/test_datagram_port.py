@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -10,46 +9,36 @@ from typing import Any
 
 import pytest
 import torch
-from wires import ANY_PORT, LOOPS, Witness, run_on, tensor
+from wires import Witness, listening, on_each_loop, tensor, until_open
 
 from geomx.channels.block_classes import Alike
 from geomx.channels.connection import format_address
 from geomx.channels.contract import EdgeSettings
 from geomx.channels.datagram import LEAST_TOGETHER, MOST_TOGETHER, Datagram
-from geomx.channels.tcp import split_address
+from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.udp import UdpSocket
 from geomx.wire.flow.sender import FlowTerms
 from geomx.wire.messages import Reading, Update
 
-pytestmark = pytest.mark.parametrize("loop_name", LOOPS)
 SECRET = b"s" * 32
 SIZE = 100_000
 
 
-@contextlib.asynccontextmanager
-async def listening(address: str) -> AsyncIterator[tuple[Any, Witness]]:
-    heard = Witness()
-    door = await Datagram(EdgeSettings(), Alike()).listen(address, heard, heard.accept)
-    yield door, heard
-    await door.close()
+def datagram() -> Datagram:
+    return Datagram(EdgeSettings(), Alike())
 
 
 @contextlib.asynccontextmanager
 async def dialled(address: str, heard: Witness) -> AsyncIterator[tuple[Any, Any, Witness]]:
     """Who has dialled, who has accepted, and what the first of them hears; flows are open at both ends."""
     mine, before = Witness(), len(heard.accepted)
-    near: Any = await Datagram(EdgeSettings(), Alike()).dial(address, mine)
+    near: Any = await datagram().dial(address, mine)
     await heard.until(lambda: len(heard.accepted) > before)
     far = heard.accepted[before]
     near.open_flow(SECRET, FlowTerms())
     far.open_flow(SECRET, FlowTerms())
     yield near, far, mine
     near.close("the test is over")
-
-
-async def until_open(*ends: Any) -> None:
-    while any(end.flow_state != "open" for end in ends):
-        await asyncio.sleep(0.01)
 
 
 async def passes(sender: Any, witness: Witness) -> None:
@@ -64,18 +53,16 @@ async def passes(sender: Any, witness: Witness) -> None:
 @pytest.mark.parametrize(
     ("everywhere", "host"), [("0.0.0.0", "127.0.0.1"), ("0.0.0.0", "127.0.0.2"), ("[::]", "[::1]")]
 )
-def test_whoever_listens_everywhere_answers_from_the_address_that_was_dialled(
-    loop_name: str, everywhere: str, host: str
+@on_each_loop
+async def test_whoever_listens_everywhere_answers_from_the_address_that_was_dialled(
+    everywhere: str, host: str
 ) -> None:
-    async def main() -> None:
-        async with listening(f"{everywhere}:0") as (door, heard):
-            port = split_address(door.address)[1]
-            async with dialled(f"{host}:{port}", heard) as (near, far, mine):
-                await until_open(near, far)
-                await passes(near, heard)
-                await passes(far, mine)
-
-    run_on(loop_name, main)
+    async with listening(datagram(), f"{everywhere}:0") as (door, heard):
+        port = split_address(door.address)[1]
+        async with dialled(f"{host}:{port}", heard) as (near, far, mine):
+            await until_open(near, far)
+            await passes(near, heard)
+            await passes(far, mine)
 
 
 NAME = "several.test"
@@ -93,97 +80,108 @@ def several(hosts: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("hosts", [["127.0.0.1", "::1"], ["127.0.0.1", "127.0.0.3"]])
-def test_datagrams_pass_at_every_address_of_a_name(
+@on_each_loop
+async def test_datagrams_pass_at_every_address_of_a_name(
     loop_name: str, hosts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if loop_name == "uvloop":
         pytest.skip("it asks the C library for addresses")
     several(hosts, monkeypatch)
-
-    async def main() -> None:
-        async with listening(f"{NAME}:0") as (door, heard):
-            assert sorted(name[0] for name in door.names) == hosts
-            for name in door.names:
-                async with dialled(format_address(name), heard) as (near, far, mine):
-                    await until_open(near, far)
-                    await passes(near, heard)
-                    await passes(far, mine)
-
-    run_on(loop_name, main)
+    async with listening(datagram(), f"{NAME}:0") as (door, heard):
+        assert sorted(name[0] for name in door.names) == hosts
+        for name in door.names:
+            async with dialled(format_address(name), heard) as (near, far, mine):
+                await until_open(near, far)
+                await passes(near, heard)
+                await passes(far, mine)
 
 
 @contextlib.contextmanager
 def taken() -> Iterator[int]:
     """A port that is free for TCP, and where another program has UDP."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind(("127.0.0.1", 0))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            other.bind(free.getsockname())
         yield other.getsockname()[1]
 
 
-def test_where_another_program_has_the_port_both_ends_say_so_and_the_connection_carries_all(
-    loop_name: str,
-) -> None:
-    async def main() -> None:
-        with taken() as port:
-            async with listening(f"127.0.0.1:{port}") as (door, heard):
-                assert heard.refusals == [
-                    f"UDP port {port} is in use by another program, so TCP carries everything"
-                ]
-                async with dialled(door.address, heard) as (near, far, mine):
-                    await mine.until(lambda: bool(mine.flows))
-                    assert mine.flows == [False]
-                    assert mine.whys == ["its UDP port cannot be used; its log says why"]
-                    near.write(1, Update(1, 0, "gradient", 1.0, None, Reading(), size=SIZE), tensor(SIZE), 1)
-                    await heard.until(lambda: bool(heard.messages))
-                    assert torch.equal(heard.messages[0][2], tensor(SIZE))
-                    assert near.flow_state == far.flow_state == "waiting"
-                    assert heard.flows == []
-
-    run_on(loop_name, main)
+@on_each_loop
+async def test_where_another_program_has_the_port_both_ends_say_so_and_the_connection_carries_all() -> None:
+    with taken() as port:
+        async with listening(datagram(), f"127.0.0.1:{port}") as (door, heard):
+            assert heard.refusals == [
+                f"UDP port {port} is in use by another program, so TCP carries everything"
+            ]
+            async with dialled(door.address, heard) as (near, far, mine):
+                await mine.until(lambda: bool(mine.flows))
+                assert mine.flows == [False]
+                assert mine.whys == ["its UDP port cannot be used; its log says why"]
+                near.write(1, Update(1, 0, "gradient", 1.0, None, Reading(), size=SIZE), tensor(SIZE), 1)
+                await heard.until(lambda: bool(heard.messages))
+                assert torch.equal(heard.messages[0][2], tensor(SIZE))
+                assert near.flow_state == far.flow_state == "waiting"
+                assert heard.flows == []
 
 
-def test_where_another_program_has_one_of_two_ports_datagrams_pass_at_the_other(
+@on_each_loop
+async def test_any_free_port_is_free_for_datagrams_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program has the first two that TCP finds: as programs that send datagrams have ports by the dozen."""
+    others: list[socket.socket] = []
+    listen = Tcp.listen
+
+    async def listened(*arguments: Any) -> Any:
+        listener = await listen(*arguments)
+        if len(others) < 2:
+            others.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            others[-1].bind(listener.names[0])
+        return listener
+
+    monkeypatch.setattr(Tcp, "listen", listened)
+    async with listening(datagram()) as (door, heard), dialled(door.address, heard) as (near, far, _):
+        assert not heard.refusals
+        await until_open(near, far)
+        await passes(near, heard)
+    for other in others:
+        other.close()
+
+
+@on_each_loop
+async def test_where_another_program_has_one_of_two_ports_datagrams_pass_at_the_other(
     loop_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if loop_name == "uvloop":
         pytest.skip("it asks the C library for addresses")
     several(["127.0.0.1", "127.0.0.3"], monkeypatch)
-
-    async def main() -> None:
-        with taken() as port:
-            async with listening(f"{NAME}:{port}") as (_, heard):
-                (said,) = heard.refusals
-                assert said == (
-                    f"UDP port {port} of 127.0.0.1 is in use by another program, "
-                    "so TCP carries everything that comes there"
-                )
-                async with dialled(f"127.0.0.1:{port}", heard) as (_, _, mine):
-                    await mine.until(lambda: mine.flows == [False])
-                async with dialled(f"127.0.0.3:{port}", heard) as (near, far, mine):
-                    await until_open(near, far)
-                    await passes(near, heard)
-
-    run_on(loop_name, main)
+    with taken() as port:
+        async with listening(datagram(), f"{NAME}:{port}") as (_, heard):
+            (said,) = heard.refusals
+            assert said == (
+                f"UDP port {port} of 127.0.0.1 is in use by another program, "
+                "so TCP carries everything that comes there"
+            )
+            async with dialled(f"127.0.0.1:{port}", heard) as (_, _, mine):
+                await mine.until(lambda: mine.flows == [False])
+            async with dialled(f"127.0.0.3:{port}", heard) as (near, far, mine):
+                await until_open(near, far)
+                await passes(near, heard)
 
 
-def test_a_closed_door_leaves_flows_to_those_who_have_them_and_then_frees_its_port(loop_name: str) -> None:
-    async def main() -> None:
-        async with listening(ANY_PORT) as (door, heard), dialled(door.address, heard) as (near, far, mine):
-            await until_open(near, far)
-            await door.close()
-            await passes(near, heard)
-            await passes(far, mine)
-            near.close("enough")
-            await heard.until_closed()
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-                other.bind(split_address(door.address))
-
-    run_on(loop_name, main)
+@on_each_loop
+async def test_a_closed_door_leaves_flows_to_those_who_have_them_and_then_frees_its_port() -> None:
+    async with listening(datagram()) as (door, heard), dialled(door.address, heard) as (near, far, mine):
+        await until_open(near, far)
+        await door.close()
+        await passes(near, heard)
+        await passes(far, mine)
+        near.close("enough")
+        await heard.until_closed()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            other.bind(split_address(door.address))
 
 
-def test_whoever_listens_sends_several_datagrams_with_one_call(
-    loop_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@on_each_loop
+async def test_whoever_listens_sends_several_datagrams_with_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as whoever dials: what belongs to one wake."""
     with contextlib.closing(UdpSocket(socket.AF_INET)) as any_socket:
         if not any_socket._sends_together:
@@ -196,25 +194,19 @@ def test_whoever_listens_sends_several_datagrams_with_one_call(
         send(self, run, address, source)
 
     monkeypatch.setattr(UdpSocket, "_send_run", sends)
-
-    async def main() -> None:
-        async with listening(ANY_PORT) as (door, heard), dialled(door.address, heard) as (near, far, mine):
-            await until_open(near, far)
-            await passes(far, mine)
-
-    run_on(loop_name, main)
+    async with listening(datagram()) as (door, heard), dialled(door.address, heard) as (near, far, mine):
+        await until_open(near, far)
+        await passes(far, mine)
     assert max(count for count, is_answer in runs if is_answer) > 2
 
 
-def test_no_more_leaves_in_a_row_than_the_path_carries_meanwhile(loop_name: str) -> None:
-    async def main() -> None:
-        async with listening(ANY_PORT) as (door, heard), dialled(door.address, heard) as (near, far, _):
-            await until_open(near, far)
-            end, congestion = far._end, far._congestion
-            assert far._most_together(end) == MOST_TOGETHER  # nothing is known of the path
-            congestion.round_trip_s = 0.16
-            for rate, most in ((1e5, LEAST_TOGETHER), (1e6, 6), (1e9, MOST_TOGETHER)):
-                congestion.rate = rate  # bytes a second: 10 ms of 1 MB/s are 6.9 datagrams
-                assert far._most_together(end) == most
-
-    run_on(loop_name, main)
+@on_each_loop
+async def test_no_more_leaves_in_a_row_than_the_path_carries_meanwhile() -> None:
+    async with listening(datagram()) as (door, heard), dialled(door.address, heard) as (near, far, _):
+        await until_open(near, far)
+        end, congestion = far._end, far._congestion
+        assert far._most_together(end) == MOST_TOGETHER  # nothing is known of the path
+        congestion.round_trip_s = 0.16
+        for rate, most in ((1e5, LEAST_TOGETHER), (1e6, 6), (1e9, MOST_TOGETHER)):
+            congestion.rate = rate  # bytes a second: 10 ms of 1 MB/s are 6.9 datagrams
+            assert far._most_together(end) == most

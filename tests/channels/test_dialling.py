@@ -6,49 +6,20 @@ import socket
 from typing import Any
 
 import pytest
-import torch
-from wires import ANY_PORT, LOOPS, Witness, run_on, state, tensor
+from wires import ANY_PORT, Witness, listening, on_each_loop, run_on
 
 from geomx.channels import tcp
 from geomx.channels.tcp import Tcp, split_address
 from geomx.wire.messages import Ack
 
 
-@pytest.mark.parametrize("loop_name", LOOPS)
-def test_ipv6_carries_what_is_sent(loop_name):
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6 on loopback")
-
-    async def main():
-        witness = Witness()
-        door = await Tcp().listen("[::1]:0", witness, witness.accept)
-        assert door.address.startswith("[::1]:")
-        connection = await Tcp().dial(door.address, Witness())
-        connection.write(1, state(100_000), tensor(100_000, 1), 1)
-        await witness.until(lambda: bool(witness.messages))
-        assert torch.equal(witness.messages[0][2], tensor(100_000, 1))
-        connection.close("done")
-        await door.close()
-
-    run_on(loop_name, main)
-
-
-@pytest.mark.parametrize("loop_name", LOOPS)
-def test_every_address_of_a_name_is_tried(loop_name):
-    async def main():
-        witness = Witness()
-        door = await Tcp().listen(
-            ANY_PORT, witness, witness.accept
-        )  # where localhost is IPv6 first, nobody is there
+@on_each_loop
+async def test_every_address_of_a_name_is_tried():
+    async with listening(Tcp()) as (door, _):  # where localhost is IPv6 first, nobody is there
         _, port = split_address(door.address)
         (await Tcp().dial(f"localhost:{port}", Witness())).close("done")
-        await door.close()
-        with pytest.raises(ConnectionRefusedError):
-            await Tcp().dial(f"localhost:{port}", Witness())
-
-    run_on(loop_name, main)
+    with pytest.raises(ConnectionRefusedError):
+        await Tcp().dial(f"localhost:{port}", Witness())
 
 
 def test_an_address_that_never_answers_leaves_time_for_the_next(monkeypatch):
@@ -87,30 +58,28 @@ def test_an_address_that_never_answers_leaves_time_for_the_next(monkeypatch):
         run_on("asyncio", main)
 
 
-@pytest.mark.parametrize("loop_name", LOOPS)
-@pytest.mark.parametrize("ends", [False, True])
-def test_what_the_listener_says_first_is_heard_when_dial_has_returned(loop_name: str, ends: bool) -> None:
+@pytest.mark.parametrize("ends", ["", "soon", "at once"])
+@on_each_loop
+async def test_what_the_listener_says_first_is_heard_when_dial_has_returned(ends: str) -> None:
     """Also where it comes before, and where the listener has hung up since."""
+    loop = asyncio.get_running_loop()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-
-        def speak(connection: Any) -> None:
-            theirs.accept(connection)
-            connection.write(0, Ack(7), None, 0)
-            if ends:
-                loop.call_soon(connection.close, "done")
-
-        theirs, seen = Witness(), []
-        door = await Tcp().listen("127.0.0.1:0", theirs, speak)
-        for _ in range(50):
-            mine = Witness()
-            connection = await Tcp().dial(door.address, mine)
-            seen.append((list(mine.messages), list(mine.reasons)))
-            await mine.until(lambda mine=mine: bool(mine.reasons if ends else mine.messages))
-            assert ends or mine.messages == [(0, Ack(7), None)]
+    def speak(connection: Any) -> None:
+        theirs.accept(connection)
+        connection.write(0, Ack(7), None, 0)
+        if ends == "soon":
+            loop.call_soon(connection.close, "done")
+        elif ends:
             connection.close("done")
-        assert seen == [([], [])] * 50
-        await door.close()
 
-    run_on(loop_name, main)
+    theirs, seen = Witness(), []
+    door = await Tcp().listen("127.0.0.1:0", theirs, speak)
+    for _ in range(20):
+        mine = Witness()
+        connection = await Tcp().dial(door.address, mine)
+        seen.append((list(mine.messages), list(mine.reasons)))
+        await mine.until(lambda mine=mine: bool(mine.reasons if ends else mine.messages))
+        assert mine.messages == [(0, Ack(7), None)]
+        connection.close("done")
+    assert seen == [([], [])] * 20
+    await door.close()

@@ -19,9 +19,10 @@ def lost(model, counts):
     """The numbers of the lost segments, over packets of `counts` segments each."""
     numbers, base = [], 0
     for count in counts:
-        alive = set()
+        alive, before = set(), -1
         for first, end in model.survivors(count):
-            assert 0 <= first < end <= count
+            assert before < first < end <= count  # apart, and in order
+            before = end
             alive |= set(range(first, end))
         numbers += [base + number for number in range(count) if number not in alive]
         base += count
@@ -33,13 +34,6 @@ def test_losses_do_not_depend_on_how_segments_are_packed(seed, counts):
     together = lost(losing(Random(seed), 0.1, 0.05, 0.3, 0.9), counts)
     alone = lost(losing(Random(seed), 0.1, 0.05, 0.3, 0.9), [1] * sum(counts))
     assert together == alone
-
-
-@given(st.integers(0, 2**32), st.integers(1, 60))
-def test_runs_lie_apart_and_in_order(seed, count):
-    runs = losing(Random(seed), 0.3, 0.1, 0.2, 1.0).survivors(count)
-    for (_, end), (first, _) in pairwise(runs):
-        assert end < first
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.05, 0.5])
@@ -89,14 +83,6 @@ def test_jitter_never_reorders_and_stays_within_its_width(seed, gaps):
         assert abs(offset) <= width_s + 1e-12
         assert now + offset >= before - 1e-9
         before = now + offset
-
-
-def test_jitter_wanders_about_zero():
-    jitter = Jitter(Random(6), 0.005)
-    offsets = [jitter.offset_s(step * 0.001) for step in range(200_000)]
-    assert abs(sum(offsets) / len(offsets)) < 0.0002
-    assert max(offsets) > 0.0045
-    assert min(offsets) < -0.0045
 
 
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 100_000), st.floats(0.0, 0.2)), max_size=40))

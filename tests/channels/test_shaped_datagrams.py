@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 
@@ -13,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relays import Relay, relay
 from streams import CHUNK, MBIT_100, Stream, streams
-from wires import ANY_PORT, LOOPS, Witness, run_on, tensor
+from wires import Witness, listening, run_on, tensor, until_open, write_blocks
 
 from geomx.channels.block_classes import Alike
 from geomx.channels.contract import EdgeSettings
 from geomx.channels.datagram import Datagram, DatagramConnection
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.shaping import QUEUE_S, UDP_BYTES, EmulatedLink
-from geomx.codecs.contract import Block
 from geomx.wire.flow import path as path_module
 from geomx.wire.flow.inbox import Blocks
 from geomx.wire.flow.outbox import FlowTerms
-from geomx.wire.messages import Push, Reading
 
 FULL = 1500 - UDP_BYTES  # a datagram that fills a packet of 1,500 bytes
 PACKET_S = 1500 * 8e-8  # at 100 Mbit/s
@@ -67,13 +64,6 @@ def test_datagrams_leave_at_the_rate_and_arrive_a_delay_later() -> None:
     sender.drive()
     assert sender.arrived == list(range(100))
     assert sender.times == pytest.approx([0.020 + (n + 1) * PACKET_S for n in range(100)])
-
-
-def test_small_datagrams_pay_for_their_headers() -> None:
-    sender = Sender(EmulatedLink(LinkSpec(rate_mbps=100)))
-    sender.offer(10, size=72)
-    sender.drive()
-    assert sender.now == pytest.approx(10 * 100 * 8e-8)
 
 
 @pytest.mark.parametrize("rate_mbps", [1, 20, 100])
@@ -266,9 +256,8 @@ def test_a_queue_drains_at_the_new_rate() -> None:
 
 async def played(up: LinkSpec | None, down: LinkSpec | None, play: Callable[..., object]) -> None:
     """`play(sender, sends, receives, relay)`, with both flows open; the relay counts what passes in between."""
-    sends, receives = Witness(), Witness()
-    door = await Datagram(EdgeSettings(link=down), Alike()).listen(ANY_PORT, receives, receives.accept)
-    async with relay(door.address) as between:
+    sends, receiving = Witness(), Datagram(EdgeSettings(link=down), Alike())
+    async with listening(receiving) as (door, receives), relay(door.address) as between:
         sender = await Datagram(EdgeSettings(link=up), Alike()).dial(between.address, sends)
         await receives.until(lambda: bool(receives.accepted))
         (receiver,) = receives.accepted
@@ -276,33 +265,16 @@ async def played(up: LinkSpec | None, down: LinkSpec | None, play: Callable[...,
         receiver.open_flow(b"s" * 32, FlowTerms())
         await play(sender, sends, receives, between)  # type: ignore[misc]
         sender.close("the test is over")
-        await door.close()
 
 
-def write(sender: DatagramConnection, size: int, level: int) -> torch.Tensor:
-    payload, message = (
-        tensor(size, 1),
-        Push(1, 0, "gradient", "step()", 1.0, {"A/0": 1}, None, b"", Reading(), size=size),
-    )
-    starts = range(0, size, 1400)
-    blocks = [Block(start, min(start + 1400, size), payload[start : start + 1400]) for start in starts]
-    sender.write_blocks(1, message, payload, 1, [(block, level) for block in blocks])
-    return payload
-
-
-async def until_open(sender: DatagramConnection) -> None:
-    while sender.flow_state != "open":
-        await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("loop_name", LOOPS)
 @pytest.mark.parametrize("level", [0, 1], ids=["reliable", "once"])
 def test_an_emulated_link_loses_real_datagrams(loop_name: str, level: int) -> None:
     link = LinkSpec(rate_mbps=50, delay_ms=2, jitter_ms=1, loss=0.2)
 
     async def play(sender: DatagramConnection, sends: Witness, receives: Witness, between: Relay) -> None:
         await until_open(sender)
-        payload = write(sender, 300_000, level)
+        payload = tensor(300_000, 1)
+        write_blocks(sender, 1, payload, level)
         await receives.until(lambda: bool(receives.messages))
         ((_, _, blocks),) = receives.messages
         assert isinstance(blocks, Blocks)
@@ -314,7 +286,6 @@ def test_an_emulated_link_loses_real_datagrams(loop_name: str, level: int) -> No
     run_on(loop_name, lambda: played(link, link, play))
 
 
-@pytest.mark.parametrize("loop_name", LOOPS)
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_both_ways_lead_through_a_link_of_their_own(
     loop_name: str, way: str, monkeypatch: pytest.MonkeyPatch
@@ -327,7 +298,8 @@ def test_both_ways_lead_through_a_link_of_their_own(
         await sends.until(lambda: bool(sends.flows))
         assert sends.flows == [False]
         assert [count > 0 for count in between.datagrams] == [way == "down", False]
-        payload = write(sender, 50_000, 0)
+        payload = tensor(50_000, 1)
+        write_blocks(sender, 1, payload)
         await receives.until(lambda: bool(receives.messages))
         assert torch.equal(receives.messages[0][2], payload)
 

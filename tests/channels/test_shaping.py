@@ -16,29 +16,13 @@ def stream_line(spec: LinkSpec, seed: int = 0) -> StreamLine:
     return StreamLine(spec, Random(seed))
 
 
-def test_the_rate_is_exact_however_late_the_sender_wakes():
-    line, now = stream_line(LinkSpec(rate_mbps=100)), 10.0
-    for number in range(600):
-        at = line.transmit(CHUNK, ready_at=10.0)
-        now = line.free_at + 0.001 * (number % 3)  # the timer fired up to 2 ms late
-    assert at == pytest.approx(10.0 + 600 * CHUNK * MBIT_100, rel=1e-9)
-    assert now > at
-
-
-def test_an_idle_link_saves_nothing_up():
-    line = stream_line(LinkSpec(rate_mbps=100))
-    line.transmit(CHUNK, ready_at=0.0)
-    assert line.transmit(CHUNK, ready_at=5.0) == pytest.approx(5.0 + CHUNK * MBIT_100)
-
-
-def test_the_delay_is_added_once_and_chunks_follow_each_other():
+def test_the_delay_is_added_once_and_an_idle_link_saves_nothing_up():
     line = stream_line(LinkSpec(rate_mbps=100, delay_ms=20))
-    times = [line.transmit(CHUNK, ready_at=1.0) for _ in range(3)]
-    assert times == pytest.approx([1.02 + n * CHUNK * MBIT_100 for n in (1, 2, 3)])
-
-
-def test_without_a_rate_only_the_delay_counts():
-    line = stream_line(LinkSpec(delay_ms=20))
+    times = [line.transmit(CHUNK, ready_at=at) for at in (1.0, 1.0, 1.0, 5.0)]
+    assert times == pytest.approx(
+        [at + 0.02 + n * CHUNK * MBIT_100 for at, n in ((1, 1), (1, 2), (1, 3), (5, 1))]
+    )
+    line = stream_line(LinkSpec(delay_ms=20))  # without a rate only the delay counts
     assert [line.transmit(1 << 30, ready_at=1.0) for _ in range(2)] == [1.02, 1.02]
 
 
@@ -81,21 +65,18 @@ def test_a_loss_holds_its_stream_up_by_a_round_trip_and_no_other():
     assert min(line.transmit(SEGMENT_BYTES, 0.0) for _ in range(50)) == pytest.approx(0.020)
 
 
-def test_the_same_seed_gives_the_same_times():
-    link = LinkSpec(100, 20, 5, 0.05)
-    series = []
-    for seed in (1, 1, 2):
-        line = stream_line(link, seed)
-        series.append([line.transmit(CHUNK, 0.0) for _ in range(50)])
-    assert series[0] == series[1] != series[2]
+def wanted(spec, *waiting):
+    """A link on which these wait, and what it takes of them."""
+    uplink = EmulatedLink(spec, seed=2)
+    taken = streams(*waiting)
+    for stream in waiting:
+        uplink.want(stream, 0.0)
+    return uplink, taken
 
 
 def test_streams_take_turns():
-    uplink = EmulatedLink(LinkSpec(rate_mbps=100))
     a, b = Stream("a", [1000] * 3), Stream("b", [1000] * 3)
-    taken = streams(a, b)
-    uplink.want(a, 0.0)
-    uplink.want(b, 0.0)
+    uplink, taken = wanted(LinkSpec(rate_mbps=100), a, b)
     drive(uplink, 0.0)
     assert [name for name, _ in taken] == ["a", "b", "a", "b", "a", "b"]
     assert (len(a.delivered), len(b.delivered)) == (3, 3)
@@ -113,10 +94,8 @@ def test_the_most_urgent_goes_first_even_in_the_middle():
 
 
 def test_nothing_leaves_before_the_link_is_free():
-    uplink = EmulatedLink(LinkSpec(rate_mbps=100))
     stream = Stream("a", [CHUNK] * 2)
-    taken = streams(stream)
-    uplink.want(stream, 0.0)
+    uplink, taken = wanted(LinkSpec(rate_mbps=100), stream)
     due = uplink.run(0.0)
     assert due == pytest.approx(CHUNK * MBIT_100)
     assert uplink.run(due - 1e-6) == due
@@ -124,9 +103,8 @@ def test_nothing_leaves_before_the_link_is_free():
 
 
 def test_late_wakes_cost_no_rate():
-    uplink = EmulatedLink(LinkSpec(rate_mbps=100, delay_ms=20))
     stream = Stream("a", [CHUNK] * 610)  # 40 MB
-    uplink.want(stream, 0.0)
+    uplink, _ = wanted(LinkSpec(rate_mbps=100, delay_ms=20), stream)
     end = drive(uplink, 0.0, late_s=0.0015)
     assert len(stream.delivered) == 610
     assert end == pytest.approx(610 * CHUNK * MBIT_100 + 0.020, abs=0.005)
@@ -144,11 +122,8 @@ def test_chunks_put_one_by_one_behind_a_late_wake_keep_the_rate():
 
 
 def test_one_that_may_not_send_loses_its_turn_and_gets_it_back():
-    uplink = EmulatedLink(LinkSpec(rate_mbps=100))
     a, b = Stream("a", [1000] * 2), Stream("b", [1000] * 2)
-    taken = streams(a, b)
-    uplink.want(a, 0.0)
-    uplink.want(b, 0.0)
+    uplink, taken = wanted(LinkSpec(rate_mbps=100), a, b)
     a.held = True
     now = drive(uplink, 0.0)
     assert [name for name, _ in taken] == ["b", "b"]
@@ -159,11 +134,8 @@ def test_one_that_may_not_send_loses_its_turn_and_gets_it_back():
 
 
 def test_a_forgotten_stream_is_delivered_no_more_and_others_are():
-    uplink = EmulatedLink(LinkSpec(rate_mbps=100, delay_ms=20))
     a, b = Stream("a", [1000] * 3), Stream("b", [1000] * 3)
-    for stream in (a, b):
-        streams(stream)
-        uplink.want(stream, 0.0)
+    uplink, _ = wanted(LinkSpec(rate_mbps=100, delay_ms=20), a, b)
     uplink.run(0.0)
     uplink.run(0.0001)
     uplink.forget(a)
@@ -172,13 +144,10 @@ def test_a_forgotten_stream_is_delivered_no_more_and_others_are():
 
 
 def test_a_loss_on_one_stream_lets_the_others_pass():
-    uplink = EmulatedLink(LinkSpec(delay_ms=20, loss=0.5), seed=2)
-    order = []
-    pair = [Stream(name, [SEGMENT_BYTES] * 20) for name in "ab"]
+    order, pair = [], [Stream(name, [SEGMENT_BYTES] * 20) for name in "ab"]
+    uplink, _ = wanted(LinkSpec(delay_ms=20, loss=0.5), *pair)
     for stream in pair:
-        streams(stream)
         stream.delivered = order
-        uplink.want(stream, 0.0)
     drive(uplink, 0.0)
     names = [name for name, _ in order]
     assert sorted(names) == ["a"] * 20 + ["b"] * 20
@@ -186,9 +155,8 @@ def test_a_loss_on_one_stream_lets_the_others_pass():
 
 
 def test_what_has_not_left_at_a_change_goes_at_the_new_rate():
-    uplink = EmulatedLink(LinkSpec(rate_mbps=100))
     stream = Stream("a", [CHUNK] * 30)
-    uplink.want(stream, 0.0)
+    uplink, _ = wanted(LinkSpec(rate_mbps=100), stream)
     now, chunk_s = 0.0, CHUNK * MBIT_100
     while len(stream.sizes) > 20:
         now = uplink.run(now)
@@ -198,9 +166,8 @@ def test_what_has_not_left_at_a_change_goes_at_the_new_rate():
 
 
 def test_a_change_of_delay_holds_for_what_leaves_later_and_reorders_nothing():
-    uplink = EmulatedLink(LinkSpec(delay_ms=50))
     stream = Stream("a", [1])
-    uplink.want(stream, 0.0)
+    uplink, _ = wanted(LinkSpec(delay_ms=50), stream)
     assert uplink.run(0.0) == pytest.approx(0.050)
     uplink.change(LinkSpec(delay_ms=10), 0.01)
     stream.sizes.append(2)

@@ -9,9 +9,6 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
-from exploring import examples
-from hypothesis import given
-from hypothesis import strategies as st
 
 from geomx.channels import udp
 from geomx.channels.udp import UdpSocket, leaving_from
@@ -80,14 +77,6 @@ def test_what_leaves_together_arrives_one_by_one_and_in_order(
         assert received(far, len(expected)) == expected
 
 
-@given(sizes=st.lists(st.sampled_from([1, 700, 1400, 1472]), max_size=80))
-@examples(30)
-def test_any_sizes_arrive(sizes: list[int]) -> None:
-    with pair() as (near, far):
-        near.send_together(datagrams(sizes))
-        assert received(far, len(sizes)) == datagrams(sizes)
-
-
 def test_several_leave_with_one_call_and_come_with_one() -> None:
     with pair() as (near, far):
         if not near._sends_together:
@@ -95,25 +84,6 @@ def test_several_leave_with_one_call_and_come_with_one() -> None:
         near.send_together(datagrams([1400] * 10 + [7]))
         select.select([far], [], [])
         assert [len(datagram) for datagram, _ in far.receive(1)] == [1400] * 10 + [7]
-
-
-def test_a_socket_that_does_not_take_several_gets_them_one_by_one() -> None:
-    with pair() as (near, far), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
-        plain.bind(("127.0.0.1", 0))
-        near.connect(plain.getsockname())
-        near.send_together(datagrams([1400] * 3))
-        assert [plain.recv(1 << 16) for _ in range(3)] == datagrams([1400] * 3)
-        assert not list(far.receive(1))
-
-
-def test_a_kernel_without_the_options_sends_and_receives_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udp, "UDP_SEGMENT", 9999)  # there is no such option
-    monkeypatch.setattr(udp, "UDP_GRO", 9999)
-    with pair() as (near, far):
-        assert not near._sends_together
-        near.send_together(datagrams([1400] * 5))
-        assert len(list(far.receive(1))) == 1
-        assert received(far, 4) == datagrams([1400] * 5)[1:]
 
 
 def test_where_the_kernel_refuses_to_cut_nothing_is_lost_and_it_is_asked_once() -> None:

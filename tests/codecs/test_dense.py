@@ -3,7 +3,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geomx.codecs import codecs
 from geomx.codecs.dense import Dense
 from geomx.errors import ProtocolError
 from geomx.layout import ITEM_BYTES, Layout, Tensor
@@ -24,6 +23,7 @@ def test_decode_undoes_encode_bit_for_bit(dtype, data):
     values = bits.clone().view(getattr(torch, dtype))
     payload = codec.encode(slice_, 0, values)
     assert torch.equal(payload, bits)
+    assert codec.accepts(slice_, payload.numel())
     decoded = codec.decode(slice_, payload)
     assert decoded.dtype == values.dtype
     assert torch.equal(decoded.view(torch.uint8), bits)
@@ -35,22 +35,14 @@ def test_nothing_is_copied():
     payload = codec.encode(slice_, 0, values)
     assert payload.data_ptr() == codec.decode(slice_, payload).data_ptr() == values.data_ptr()
     assert codec.cost_bytes(slice_) == 0
-
-
-@given(st.integers(1, 100), st.integers(0, 1000))
-def test_only_payloads_of_the_slices_size_are_possible(count, size):
-    assert codec.accepts(slice_of(count, "float64"), size) == (size == 8 * count)
+    assert codec.held(slice_) is None
 
 
 @pytest.mark.parametrize("size", [0, 11, 13, 16])
 def test_payloads_of_another_size_are_refused(size):
+    assert not codec.accepts(slice_of(3, "float32"), size)
     with pytest.raises(ProtocolError, match=f"slice 0: {size} bytes of dense values; expected 12"):
         codec.decode(slice_of(3, "float32"), torch.zeros(size, dtype=torch.uint8))
-
-
-def test_bytes_are_little_endian():
-    payload = codec.encode(slice_of(1, "int32"), 0, torch.tensor([0x01020304], dtype=torch.int32))
-    assert payload.tolist() == [4, 3, 2, 1]
 
 
 def test_shapes_alone_can_be_carried():
@@ -58,7 +50,3 @@ def test_shapes_alone_can_be_carried():
     payload = codec.encode(slice_, 0, torch.empty(3, device="meta"))
     assert payload.shape == (12,)
     assert codec.decode(slice_, payload).shape == (3,)
-
-
-def test_it_is_registered():
-    assert codecs.find("dense") is Dense

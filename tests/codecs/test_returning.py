@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from codec_cases import SPECS, drawn, made, slice_of
+from codec_cases import SPECS, drawn, made, residual, shuffled, slice_of
 from exploring import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,10 +20,11 @@ from geomx.codecs.spec import make_codec
 from geomx.errors import NotFinite, ProtocolError
 from geomx.layout import Slice
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("inner_loops")
 
+DATAGRAM = 1400
 KEPT = ("residual", "returned")
+MOMENTUM = "bisparse ratio=0.1 momentum=0.9"
 
 
 def without_feedback(spec: str) -> Codec:
@@ -96,20 +97,17 @@ def test_integers_arrive_exactly(data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10_000)))
     for turn in range(data.draw(st.integers(1, 8))):
         values = torch.randint(-8, 9, (slice_.elements,), generator=generator).to(getattr(torch, dtype))
-        applied += turn_of(codec, slice_, turn, values, data.draw(st.integers(30, 1400)))
+        applied += turn_of(codec, slice_, turn, values, data.draw(st.integers(30, DATAGRAM)))
         pushed += values
         if expects_all:
             assert torch.equal(applied + held_back(codec, slice_), pushed)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if "momentum" not in spec])
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_lossy_codec_without_feedback_loses_its_rounding_alone(spec: str) -> None:
     """What was applied and what came back are what the payloads carried."""
-    codec, alone, slice_ = (
-        Returning(without_feedback(spec)),
-        without_feedback(spec),
-        slice_of(5000, "float64"),
-    )
+    codec, alone = Returning(without_feedback(spec)), without_feedback(spec)
+    slice_ = slice_of(5000, "float64")
     carried, applied = torch.zeros(5000, dtype=torch.float64), torch.zeros(5000, dtype=torch.float64)
     returned = torch.zeros(5000, dtype=torch.float64)
     for turn in range(10):
@@ -136,17 +134,42 @@ def test_sums_that_a_half_precision_dtype_has_no_room_for_are_sent_in_parts(dtyp
 def test_a_sum_beyond_the_largest_float16_is_sent_as_far_as_it_goes() -> None:
     codec, slice_ = Returning(Dense()), slice_of(4, "float16")
     values = torch.tensor([60000.0, -60000.0, 1.0, 0.0], dtype=torch.float16)
-    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), 1400))
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM))
     sent = codec.decode(slice_, codec.encode(slice_, 1, values))
     assert sent.tolist() == [65504.0, -65504.0, 2.0, 0.0]
     assert codec.state(slice_)["returned"].tolist() == [54496.0, -54496.0, 0.0, 0.0]
-    assert codec.decode(slice_, codec.encode(slice_, 2, torch.zeros_like(values))).tolist() == [
-        54496,
-        -54496,
-        0,
-        0,
-    ]
+    rest = codec.decode(slice_, codec.encode(slice_, 2, torch.zeros_like(values)))
+    assert rest.tolist() == [54496.0, -54496.0, 0.0, 0.0]
     assert codec.state(slice_) == {}
+
+
+@pytest.mark.parametrize("spec", [MOMENTUM, f"{MOMENTUM} values=float32"])
+def test_with_momentum_the_residual_takes_back_what_was_lost_and_velocity_stays_masked(spec: str) -> None:
+    codec, slice_ = made(spec), slice_of(20_000, "float64")
+    velocity = torch.zeros(20_000, dtype=torch.float64)
+    moved, applied = torch.zeros_like(velocity), torch.zeros_like(velocity)
+    for turn in range(12):
+        values = drawn(20_000, "float64", turn)
+        moved += 0.9 * velocity + values
+        payload = codec.encode(slice_, turn, values)
+        sent = codec.decode(slice_, payload) != 0
+        blocks = shuffled(codec.cut(slice_, payload, 300), turn)
+        lost = turn % 4 * len(blocks) // 4
+        codec.settle(slice_, blocks[:lost])
+        applied += codec.decode_blocks(slice_, blocks[lost:])
+        velocity = codec.state(slice_)["velocity"].clone()
+        assert not velocity[sent].any()
+        assert velocity[~sent].any()
+        returned = codec.decode_blocks(slice_, blocks[:lost])
+        kept = codec.state(slice_)["residual"]
+        torch.testing.assert_close(kept[returned != 0], returned[returned != 0], rtol=2e-2, atol=1e-4)
+    torch.testing.assert_close(applied + residual(codec, slice_), moved, rtol=1e-12, atol=1e-12)
+
+
+def test_models_in_half_precision_take_back_what_was_sent_and_not_its_rounding() -> None:
+    codec, slice_, values = made("int8"), slice_of(3000, "bfloat16"), drawn(3000, "bfloat16")
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM))
+    torch.testing.assert_close(residual(codec, slice_), values.float(), rtol=1e-6, atol=1e-9)
 
 
 # -- one block after another ----------------------------------------------------------------------------------
@@ -164,17 +187,19 @@ def test_while_nothing_was_lost_nothing_is_copied() -> None:
     codec.settle(slice_, [lost])
     assert codec.cost_bytes(slice_) == 3 * 12_000
     kept = codec.state(slice_)["returned"]
+    assert codec.held(slice_) is kept
     assert torch.equal(kept[lost.start : lost.stop], values[lost.start : lost.stop])
     before = values.clone()
     payload = codec.encode(slice_, 3, values)
     assert torch.equal(values, before)
     assert torch.equal(codec.decode(slice_, payload), values + kept)
+    assert codec.held(slice_) is None
     assert codec.encode(slice_, 4, values).data_ptr() == values.data_ptr()
 
 
 def test_what_is_lost_is_kept_apart_from_the_senders_memory() -> None:
     codec, slice_, values = Returning(Dense()), slice_of(10), drawn(10)
-    blocks = codec.cut(slice_, codec.encode(slice_, 0, values), 1400)
+    blocks = codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM)
     codec.settle(slice_, blocks)
     expected = values.clone()
     values.zero_()
@@ -194,7 +219,7 @@ def test_several_pushes_can_be_lost_before_the_next() -> None:
 def test_slices_keep_what_is_their_own() -> None:
     codec, one = Returning(Dense()), slice_of(10)
     other = Slice(1, "float32", 0, "weight", 10, 0, one.parts)
-    codec.settle(one, codec.cut(one, codec.encode(one, 0, torch.ones(10)), 1400))
+    codec.settle(one, codec.cut(one, codec.encode(one, 0, torch.ones(10)), DATAGRAM))
     assert codec.decode(other, codec.encode(other, 0, torch.ones(10))).tolist() == [1.0] * 10
     assert codec.decode(one, codec.encode(one, 1, torch.ones(10))).tolist() == [2.0] * 10
 
@@ -220,14 +245,14 @@ def test_a_checkpoint_goes_on_to_the_same_bits(spec: str) -> None:
 def test_what_is_lost_of_other_dtypes_is_added_as_well() -> None:
     codec, slice_ = Returning(Dense()), slice_of(10, "int64")
     values = torch.full((10,), 2**53 + 1)
-    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), 1400))
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM))
     assert codec.decode(slice_, codec.encode(slice_, 1, values)).tolist() == [2**54 + 2] * 10
 
 
 def test_feedback_can_be_switched_off() -> None:
     codec, slice_ = Returning(Dense()), slice_of(10)
     codec.feedback = False
-    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, torch.ones(10)), 1400))
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, torch.ones(10)), DATAGRAM))
     assert codec.state(slice_) == {}
 
 
@@ -251,7 +276,7 @@ def test_lost_numbers_that_are_none_are_refused(value: float, word: str) -> None
 
 def test_sums_that_overflow_are_refused() -> None:
     codec, slice_, values = Returning(Dense()), slice_of(10), torch.full((10,), 3e38)
-    blocks = codec.cut(slice_, codec.encode(slice_, 0, values), 1400)
+    blocks = codec.cut(slice_, codec.encode(slice_, 0, values), DATAGRAM)
     codec.settle(slice_, blocks)
     for call in (lambda: codec.settle(slice_, blocks), lambda: codec.encode(slice_, 1, values)):
         with pytest.raises(NotFinite, match="slice 0 holds Inf"):
@@ -263,7 +288,7 @@ def test_a_number_without_room_is_refused_by_name_and_a_sum_without_room_is_sent
     codec, slice_ = Returning(without_feedback("bf16")), slice_of(2)
     most = codec.room(slice_).most
     lost = torch.tensor([2.0**120, 0.0])
-    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, lost), 1400))
+    codec.settle(slice_, codec.cut(slice_, codec.encode(slice_, 0, lost), DATAGRAM))
     with pytest.raises(NotFinite, match="too large for bf16"):
         codec.encode(slice_, 1, torch.tensor([3.395e38, 1.0]))
     values = torch.tensor([most - 2.0**119, 1.0])
@@ -318,14 +343,6 @@ def test_codecs_that_send_large_slices_dense_are_wrapped(spec: str) -> None:
     assert for_lossy_channel(wrapped) is wrapped
 
 
-@pytest.mark.parametrize("spec", ["fp16", "int8", "mpq"])
-def test_codecs_whose_feedback_is_off_are_wrapped(spec: str) -> None:
-    codec = without_feedback(spec)
-    wrapped = for_lossy_channel(codec)
-    assert isinstance(wrapped, Returning)
-    assert wrapped.codec is codec
-
-
 class Kept(Dense):
     """Says that it has feedback, and leaves `settle` as it is."""
 
@@ -333,8 +350,11 @@ class Kept(Dense):
 
 
 def test_codecs_that_take_nothing_back_are_wrapped_whatever_they_say() -> None:
-    for codec in (Kept(), BySize(Kept(), Dense(), 1000)):
-        assert isinstance(for_lossy_channel(codec), Returning)
+    off = [without_feedback(spec) for spec in ("fp16", "int8", "mpq")]
+    for codec in (*off, Kept(), BySize(Kept(), Dense(), 1000)):
+        wrapped = for_lossy_channel(codec)
+        assert isinstance(wrapped, Returning)
+        assert wrapped.codec is codec
 
 
 @pytest.mark.parametrize("spec", ["dense", "int8", "topk"])

@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx.codecs.bisparse import BiSparse
-from geomx.codecs.pack.bits import pack, pack_bits, packed_bytes, unpack
+from geomx.codecs.pack.bits import pack, packed_bytes, unpack
 from geomx.codecs.pack.indices import BITMAP, choose, pack_indices, size_bytes, unpack_indices
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.topk import TopK, largest
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice, Tensor
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("inner_loops")
 
 
@@ -41,11 +40,6 @@ def test_no_indices_take_no_bits() -> None:
         unpack_indices(torch.zeros(1, dtype=torch.uint8), 0, 100, 0, 8)
 
 
-def test_bits_begin_at_the_lowest() -> None:
-    assert pack_bits(torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, 0, 1])).tolist() == [1, 2]
-    assert pack(torch.tensor([1, 2, 3]), 3).tolist() == [0b11010001, 0]
-
-
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_bits_behind_the_last_field_are_refused(width: int) -> None:
     packed = pack(torch.zeros(5, dtype=torch.int64), width)
@@ -67,15 +61,11 @@ def test_indices_come_back(elements: int, density: float, seed: int) -> None:
 @pytest.mark.parametrize(("density", "most"), [(0.001, 1.03), (0.01, 1.01), (1 / 64, 1.02), (0.1, 1.05)])
 def test_random_positions_cost_little_more_than_their_entropy(density: float, most: float) -> None:
     elements = 1 << 18
-    bits = 0
     entropy = math.log2(1 / density) + (1 - density) / density * math.log2(1 / (1 - density))
     count = round(density * elements)
-    for seed in range(5):
-        indices = (
-            torch.randperm(elements, generator=torch.Generator().manual_seed(seed))[:count].sort().values
-        )
-        bits += 8 * size_bytes(count, elements, *choose(indices, elements))
-    assert bits / (5 * count) <= most * entropy
+    indices = torch.randperm(elements, generator=torch.Generator().manual_seed(1))[:count].sort().values
+    bits = 8 * size_bytes(count, elements, *choose(indices, elements))
+    assert bits / count <= most * entropy
 
 
 @pytest.mark.parametrize(
@@ -93,8 +83,11 @@ def test_indices_outside_the_slice_are_refused() -> None:
         unpack_indices(packed, 2, 99, *form)
 
 
-@given(st.lists(st.integers(-4, 4), min_size=1, max_size=60), st.data())
-def test_the_largest_are_the_largest_and_never_zeros(numbers: list[int], data: st.DataObject) -> None:
+ODD = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, -3e38, 7.25]
+
+
+@given(st.lists(st.sampled_from(ODD), min_size=1, max_size=300), st.data())
+def test_the_largest_are_the_largest_and_never_zeros(numbers: list[float], data: st.DataObject) -> None:
     x = torch.tensor(numbers, dtype=torch.float32)
     count = data.draw(st.integers(1, len(numbers)))
     found = largest(x, count).tolist()
@@ -111,25 +104,16 @@ def test_top_k_sends_exactly_so_many() -> None:
     assert float(values[sent].abs().min()) >= float(values[decoded == 0].abs().max())
 
 
-def test_the_sampled_threshold_sends_about_so_many() -> None:
-    codec, slice_ = BiSparse(RngKey(), ratio=0.01), slice_of(300_000)
-    for turn in range(5):
-        payload = codec.encode(slice_, turn, drawn(300_000, turn))
-        assert 2000 <= int((codec.decode(slice_, payload) != 0).sum()) <= 4500
-
-
-def test_a_misleading_sample_does_no_harm() -> None:
+def test_the_sampled_threshold_sends_about_so_many_and_a_misleading_sample_does_no_harm() -> None:
     """Large values at places that the sample misses or overrates: the exact threshold is taken."""
-    for stride_value in (0.0, 5.0):
-        values = torch.zeros(300_000) + 1e-3 * drawn(300_000)
-        values[::100] = stride_value
-        codec, slice_ = BiSparse(RngKey(), ratio=0.01), slice_of(300_000)
-        sent = int((codec.decode(slice_, codec.encode(slice_, 0, values)) != 0).sum())
+    slice_ = slice_of(300_000)
+    for turn, stride_value in enumerate((None, 0.0, 5.0)):
+        codec, values = BiSparse(RngKey(), ratio=0.01), 1e-3 * drawn(300_000)
+        if stride_value is not None:
+            values[::100] = stride_value
+        sent = int((codec.decode(slice_, codec.encode(slice_, turn, values)) != 0).sum())
         assert 2000 <= sent <= 4500
-
-
-def test_where_the_sample_holds_what_is_large_alone_no_fewer_are_sent() -> None:
-    codec, slice_, values = BiSparse(RngKey(), ratio=0.01), slice_of(300_000), 1e-3 * drawn(300_000)
+    codec, values = BiSparse(RngKey(), ratio=0.01), 1e-3 * drawn(300_000)
     sample = codec._sample_for(slice_, 0, 3000)
     assert sample is not None
     values[sample.start :: sample.stride][:40] = 5.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from geomx.config import Run, load_whole
+from geomx.config import EVERY_FILE, Run, load_whole
 from geomx.errors import ConfigError, Fault
 
 TWO_PARTIES = """
@@ -49,10 +49,14 @@ def two_parties(*overrides: str) -> Run:
 
 
 def fault_of_file(folder: Path, text: str) -> Fault:
-    """The one fault of a description in a file, and of what it names."""
     path = folder / "run.toml"
     path.write_text(text)
+    return fault_of(path)
+
+
+def fault_of(path: Path) -> Fault:
+    """The one fault of a description in a file, and of what it names."""
     with pytest.raises(ConfigError) as caught:
-        load_whole(path)
+        load_whole(path, needed=EVERY_FILE)
     (fault,) = caught.value.faults
     return fault

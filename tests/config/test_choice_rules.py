@@ -11,6 +11,7 @@ from geomx.config import Run
 from geomx.config.compatibility.choice_rules import check_choices
 from geomx.errors import ConfigError
 
+SIZES = ("party.A.dataset_size=9", "party.B.dataset_size=9")
 TLS = ("tls.certificate=c", "tls.key=k", "tls.authority=a")
 
 
@@ -27,21 +28,14 @@ class Plain:
     ("overrides", "refused"),
     [
         (("sync.policy=esync",), "party[1].inside"),
+        (("sync.policy=downpour",), "party[1].inside"),
         (("sync.policy=downpour", "optimizer.place=workers"), "optimizer.place"),
         (("sync.policy=hfa", "optimizer.place=server"), "optimizer.place"),
         (("optimizer.compensation=dcasgd",), "optimizer.compensation"),
         (("sync.policy=diloco", "worker.overlap=forward"), "worker.overlap"),
         (("sync.policy=downpour", "optimizer.compensation=dcasgd"), "optimizer.compensation"),
         (("sync.buffers=average",), "sync.buffers"),
-        (
-            (
-                "sync.policy=downpour",
-                "sync.weight=dataset_size",
-                "party.A.dataset_size=9",
-                "party.B.dataset_size=9",
-            ),
-            "sync.weight",
-        ),
+        (("sync.policy=downpour", "sync.weight=dataset_size", *SIZES), "sync.weight"),
         (("wan.codec_down=bisparse momentum=0.9",), "wan.codec_down"),
         (("sync.policy=diloco", "lan.codec_up=mpq momentum=0.9"), "lan.codec_up"),
         (("optimizer.rule=torch.optim:SGD", "optimizer.place=workers"), "optimizer.rule"),
@@ -53,8 +47,6 @@ class Plain:
         (("lan.channel=test_choice_rules:Plain", *TLS), "lan.channel"),
         (("wan.channel=test_choice_rules:Plain", "wan.congestion=cubic"), "wan.channel"),
         (("run.on_loss=wait", "optimizer.place=workers"), "run.on_loss"),
-        (("run.on_loss=continue", "optimizer.place=workers"), "run.on_loss"),
-        (("run.on_loss=wait", "party.A.inside=collective"), "run.on_loss"),
         (("run.on_loss=continue", "party.A.inside=collective"), "run.on_loss"),
     ],
 )

@@ -58,6 +58,7 @@ workers = 2.0  # <- party[2].workers
 listen = "localhost:5"  # <- party[2].listen
 dataset_size = 5
 '''
+CUT = "{at_s = 1, party = 'A', cut = true}"
 
 
 def test_every_fault_is_named_at_once_with_its_key_and_line():
@@ -66,126 +67,81 @@ def test_every_fault_is_named_at_once_with_its_key_and_line():
         for number, line in enumerate(EVERYTHING_WRONG.split("\n"), 1)
         for key in re.findall(r"# <- (\S+)", line)
     ]
-    places = places_of(EVERYTHING_WRONG)
-    assert sorted(places) == sorted(expected)
-    lines = [int(re.search(r"line (\d+)", place)[1]) for place in places]
-    assert lines == sorted(lines)
-
-
-def test_the_message_has_every_fault():
     with pytest.raises(ConfigError) as caught:
         Run.parse(EVERYTHING_WRONG, "wrong.toml")
-    message = str(caught.value)
-    assert message.startswith(f"wrong.toml: {len(caught.value.faults)} faults\n")
-    assert all(str(fault) in message for fault in caught.value.faults)
+    faults, message = caught.value.faults, str(caught.value)
+    assert sorted(fault.where for fault in faults) == sorted(expected)
+    lines = [int(re.search(r"line (\d+)", fault.where)[1]) for fault in faults]
+    assert lines == sorted(lines)
+    assert message.startswith(f"wrong.toml: {len(faults)} faults\n")
+    assert all(str(fault) in message for fault in faults)
 
 
 @pytest.mark.parametrize(
     ("line", "where", "found", "hint"),
     [
         ('[wnn]\ncodec_up = "dense"', "wnn", "an unknown table", "did you mean `wan`?"),
-        ('wan.codec_upp = "dense"', "wan.codec_upp", "an unknown key", "did you mean `codec_up`?"),
         ("run.shard = 2", "run.shard", "an unknown key", "did you mean `shards`?"),
         (
-            'run.codec_up = "dense"',
-            "run.codec_up",
-            "an unknown key",
-            "there is `region.below.codec_up`, `wan.codec_up`, `lan.codec_up`",
-        ),
-        (
-            "wan.rate_mbps = 3",
-            "wan.rate_mbps",
-            "an unknown key",
+            "wan.rate_mbps = 3", "wan.rate_mbps", "an unknown key",
             "there is `party.link.rate_mbps`, `region.link.rate_mbps`, `region.below.link.rate_mbps`, "
             "`wan.link.rate_mbps`, `lan.link.rate_mbps`, `event.rate_mbps`",
         ),
         ("run.xyz = 3", "run.xyz", "an unknown key", ""),
         ('sync.policy = "fsaa"', "sync.policy", '"fsaa"', "did you mean `fsa`?"),
         ('lan.codec_down = "Dense"', "lan.codec_down", '"Dense"', "did you mean `dense`?"),
-        ('wan.congestion = "cubc"', "wan.congestion", '"cubc"', "did you mean `cubic`?"),
         ('worker.push_at = "steps"', "worker.push_at", '"steps"', "did you mean `step`?"),
         ('worker.push_at = "whenever"', "worker.push_at", '"whenever"', ""),
         ("worker.push_at = 1", "worker.push_at", "1", ""),
     ],
-)
+)  # fmt: skip
 def test_a_typo_is_answered_with_the_nearest_name(line, where, found, hint):
     (fault,) = faults_of(f"# a run\n{line}\n{TWO_PARTIES}")
     assert (fault.where, fault.found, fault.hint) == (f"{where} (line 2)", found, hint)
 
 
 @pytest.mark.parametrize(
-    ("lines", "where", "found", "allowed"),
+    ("on_loss", "line", "allowed"),
     [
-        ("run.wait_s = 60", "run.wait_s", "60", 'only with run.on_loss = "wait" or "continue"'),
-        ("run.least_parties = 2", "run.least_parties", "2", 'only with run.on_loss = "continue"'),
-        (
-            'run.on_loss = "wait"\nrun.least_workers = 2',
-            "run.least_workers",
-            "2",
-            'only with run.on_loss = "continue"',
-        ),
-        (
-            'run.on_loss = "continue"\nrun.least_parties = 3',
-            "run.least_parties",
-            "3",
-            "2 or fewer: the run has no more parties",
-        ),
-        (
-            'run.on_loss = "continue"\nrun.least_workers = 4',
-            "run.least_workers",
-            "4",
-            "3 or fewer: the run has no more workers",
-        ),
+        ("stop", "wait_s = 60", 'only with run.on_loss = "wait" or "continue"'),
+        ("stop", "least_parties = 2", 'only with run.on_loss = "continue"'),
+        ("wait", "least_workers = 2", 'only with run.on_loss = "continue"'),
+        ("continue", "least_parties = 3", "2 or fewer: the run has no more parties"),
+        ("continue", "least_workers = 4", "3 or fewer: the run has no more workers"),
+        ("stop", "wait_s = 300\nleast_parties = 1", ""),  # their defaults
+        ("wait", "wait_s = 0.5", ""),
+        ("continue", "wait_s = 9\nleast_parties = 2\nleast_workers = 3", ""),
     ],
 )
-def test_what_losses_need_goes_with_what_happens_at_one(
-    lines: str, where: str, found: str, allowed: str
-) -> None:
-    (fault,) = faults_of(f"{lines}\n{TWO_PARTIES}")
-    assert (fault.where.partition(" (")[0], fault.found, fault.allowed) == (where, found, allowed)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        'run.on_loss = "stop"\nrun.wait_s = 300\nrun.least_parties = 1',
-        'run.on_loss = "wait"\nrun.wait_s = 0.5',
-        'run.on_loss = "continue"\nrun.wait_s = 9\nrun.least_parties = 2\nrun.least_workers = 3',
-    ],
-)
-def test_what_has_an_effect_or_its_default_is_no_fault(lines: str) -> None:
-    Run.parse(f"{lines}\n{TWO_PARTIES}", "run.toml")
+def test_what_losses_need_goes_with_what_happens_at_one(on_loss: str, line: str, allowed: str) -> None:
+    text = f'[run]\non_loss = "{on_loss}"\n{line}\n{TWO_PARTIES}'
+    if not allowed:
+        Run.parse(text, "run.toml")
+        return
+    (fault,) = faults_of(text)
+    key, _, value = line.partition(" = ")
+    assert (fault.where, fault.found, fault.allowed) == (f"run.{key} (line 3)", value, allowed)
 
 
 @pytest.mark.parametrize(
     ("line", "allowed"),
     [
-        ("run.shards = 0", "integer ≥ 1, ≤ 128"),
-        ('run.shards = "2"', "integer ≥ 1, ≤ 128"),
-        ("run.shards = true", "integer ≥ 1, ≤ 128"),
         ("run.ledger = 1", "true or false"),
         ("run.name = 3", "1 to 64 letters, digits, `_`, `.` and `-`, not beginning with `.` or `-`"),
-        ('run.name = "a b"', "1 to 64 letters, digits, `_`, `.` and `-`, not beginning with `.` or `-`"),
         ('run.script = ""', "path of a file"),
         ('run.arguments = "--fast"', "list of text"),
-        ("wan.heartbeat_s = 0", "number ≥ 0.01, ≤ 3600"),
         ("wan.link = {loss = 1}", "number ≥ 0, ≤ 0.9"),
-        (
-            'wan.link = {}\nevent = [{at_s = 1, party = "A"}]',
-            "`rate_mbps`, `delay_ms`, `jitter_ms`, `loss`, `cut`",
-        ),
+        ('wan.link = {}\nevent = [{at_s = 1, party = "A"}]', "`rate_mbps`, `delay_ms`, `jitter_ms`, `loss`, `cut`"),
         ("wan.link = 100", "table of `rate_mbps`, `delay_ms`, `jitter_ms`, `loss`"),
         (
             'sync.policy = "my policy:Class"',
             '"fsa", "mixed", "hfa", "esync", "diloco", "downpour", or your own as "module:Class", '
             "with parameters as `staleness=4` behind it",
         ),
-        ('global.addresses = ["host"]', 'list of "host:port"'),
         ('global.addresses = ["host:65536"]', 'list of "host:port"'),
-        ('global.addresses = ["host:0"]', 'list of "host:port"'),
         ('sync.weight = "samples "', '"samples", "equal", "dataset_size"'),
     ],
-)
+)  # fmt: skip
 def test_a_fault_says_what_is_allowed(line, allowed):
     (fault,) = faults_of(line + TWO_PARTIES)
     assert fault.allowed == allowed
@@ -200,52 +156,23 @@ def test_a_run_has_a_party(text):
 @pytest.mark.parametrize(
     ("overrides", "keys"),
     [
-        (["run.shards=2", 'global.addresses=["localhost:1"]'], ["global.addresses"]),
-        (
-            [
-                "run.shards=1",
-                'global.addresses=["localhost:1"]',
-                'global.listen=["localhost:1", "localhost:2"]',
-            ],
-            ["global.listen"],
-        ),
+        (['global.addresses=["localhost:1"]', 'global.listen=["localhost:1", "localhost:2"]'], ["global.listen"]),
         (['global.listen=["localhost:1"]'], ["global.listen"]),
-        (["party.A.listen=localhost:1"], ["party[0].listen"]),
-        (["party.A.address=localhost:1", "party.B.address=localhost:1"], ["party[1].address"]),
         (['global.addresses=["localhost:1"]', "party.B.address=localhost:1"], ["party[1].address"]),
         (["run.shards=2", 'global.addresses=["localhost:1", "localhost:1"]'], ["global.addresses[1]"]),
-        (["party.B.name=A"], ["party[1].name"]),
-        (["sync.weight=dataset_size"], ["party[0].dataset_size", "party[1].dataset_size"]),
         (["sync.weight=dataset_size", "party.B.dataset_size=9"], ["party[0].dataset_size"]),
         (["party.A.dataset_size=9"], ["party[0].dataset_size"]),
         (["wan.heartbeat_s=5.1"], ["wan.timeout_s"]),
-        (["lan.timeout_s=2.9"], ["lan.timeout_s"]),
-        (["tls.certificate=c", "tls.key=k"], ["tls.authority"]),
         (['run.arguments=["--fast"]'], ["run.arguments"]),
         (['event=[{at_s = 1, party = "A", loss = 0}]'], ["event[0].party"]),
         (["party.B.link={}", 'event=[{at_s = 1, party = "A", loss = 0}]'], ["event[0].party"]),
         (["wan.link={}", 'event=[{at_s = 1, party = "a", loss = 0}]'], ["event[0].party"]),
         (["wan.link={}", 'event=[{at_s = 1, party = "A", for_s = 1}]'], ["event[0]"]),
-        (
-            ["wan.link={}", 'event=[{at_s = 2, party = "A", loss = 0}, {at_s = 1, party = "A", loss = 0}]'],
-            ["event[1].at_s"],
-        ),
-        (
-            [
-                "wan.link={}",
-                'event=[{at_s = 1, party = "A", cut = true}, {at_s = 2, party = "B", cut = false}]',
-            ],
-            ["event[0].for_s"],
-        ),
-        (
-            [
-                "wan.link={}",
-                'event=[{at_s = 1, party = "A", cut = true}, {at_s = 2, for_s = 1, party = "A", cut = false}]',
-            ],
-            ["event[0].for_s"],
-        ),
+        (["wan.link={}", "event=[{at_s=2, party='A', loss=0}, {at_s=1, party='A', loss=0}]"], ["event[1].at_s"]),
+        (["wan.link={}", f"event=[{CUT}, {{at_s = 2, party = 'B', cut = false}}]"], ["event[0].for_s"]),
+        (["wan.link={}", f"event=[{CUT}, {{at_s = 2, for_s = 1, party = 'A', cut = false}}]"], ["event[0].for_s"]),
     ],
-)
+)  # fmt: skip
 def test_keys_that_contradict_each_other_are_faults(overrides, keys):
     assert [re.sub(r" \(.*", "", place) for place in places_of(TWO_PARTIES, *overrides)] == keys
 

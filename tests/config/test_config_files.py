@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from config_runs import TWO_PARTIES, faults_of, places_of, two_parties
+from exploring import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,26 +41,19 @@ def test_a_saved_run_must_be_a_json_object(text):
     assert "JSON" in fault.allowed
 
 
-def test_a_file_that_is_not_there_is_a_fault_with_the_nearest_name(tmp_path):
-    (tmp_path / "digits.toml").write_text(TWO_PARTIES)
-    with pytest.raises(ConfigError) as caught:
-        Run.load(tmp_path / "digit.toml")
-    (fault,) = caught.value.faults
-    assert (fault.found, fault.hint) == (
-        "No such file or directory",
-        f"did you mean `{tmp_path}/digits.toml`?",
-    )
-
-
-def test_a_file_that_is_no_text_is_a_fault(tmp_path):
-    (tmp_path / "run.toml").write_bytes(b"[run]\n\xff")
-    with pytest.raises(ConfigError, match="byte 6 is no UTF-8"):
-        Run.load(tmp_path / "run.toml")
-
-
-def test_a_folder_is_a_fault(tmp_path):
-    with pytest.raises(ConfigError, match="a file that can be read"):
-        Run.load(tmp_path)
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"[run]\n\xff", "byte 6 is no UTF-8"),
+        (TWO_PARTIES.encode("utf-16"), r"a text in UTF-16; allowed: .*\(save it as UTF-8\)"),
+        (None, "a file that can be read"),
+    ],
+)
+def test_what_is_no_text_is_a_fault_that_says_so(tmp_path: Path, content: bytes | None, told: str) -> None:
+    path = tmp_path / "run.toml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError, match=told):
+        Run.load(path)
 
 
 def test_a_file_whose_name_is_no_name_for_a_run_needs_one(tmp_path):
@@ -71,7 +65,7 @@ def test_a_file_whose_name_is_no_name_for_a_run_needs_one(tmp_path):
 
 
 @pytest.mark.parametrize("slip", ["exmples/demo.toml", "examples/dmo.toml", "exampels/demo.tmol"])
-def test_a_path_with_a_slip_is_answered_with_the_file_that_is_meant(
+def test_a_file_that_is_not_there_is_a_fault_with_the_nearest_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slip: str
 ) -> None:
     (tmp_path / "examples").mkdir()
@@ -80,20 +74,16 @@ def test_a_path_with_a_slip_is_answered_with_the_file_that_is_meant(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         Run.load(slip)
-    assert caught.value.faults[0].hint == "did you mean `examples/demo.toml`?"
+    (fault,) = caught.value.faults
+    assert (fault.found, fault.hint) == (
+        "No such file or directory",
+        "did you mean `examples/demo.toml`?",
+    )
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-8"])
-def test_a_byte_order_mark_is_no_part_of_a_description(tmp_path: Path, encoding: str) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(TWO_PARTIES.strip(), encoding=encoding)
-    assert Run.load(path).servers == ("A", "B")
-
-
-def test_a_description_in_utf_16_is_a_fault_that_says_so(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(TWO_PARTIES, encoding="utf-16")
-    with pytest.raises(ConfigError, match=r"a text in UTF-16; allowed: .*\(save it as UTF-8\)"):
-        Run.load(tmp_path / "run.toml")
+def test_a_byte_order_mark_is_no_part_of_a_description(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TWO_PARTIES.strip(), encoding="utf-8-sig")
+    assert Run.load(tmp_path / "run.toml").servers == ("A", "B")
 
 
 def test_a_file_is_not_read_that_is_too_long_for_a_description() -> None:
@@ -101,21 +91,13 @@ def test_a_file_is_not_read_that_is_too_long_for_a_description() -> None:
         read_text(Path(os.devnull).with_name("zero"))
 
 
-def test_the_lines_of_a_long_list_are_found() -> None:
-    text = (
-        "a = [\n"
-        + "".join(f'  "{n}, #",\n' if n == 3 else f"  {n},\n" for n in range(9))
-        + "]\nb = 1 # c,\nd = 2"
-    )
-    places = read_toml(text, "long.toml").places
-    assert (places[("a",)], places[("b",)], places[("d",)]) == (1, 12, 13)
-
-
 def test_paths_are_relative_to_the_folder_of_the_file(tmp_path, monkeypatch):
-    (tmp_path / "run.toml").write_text('run.script = "train.py"' + TWO_PARTIES)
+    tls = 'tls = { certificate = "node.pem", key = "/keys/node.key", authority = "a.pem" }'
+    (tmp_path / "run.toml").write_text(f'run.script = "train.py"\n{tls}{TWO_PARTIES}')
     monkeypatch.chdir(tmp_path.parent)
     run = Run.load(Path(tmp_path.name) / "run.toml")
-    assert run.run.script == tmp_path / "train.py"
+    assert (run.run.script, run.tls.certificate) == (tmp_path / "train.py", tmp_path / "node.pem")
+    assert run.tls.key == Path("/keys/node.key")
 
 
 numbers = st.just(0) | st.floats(0.001, 60_000)
@@ -143,6 +125,7 @@ descriptions = st.fixed_dictionaries(
 )
 
 
+@examples(30)
 @given(descriptions)
 def test_what_is_saved_is_loaded_again(tmp_path_factory, description):
     run = Run.parse(json.dumps(description), "run.json")
@@ -167,6 +150,7 @@ nonsense = st.dictionaries(
 )
 
 
+@examples(30)
 @given(nonsense)
 def test_nonsense_is_answered_with_faults_and_nothing_else(data):
     faults = faults_of(json.dumps({**data, "nonsense": 1}), source="run.json")
@@ -235,13 +219,9 @@ def test_overrides_change_what_is_validated():
     ],
 )
 def test_a_fault_of_an_override_names_the_override(override, where):
-    assert places_of(TWO_PARTIES, override) == [f"{where} (override `{override}`)"]
-
-
-def test_an_override_of_a_table_replaces_the_places_of_its_keys():
-    text = "[wan.link]\nrate_mbps = 3\n" + TWO_PARTIES
-    assert places_of(text, "wan.link={rate_mbps=-1}") == [
-        "wan.link.rate_mbps (override `wan.link={rate_mbps=-1}`)"
+    """Also of keys that the file has, in a table that is replaced."""
+    assert places_of("[wan.link]\nrate_mbps = 3\n" + TWO_PARTIES, override) == [
+        f"{where} (override `{override}`)"
     ]
 
 
@@ -273,24 +253,18 @@ def test_a_toml_value_is_read_as_such(value):
     assert literal(json.dumps(value).replace("Infinity", "inf")) == value
 
 
-@given(st.text())
-def test_what_is_no_toml_value_is_text(word):
-    assert literal(f"?{word}") == f"?{word}"
-
-
-@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000 + "]" * 5000])
-def test_what_python_cannot_read_is_text(text):
+@pytest.mark.parametrize(
+    "text", ["?", "?x = 1", "train.py", "a b", "9" * 5000, "[" * 5000 + "]" * 5000, "1\nother = 2", "]"]
+)
+def test_what_is_no_toml_value_or_more_than_one_is_text(text):
     assert literal(text) == text
-
-
-def test_a_value_cannot_bring_in_further_keys():
-    assert literal("1\nother = 2") == "1\nother = 2"
 
 
 steps = st.sampled_from(["party", "A", "[0]", "[1]", "wan", "link", "name", "workers"])
 paths = st.lists(steps, min_size=1, max_size=4).map(lambda drawn: ".".join(drawn).replace(".[", "["))
 
 
+@examples(30)
 @given(st.lists(st.builds("{}={}".format, paths, st.text() | st.sampled_from(["1", "[]", "{}", "[{}, 3]"]))))
 def test_any_override_is_applied_or_a_fault(overrides):
     assert "override `no value`" in places_of(TWO_PARTIES, *overrides, "no value")

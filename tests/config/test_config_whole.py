@@ -6,20 +6,12 @@ from pathlib import Path
 
 import pytest
 import trustme
-from config_runs import TWO_PARTIES
+from config_runs import TWO_PARTIES, fault_of
 
 from geomx import cli
 from geomx.config import EVERY_FILE, load_whole
-from geomx.errors import ConfigError, Fault
 
 TLS = '[tls]\ncertificate = "c.pem"\nkey = "k.pem"\nauthority = "a.pem"\n'
-
-
-def fault_of(path: Path) -> Fault:
-    with pytest.raises(ConfigError) as caught:
-        load_whole(path, needed=EVERY_FILE)
-    (fault,) = caught.value.faults
-    return fault
 
 
 @pytest.fixture
@@ -53,13 +45,12 @@ def test_a_script_that_is_not_there_is_a_fault_with_the_nearest_file(with_script
     assert fault.hint == f"did you mean `{folder}/code/trian.py`?"
 
 
-def test_a_script_that_is_a_folder_is_a_fault(with_script: Path) -> None:
-    (with_script.parent / "code" / "train.py").mkdir()
-    assert fault_of(with_script).found == f"the folder {with_script.parent}/code/train.py"
-
-
-def test_a_script_that_is_there_is_none(with_script: Path) -> None:
-    (with_script.parent / "code" / "train.py").touch()
+def test_a_script_that_is_a_folder_is_a_fault_and_one_that_is_there_is_none(with_script: Path) -> None:
+    script = with_script.parent / "code" / "train.py"
+    script.mkdir()
+    assert fault_of(with_script).found == f"the folder {script}"
+    script.rmdir()
+    script.touch()
     assert load_whole(with_script, needed=("script", "tls")).run.script is not None
 
 
@@ -101,24 +92,13 @@ def test_a_description_can_be_checked_on_a_machine_that_runs_no_node(
     assert "A/1" in capsys.readouterr().out
 
 
-def test_a_module_that_is_not_there_is_a_wrong_description(
-    with_script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (with_script.parent / "code" / "train.py").touch()
-    assert cli.main(["check", str(with_script), "wan.codec_up=no_such_module:Codec"]) == 2
-    assert "wan.codec_up (override `wan.codec_up=no_such_module:Codec`)" in capsys.readouterr().err
-
-
 # -- certificates --------------------------------------------------------------------------------------
-
-
-def test_certificates_that_are_there_are_no_faults(with_tls: Path) -> None:
-    assert load_whole(with_tls, needed=("script", "tls")).tls.key is not None
 
 
 @pytest.mark.parametrize(
     ("mode", "who"),
     [
+        (0o600, ""),
         (0o644, "everybody can read (mode 0644)"),
         (0o640, "its group can read (mode 0640)"),
         (0o604, "everybody can read (mode 0604)"),
@@ -127,6 +107,9 @@ def test_certificates_that_are_there_are_no_faults(with_tls: Path) -> None:
 def test_a_private_key_that_others_can_read_is_a_fault(with_tls: Path, mode: int, who: str) -> None:
     key = with_tls.parent / "k.pem"
     key.chmod(mode)
+    if not who:
+        assert load_whole(with_tls, needed=("script", "tls")).tls.key == key
+        return
     fault = fault_of(with_tls)
     assert fault.where == "tls.key (line 3)"
     assert who in fault.found

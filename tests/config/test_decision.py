@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 
 import pytest
+from config_runs import two_parties
 
-from geomx.config import Run
 from geomx.config.compatibility.choices import Choices
 from geomx.config.compatibility.decision import Decision, decide
 from geomx.config.compatibility.script import Script
 
-PARTIES = '[[party]]\nname = "A"\nworkers = 2\n[[party]]\nname = "B"\nworkers = 1\n'
 ADAM = Script("AdamW", keeps="squares", momentum=True)
 OWN = Script("Lion", elementwise=False)
 
 
 def decided(script: Script, *overrides: str) -> Decision:
-    return decide(Choices.of(Run.parse(PARTIES, "run.toml", overrides)), script)
+    return decide(Choices.of(two_parties(*overrides)), script)
 
 
 @pytest.mark.parametrize(

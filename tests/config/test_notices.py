@@ -11,7 +11,6 @@ from geomx.config import Run, notices
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (("lan.codec_up=fp16",), 'lan.codec_up = "fp16" applies'),
         (("lan.codec_down=tiny_fp16",), 'lan.codec_down = "tiny_fp16" applies'),
         (
             ("lan.codec_up=bf16", "lan.codec_down=bf16"),
@@ -32,7 +31,6 @@ def test_means_inside_a_party_use_no_codec(overrides: tuple[str, ...], named: st
         ("sync.policy=hfa k1=200 k2=1", "lan.codec_up=fp16"),
         ("sync.policy=diloco", "lan.codec_up=fp16"),
         ("sync.policy=esync", "lan.codec_up=fp16"),
-        ("sync.policy=fsa", "lan.codec_up=fp16"),
         ("sync.policy=hfa", "lan.codec_up=fp16", "party.A.workers=1"),
     ],
 )

@@ -16,6 +16,20 @@ from typing import Any
 
 import pytest
 import torch
+from live_runs import (
+    Script,
+    assert_equal,
+    begin,
+    lockstep,
+    now,
+    place_of,
+    plain,
+    sgd,
+    sleep,
+    small_model,
+    train,
+    weights,
+)
 from torch import nn
 from trees import Loop, assert_well, layout_of, run_tree, topology_of
 from wires import ANY_PORT, LOOPS, Witness, run_on
@@ -27,9 +41,9 @@ from geomx.codecs.pack.noise import RngKey
 from geomx.layout import Layout, Tensor
 from geomx.node.factory import make_node
 from geomx.node.port import Arrived
-from geomx.node.topology import Edge, Topology
+from geomx.node.topology import Edge
 from geomx.simulate.programs import Program
-from geomx.simulate.simulator import Network, Simulator
+from geomx.simulate.simulator import Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 
@@ -62,8 +76,6 @@ workers = 1
 name = "B"
 workers = 1
 """
-Weights = dict[str, torch.Tensor]
-Script = Callable[[LiveRun, Program], Weights]
 
 
 @pytest.fixture(autouse=True)
@@ -81,75 +93,17 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def small_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5)).double()
+def descend(make: Callable[[nn.Module], torch.optim.Optimizer], slow: int | None = None) -> Script:
+    """A training loop; returns the weights that it ends with, and when. A slow worker takes ten seconds a step."""
 
-
-def batch(step: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs [3 + place, 20] and targets [3 + place, 5]."""
-    generator = torch.Generator().manual_seed(100 * step + place)
-    x, y = (torch.randn(3 + place, width, generator=generator, dtype=torch.float64) for width in (20, 5))
-    return x, y
-
-
-def weights(model: nn.Module) -> Weights:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def step_with(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    (model(x) - y).square().mean().backward()
-    optimizer.step()
-
-
-def assert_equal(ours: Weights, theirs: Weights) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
-
-
-def run_live(topology: Topology, script: Script, settings: Settings) -> dict[str, Weights]:
-    """Train on the virtual clock; what the script returned, by worker."""
-    network = Network(rate_mbps=1000.0, delay_ms=1.0)
-    simulator, results = Simulator(0, network), dict[str, Weights]()
-
-    def main(program: Program) -> None:
-        torch.set_num_threads(1)
-        with LiveRun(
-            program,
-            name=program.name,
-            tree=topology.tree,
-            settings=settings,
-        ) as run:
-            results[program.name] = script(run, program)
-
-    for name in topology.tree.nodes:
-        simulator.add(make_node(topology, name))
-    programs = {name: simulator.program(name, main) for name in topology.tree.workers}
-    simulator.run(until=600.0)
-    assert_well(simulator, topology, programs)
-    return results
-
-
-def descend(
-    make: Callable[[Any], torch.optim.Optimizer], pause_s: Callable[[int], float] = lambda place: 0.0
-) -> Script:
-    """A training loop; returns the weights that it ends with."""
-
-    def script(run: LiveRun, program: Program) -> Weights:
-        model, place = small_model(), run.workers.index(run.name)
-        model, optimizer = run.attach(model, make(model.parameters()))
+    def script(run: LiveRun) -> tuple[dict[str, torch.Tensor], float]:
+        model, optimizer = begin(run, make)
         for step in range(STEPS):
-            program.sleep(pause_s(place))
-            x, y = batch(step, place)
-            run.weight(len(x))
-            step_with(model, optimizer, x, y)
-        return weights(model)
+            sleep(run, 10.0 if place_of(run) == slow else 0.1)
+            lockstep(run, model, optimizer, [step])
+        return weights(model), now(run)
 
     return script
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05)
 
 
 def test_every_example_is_run_here() -> None:
@@ -215,23 +169,15 @@ def test_a_worker_that_starts_anew_is_told_in_which_form_its_values_come() -> No
 @pytest.mark.parametrize("policy", ["fsa", "majority:Majority"])
 def test_a_majority_does_not_wait_for_the_slow_one(policy: str) -> None:
     """Six workers, one of which takes a hundred times as long: who steps together with it, and who does not?"""
-    topology = topology_of([3, 3], policy=policy)
-    slow = 5
-    script = descend(sgd, pause_s=lambda place: 10.0 if place == slow else 0.1)
-    ended: dict[str, float] = {}
-
-    def timed(run: LiveRun, program: Program) -> Weights:
-        trained = script(run, program)
-        ended[run.name] = program.now
-        return trained
-
-    results = run_live(topology, timed, Settings(policy=policies.find(policy)()))
+    settings = Settings(policy=policies.find(policy)())
+    results, _ = train([3, 3], descend(sgd, slow=5), settings, policy=policy)
+    ended = {name: end for name, (_, end) in results.items()}
     if policy == "fsa":
         assert min(ended.values()) > 10.0 * STEPS
     else:
         assert ended["A/0"] < 10.0 < 10.0 * STEPS <= ended["B/2"]
-    for name in topology.tree.workers:
-        assert_equal(results[name], results["A/0"])
+    for trained, _ in results.values():
+        assert_equal(trained, results["A/0"][0])
 
 
 def test_the_datagram_channel_sends_the_last_blocks_until_they_have_come() -> None:
@@ -250,15 +196,12 @@ def test_the_datagram_channel_sends_the_last_blocks_until_they_have_come() -> No
 
 def test_the_optimizer_on_the_workers_does_what_it_does_alone() -> None:
     lion = load("lion").Lion
-    results = run_live(topology_of([2, 1]), descend(lambda parameters: lion(parameters, lr=0.01)), Settings())
+    results, _ = train([2, 1], descend(lambda model: lion(model.parameters(), lr=0.01)))
     model = small_model()
-    optimizer = lion(model.parameters(), lr=0.01)
-    for step in range(STEPS):
-        xs, ys = zip(*(batch(step, place) for place in range(3)), strict=True)
-        step_with(model, optimizer, torch.cat(xs), torch.cat(ys))
-    for trained in results.values():
-        assert_equal(trained, results["A/0"])
-        torch.testing.assert_close(trained, weights(model), rtol=1e-9, atol=1e-12)
+    expected = plain(model, lion(model.parameters(), lr=0.01), range(STEPS), 3)
+    for trained, _ in results.values():
+        assert_equal(trained, results["A/0"][0])
+        torch.testing.assert_close(trained, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_rule_at_the_root_is_plain_gradient_descent() -> None:
@@ -277,13 +220,11 @@ def test_the_rule_at_the_root_is_plain_gradient_descent() -> None:
 
 def test_a_description_names_the_rule_at_the_root() -> None:
     """The training script has an optimizer of PyTorch's, whose learning rate is all that the rule takes of it."""
-    topology, settings = topology_of([2, 1], rule=DESCENT), Settings(rule=DESCENT)
-    adam = run_live(topology, descend(lambda parameters: torch.optim.Adam(parameters, lr=0.05)), settings)
-    sgd_ = run_live(
-        topology_of([2, 1]), descend(lambda parameters: torch.optim.SGD(parameters, lr=0.05)), Settings()
-    )
-    for name, trained in adam.items():
-        assert_equal(trained, sgd_[name])
+    adam = descend(lambda model: torch.optim.Adam(model.parameters(), lr=0.05))
+    ruled, _ = train([2, 1], adam, Settings(rule=DESCENT), rule=DESCENT)
+    plain, _ = train([2, 1], descend(sgd))
+    for name, (trained, _) in ruled.items():
+        assert_equal(trained, plain[name][0])
 
 
 def test_a_rule_that_the_description_does_not_have_is_not_imported() -> None:

@@ -45,32 +45,20 @@ def test_one_machine(folder: Path) -> None:
     assert (folder / "report.json").is_file()
 
 
-def test_by_hand(folder: Path) -> None:
-    """With addresses, as the tutorial gives them."""
+def test_on_sites(folder: Path) -> None:
+    """With the answers as options, and both sites on this machine."""
+    init, *others = (line.partition("#")[0].strip() for line in block("sh", "geomx init").splitlines())
     with Ports() as ports:
-        hub, *local = (f'"127.0.0.1:{ports.hold()}"' for _ in range(3))
-        text = (folder / "two.toml").read_text(encoding="utf-8")
-        for party, address in zip(("paris", "tokyo"), local, strict=True):
-            text = text.replace(f'name = "{party}"', f'name = "{party}"\naddress = {address}')
-        (folder / "two.toml").write_text(f"global.addresses = [{hub}]\n{text}")
-        first = block("sh", "geomx serve").splitlines()
-        others = [line.replace("paris", "tokyo") for line in first[1:]]
-        more = [line.replace("--rank 0", "--rank 1") for line in [*first, *others] if "--rank" in line]
-        started = [begun(line, folder) for line in [*first, *others, *more]]
-        try:
-            assert len(started) == 7
-            for node in started:
-                printed_by(node)
-        finally:
-            for node in started:
-                node.kill()
+        address = f"127.0.0.1:{ports.hold()}"
+    answers = f" --script train.py --sites paris=local tokyo=local --workers 1 --address {address}"
+    try:
+        for command in (init + answers, *others):
+            assert printed_by(begun(command, folder))
+    finally:
+        begun("geomx down sites.toml", folder).wait()
+    assert [line.split()[1] for line in others] == ["up", "attach"]
 
 
 def test_every_block_of_commands_is_run() -> None:
     commands = [text.splitlines()[0].split("  ")[0] for language, text in BLOCKS if language == "sh"]
-    assert commands == [
-        "make demo",
-        "python3 -m venv .venv",
-        "geomx check two.toml",
-        "geomx serve two.toml --role global",
-    ]
+    assert commands == ["make demo", "python3 -m venv .venv", "geomx check two.toml", "geomx init sites.toml"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from trees import topology_of
@@ -20,11 +20,10 @@ from geomx.drive.loops import _until_asked
 from geomx.drive.real import Driver, ListeningEdge, Wiring
 from geomx.errors import RunFailed
 from geomx.node.factory import make_node
+from geomx.node.topology import Topology
 from geomx.rounds.losses import Losses
 from geomx.wire.messages import Failure, Welcome
 from geomx.wire.roster_messages import Retire
-
-TOPOLOGY = topology_of([2])
 
 
 class Address:
@@ -46,25 +45,33 @@ def _handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@contextlib.asynccontextmanager
+async def running(
+    topology: Topology, name: str, peer: str, asked: list[int], may_leave: bool
+) -> AsyncIterator[tuple[asyncio.Task[None], Witness]]:
+    """A node, and a peer of it that it has let in."""
+    address, mine = Address(), Witness()
+    uplinks = {} if name in topology.tree.shards else {"global/0": (Tcp(), "127.0.0.1:1")}
+    driver = Driver(make_node(topology, name), Wiring(ListeningEdge(Tcp(), ANY_PORT), uplinks), address)
+    task = asyncio.get_running_loop().create_task(_until_asked(driver, asked.append, may_leave))
+    await greet(await Tcp().dial(await address.known, mine), mine, peer)
+    await mine.until(lambda: any(isinstance(m, Welcome) for _, m, _ in mine.messages))
+    yield task, mine
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("loop_name", LOOPS)
 def test_a_server_that_is_asked_to_end_tells_its_peers(loop_name: str, number: signal.Signals) -> None:
     asked: list[int] = []
 
     async def main() -> None:
-        address, mine = Address(), Witness()
-        node = make_node(TOPOLOGY, "global/0")
-        driver = Driver(node, Wiring(ListeningEdge(Tcp(), ANY_PORT)), address)
-        task = asyncio.get_running_loop().create_task(_until_asked(driver, asked.append))
-        connection = await Tcp().dial(await address.known, mine)
-        await greet(connection, mine)
-        await mine.until(lambda: any(isinstance(m, Welcome) for _, m, _ in mine.messages))
-        os.kill(os.getpid(), number)
-        with pytest.raises(RunFailed, match="the run failed at global/0: it was asked to end"):
-            await task
-        await mine.until_closed()
-        told = [message for _, message, _ in mine.messages if isinstance(message, Failure)]
-        assert told == [Failure("global/0", "RunFailed", f"it was asked to end ({number.name})")]
+        async with running(topology_of([2]), "global/0", "A", asked, may_leave=False) as (task, mine):
+            os.kill(os.getpid(), number)
+            with pytest.raises(RunFailed, match="the run failed at global/0: it was asked to end"):
+                await task
+            await mine.until_closed()
+            told = [message for _, message, _ in mine.messages if isinstance(message, Failure)]
+            assert told == [Failure("global/0", "RunFailed", f"it was asked to end ({number.name})")]
 
     run_on(loop_name, main)
     assert asked == [number]
@@ -75,20 +82,13 @@ def test_a_server_that_may_leave_is_asked_to_by_sigterm(loop_name: str) -> None:
     asked: list[int] = []
 
     async def main() -> None:
-        address, mine = Address(), Witness()
-        node = make_node(topology_of([2], losses=Losses("continue")), "A")
-        driver = Driver(
-            node, Wiring(ListeningEdge(Tcp(), ANY_PORT), {"global/0": (Tcp(), "127.0.0.1:1")}), address
-        )
-        task = asyncio.get_running_loop().create_task(_until_asked(driver, asked.append, may_leave=True))
-        connection = await Tcp().dial(await address.known, mine)
-        await greet(connection, mine, "A/0")
-        await mine.until(lambda: any(isinstance(m, Welcome) for _, m, _ in mine.messages))
-        os.kill(os.getpid(), signal.SIGTERM)
-        await mine.until(lambda: any(isinstance(m, Retire) for _, m, _ in mine.messages))
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        topology = topology_of([2], losses=Losses("continue"))
+        async with running(topology, "A", "A/0", asked, may_leave=True) as (task, mine):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await mine.until(lambda: any(isinstance(m, Retire) for _, m, _ in mine.messages))
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     run_on(loop_name, main)
     assert asked == []

@@ -13,7 +13,7 @@ from certificates import issue
 from trees import topology_of
 from wires import LOOPS, Records, Witness, greet, run_on
 
-from geomx.channels.contract import Channel
+from geomx.channels.contract import Channel, Connection
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import contexts
@@ -43,8 +43,21 @@ async def serving(channel: Channel) -> AsyncIterator[tuple[str, Records, asyncio
             await task
 
 
+async def member(address: str) -> tuple[Witness, Connection]:
+    """Party A's local server, which has been let in."""
+    mine = Witness()
+    connection = await Tcp().dial(address, mine)
+    await greet(connection, mine)
+    await mine.until(lambda: bool(said(mine, Welcome)))
+    return mine, connection
+
+
 def said(witness: Witness, kind: type[Message]) -> list[Message]:
     return [message for _, message, _ in witness.messages if isinstance(message, kind)]
+
+
+async def strangers(address: str, count: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    return [await asyncio.open_connection(*split_address(address)) for _ in range(count)]
 
 
 def open_files() -> int:
@@ -54,13 +67,8 @@ def open_files() -> int:
 def test_many_strangers_at_once_do_not_keep_a_member_out(loop_name):
     async def main():
         async with serving(Tcp()) as (address, records, task):
-            crowd = [
-                await asyncio.open_connection(*split_address(address)) for _ in range(3 * LEAST_STRANGERS)
-            ]
-            mine = Witness()
-            connection = await Tcp().dial(address, mine)
-            await greet(connection, mine)
-            await mine.until(lambda: bool(said(mine, Welcome)))
+            crowd = await strangers(address, 3 * LEAST_STRANGERS)
+            _, connection = await member(address)
             turned_out = crowd[: len(crowd) - LEAST_STRANGERS]
             for reader, _ in turned_out:
                 with contextlib.suppress(ConnectionResetError):
@@ -78,9 +86,7 @@ def test_a_flood_of_strangers_that_never_hang_up_takes_few_descriptors(loop_name
     async def main():
         async with serving(Tcp()) as (address, _, task):
             before = open_files()
-            crowd = [
-                await asyncio.open_connection(*split_address(address)) for _ in range(6 * LEAST_STRANGERS)
-            ]
+            crowd = await strangers(address, 6 * LEAST_STRANGERS)
             await crowd[-1][0].readexactly(1)  # it was let in: the others have been turned away
             at_the_door = open_files() - before - len(crowd)
             assert at_the_door <= LEAST_STRANGERS + MOST_TURNED_AWAY + 1
@@ -91,14 +97,11 @@ def test_a_flood_of_strangers_that_never_hang_up_takes_few_descriptors(loop_name
     run_on(loop_name, main)
 
 
-@pytest.mark.parametrize("link", [None, LinkSpec(rate_mbps=100, delay_ms=150)])
+@pytest.mark.parametrize("link", [None, LinkSpec(rate_mbps=100, delay_ms=40)])
 def test_what_a_node_fails_with_reaches_its_peers_before_its_loop_may_end(loop_name, link):
     async def main():
         async with serving(Tcp(link)) as (address, _, task):
-            mine = Witness()
-            connection = await Tcp().dial(address, mine)
-            await greet(connection, mine)
-            await mine.until(lambda: bool(said(mine, Welcome)))
+            mine, connection = await member(address)
             connection.write(0, Ack(99), None, 0)
             with pytest.raises(ProtocolError, match="A broke the protocol"):
                 await task
@@ -114,9 +117,7 @@ def test_a_peer_that_never_reads_does_not_keep_a_node_from_ending(loop_name, mon
     async def main():
         async with serving(Tcp()) as (address, _, task):
             _, deaf = await asyncio.open_connection(*split_address(address))
-            mine = Witness()
-            connection = await Tcp().dial(address, mine)
-            await greet(connection, mine)
+            _, connection = await member(address)
             connection.write(0, Ack(99), None, 0)
             with pytest.raises(ProtocolError):
                 await task

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -95,6 +95,8 @@ class RealRun:
     `outputs`: what each node has printed, and when, on the monotonic clock; `former`: what the processes did that had
     its name before.
     """
+
+    target: Callable[..., None] = staticmethod(geomx_command)  # what a process does
 
     def __init__(
         self, folder: Path, steps: int = 40, toml: str = "", workers: Sequence[int] = WORKERS, shards: int = 1
@@ -199,7 +201,7 @@ listen = "{self.address(party)}"
         environment = {"GEOMX_RECORDS": str(self.records), **self._job(name)}
         reader, writer = context.Pipe(duplex=False)
         process = context.Process(
-            target=geomx_command,
+            target=self.target,
             args=(command, environment, self.folder, writer, self._namespace(name)),
             daemon=True,
         )
@@ -263,6 +265,10 @@ listen = "{self.address(party)}"
             self._readers[name].join()
             ended[name] = process.exitcode, self.printed(name)
         return ended
+
+    def end_well(self) -> None:
+        """All nodes end, with status 0."""
+        assert all(status == 0 for status, _ in self.wait(self.nodes).values()), self.report()
 
     def weights(self) -> set[str]:
         """What the workers' models came to, as they printed it."""

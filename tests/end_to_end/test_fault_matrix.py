@@ -24,16 +24,16 @@ NODES = ("A/1", "A", "global/0")
 MOMENTS = ("joining", "middle", "end")
 LINKS = ("A-global/0", "A/1-A")
 REJOIN = ("run.on_loss=wait", "run.wait_s=60")
-INSIDE = ("party.A.inside=collective",)
+INSIDE, JOB = ("party.A.inside=collective",), ("collective",)
+END_OF_DATA = {"A/0": ("steps=20",), "A/1": ("steps=20",), "B/0": ("steps=9999",)}
 
 ROWS = [
     *(Row(what, whom, when) for what, whom, when in product(("kill", "stop", "term"), NODES, MOMENTS)),
     *(Row(what, "A/1", "left", "goes on") for what in ("kill", "stop", "term")),
     *(Row("sleep", whom, when, for_s=5) for whom, when in product(NODES, ("middle", "end"))),
     *(Row("sleep", whom, "joining", for_s=5) for whom in ("A/1", "A")),
-    Row(
-        "sleep", "global/0", "joining", "goes on", for_s=5
-    ),  # nobody has reached it yet, and start_s is longer
+    # Nobody has reached it yet, and start_s is longer.
+    Row("sleep", "global/0", "joining", "goes on", for_s=5),
     # A server that is started again has forgotten everything; before it knew anything, that harms nobody.
     *(Row("restart", whom, "joining", "goes on", for_s=1) for whom in NODES),
     *(Row("restart", whom, when, for_s=1) for whom, when in product(("A", "global/0"), ("middle", "end"))),
@@ -67,17 +67,10 @@ WAITS = [
     Row("stop", "A", "middle", settings=("worker.overlap=forward",), note="overlap"),
     Row("idle", "A/1", "middle", settings=("limits.turn_s=4",), note="a round, turn_s"),
     *(
-        Row(what, "A/1", when, settings=INSIDE, words=("collective",), note="collective")
+        Row(what, "A/1", when, settings=INSIDE, words=JOB, note=JOB[0])
         for what, when in product(("kill", "stop"), ("joining", "middle"))
     ),
-    Row(
-        "stop",
-        "B/0",
-        after="step 40",
-        words=("shard",),
-        note="end of data",
-        only={"A/0": ("steps=20",), "A/1": ("steps=20",), "B/0": ("steps=9999",)},
-    ),
+    Row("stop", "B/0", after="step 40", words=("shard",), note="end of data", only=END_OF_DATA),
 ]
 
 # With `run.on_loss = "continue"`. Whoever is cut off tries for `wait_s` to come back; in the end it finds nobody.
@@ -126,7 +119,7 @@ LOSSES = [
     *(on(what, "A", "middle", *BELOW_A, settings=BRIEF, launched=True) for what in STRUCK),
     *(Row("kill", whom, settings=(*CONTINUE, *BRIEF), launched=True) for whom in ("global/0", LAUNCHER)),
     *(
-        on(what, whom, "middle", *lost, settings=(*BRIEF, *INSIDE), words=("collective",), note="collective")
+        on(what, whom, "middle", *lost, settings=(*BRIEF, *INSIDE), words=JOB, note=JOB[0])
         for what in STRUCK
         for whom, lost in (("A/1", ("A/0", "A/1")), ("A", A))
     ),
@@ -175,30 +168,19 @@ RETURNS = [
         for what, whom in product(BACK, ("A/1", "A", "B/0"))
     ),
     *(
-        on("restart", whom, for_s=8, settings=INSIDE, words=("collective",), note="collective")
+        on("restart", whom, for_s=8, settings=INSIDE, words=JOB, note=JOB[0])
         for whom in ("A/0+A/1", "A+A/0+A/1")
     ),
-    on(
-        "sleep",
-        "A/1",
-        "middle",
-        "A/0",
-        "A/1",
-        for_s=8,
-        settings=(*BRIEF, *INSIDE),
-        words=("collective",),
-        note="collective",
-    ),
+    on("sleep", "A/1", "middle", *BELOW_A, for_s=8, settings=(*BRIEF, *INSIDE), words=JOB, note=JOB[0]),
 ]
 
 EVERY = (*ROWS, *WAITS, *LOSSES, *RETURNS)
 
 # Played by CI as well: one of each kind of fault, and of what is done about it.
 IN_CI = {
-    "kill A joining", "stop global/0 middle", "term A/1 end", "sleep 5 s A middle", "restart 1 s A/1 middle",
-    "restart 1 s global/0 middle", "cut 5 s A-global/0 middle", "idle A/1 middle (a round, turn_s)",
-    "kill A/1 middle (continue)", "restart 8 s B+B/0 middle (continue)", "sleep 8 s A middle (continue)",
-    "cut 10 s A-global/0 middle (continue)",
+    "stop global/0 middle", "sleep 5 s A middle", "restart 1 s A/1 middle", "cut 5 s A-global/0 middle",
+    "idle A/1 middle (a round, turn_s)", "kill A/1 middle (continue)", "restart 0 s B+B/0 middle (continue)",
+    "cut 10 s A-global/0 middle (continue)", "term A/1 middle (continue, geomx run)",
 }  # fmt: skip
 
 

@@ -2,8 +2,6 @@
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,22 +53,14 @@ def test_windows_hold_the_text_and_what_follows_each_byte(gpt):
     assert following.tolist() == list(range(65, 129))
 
 
-@pytest.mark.processes
-def test_training_goes_on_from_its_checkpoint(tmp_path):
-    def steps_taken(steps):
-        words = [
-            "--steps",
-            str(steps),
-            "--validate-every",
-            "1",
-            "--checkpoint",
-            str(tmp_path / "gpt.safetensors"),
-        ]
-        done = subprocess.run(
-            [sys.executable, EXAMPLES / "gpt.py", *words], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return re.findall(r"^step +(\d+) ", done.stdout, re.MULTILINE)
+def test_training_goes_on_from_its_checkpoint(gpt, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpt, "VALIDATED_ON", 64)
 
-    assert steps_taken(2) == ["1", "2"]
-    assert steps_taken(3) == ["3"]
+    def steps_taken(steps):
+        words = ["--steps", steps, "--validate-every", "1", "--batch", "2", "--accumulate", "2"]
+        monkeypatch.setattr("sys.argv", ["gpt.py", *words, "--checkpoint", str(tmp_path / "gpt.safetensors")])
+        gpt.main()
+        return re.findall(r"^step +(\d+) ", capsys.readouterr().out, re.MULTILINE)
+
+    assert steps_taken("2") == ["1", "2"]
+    assert steps_taken("3") == ["3"]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live_runs import train
+import torch
+from live_runs import dies, train
+from torch.utils.data import TensorDataset
 
 from geomx.errors import DataMissing
 from geomx.rounds.losses import Losses
-from geomx.simulate.simulator import Simulator
 from geomx.train import LiveRun, Settings
 from geomx.wire.session import Patience
 
@@ -30,22 +31,19 @@ def test_a_worker_that_comes_back_begins_no_epoch_anew(
     runs: dict[int, LiveRun] = {}  # by thread
     joins = SimpleNamespace(join=lambda: runs[threading.get_ident()], DataMissing=DataMissing)
     monkeypatch.setattr(inside, "geomx", joins)
-    monkeypatch.setattr(sys, "argv", ["inside.py", "--epochs", "8", "--batch", "240"])
+    samples = TensorDataset(torch.rand(60, 1, 28, 28), torch.arange(60) % 10)
+    monkeypatch.setattr(inside.data, "load", lambda *_: (samples, samples))
+    monkeypatch.setattr(sys, "argv", ["inside.py", "--epochs", "8", "--batch", "10"])
 
     def script(live: LiveRun) -> int:
         runs[threading.get_ident()] = live
         inside.main()
         return live.epoch
 
-    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
-        simulator.at(0.1, lambda: simulator.crash("A/0"))
-        simulator.at(0.3, lambda: restart("A/0"))
-
     how: dict[str, Any] = {"losses": Losses("continue", 60.0), "patience": Patience(0.1, 0.4)}
+    faults = dies("A/0", at_s=0.1, back_s=0.3)
     results, _ = train((2, 1), script, Settings(on_loss="continue"), faults=faults, **how)
-    printed = [
-        int(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")
-    ]
+    printed = [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", capsys.readouterr().out, re.MULTILINE)]
     assert printed == sorted(set(printed))
     assert len(printed) < 8
     assert set(results.values()) == {8}

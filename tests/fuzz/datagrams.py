@@ -22,26 +22,25 @@ from random import Random
 from typing import Any
 
 import msgspec
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz.members import to_the_ends
-from fuzz.nonsense import KEPT, PUSH, UPDATE
+from fuzz.nonsense import KEPT, UPDATE
 from fuzz.sieges import Siege
 from relays import relay
-from wires import ANY_PORT, Witness
+from wires import ANY_PORT, Witness, tensor, until_open, write_blocks
 
 from geomx.channels.block_classes import Alike
 from geomx.channels.contract import EdgeSettings
 from geomx.channels.datagram import Datagram
 from geomx.channels.sealing import HEAD, SALT_BYTES, seals
 from geomx.channels.tcp import split_address
-from geomx.codecs.contract import Block
 from geomx.wire.flow.ends import FlowEnd
 from geomx.wire.flow.outbox import FlowTerms
 
 SECRET = b"s" * 32
+SIZE = 50_000
 
 
 # -- a stranger ---------------------------------------------------------------------------------------------------
@@ -103,11 +102,10 @@ async def to_the_port(number: int, seed: int) -> Counter[str]:
         (listening,) = theirs.accepted
         member.open_flow(SECRET, FlowTerms())
         listening.open_flow(SECRET, FlowTerms())
-        while member.flow_state != "open":
-            await asyncio.sleep(0.01)
-        while listening.flow_state != "open":
-            await asyncio.sleep(0.01)
-        write(member, listening, 1)
+        await until_open(member, listening)
+        payload, update = tensor(SIZE), msgspec.structs.replace(UPDATE, size=SIZE)
+        write_blocks(member, 1, payload)  # in blocks on its way up, and as it stands on its way down
+        listening.write(1, update, payload, 1)
         await theirs.until(lambda: len(theirs.messages) == 1)
         await mine.until(lambda: len(mine.messages) == 1)
         await asyncio.sleep(0.3)  # until both ends have told everything
@@ -136,7 +134,8 @@ async def to_the_port(number: int, seed: int) -> Counter[str]:
         except BlockingIOError:
             answer = None
         assert answer is None, "a stranger was answered"
-        write(member, listening, 2)
+        write_blocks(member, 2, payload)
+        listening.write(2, update, payload, 1)
         await theirs.until(lambda: len(theirs.messages) == 2)
         await mine.until(lambda: len(mine.messages) == 2)
         reasons = [*mine.reasons, *theirs.reasons]
@@ -157,15 +156,6 @@ def heard_by(end: FlowEnd) -> tuple[Any, ...]:
         receiver.dropped,
         receiver.rebuilt,
     )
-
-
-def write(member: Any, listening: Any, number: int) -> None:
-    """A payload in blocks on its way up, and one as it stands on its way down."""
-    payload = torch.zeros(50_000, dtype=torch.uint8)
-    ranges = [(start, min(start + 1400, 50_000)) for start in range(0, 50_000, 1400)]
-    blocks = [(Block(start, stop, payload[start:stop]), 0) for start, stop in ranges]
-    member.write_blocks(number, msgspec.structs.replace(PUSH, size=50_000), payload, 1, blocks)
-    listening.write(number, msgspec.structs.replace(UPDATE, size=50_000), payload, 1)
 
 
 def main(arguments: list[str]) -> None:

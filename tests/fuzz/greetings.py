@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import resource
 import secrets
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,6 +30,8 @@ import trustme
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from certificates import issue
+from fuzz.sieges import resident_mb
+from wires import Records, Witness
 
 from geomx.channels.tcp import Tcp
 from geomx.channels.tls import Contexts, contexts
@@ -52,14 +52,12 @@ ANSWER_S = 20.0
 SLACK_MB, SLACK_FILES = 32, 4
 
 
-@dataclass
-class End:
-    """One end of a connection: keeps what it hears."""
+class End(Witness):
+    """One end of a connection, of which each message is awaited; None: the last has come."""
 
-    heard: asyncio.Queue[Message | None] = field(default_factory=asyncio.Queue)
-
-    def admit(self, connection: Any, message: Message) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: asyncio.Queue[Message | None] = asyncio.Queue()
 
     def received(self, connection: Any, number: int, message: Message, payload: Any) -> None:
         self.heard.put_nowait(message)
@@ -72,25 +70,6 @@ class End:
 
     def failed(self, error: Exception) -> None:
         raise error
-
-    def refused(self, reason: str) -> None:
-        pass
-
-    def no_datagrams(self, why: str) -> None:
-        pass
-
-
-class Records:
-    """Counts what the server tells."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.address = asyncio.get_running_loop().create_future()
-
-    def record(self, name: str, level: str = "debug", /, **fields: Any) -> None:
-        self.counts[name] += 1
-        if name == "listening":
-            self.address.set_result(fields["address"])
 
 
 class Stranger:
@@ -159,9 +138,7 @@ def certified(folder: Path, authority: trustme.CA, *names: str) -> Contexts:
 
 def resources() -> tuple[float, int]:
     """Resident memory in MB, and how many files are open."""
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize() / 1e6, len(list(Path("/proc/self/fd").iterdir()))
+    return resident_mb(), len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def besiege(number: int, seed: int, ours: Contexts | None, theirs: Contexts | None) -> None:
@@ -173,7 +150,8 @@ async def besiege(number: int, seed: int, ours: Contexts | None, theirs: Context
         make_node(topology, "global/0"), Wiring(ListeningEdge(Tcp(tls=ours), "127.0.0.1:0")), records
     )
     serving = asyncio.ensure_future(server.run())
-    address = await records.address
+    (listening,) = await records.until("listening")
+    address = listening["address"]
     member = Driver(
         make_node(topology, MEMBER), Wiring(peers={"global/0": (Tcp(tls=ours), address)}), Records()
     )
@@ -188,6 +166,7 @@ async def besiege(number: int, seed: int, ours: Contexts | None, theirs: Context
         if serving.done() or staying.done():
             break
     await asyncio.sleep(0.5)
+    counts = Counter(name for name, _ in records.records)
     after, seconds = resources(), time.monotonic() - begun
     ended = [task for task in (serving, staying) if task.done()]
     for task in (serving, staying):
@@ -195,11 +174,11 @@ async def besiege(number: int, seed: int, ours: Contexts | None, theirs: Context
     await asyncio.gather(serving, staying, return_exceptions=True)
     assert before is not None
     print(f"{number} greetings in {seconds:.0f} s; before {before[0]:.1f} MB and {before[1]} files, ", end="")
-    print(f"after {after[0]:.1f} MB and {after[1]} files; the server told {dict(records.counts)}")
+    print(f"after {after[0]:.1f} MB and {after[1]} files; the server told {dict(counts)}")
     print("learned:", *sorted(map(str, stranger.learned)), sep="\n  ")
     assert not ended, f"a node has ended: {ended}"
-    assert records.counts["joined"] == 1, "somebody else was welcome"
-    assert not records.counts["resumed"] + records.counts["away"], "the member was sent away"
+    assert counts["joined"] == 1, "somebody else was welcome"
+    assert not counts["resumed"] + counts["away"], "the member was sent away"
     told = [
         learned for learned in stranger.learned if learned not in {("Refuse", c, "", (), 0) for c in CODES}
     ]

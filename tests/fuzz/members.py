@@ -21,7 +21,7 @@ from geomx.node.peers.peer import Peer, check_beside
 from geomx.wire.flow import receiver as receiver_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
-from geomx.wire.flow.inbox import LEAST_PIECE_BYTES, Blocks, Delivery
+from geomx.wire.flow.inbox import LEAST_PIECE_BYTES, Blocks, Delivered
 from geomx.wire.flow.numbers import Numbers
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, MOST_RUNS, PIECE_COST_BYTES, Parity
@@ -106,10 +106,7 @@ class Player:
             levels = range(-1, 4)
             data = [
                 BlockOut(
-                    place,
-                    place + 1,
-                    memoryview(bytes(chance.choice((1, 1400, 3000)))),
-                    chance.choice(levels),
+                    place, place + 1, memoryview(bytes(chance.choice((1, 1400, 3000)))), chance.choice(levels)
                 )
                 for place in range(chance.choice((1, 2, 20)))
             ]
@@ -217,7 +214,7 @@ def check(side: Side, now: float) -> None:
     check_end(side)
 
 
-def check_delivery(delivery: Delivery) -> None:
+def check_delivery(delivery: Delivered) -> None:
     """It is as it was announced."""
     message, payload = delivery.message, delivery.payload
     assert isinstance(message, Carried)

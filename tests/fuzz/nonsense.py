@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 
 from geomx.wire.flow.ends import FlowEnd
-from geomx.wire.flow.packets import MOST_TAILS, MOST_TOLD, Ack, Head, Parity, Piece, Probe, Probed, Tail
+from geomx.wire.flow.packets import MOST_TAILS, MOST_TOLD, Head, Parity, Piece, Probe, Probed, Receipt, Tail
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow_messages import Beside
 from geomx.wire.messages import Carried, Push, Reading, Update, encode_head
@@ -113,7 +113,7 @@ class Nonsense:
         below = chance.choice((0, 0, max(sender.next_load - chance.randrange(4), 0), self.number(32)))
         closed = chance.choice((0, 0, 1 << chance.randrange(64), self.number(64)))
         more = chance.choice((b"", b"", b"", b"\1\0\1\0", b"\1", bytes(4), b"\1\0" * 2 * MOST_TOLD))
-        return Ack(chance.choice((0.0, 0.01, 1e9)), below, closed, runs).pack() + more
+        return Receipt(chance.choice((0.0, 0.01, 1e9)), below, closed, runs).pack() + more
 
     def header(self, load: int) -> Carried:
         """One that announces what cannot be, or may be."""

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forks import geomx_command
 from real_runs import RealRun
 
 from geomx.observe.records import Record, RecordFiles
+from geomx.wire.flow import path
 from lab import Lab
 
 # Words: `steps=N`; without it they train until the file `.stop` is there. Nobody is more than one step ahead of
@@ -49,8 +51,16 @@ FOR_EVER = 1_000_000
 HUB, PARTIES = "hub", ("A", "B")
 
 
+def eager_command(*arguments: Any) -> None:
+    """A node that does not look for 10 s whether datagrams pass again."""
+    path.RETRY_S = 1.0
+    geomx_command(*arguments)
+
+
 class LabRun(RealRun):
     """A run of two parties of one worker each, with a ledger and a secret, in the sites `hub`, `A` and `B` of a lab."""
+
+    target = staticmethod(eager_command)
 
     def __init__(self, lab: Lab, folder: Path, *settings: str, steps: int = FOR_EVER) -> None:
         """`settings`: `key=value` for every node. `steps`: how many the workers take, if they are not told to stop."""

@@ -89,8 +89,11 @@ def test_a_system_has_its_turn_and_nothing_is_left(name: str, capsys: pytest.Cap
 
 @needs_a_lab
 @pytest.mark.lab
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN], ids=["", "in the background"])
+@pytest.mark.parametrize(
+    ("number", "before"),
+    [(signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)],
+    ids=["SIGINT, in the background", "SIGTERM"],
+)
 def test_what_stops_it_leaves_nothing_behind(number: signal.Signals, before: signal.Handlers) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "lab", "demo"],
@@ -107,3 +110,20 @@ def test_what_stops_it_leaves_nothing_behind(number: signal.Signals, before: sig
     assert demo.returncode == 130
     assert err == "lab: stopped; its processes and its network are gone\n"
     assert not [owner for owner in namespaces.owners() if namespaces.owner_pid(owner) == demo.pid]
+
+
+def test_a_stop_within_generated_code_is_no_death_of_a_signal(tmp_path: Path) -> None:
+    (tmp_path / "stopped.py").write_text(
+        "import os\n"
+        "from lab.lossy_demo import _interruptible\n"
+        "try:\n"
+        "    with _interruptible():\n"
+        "        exec('os.kill(os.getpid(), 2)')\n"
+        "except KeyboardInterrupt:\n"
+        "    raise SystemExit(130)\n"
+    )
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-m", "stopped"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
+    assert ended.returncode == 130

@@ -19,25 +19,19 @@ def answer(seen, make=udp, payload=b"answer", peer=PEER):
     st.binary(min_size=1, max_size=3000),
     st.integers(1, 255),
     st.integers(0, 0xFFFF),
+    st.booleans(),
 )
-def test_a_flow_goes_out_and_back_with_checksums_that_hold(make, payload, host, port):
+def test_a_flow_goes_out_and_back_with_checksums_that_hold(make, payload, host, port, is_whole):
     nat, inside = Nat(1), (bytes([10, 77, 1, host]), port)
-    packet = make(payload, 1000, source=inside[0], ports=(port, 6000))
+    payload = payload[:99] if is_whole else payload
+    given = summed if is_whole else bytes
+    packet = given(make(payload, 1000, source=inside[0], ports=(port, 6000)))
     out = nat.outward(packet)
     seen, target = ends(out)
     assert (seen[0], target) == (OUTSIDE, PEER)
-    assert on_the_wire(out) == on_the_wire(packet)
-    assert ends(nat.inward(answer(seen, make))) == (PEER, inside)
+    assert is_whole or on_the_wire(out) == on_the_wire(packet)
+    assert ends(nat.inward(given(answer(seen, make)))) == (PEER, inside)
     assert nat.refused == 0
-
-
-@given(st.sampled_from([tcp, udp]), st.binary(min_size=1, max_size=99), st.integers(1, 0xFFFF))
-def test_a_packet_with_its_whole_checksum_keeps_one_that_holds(make, payload, port):
-    nat = Nat(1)
-    out = nat.outward(summed(make(payload, 1000, ports=(port, 6000))))
-    seen, target = ends(out)
-    assert (seen[0], target) == (OUTSIDE, PEER)
-    assert ends(nat.inward(summed(answer(seen, make)))) == (PEER, (SOURCE, port))
 
 
 def test_a_datagram_without_a_checksum_stays_without():
@@ -137,24 +131,16 @@ def odd(at, value, packet=None):
 @pytest.mark.parametrize(
     "packet",
     [
-        odd(0, 0x46),
-        odd(6, 0x20),
-        odd(7, 0x05),
-        odd(9, 132),
-        icmp(13, 0, bytes(16)),
-        icmp(3, 3, bytes(4) + udp(b"y", 1000, ports=(1, 2))[VNET_BYTES:]),
-        icmp(3, 3, bytes(9)),
-        udp(b"x", 1000)[: VNET_BYTES + 22],
-    ],
-    ids=[
-        "options",
-        "first fragment",
-        "later fragment",
-        "SCTP",
-        "timestamp",
-        "error about nothing",
-        "short error",
-        "short",
+        pytest.param(odd(0, 0x46), id="options"),
+        pytest.param(odd(6, 0x20), id="first fragment"),
+        pytest.param(odd(7, 0x05), id="later fragment"),
+        pytest.param(odd(9, 132), id="SCTP"),
+        pytest.param(icmp(13, 0, bytes(16)), id="timestamp"),
+        pytest.param(
+            icmp(3, 3, bytes(4) + udp(b"y", 1000, ports=(1, 2))[VNET_BYTES:]), id="error about nothing"
+        ),
+        pytest.param(icmp(3, 3, bytes(9)), id="short error"),
+        pytest.param(udp(b"x", 1000)[: VNET_BYTES + 22], id="short"),
     ],
 )
 def test_what_is_no_flow_is_refused_both_ways(packet):

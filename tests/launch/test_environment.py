@@ -35,11 +35,8 @@ def become(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None
         monkeypatch.setenv(name, value)
 
 
-def test_without_a_launcher_there_is_no_place() -> None:
-    assert read_place() == ProcessPlace()
-
-
 def test_a_place_comes_back_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert read_place() == ProcessPlace()
     place = ProcessPlace(
         tmp_path / "run.json", ("run.seed=3", 'run.name="a b"'), "A", 0, tmp_path / "A.0.jsonl", trace=True
     )

@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from geomx import cli
-from geomx.config import EVERY_FILE, load_whole
+from geomx.config import EVERY_FILE, Run, load_whole
 from geomx.errors import ConfigError, RunFailed
 from geomx.launch import examples
 from geomx.launch.examples import choose, find_examples, listing, results_table, run_examples
+from geomx.launch.local.local_run import RunOptions
 
 ROOT = Path(__file__).parents[2]
 TECHNIQUES = (
@@ -25,41 +26,29 @@ QUICK = """# Two workers that agree on one weight.
 #
 # Look at it.
 
-[run]
-script = "quick.py"
+run.script = "quick.py"
 
 [[party]]
 name = "A"
-workers = 1
-
-[[party]]
-name = "B"
-workers = 1
+workers = 2
 """
-SCRIPT = """
-import torch, geomx
-run = geomx.join()
-model = torch.nn.Linear(1, 1)
-model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-for step in range(3):
-    run.weight(1)
-    model(torch.ones(2, 1)).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-run.log(accuracy=0.75)
-"""
+REPORT = {"wall_s": 12.34, "wan_bytes_up": 2_000_000, "wan_bytes_down": 999, "final_validation_loss": None}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two examples of our own, in place of those that geomx has: `quick` and `broken`."""
-    (tmp_path / "techniques").mkdir()
-    (tmp_path / "quick.toml").write_text(QUICK)
-    (tmp_path / "quick.py").write_text(SCRIPT)
-    (tmp_path / "techniques" / "broken.toml").write_text(QUICK.replace("quick.py", "../broken.py"))
-    (tmp_path / "broken.py").write_text("raise SystemExit(3)")
+def _two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two examples of our own, in place of those that geomx has, and of their runs: `quick` and `broken`."""
+    for name in ("quick", "broken"):
+        (tmp_path / f"{name}.toml").write_text(QUICK.replace("quick", name))
+        (tmp_path / f"{name}.py").touch()
+
+    def run_here(run: Run, options: RunOptions) -> dict[str, Any]:
+        if run.run.script.name == "broken.py":
+            raise RunFailed("A/0", "ended with status 3")
+        return REPORT | {"final_accuracy": 0.75}
+
     monkeypatch.setattr(examples, "folder", lambda: tmp_path)
-    return tmp_path
+    monkeypatch.setattr(examples, "run_here", run_here)
 
 
 def test_every_technique_has_an_example() -> None:
@@ -111,10 +100,9 @@ def test_a_name_that_is_none_is_told_with_the_nearest(capsys: pytest.CaptureFixt
 
 
 def test_the_table_has_what_each_example_came_to() -> None:
-    report = {"wall_s": 12.34, "wan_bytes_up": 2_000_000, "wan_bytes_down": 999}
     results: dict[str, Any] = {
-        "cnn": report | {"final_accuracy": 0.975, "final_validation_loss": None},
-        "gpt": report | {"final_accuracy": None, "final_validation_loss": 2.4},
+        "cnn": REPORT | {"final_accuracy": 0.975},
+        "gpt": REPORT | {"final_accuracy": None, "final_validation_loss": 2.4},
         "broken": None,
     }
     console = Console(width=100)
@@ -126,13 +114,10 @@ def test_the_table_has_what_each_example_came_to() -> None:
     assert rows["broken"] == ["failed"]
 
 
-@pytest.mark.processes
-@pytest.mark.grids
-def test_an_example_that_fails_costs_no_other_its_run(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("_two")
+def test_an_example_that_fails_costs_no_other_its_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["examples", "broken", "quick", "--plain"]) == 1
-    out, err = capfd.readouterr()
+    out, err = capsys.readouterr()
     assert "quick: Two workers that agree on one weight.\n\nLook at it.\n" in out
     assert "75.00%" in out.partition("WAN down")[2]
     assert "failed" in out.partition("WAN down")[2]
@@ -140,7 +125,7 @@ def test_an_example_that_fails_costs_no_other_its_run(
     assert err.endswith("geomx: 1 of 2 examples failed: broken\n")
 
 
-@pytest.mark.processes
-def test_what_ends_the_only_example_is_told_as_of_any_run(folder: Path) -> None:
+@pytest.mark.usefixtures("_two")
+def test_what_ends_the_only_example_is_told_as_of_any_run() -> None:
     with pytest.raises(RunFailed, match="ended with status 3"):
         run_examples(choose(["broken"]), plain=True)

@@ -69,9 +69,18 @@ def roster(out: str, joined: str, members: int, lost: dict[str, str]) -> tuple[s
     return "roster", fields | {"awaited": {}}
 
 
-def finished() -> tuple[str, dict[str, Any]]:
-    fields = {"steps": 1, "samples": 8, "train_s": 1.0, "parameters": 9, "parameters_sha256": "ab" * 32}
+def finished(sha256: str = "ab" * 32) -> tuple[str, dict[str, Any]]:
+    fields = {"steps": 1, "samples": 8, "train_s": 1.0, "parameters": 9, "parameters_sha256": sha256}
     return "finished", fields | {"ledger": None, "contributions": 1, "cohort": ""}
+
+
+def test_weights_that_differ_are_no_result(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell("A/0", tmp_path / "records", finished())
+    tell("B/0", tmp_path / "records", finished("cd" * 32))
+    assert main(["report", str(run), str(tmp_path / "records")]) == FAILED
+    assert "the result is wrong: workers have different weights" in capsys.readouterr().err
 
 
 FAILED_OF = {"node": "A", "error": "NodeLost", "reason": "silent for 5 s"}
@@ -86,35 +95,24 @@ def gathered(run: Path, folder: Path) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.parametrize("is_back", [False, True])
 def test_a_run_that_goes_on_without_a_worker_has_not_failed(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_back: bool
 ) -> None:
-    records = tmp_path / "records"
-    tell("A/0", records, ("failed", FAILED_OF))
-    tell("global/0", records, IS_LOST)
-    tell("B/0", records, finished())
-    report = gathered(run, tmp_path)
-    assert (report["ended"], report["failure"]) == ("well", None)
-    assert [(change["kind"], change["who"]) for change in report["members"]] == [("lost", ["A/0"])]
-    said = capsys.readouterr().out
-    assert "failed" not in said
-    assert "1 worker lost, 0 back; 1 of 2 workers at the end" in said
-
-
-def test_so_it_is_with_one_that_was_started_again(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    """Nor one in which it was started again."""
     records = tmp_path / "records"
     tell("A/0", records, ("attached", {"parameters": 9, "trained_bytes": 36}), ("failed", FAILED_OF))
-    tell("global/0", records, IS_LOST, IS_BACK)
-    tell("A/0", records, finished())
-    tell("B/0", records, finished())
+    tell("global/0", records, IS_LOST, *[IS_BACK] * is_back)
+    for worker in ("A/0", "B/0") if is_back else ("B/0",):
+        tell(worker, records, finished())
     report = gathered(run, tmp_path)
     assert (report["ended"], report["failure"]) == ("well", None)
+    changes = [(change["kind"], change["who"]) for change in report["members"]]
+    assert changes == [("lost", ["A/0"]), ("back", ["A/0"])][: 1 + is_back]
     assert all(change["at_s"] > 0 for change in report["members"])
     said = capsys.readouterr().out
     assert "failed" not in said
-    assert "1 worker lost, 1 back; 2 of 2 workers at the end" in said
+    assert f"1 worker lost, {int(is_back)} back; {1 + is_back} of 2 workers at the end" in said
 
 
 def test_who_failed_before_it_was_started_again_is_not_named_for_what_came_later(
@@ -138,12 +136,7 @@ def test_who_failed_before_it_was_started_again_is_not_named_for_what_came_later
     ],
 )
 def test_what_are_no_records_of_this_run_is_refused(
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    node: str | None,
-    status: int,
-    says: str,
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], node: str | None, status: int, says: str
 ) -> None:
     if node is not None:
         step_of(node, tmp_path / "records")

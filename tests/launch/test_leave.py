@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from config_runs import two_parties
 
 from geomx import cli
 from geomx.config import Run
@@ -37,18 +38,8 @@ NODE = """
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Of a name of its own, since tests run beside each other."""
-    text = f"""
-[run]
-name = "leave-{os.getpid()}-{tmp_path.name.replace("_", "-")}"
-on_loss = "continue"
-[[party]]
-name = "A"
-workers = 2
-[[party]]
-name = "B"
-workers = 2
-"""
-    return Run.parse(text, "leave.toml")
+    name = f"leave-{os.getpid()}-{tmp_path.name.replace('_', '-')}"
+    return two_parties(f"run.name={name}", "run.on_loss=continue", "party.B.workers=2")
 
 
 def faults(run: Run, *nodes: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_runs import two_parties
 from rich.console import Console
 
 from geomx.config import Run
@@ -28,26 +29,18 @@ from geomx.launch.local.ports import Ports
 from geomx.launch.local.processes import Outcome
 from geomx.observe.records import Recorder, RecordFiles
 
-TOML = """
-[run]
-name = "two"
-shards = 2
-script = "train.py"
-arguments = ["--lr", "0.1"]
-[global]
-addresses = ["127.0.0.1:7000", "127.0.0.1:7001"]
-[[party]]
-name = "A"
-workers = 2
-[[party]]
-name = "B"
-workers = 1
-"""
+ADDRESSES = ["127.0.0.1:7000", "127.0.0.1:7001"]
+KEYS = (
+    "run.shards=2",
+    "run.script=train.py",
+    'run.arguments=["--lr", "0.1"]',
+    f"global.addresses={ADDRESSES}",
+)
 
 
 @pytest.fixture
 def run() -> Run:
-    return Run.parse(TOML, "two.toml")
+    return two_parties(*KEYS)
 
 
 @pytest.fixture
@@ -68,16 +61,12 @@ def test_servers_without_address_get_ports_of_their_own(run: Run, ports: Ports) 
 def test_workers_that_reduce_among_themselves_are_told_what_torchrun_tells(
     tmp_path: Path, ports: Ports
 ) -> None:
-    job = Run.parse(TOML, "two.toml", ["party.A.inside=collective"])
+    job = two_parties(*KEYS, "party.A.inside=collective")
     first, second, other = list(commands(job, tmp_path, ports, trace=False))[4:]
     for rank, command in enumerate((first, second)):
         told = {key: command.environment[key] for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
-        assert told == {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-        }
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        assert told == ranks | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     assert first.environment["MASTER_PORT"] == second.environment["MASTER_PORT"]
     assert other.environment.get("MASTER_PORT") == os.environ.get("MASTER_PORT")
 
@@ -152,25 +141,33 @@ def test_however_a_run_ends_it_leaves_its_report(
         assert (report["failure"], "samples" in out) == (None, True)
 
 
-def test_a_run_whose_workers_end_with_different_weights_has_failed(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hashes", "counted", "words"),
+    [
+        ("AAB", 3, "different weights behind the same step"),
+        ("AAA", 2, "not every contribution was counted exactly once"),
+        ("AAA", 3, None),
+    ],
+)
+def test_a_run_has_failed_if_its_weights_or_its_ledger_differ(
+    run: Run, tmp_path: Path, hashes: str, counted: int, words: str | None
+) -> None:
+    run = run.changed(["run.ledger=true"])
     end = {
-        "parameters": 1, "samples": 8, "steps": 3, "train_s": 1.0, "cohort": "", "ledger": None, "contributions": 3
+        "parameters": 1, "samples": 8, "steps": 3, "train_s": 1.0, "cohort": "",
+        "ledger": [float(counted)] * len(run.workers), "contributions": 3,
     }  # fmt: skip
-    ends = {worker: end | {"parameters_sha256": worker[0] * 64} for worker in run.workers}
+    ends = {worker: end | {"parameters_sha256": hashes[n] * 64} for n, worker in enumerate(run.workers)}
     path = tmp_path / "report.json"
     kept, raised = conclude(run, tmp_path, RunOptions(report=path), Outcome((), False), ends)
-    assert isinstance(raised, ResultWrong)
-    assert kept.keep
-    assert "different weights behind the same step" in str(raised)
-    assert json.loads(path.read_text())["wrong"]
+    assert isinstance(raised, ResultWrong) == kept.keep == bool(words)
+    assert words is None or words in str(raised)
+    assert bool(json.loads(path.read_text())["wrong"]) == bool(words)
 
 
 @pytest.mark.parametrize("failures", [(), (Ended("A/0", 3),)])
 def test_a_report_that_cannot_be_written_costs_no_result(
-    run: Run,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    failures: tuple[Ended, ...],
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], failures: tuple[Ended, ...]
 ) -> None:
     """The table has been printed, the trace is there, the records stay, and a line says what to do with them."""
     nowhere, trace = tmp_path / "folder", tmp_path / "trace.json"

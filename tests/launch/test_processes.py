@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launched_runs import is_alive
 
 from geomx.errors import RunFailed
 from geomx.launch.local import processes
@@ -42,7 +43,7 @@ class Watched:
     def __init__(self, stop_s: float = 10 * BOUND_S) -> None:
         self.lines: list[tuple[str, str, bool]] = []
         self.ticks = 0
-        self.at: dict[str, Callable[[], None]] = {}
+        self.at: dict[str, Callable[[], object]] = {}
         self.said: list[str] = []
         self.lacks: dict[str, str] = {}
         self.goes_on: dict[str, str] = {}
@@ -57,11 +58,8 @@ class Watched:
             is_out=lambda worker: worker in self.out,
         )
 
-    def run(self, *commands: Command) -> Outcome:
-        return self._supervisor.run(commands)
-
-    def stop(self) -> None:
-        self._supervisor.stop()
+        self.run = lambda *commands: self._supervisor.run(commands)
+        self.stop = self._supervisor.stop
 
     def _show(self, node: str, line: str, is_error: bool) -> None:
         self.lines.append((node, line, is_error))
@@ -72,11 +70,15 @@ class Watched:
     def _tick(self) -> None:
         self.ticks += 1
 
+    def interrupt_at(self, start: str, count: int = 1) -> None:
+        """Ctrl-C, as soon as so many lines begin so."""
+        came = iter(range(count - 1))
+        self.at[start] = lambda: next(came, None) is None and interrupt()
+
     @property
     def pids(self) -> list[int]:
-        return [
-            int(word) for _, line, _ in self.lines if line.startswith("pids") for word in line.split()[1:]
-        ]
+        said = [line.split()[1:] for _, line, _ in self.lines if line.startswith("pids")]
+        return [int(word) for words in said for word in words]
 
 
 def pair(folder: Path, first: str, then: str) -> tuple[str, str]:
@@ -93,25 +95,13 @@ def pair(folder: Path, first: str, then: str) -> tuple[str, str]:
     return tells + first, textwrap.dedent(waits) + then
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def wait_until(ready: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + BOUND_S
-    while not ready():
-        assert time.monotonic() < until, f"not within {BOUND_S:.0f} s: {what}"
-        time.sleep(0.01)
-
-
 def assert_gone(pids: list[int]) -> None:
     assert pids
+    until = time.monotonic() + BOUND_S
     for pid in pids:
-        wait_until(lambda pid=pid: not is_alive(pid), f"the end of process {pid}")
+        while is_alive(pid):
+            assert time.monotonic() < until, f"process {pid} has not ended"
+            time.sleep(0.01)
 
 
 def interrupt() -> None:
@@ -125,36 +115,26 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_of_both_streams_are_shown_by_node() -> None:
-    watched = Watched()
+    """And signals mean afterwards what they meant before."""
+    watched, before = Watched(), signal.getsignal(signal.SIGTERM)
     program = (
-        "import sys\nprint('one')\nprint('two', end='')\nsys.stdout.flush()\nprint('bad ü', file=sys.stderr)"
+        "import sys; print('one'); print('two', end=''); sys.stdout.flush(); print('bad ü', file=sys.stderr)"
     )
     outcome = watched.run(command("A/0", program), command("B/0", "print('three')"))
     assert outcome == Outcome((), interrupted=False)
-    assert [line for node, line, is_error in watched.lines if node == "A/0" and not is_error] == [
+    assert [line for node, line, is_error in watched.lines if (node, is_error) == ("A/0", False)] == [
         "one",
         "two",
     ]
-    assert ("A/0", "bad ü", True) in watched.lines
-    assert ("B/0", "three", False) in watched.lines
+    assert {("A/0", "bad ü", True), ("B/0", "three", False)} <= set(watched.lines)
     assert watched.ticks
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_everything_a_process_wrote_before_its_end_is_shown() -> None:
     watched = Watched()
     watched.run(command("A/0", "for i in range(20_000): print(i)"))
     assert [line for _, line, _ in watched.lines] == [str(i) for i in range(20_000)]
-
-
-def test_processes_run_side_by_side(tmp_path: Path) -> None:
-    meet = f"""
-        import os, time
-        open(os.path.join({str(tmp_path)!r}, str(os.getpid())), "w").close()
-        until = time.monotonic() + {BOUND_S}
-        while len(os.listdir({str(tmp_path)!r})) < 3 and time.monotonic() < until: time.sleep(0.01)
-        raise SystemExit(len(os.listdir({str(tmp_path)!r})) - 3)
-    """
-    assert Watched().run(*(command(f"A/{rank}", meet) for rank in range(3))).failures == ()
 
 
 def test_a_failure_names_status_and_last_lines_and_stops_the_others(tmp_path: Path) -> None:
@@ -192,18 +172,17 @@ def test_a_worker_that_ends_well_but_lacks_something_has_failed() -> None:
     watched = Watched()
     watched.lacks["A/0"] = "without joining the run"
     outcome = watched.run(command("A", SLEEP, serves=True), command("A/0", ""))
-    assert [(failure.name, failure.how) for failure in outcome.failures] == [
-        ("A/0", "ended without joining the run")
-    ]
+    (failure,) = outcome.failures
+    assert (failure.name, failure.how) == ("A/0", "ended without joining the run")
 
 
 ON = "the run goes on without it"
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
 
 
-@pytest.mark.parametrize("serves", [False, True])
 @pytest.mark.parametrize(
-    ("end", "how"), [(KILLED, "was killed by SIGKILL"), ("raise SystemExit(3)", "ended with status 3")]
+    ("end", "how", "serves"),
+    [(KILLED, "was killed by SIGKILL", True), ("raise SystemExit(3)", "ended with status 3", False)],
 )
 def test_a_run_goes_on_without_who_is_lost(tmp_path: Path, end: str, how: str, serves: bool) -> None:
     first, then = pair(tmp_path, end, "print('end')")
@@ -216,23 +195,26 @@ def test_a_run_goes_on_without_who_is_lost(tmp_path: Path, end: str, how: str, s
     assert ("B/0", "end", False) in watched.lines
 
 
-def test_without_its_last_worker_a_run_has_failed(tmp_path: Path) -> None:
-    first, then = pair(tmp_path, KILLED, KILLED)
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        pytest.param(KILLED, -9, id="the last worker"),
+        pytest.param("raise SystemExit(3)", 3, id="one that may not"),
+    ],
+)
+def test_after_a_loss_the_last_worker_or_who_fails_still_ends_the_run(
+    tmp_path: Path, end: str, status: int
+) -> None:
+    first, then = pair(tmp_path, KILLED, end)
     watched = Watched()
-    watched.goes_on |= {"A/0": ON, "A/1": ON}
-    outcome = watched.run(command("A", SLEEP, serves=True), command("A/0", first), command("A/1", then))
+    watched.goes_on |= {"A/0": ON} | ({"A/1": ON} if end == KILLED else {})
+    others = [command("B/1", SLEEP)] if end != KILLED else []
+    server = command("A", SLEEP, serves=True)
+    outcome = watched.run(server, command("A/0", first), command("A/1", then), *others)
     assert [lost.name for lost in outcome.lost] == ["A/0"]
-    assert [failure.name for failure in outcome.failures] == ["A/1"]
-    assert watched.said[1:] == ["A/1 was killed by SIGKILL; stopping the processes that are left"]
-
-
-def test_who_fails_after_a_loss_still_ends_the_run(tmp_path: Path) -> None:
-    first, then = pair(tmp_path, KILLED, "raise SystemExit(3)")
-    watched = Watched()
-    watched.goes_on["A/1"] = ON
-    outcome = watched.run(command("A/1", first), command("B/0", then), command("B/1", SLEEP))
-    assert [lost.name for lost in outcome.lost] == ["A/1"]
-    assert [(failure.name, failure.status) for failure in outcome.failures] == [("B/0", 3)]
+    assert [(failure.name, failure.status) for failure in outcome.failures] == [("A/1", status)]
+    assert watched.said[1].startswith("A/1 ")
+    assert watched.said[1].endswith("; stopping the processes that are left")
 
 
 def test_who_ends_because_of_a_failure_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -267,13 +249,14 @@ def test_a_worker_that_stands_still_does_not_outlast_a_run_that_went_on_without_
     assert watched.said[-1] == "A/1 did not end with the run; stopping it"
 
 
-def test_a_worker_may_outlast_the_run(tmp_path: Path) -> None:
-    """Its script may have more to do, unless the run has gone on without it."""
+@pytest.mark.parametrize("name", ["A/1", "A"])
+def test_a_worker_may_outlast_the_run_and_a_server_its_workers(tmp_path: Path, name: str) -> None:
+    """A script may have more to do, unless the run has gone on without it."""
     first, then = pair(tmp_path, "pass", "print('still here')")
-    watched = Watched(stop_s=0.0)
-    outcome = watched.run(command("A/0", first), command("A/1", then))
-    assert outcome.well == {"A/0", "A/1"}
-    assert ("A/1", "still here", False) in watched.lines
+    watched = Watched(stop_s=0.0 if name == "A/1" else 10 * BOUND_S)
+    outcome = watched.run(command(name, then, serves=name == "A"), command("A/0", first))
+    assert (outcome.failures, outcome.well | {name}) == ((), {"A/0", name})
+    assert watched.lines == [(name, "still here", False)]
 
 
 def test_others_may_end_by_themselves_before_they_are_stopped(
@@ -296,14 +279,7 @@ def test_interrupted_workers_end_before_servers() -> None:
         time.sleep(600)
     """
     watched = Watched()
-    ready: list[None] = []
-
-    def one_more() -> None:
-        ready.append(None)
-        if len(ready) == 3:
-            interrupt()
-
-    watched.at["ready"] = one_more
+    watched.interrupt_at("ready", 3)
     outcome = watched.run(
         command("A", waits.format(status=0), serves=True),
         command("A/0", waits.format(status=1)),
@@ -330,14 +306,8 @@ def test_a_server_is_never_sent_what_may_ask_it_to_leave_a_run_that_goes_on() ->
     server = "".join(tells.format(number=f"signal.SIG{n}", word=n) for n in ("INT", "TERM"))
     deaf = "import signal, time\nfor s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
     forever = "print('ready')\nwhile True: time.sleep(0.01)"
-    watched, ready = Watched(stop_s=1.0), list[None]()
-
-    def one_more() -> None:
-        ready.append(None)
-        if len(ready) == 2:
-            interrupt()
-
-    watched.at["ready"] = one_more
+    watched = Watched(stop_s=1.0)
+    watched.interrupt_at("ready", 2)
     assert watched.run(
         command("A", server + forever, serves=True), command("A/0", deaf + forever)
     ).interrupted
@@ -373,14 +343,14 @@ def test_a_suspended_process_is_woken_to_end() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     """
     watched = Watched(stop_s=10 * BOUND_S)
-    watched.at["ready"] = interrupt
+    watched.interrupt_at("ready")
     watched.run(command("A/0", suspended))
     assert [line for _, line, _ in watched.lines] == ["ready", "woken"]
 
 
 def test_tracebacks_of_stopped_processes_are_not_shown() -> None:
     watched = Watched()
-    watched.at["ready"] = interrupt
+    watched.interrupt_at("ready")
     watched.run(command("A/0", "import time\nprint('ready')\ntime.sleep(600)"))
     assert watched.lines == [("A/0", "ready", False)]
 
@@ -392,18 +362,9 @@ def test_what_an_ended_process_left_behind_is_killed() -> None:
     assert_gone(watched.pids)
 
 
-def test_servers_may_end_after_the_workers(tmp_path: Path) -> None:
-    first, outlives = pair(tmp_path, "", "print('bye')")
-    watched = Watched()
-    assert watched.run(command("A", outlives, serves=True), command("A/0", first)).failures == ()
-    assert watched.lines == [("A", "bye", False)]
-
-
 def test_a_server_that_does_not_end_is_stopped_and_named() -> None:
-    outcome = Watched(stop_s=0.3).run(command("A", SLEEP, serves=True), command("A/0", ""))
-    assert [(failure.name, failure.how) for failure in outcome.failures] == [
-        ("A", "did not end with the run")
-    ]
+    (failure,) = Watched(stop_s=0.3).run(command("A", SLEEP, serves=True), command("A/0", "")).failures
+    assert (failure.name, failure.how) == ("A", "did not end with the run")
 
 
 def test_a_command_that_cannot_start_is_named_and_nothing_is_left() -> None:
@@ -416,20 +377,10 @@ def test_a_command_that_cannot_start_is_named_and_nothing_is_left() -> None:
     assert children_of(os.getpid()) <= before
 
 
-def test_handlers_of_signals_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    Watched().run(command("A/0", ""))
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 def test_an_error_of_the_view_ends_the_processes() -> None:
     watched = Watched()
-
-    def fail() -> None:
-        raise BrokenPipeError
-
-    watched.at["pids"] = fail
-    with pytest.raises(BrokenPipeError):
+    watched.at["pids"] = lambda: os.read(-1, 1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
         watched.run(command("A/0", textwrap.dedent(TREE) + SLEEP))
     assert_gone(watched.pids)
 

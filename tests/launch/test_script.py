@@ -16,10 +16,7 @@ from geomx.launch.script import through
 OURS = script.__file__
 
 
-@pytest.mark.parametrize(
-    "options",
-    [[], ["-u"], ["-uB", "-W", "error", "-X", "dev"], ["-P"]],
-)
+@pytest.mark.parametrize("options", [[], ["-u"], ["-uB", "-W", "error", "-X", "dev"], ["-P"]])
 def test_a_script_of_python_is_run_through(tmp_path: Path, options: list[str]) -> None:
     path = str(tmp_path / "train.py")
     Path(path).touch()
@@ -75,17 +72,18 @@ SEES = """
 """
 
 
-def test_a_script_sees_what_it_would_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    plain, ours = both(tmp_path, written(tmp_path, SEES), "--lr", "-m")
-    assert (plain.returncode, plain.stderr) == (0, "")
-    assert (ours.returncode, ours.stdout, ours.stderr) == (0, plain.stdout, "")
+MODULE = "import sys\nprint(__name__, __spec__.name, __package__, sys.argv, sys.path[0])"
 
 
-def test_so_does_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"), [(SEES, ("sub/train.py", "--lr", "-m")), (MODULE, ("-m", "sub.train", "x"))]
+)
+def test_a_script_or_a_module_sees_what_it_would_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: tuple[str, ...]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    written(tmp_path, "import sys\nprint(__name__, __spec__.name, __package__, sys.argv, sys.path[0])")
-    plain, ours = both(tmp_path, "-m", "sub.train", "x")
+    written(tmp_path, text)
+    plain, ours = both(tmp_path, *words)
     assert (plain.returncode, plain.stderr) == (0, "")
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, plain.stdout, "")
 
@@ -129,11 +127,17 @@ JOINED = """
 """
 
 
+def here(folder: Path, *words: str, **place: str) -> subprocess.CompletedProcess[str]:
+    """`JOINED`, run through, as of that place."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GEOMX_")}
+    command = [sys.executable, OURS, "train.py", *words]
+    return subprocess.run(command, cwd=folder, env=kept | place, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(("status", "told"), [([], "told None\n"), (["0"], "told 0\n"), (["3"], "told 3\n")])
 def test_who_joined_is_told_how_the_script_ended(tmp_path: Path, status: list[str], told: str) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(JOINED))
-    command = [sys.executable, OURS, "train.py", "joined", *status]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = here(tmp_path, "joined", *status)
     assert (done.returncode, done.stdout, done.stderr) == (int((status or ["0"])[0]), told, "")
 
 
@@ -141,15 +145,7 @@ def test_who_joined_is_told_how_the_script_ended(tmp_path: Path, status: list[st
 def test_a_script_that_has_not_joined_is_told_so(tmp_path: Path, status: list[str], is_told: bool) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(JOINED))
     place = {"GEOMX_PARTY": "A", "GEOMX_RANK": "1"}
-    command = [sys.executable, OURS, "train.py", "away", *status]
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("GEOMX_")}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=kept | place, capture_output=True, text=True, check=False
-    )
+    done = here(tmp_path, "away", *status, **place)
     says = f"geomx: {tmp_path}/train.py has ended without calling geomx.join(): the run still waits for A/1"
     assert done.stderr.startswith(says) is is_told
-    watched = {"GEOMX_WATCHED": "1"}  # `geomx run` tells it
-    done = subprocess.run(
-        command, cwd=tmp_path, env=kept | place | watched, capture_output=True, text=True, check=False
-    )
-    assert done.stderr == ""
+    assert here(tmp_path, "away", *status, **place, GEOMX_WATCHED="1").stderr == ""  # `geomx run` tells it

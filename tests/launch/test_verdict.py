@@ -18,6 +18,7 @@ from geomx.launch.verdict import (
     first_failure,
     follows,
     lost_link,
+    status_of,
 )
 from geomx.observe.records import Record
 
@@ -41,16 +42,13 @@ def test_a_script_that_raised_is_named_though_others_ended_before_it() -> None:
     assert shown.reason == f"{what} (what it printed is above)\n  {AGAIN}"
 
 
-def test_a_status_is_told_once() -> None:
-    records = [failed(1.0, "A/1", "A/1", "RunFailed", "its script ended with status 3")]
-    error = first_failure(Outcome((Ended("A", 1), Ended("A/1", 3)), False), records)
-    assert error.reason == f"its script ended with status 3\n  {AGAIN}"
-
-
-def test_so_is_a_signal() -> None:
-    records = [failed(1.0, "A/1", "A/1", "RunFailed", "it was asked to end (SIGTERM)")]
-    error = first_failure(Outcome((Ended("A/1", -15), Ended("A", 1)), False), records)
-    assert error.reason == f"it was asked to end (SIGTERM)\n  {AGAIN}"
+@pytest.mark.parametrize(
+    ("status", "told"), [(3, "its script ended with status 3"), (-15, "it was asked to end (SIGTERM)")]
+)
+def test_a_status_or_a_signal_is_told_once(status: int, told: str) -> None:
+    records = [failed(1.0, "A/1", "A/1", "RunFailed", told)]
+    error = first_failure(Outcome((Ended("A", 1), Ended("A/1", status)), False), records)
+    assert error.reason == f"{told}\n  {AGAIN}"
 
 
 def test_a_killed_process_is_named_though_another_told_first() -> None:
@@ -60,19 +58,15 @@ def test_a_killed_process_is_named_though_another_told_first() -> None:
     assert "out of memory" in error.reason
 
 
-def test_a_node_that_fell_silent_is_named_though_it_has_not_ended() -> None:
-    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False)
+@pytest.mark.parametrize(
+    ("well", "reason"), [((), "silent for 5 s; its process was still running"), (("A/1",), VANISHED)]
+)
+def test_a_node_that_fell_silent_is_named_with_what_is_known_of_its_process(
+    well: tuple[str, ...], reason: str
+) -> None:
+    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False, well=frozenset(well))
     error = first_failure(outcome, [failed(1.0, "A", "A/1", "NodeLost", "silent for 5 s")])
-    assert (error.node, error.reason.splitlines()[0]) == (
-        "A/1",
-        "silent for 5 s; its process was still running",
-    )
-
-
-def test_a_worker_whose_process_ended_well_without_leaving_is_named_so() -> None:
-    outcome = Outcome((Ended("A", 1), Ended("A/0", 1)), False, well=frozenset({"A/1"}))
-    error = first_failure(outcome, [failed(1.0, "A", "A/1", "NodeLost", "silent for 5 s")])
-    assert (error.node, error.reason) == ("A/1", f"{VANISHED}\n  {AGAIN}")
+    assert (error.node, error.reason.splitlines()[0]) == ("A/1", reason)
 
 
 def test_what_is_told_while_nodes_are_stopped_says_nothing() -> None:
@@ -149,11 +143,8 @@ def test_who_stood_still_is_named_and_blames_nobody() -> None:
     assert error.node == "global/0"
     assert "link" not in error.reason
     assert lost_link(blames(records)) is None
-
-
-def test_whoever_stood_still_and_tells_of_itself_is_no_link() -> None:
-    slept = failed(1.1, "global/0", "global/0", "NodeLost", "it did not run for 60 s")
-    assert lost_link(blames([Record(1.0, "global/0", "slept", "warning", {"seconds": 60.0}), slept])) is None
+    itself = failed(1.1, "global/0", "global/0", "NodeLost", "it did not run for 60 s")
+    assert lost_link(blames([records[0], itself])) is None
 
 
 def test_who_was_lost_is_not_who_made_the_run_fail_later() -> None:
@@ -173,10 +164,7 @@ def test_who_was_lost_and_did_not_come_back_is_named_with_how_it_ended() -> None
         failed(t, by, "A/1", "NodeLost", "not back within 60 s") for t, by in ((1.0, "A"), (1.1, "A/0"))
     ]
     error = first_failure(outcome, records)
-    assert (error.node, error.reason.splitlines()[0]) == (
-        "A/1",
-        "it was killed by SIGKILL: not back within 60 s",
-    )
+    assert str(error).startswith("the run failed at A/1: it was killed by SIGKILL: not back within 60 s\n")
 
 
 @pytest.mark.parametrize("kind", ["Unsupported", "Refused", "Fenced", "SameData"])
@@ -190,13 +178,23 @@ def test_what_was_refused_is_not_to_be_started_again_unchanged(kind: str) -> Non
     assert by_hand(RunFailed("A/0", "do it so", kind)) == f"the run failed at A/0: do it so\n  {CHANGED}"
 
 
-@pytest.mark.parametrize("error", [Unsupported("do it so"), Refused("do it so"), SameData("do it so")])
-def test_who_refuses_says_itself_what_to_do(error: Exception) -> None:
-    assert by_hand(error) == "do it so"
+def test_by_hand_every_node_is_started_again_unless_who_refuses_says_itself_what_to_do() -> None:
+    for error in (NodeLost("A", "silent"), RunFailed("A/1", "boom"), Stalled("nobody moves")):
+        assert by_hand(error) == f"{error}\n  {EVERYWHERE}"
+    for refusal in (Unsupported("do it so"), Refused("do it so"), SameData("do it so")):
+        assert by_hand(refusal) == "do it so"
 
 
 @pytest.mark.parametrize(
-    "error", [NodeLost("A", "silent"), RunFailed("A/1", "boom"), Stalled("nobody moves")]
+    ("error", "may_return", "status"),
+    [
+        (NodeLost("A", "silent", may_return=True), True, 75),
+        (NodeLost("A", "silent", may_return=True), False, 1),
+        (NodeLost("A", "the run has ended"), True, 1),
+        (ValueError("its script"), True, 1),
+    ],
 )
-def test_by_hand_every_node_is_started_again(error: Exception) -> None:
-    assert by_hand(error) == f"{error}\n  {EVERYWHERE}"
+def test_only_who_was_cut_off_ends_with_the_status_by_which_it_is_started_again(
+    error: Exception, may_return: bool, status: int
+) -> None:
+    assert status_of(error, may_return) == status

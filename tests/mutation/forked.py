@@ -24,9 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "out" / "mutation"
 MARKS = "not processes and not lab"  # those run geomx in processes of their own, where no line is traced
 AT_ONCE = 2
-TEST_S = (
-    30  # of a core: a test that takes longer has hung, as has one that four times as much has passed over
-)
+TEST_S = 30  # of a core: who takes longer has hung, as has one that four times as much has passed over
 MEMORY_BYTES = 8 << 30  # whatever a mutant does to a size
 HUNG = (signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU)  # what ends a process at one of these limits
 TREES = [OUT / f"tree-{n}" for n in range(AT_ONCE)]
@@ -127,9 +125,8 @@ def run(jobs: Sequence[Job]) -> Iterator[Job]:
             job, tree, began = running.pop(pid)
             job.status, job.seconds = status, monotonic() - began
             if job.file:
-                shutil.copy2(
-                    PRISTINE / job.file, tree / job.file
-                )  # its old time too: compiled code is valid again
+                # Its old time too: compiled code is valid again.
+                shutil.copy2(PRISTINE / job.file, tree / job.file)
             free.append(tree)
             yield job
     finally:
@@ -168,10 +165,8 @@ def fork(job: Job, tree: Path) -> int:
         set_limit(job.tests.limit_s)  # for the imports
         torch.set_num_threads(1)
         arguments = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tree), "-m", MARKS, *job.arguments]
-        arguments += [
-            "-W",
-            "ignore::pytest.PytestAssertRewriteWarning",
-        ]  # of what this process has imported before
+        # Of what this process has imported before.
+        arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         status = int(pytest.main(arguments, plugins=[job.tests]))
     except BaseException:
         traceback.print_exc()

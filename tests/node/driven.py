@@ -187,12 +187,12 @@ def bring_model(driven: Driven, conn: int, settings: dict[str, Any] | None = Non
     driven.say(conn, Attach(LAYOUT.fingerprint, settings or SETTINGS, body.numel()), body)
 
 
-def local_server(topology: Topology = TOPOLOGY) -> Driven:
+def local_server(topology: Topology = TOPOLOGY, make: type[Driven] = Driven) -> Any:
     """A, to which A/0 (1), A/1 (2) and the global server (9) are connected, all with the model."""
-    server = Driven("A", topology)
+    server = make("A", topology)
     server.reach(9, "global/0")
-    attach("A/0", server, 1)
-    attach("A/1", server, 2)
+    for conn, name in enumerate(topology.tree.children("A"), 1):
+        attach(name, server, conn)
     server.say(9, Attached())
     return server
 
@@ -210,12 +210,14 @@ def global_server(settings: dict[str, Any] | None = None) -> Driven:
     return server
 
 
-def worker(topology: Topology = TOPOLOGY) -> Driven:
+def worker(
+    topology: Topology = TOPOLOGY, attached: Attached | None = None, make: type[Driven] = Driven
+) -> Any:
     """A/0, connected to A (1), with the model."""
-    node = Driven("A/0", topology)
+    node = make("A/0", topology)
     node.reach(1, "A")
     node(Called("attach", (LAYOUT, SETTINGS)))
-    node.say(1, Attached())
+    node.say(1, attached or Attached())
     return node
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driven import LAYOUT, SETTINGS, Driven, welcome
+from driven import Driven, welcome, worker
 from trees import topology_of
 
 from geomx.node.contract import Called, Closed
@@ -10,13 +10,7 @@ from geomx.node.port import Left
 from geomx.rounds.losses import Losses
 from geomx.wire.messages import Ack, Attach, Attached, Leave
 
-
-def worker() -> Driven:
-    node = Driven("A/0", topology_of([1, 1], losses=Losses("wait", 60.0)))
-    node.reach(1, "A")
-    node(Called("attach", (LAYOUT, SETTINGS)))
-    node.say(1, Attached())
-    return node
+AWAITED = topology_of([1, 1], losses=Losses("wait", 60.0))
 
 
 def is_anew(node: Driven, conn: int) -> None:
@@ -29,7 +23,7 @@ def is_anew(node: Driven, conn: int) -> None:
 
 
 def test_a_leave_is_said_again_and_only_then_heard() -> None:
-    node = worker()
+    node = worker(AWAITED)
     node(Called("leave", ({"": 3},)))
     is_anew(node, 1)
     assert [type(m) for m in node.written(3) if isinstance(m, Attach | Leave)] == [Attach]
@@ -42,7 +36,7 @@ def test_a_leave_is_said_again_and_only_then_heard() -> None:
 
 
 def test_who_has_attached_nothing_leaves_at_once() -> None:
-    node = Driven("A/0", topology_of([1, 1], losses=Losses("wait", 60.0)))
+    node = Driven("A/0", AWAITED)
     node.reach(1, "A")
     node(Called("leave", ({"": 3},)))
     is_anew(node, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from driven import TOPOLOGY, Driven, attach, global_server, hello, local_server, push, welcome
+from driven import TOPOLOGY, Driven, global_server, hello, local_server, push, welcome
 from trees import topology_of
 
 from geomx.errors import NodeLost, RunFailed
@@ -40,28 +40,18 @@ def test_who_comes_when_the_run_has_failed_is_told_who_did_it() -> None:
     assert server.error.node == "B/0"
 
 
-def test_nobody_is_told_for_longer_than_an_orderly_end_may_take() -> None:
-    server = waiting_for_all()
-    server.say(9, CULPRIT, number=0)
-    server.greet(1, hello("A/0"))
-    server.tick(TOPOLOGY.limits.stop_s - 1.0)
-    assert not server.stopped
-    server.tick(1.0)
-    assert server.error.node == "B/0"
+ENDS = Called("fail", ("it was asked to end (SIGTERM)",))
 
 
-@pytest.mark.parametrize("call", [Called("fail", ("it was asked to end (SIGTERM)",)), Called("retire")])
-def test_who_is_asked_to_end_meanwhile_ends_at_once(call: Called) -> None:
+@pytest.mark.parametrize(("has_failed", "call"), [(True, ENDS), (True, Called("retire")), (False, ENDS)])
+def test_who_is_asked_to_end_ends_at_once(has_failed: bool, call: Called) -> None:
+    """Also where it waits for those who are to be told of a failure; else its own name is due."""
     server = waiting_for_all()
-    server.say(9, CULPRIT, number=0)
+    if has_failed:
+        server.say(9, CULPRIT, number=0)
     server(call)
-    assert server.error.node == "B/0"
-
-
-def test_who_fails_by_itself_ends_at_once_since_its_own_name_is_due() -> None:
-    server = waiting_for_all()
-    server(Called("fail", ("it was asked to end (SIGTERM)",)))
-    assert server.error.node == "A"
+    assert server.stopped
+    assert server.error.node == ("B/0" if has_failed else "A")
 
 
 def test_a_server_that_was_restarted_is_told_so_by_those_that_it_has_lost() -> None:
@@ -164,13 +154,6 @@ def test_who_is_away_is_told_when_it_comes_back() -> None:
     assert server.stopped
 
 
-def test_who_has_refused_a_node_need_not_be_told_that_it_ends() -> None:
-    node = Driven("A/0")
-    node.knock(1, "A")
-    node.say(1, Refuse("identity", "A expects A/1"), number=0)
-    assert node.stopped
-
-
 @pytest.mark.parametrize("restarted", [hello("A", incarnation=2), hello("A", received=99)])
 def test_a_greeting_that_fails_meanwhile_ends_its_connection_alone(restarted: Hello) -> None:
     server = global_server()
@@ -231,11 +214,7 @@ def test_a_server_whose_parent_does_not_answer_ends_without_saying_that_it_knows
 
 def test_a_worker_that_stood_still_and_was_awaited_is_said_to_be_back() -> None:
     patience = Patience(heartbeat_s=1.0, timeout_s=5.0)
-    server = Driven("A", topology_of([2, 1], patience=patience, losses=Losses("wait", 60.0)))
-    server.reach(9, "global/0")
-    for conn, worker in ((1, "A/0"), (2, "A/1")):
-        attach(worker, server, conn)
-    server.say(9, Attached())
+    server = local_server(topology_of([2, 1], patience=patience, losses=Losses("wait", 60.0)))
     for _ in range(8):
         for conn in (2, 9):
             server.say(conn, Beat(0, 1, 0.0), number=0)
@@ -247,62 +226,47 @@ def test_a_worker_that_stood_still_and_was_awaited_is_said_to_be_back() -> None:
     assert [fields["peer"] for fields in server.noted("resumed")] == ["A/0"]
 
 
-def test_a_link_that_always_breaks_before_a_message_is_through_is_lost() -> None:
+@pytest.mark.parametrize("is_through", [False, True])
+def test_a_link_that_always_breaks_before_a_message_is_through_is_lost(is_through: bool) -> None:
     """Though each greeting arrives, and so nobody is ever silent."""
     server = local_server()
     for conn in range(10, 40):
         server(Closed(conn - 1 if conn > 10 else 1, "", "connection reset"))
-        server.greet(conn, hello("A/0"))
+        received = is_through and conn > 10 and server.node.peer("A/0").session.sent - 1
+        server.greet(conn, hello("A/0", received=int(received)))
+        if is_through:
+            server.node.send(server.node.peer("A/0"), Attached())
         for other in (2, 9):
             server.say(other, Beat(0, 1, 0.0), number=0)
         server.tick(1.0)
         if server.stopped:
             break
-    assert isinstance(server.error, NodeLost)
-    assert server.error.node == "A/0"
-    assert "connections in a row with A broke before one message arrived" in str(server.error)
+    assert server.stopped is not is_through
+    if not is_through:
+        assert isinstance(server.error, NodeLost)
+        assert server.error.node == "A/0"
+        assert "connections in a row with A broke before one message arrived" in str(server.error)
 
 
-def test_a_link_that_breaks_often_and_gets_something_through_is_not() -> None:
-    server = local_server()
-    for conn in range(10, 40):
-        server(Closed(conn - 1 if conn > 10 else 1, "", "connection reset"))
-        server.greet(conn, hello("A/0", received=conn - 10 and server.node.peer("A/0").session.sent - 1))
-        server.node.send(server.node.peer("A/0"), Attached())
-        for other in (2, 9):
-            server.say(other, Beat(0, 1, 0.0), number=0)
-        server.tick(1.0)
-    assert not server.stopped
-
-
-@pytest.mark.parametrize("received", [-1, 99])
-def test_a_welcome_that_lies_names_who_says_it(received: int) -> None:
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (welcome("A", received=-1), "A broke the protocol"),
+        (welcome("A", received=99), "A broke the protocol"),
+        (Refuse("identity", "A expects A/1"), "A expects A/1"),  # who need not be told that it ends
+        (Refuse("identity", "no\x1b[2J\ngeomx: B/0 is lost"), "A refused A/0: 'no"),  # it has proved nothing
+        (Refuse("fenced", "", (), 1 << 63), ""),  # an incarnation that cannot be
+        (Refuse("fenced", "", (), (1 << 64) - 1), ""),
+        (Refuse("ended", "it ate the run"), f"A is lost: {RESTARTED}"),  # in our own words
+    ],
+)
+def test_a_worker_ends_with_an_answer_that_lies_or_refuses_it(answer: Welcome | Refuse, told: str) -> None:
     node = Driven("A/0")
     node.knock(1, "A")
-    node.say(1, welcome("A", received=received), number=0)
-    assert "A broke the protocol" in str(node.error)
-
-
-def test_what_an_unproved_refusal_says_is_shown_in_printable_characters() -> None:
-    node = Driven("A/0")
-    node.knock(1, "A")
-    node.say(1, Refuse("identity", "no\x1b[2J\ngeomx: B/0 is lost"), number=0)
+    node.say(1, answer, number=0)
+    assert node.stopped or isinstance(answer, Welcome)  # else its server is told of it
+    assert told in str(node.error)
     assert str(node.error).isprintable()
-
-
-@pytest.mark.parametrize("newest", [1 << 63, (1 << 64) - 1])
-def test_an_incarnation_that_cannot_be_is_not_taken(newest: int) -> None:
-    node = Driven("A/0")
-    node.knock(1, "A")
-    node.say(1, Refuse("fenced", "", (), newest), number=0)
-    assert node.stopped
-
-
-def test_a_restart_is_told_in_our_own_words() -> None:
-    node = Driven("A/0")
-    node.knock(1, "A")
-    node.say(1, Refuse("ended", "it ate the run"), number=0)
-    assert str(node.error) == f"A is lost: {RESTARTED}"
 
 
 def test_what_others_tell_of_a_failure_moves_no_cursor() -> None:

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from driven import NONCES, Driven, attach, global_server, hello, local_server, push, welcome, worker
+from driven import (
+    LAYOUT,
+    NONCES,
+    Driven,
+    attach,
+    bring_model,
+    global_server,
+    hello,
+    local_server,
+    push,
+    welcome,
+)
 from trees import topology_of
 
-from geomx.errors import Fenced, NodeLost, ProtocolError, Refused
+from geomx.errors import Fenced, NodeLost, ProtocolError, Refused, Unsupported
 from geomx.node.contract import Closed, Opened, Timer, Write
-from geomx.node.peers.handshake import SILENT_BEATS, STRANGER_S, TELL_EVERY_S
-from geomx.wire.messages import Attach, Beat, Challenge, Failure, Hello, Refuse, Welcome
+from geomx.node.peers.handshake import SILENT_BEATS, TELL_EVERY_S
+from geomx.wire.messages import Attached, Beat, Challenge, Failure, Hello, Reading, Refuse, Update, Welcome
 from geomx.wire.proof import NONCE_BYTES
 from geomx.wire.session import Patience
 
@@ -30,14 +41,6 @@ def test_a_newer_incarnation_takes_the_place_of_one_that_has_fallen_silent() -> 
     server.greet(4, hello("A/0", incarnation=1))
     assert (server.refusal(4).code, server.refusal(4).newest) == ("fenced", 2)
     assert not server.stopped
-
-
-def test_a_newer_incarnation_takes_the_place_of_one_that_has_hung_up() -> None:
-    server = Driven("A")
-    server.greet(1, hello("A/0", incarnation=1))
-    server(Closed(1, "", "connection reset"))
-    server.greet(2, hello("A/0", incarnation=2))
-    assert isinstance(server.written(2)[1], Welcome)
 
 
 def test_the_same_incarnation_resumes_and_gets_what_it_has_not() -> None:
@@ -61,12 +64,6 @@ def test_who_connects_anew_before_the_old_connection_is_gone_takes_its_place() -
     with pytest.raises(ProtocolError, match="before the connection was greeted"):
         server.say(1, push("A/0"))  # what the old connection still brings is no longer heard
     assert not server.stopped
-
-
-def test_who_is_fenced_ends_with_an_error_that_says_so() -> None:
-    node = worker()
-    node.say(1, Refuse("fenced", "a newer A/0 has joined"), number=0)
-    assert isinstance(node.error, Fenced)
 
 
 def test_a_process_whose_clock_is_behind_takes_the_next_number_if_it_was_never_welcome() -> None:
@@ -165,10 +162,11 @@ def test_a_certificate_proves_the_name_that_it_bears(uris: tuple[str, ...], is_l
     assert (server.stopped, node.stopped) == (False, False)
 
 
-@pytest.mark.parametrize(("received", "code"), [(0, "watermark"), (1, None), (2, "ended")])
+@pytest.mark.parametrize(("received", "code"), [(0, "fenced"), (1, None), (2, "ended")])
 def test_a_session_is_resumed_with_no_less_than_was_acknowledged_and_no_more_than_was_sent(
     received: int, code: str | None
 ) -> None:
+    """Who has received nothing is another process that came to the same number: it is told to take a greater one."""
     server = local_server()
     server.say(1, Beat(1, 1, 0.0), number=0)  # A/0 has its Attached
     server(Closed(1, "", "connection reset"))
@@ -186,6 +184,23 @@ def test_a_local_server_that_was_restarted_ends_the_run_under_its_own_name() -> 
     assert "B is lost: it was restarted" in str(server.error)
     (failure,) = [message for message in server.written(1) if isinstance(message, Failure)]
     assert failure.node == "B"
+
+
+def test_where_the_weights_live_on_the_workers_nobody_rejoins() -> None:
+    settings = {"optimizer": "workers", "clip_norm": None}
+    server = Driven("A")
+    server.reach(9, "global/0")
+    for conn, name in ((1, "A/0"), (2, "A/1")):
+        attach(name, server, conn, settings)
+    server.say(9, Attached())
+    server.say(9, Update(0, 0, "assign", 1.0, None, Reading(), size=LAYOUT.slices[0].size_bytes))
+    server(Closed(2, "", "connection reset"))
+    server.greet(3, hello("A/1", incarnation=2))
+    bring_model(server, 3, settings)
+    assert isinstance(server.error, Unsupported)
+    assert "A/1 cannot rejoin: only the workers have the weights" in str(server.error)
+    (failure,) = [message for message in server.written(1) if isinstance(message, Failure)]
+    assert "A/1 cannot rejoin" in failure.reason
 
 
 def test_who_was_sent_away_and_is_there_now_is_not_told_of_later() -> None:
@@ -224,36 +239,11 @@ def test_who_does_not_belong_is_refused_with_a_code(message: Hello, code: str) -
     assert not server.stopped
 
 
-@pytest.mark.parametrize(("workers", "expected"), [(8, "A/7, not C/7"), (9, "A/7 and 1 more, not C/7")])
+@pytest.mark.parametrize(("workers", "expected"), [(8, "A/7, not C/7"), (9000, "A/7 and 8992 more, not C/7")])
 def test_a_refusal_names_eight_of_those_who_belong(workers: int, expected: str) -> None:
     server = Driven("A", topology_of([workers]))
     server.greet(1, hello("C/7"))
     assert server.refusal(1).reason.endswith(expected)
-
-
-def test_a_stranger_may_not_announce_a_payload() -> None:
-    server = Driven("A")
-    server(Opened(1, "", NONCES[0]))
-    with pytest.raises(ProtocolError, match="a Attach before the connection was greeted"):
-        server.node.admit(1, Attach("x", {}, 1 << 62))
-    assert not server.stopped
-
-
-def test_a_stranger_that_says_nothing_is_dropped() -> None:
-    server = Driven("A")
-    server(Opened(1, "", NONCES[0]))
-    server.tick(STRANGER_S)
-    assert server.hung_up() == []
-    server.tick(1.0)
-    assert server.hung_up() == [1]
-
-
-def test_a_refused_worker_says_by_whom() -> None:
-    node = Driven("A/0")
-    node.knock(1, "A")
-    node.say(1, Refuse("run", "run 'x'; A belongs to run 'y'"), number=0)
-    assert isinstance(node.error, Refused)
-    assert "A refused A/0" in str(node.error)
 
 
 def test_where_messages_can_be_lost_a_greeting_is_said_again_and_answered_again() -> None:

@@ -17,10 +17,7 @@ from driven import (
 )
 from trees import topology_of
 
-from geomx.errors import (
-    ProtocolError,
-    RunFailed,
-)
+from geomx.errors import ProtocolError, RunFailed
 from geomx.node.contract import Called, Opened
 from geomx.node.slices.payloads import pack_turns
 from geomx.rounds.round import Round
@@ -43,6 +40,7 @@ from geomx.wire.messages import (
 )
 
 SIZE = LAYOUT.slices[0].size_bytes
+WHOLE = Beside(0, 1, None, SIZE, True)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +54,10 @@ SIZE = LAYOUT.slices[0].size_bytes
         (Attach("f", {}, 8), "Attach announces 8 bytes"),
         (Attached({}, (Reached("A/0", "", 1, 0, Place(), Place(0, (-1,))),)), "said to be at Place"),
         (Fetch(0, 0), "Fetch was sent down to A/0"),
+        (
+            Update(1, 0, "gradient", 1.0, None, Reading(), "", SIZE, None, WHOLE),
+            "announces a payload in datagrams",
+        ),
     ],
 )
 def test_what_a_parent_may_not_say_names_it(message, reason):
@@ -66,16 +68,9 @@ def test_what_a_parent_may_not_say_names_it(message, reason):
     assert reason in str(error)
 
 
-def test_an_update_beside_a_connection_without_datagrams_is_refused():
-    beside = Beside(0, 1, None, SIZE, True)
-    error = refused_by(worker(), 1, Update(1, 0, "gradient", 1.0, None, Reading(), "", SIZE, None, beside))
-    assert "A broke the protocol: Update announces a payload in datagrams" in str(error)
-
-
 def test_a_parent_s_push_in_datagrams_is_refused_before_memory_is_taken():
-    node = worker(IN_DATAGRAMS)
-    whole, blocks = Beside(0, 1, None, SIZE, True), Beside(0, 10**9, None, SIZE)
-    node.node.admit(1, Update(1, 0, "gradient", 1.0, None, Reading(), "", SIZE, None, whole))
+    node, blocks = worker(IN_DATAGRAMS), Beside(0, 10**9, None, SIZE)
+    node.node.admit(1, Update(1, 0, "gradient", 1.0, None, Reading(), "", SIZE, None, WHOLE))
     with pytest.raises(ProtocolError, match="A broke the protocol: Push announces a payload in datagrams"):
         node.node.admit(1, push("A/0", beside=blocks))
 
@@ -105,11 +100,11 @@ def test_a_shard_may_tell_another_of_norms_and_nothing_else():
 
 
 def test_the_turns_of_a_run_that_has_begun_come_for_every_slice():
+    turns = {index: (index, 7) for index in range(len(LAYOUT.slices))}
+    body = pack_turns([turn for pair in turns.values() for turn in pair])
     node = Driven("A/0")
     node.reach(1, "A")
     node(Called("attach", (LAYOUT, SETTINGS)))
-    turns = {index: (index, 7) for index in range(len(LAYOUT.slices))}
-    body = pack_turns([turn for pair in turns.values() for turn in pair])
     node.say(1, Attached({}, size=body.numel()), body)
     assert [item.by_slice for item in node.notified()] == [turns]
 

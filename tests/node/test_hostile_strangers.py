@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from driven import (
-    Driven,
-    hello,
-    local_server,
-    welcome,
-)
+from driven import Driven, hello, local_server, welcome
 from trees import topology_of
 
-from geomx.errors import (
-    NodeLost,
-    ProtocolError,
-    WaitTimeout,
-)
+from geomx.errors import NodeLost, ProtocolError, WaitTimeout
 from geomx.node.contract import Closed, Opened, Timer
 from geomx.node.peers.handshake import LEAST_STRANGERS, MOST_DIFFERENCES, STRANGER_S
 from geomx.node.peers.peer import Limits
-from geomx.wire.messages import (
-    HEAD_LIMIT_BYTES,
-    Beat,
-    Failure,
-    Welcome,
-    encode_head,
-)
+from geomx.wire.messages import HEAD_LIMIT_BYTES, Beat, Failure, Welcome, encode_head
 
 
 def test_a_flood_of_connections_pushes_out_the_oldest_of_itself_and_lets_others_in():
@@ -35,7 +20,9 @@ def test_a_flood_of_connections_pushes_out_the_oldest_of_itself_and_lets_others_
     assert server.hung_up() == list(range(1, 1001 - LEAST_STRANGERS))
     server.greet(2000, hello("A/0"))
     assert isinstance(server.written(2000)[1], Welcome)
-    server.tick(STRANGER_S + 2)
+    server.tick(STRANGER_S)
+    assert len(server.hung_up()) == 1001 - LEAST_STRANGERS  # that one needed room as well
+    server.tick(1.0)
     assert sorted(server.hung_up()) == list(range(1, 1001))
     assert not server.stopped
 
@@ -73,12 +60,6 @@ def test_what_a_stranger_says_comes_back_short_printable_and_harms_nobody(what):
     assert isinstance(server.written(2)[1], Welcome)
 
 
-def test_a_refusal_in_a_run_of_thousands_names_a_few():
-    server = Driven("A", topology_of([9000]))
-    server.greet(1, hello("B/0"))
-    assert server.refusal(1).reason.endswith("A/7 and 8992 more, not B/0")
-
-
 @pytest.mark.parametrize("message", [Beat(0, 0, 0.0), welcome("A"), Failure("A", "NodeLost", "gone")])
 def test_whatever_else_a_stranger_says_costs_it_its_connection(message):
     server = Driven("A")
@@ -92,27 +73,6 @@ def test_whatever_else_a_stranger_says_costs_it_its_connection(message):
     assert not server.stopped
 
 
-def test_a_server_that_was_restarted_is_no_longer_the_one_we_knew():
-    server = local_server()
-    server(Closed(9, "global/0", "closed by the peer"))
-    server.knock(10, "global/0")
-    server.say(10, welcome("global/0", 2), number=0)
-    assert isinstance(server.error, NodeLost)
-    assert "global/0 is lost: it was restarted" in str(server.error)
-
-
-def test_a_restarted_server_refuses_who_has_heard_more_than_it_has_said():
-    restarted = Driven("A")
-    restarted.greet(1, hello("A/0", received=17))
-    refusal = restarted.refusal(1)
-    assert not restarted.stopped
-    node = Driven("A/0")
-    node(Opened(1, "A"))
-    node.say(1, refusal, None, 0)
-    assert isinstance(node.error, NodeLost)
-    assert node.error.node == "A"
-
-
 def test_why_a_peer_cannot_be_reached_is_said_once_for_each_reason():
     node = Driven("A/0")
     reasons = ["connection refused", "TLS: CERTIFICATE_VERIFY_FAILED"]
@@ -123,11 +83,6 @@ def test_why_a_peer_cannot_be_reached_is_said_once_for_each_reason():
         for _ in range(5):
             node(Closed(0, "A", reason))
     assert [fields["reason"] for fields in node.noted("unreachable")] == reasons
-    pauses = [
-        effect.delay_s for effect in node.effects if isinstance(effect, Timer) and effect.key == "dial A"
-    ]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 1.0
 
 
 def test_a_peer_that_hangs_up_on_a_greeting_may_want_certificates():
@@ -138,34 +93,27 @@ def test_a_peer_that_hangs_up_on_a_greeting_may_want_certificates():
     assert "certificates" in node.noted("unreachable")[0]["reason"]
 
 
-def test_a_start_that_takes_long_says_for_whom_and_why_and_then_gives_up():
+@pytest.mark.parametrize(
+    ("reason", "told_s"),
+    [
+        (" (connection refused)", [31, 61, 91]),  # why is told sooner, by `unreachable`
+        ("", [6, 36, 66, 96]),  # it may have been killed before it could dial, which nobody else notices
+    ],
+)
+def test_a_start_that_takes_long_says_for_whom_and_why_and_then_gives_up(reason, told_s):
     node = Driven("A", topology_of([2, 1], limits=Limits(start_s=100.0, stall_s=30.0)))
     node.greet(1, hello("A/0"))
-    node(Closed(0, "global/0", "connection refused"))
+    if reason:
+        node(Closed(0, "global/0", "connection refused"))
     for _ in range(99):
         node.tick(1.0)
         node.say(1, Beat(0, 0, 0.0), None, 0)
     waits = node.noted("waiting")
-    assert [round(fields["seconds"]) for fields in waits] == [
-        31,
-        61,
-        91,
-    ]  # why is told sooner, by `unreachable`
-    assert {fields["whom"] for fields in waits} == {"global/0 (connection refused), A/1"}
+    assert [round(fields["seconds"]) for fields in waits] == told_s
+    assert {fields["whom"] for fields in waits} == {f"global/0{reason}, A/1"}
     node.tick(2.0)
     assert isinstance(node.error, WaitTimeout)
-    assert "waited 100 s for global/0 (connection refused), A/1 to join; start them" in str(node.error)
-
-
-def test_who_has_not_come_is_named_soon():
-    """It may have been killed before it could dial, which nobody else notices."""
-    node = Driven("A", topology_of([2, 1], limits=Limits(start_s=100.0, stall_s=30.0)))
-    node.greet(1, hello("A/0"))
-    for _ in range(50):
-        node.tick(1.0)
-        node.say(1, Beat(0, 0, 0.0), None, 0)
-    told = [(round(fields["seconds"]), fields["whom"]) for fields in node.noted("waiting")]
-    assert told == [(6, "global/0, A/1"), (36, "global/0, A/1")]
+    assert f"waited 100 s for global/0{reason}, A/1 to join; start them" in str(node.error)
 
 
 def test_a_peer_that_accepts_and_never_answers_is_dialled_anew():

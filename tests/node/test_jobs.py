@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from driven import LAYOUT, SETTINGS, Driven
+from driven import Driven, worker
 from trees import topology_of
 
 from geomx.errors import NodeLost, RunFailed
@@ -15,14 +15,10 @@ from geomx.wire.roster_messages import Roster
 TREE = topology_of([2, 1]).tree
 
 
-def worker(out: tuple[str, ...] = (), on_loss: str = "continue") -> Driven:
+def member(out: tuple[str, ...] = ()) -> Driven:
     """A/0 of a party of two, which has attached."""
-    losses = Losses(on_loss, 60.0)  # type: ignore[arg-type]
-    node = Driven("A/0", topology_of([2, 1], collective=frozenset({"A"}), losses=losses))
-    node.reach(1, "A")
-    node(Called("attach", (LAYOUT, SETTINGS)))
-    node.say(1, Attached(roster=Roster(1, TREE.bitmap_of(out))))
-    return node
+    topology = topology_of([2, 1], collective=frozenset({"A"}), losses=Losses("continue", 60.0))
+    return worker(topology, Attached(roster=Roster(1, TREE.bitmap_of(out))))
 
 
 def ended(node: Driven) -> list[Stop]:
@@ -34,7 +30,7 @@ def told(node: Driven) -> list[Write]:
 
 
 def test_a_worker_ends_with_another_of_its_job_and_does_not_end_the_run() -> None:
-    node = worker()
+    node = member()
     node.say(1, Roster(2, TREE.bitmap_of(("B/0",))))
     assert not ended(node)
     node.say(1, Roster(3, TREE.bitmap_of(("A/1", "B/0"))))
@@ -45,7 +41,7 @@ def test_a_worker_ends_with_another_of_its_job_and_does_not_end_the_run() -> Non
 
 
 def test_whoever_of_a_job_is_still_to_be_let_in_ends_nobody() -> None:
-    node = worker(out=("A/1",))
+    node = member(out=("A/1",))
     node.say(1, Roster(2, TREE.bitmap_of(("A/1", "B/0"))))
     node.say(1, Roster(3, TREE.bitmap_of(("B/0",))))
     assert not ended(node)
@@ -54,7 +50,7 @@ def test_whoever_of_a_job_is_still_to_be_let_in_ends_nobody() -> None:
 
 
 def test_a_job_that_breaks_does_not_end_the_run() -> None:
-    node = worker()
+    node = member()
     node(Called("give_up", ("gloo: connection closed by peer",)))
     (stop,) = ended(node)
     assert isinstance(stop.error, RunFailed)

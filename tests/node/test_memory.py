@@ -7,17 +7,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from driven import LAYOUT, SETTINGS, Driven, attach, global_server, local_server, push
+from driven import LAYOUT, Driven, global_server, local_server, push, worker
 from trees import topology_of
 
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
-from geomx.node.contract import Called, Effect, Event, Job, JobDone, Write
+from geomx.node.contract import Effect, Event, Job, JobDone, Write
 from geomx.node.port import Arrived
 from geomx.node.topology import Edge
-from geomx.wire.messages import Attached, Fetch, Push, Reading, State, Update
+from geomx.wire.messages import Fetch, Push, Reading, State, Update
 
 SLICE = LAYOUT.slices[0]
+INT8 = topology_of([2, 1], wan=Edge(codec_down="int8"), lan=Edge(codec_down="dense"))
 
 
 def values(number: float) -> torch.Tensor:
@@ -92,10 +93,7 @@ def updates(codec: str) -> list[tuple[Update, torch.Tensor]]:
 
 
 def test_a_worker_takes_the_answers_to_a_slice_in_their_order() -> None:
-    node = Pool("A/0", topology_of([2, 1], wan=Edge(codec_down="int8")))
-    node.reach(1, "A")
-    node(Called("attach", (LAYOUT, SETTINGS)))
-    node.say(1, Attached())
+    node = worker(topology_of([2, 1], wan=Edge(codec_down="int8")), make=Pool)
     node.pool()
     for update, payload in updates("int8"):
         node.say(1, update, payload)
@@ -106,12 +104,7 @@ def test_a_worker_takes_the_answers_to_a_slice_in_their_order() -> None:
 
 
 def test_a_local_server_takes_the_answers_to_a_slice_in_their_order() -> None:
-    topology = topology_of([2, 1], wan=Edge(codec_down="int8"), lan=Edge(codec_down="dense"))
-    server = Pool("A", topology)
-    server.reach(9, "global/0")
-    for conn, node in enumerate(("A/0", "A/1"), 1):
-        attach(node, server, conn)
-    server.say(9, Attached())
+    server = local_server(INT8, Pool)
     server.pool()
     for update, payload in updates("int8"):
         server.say(9, update, payload)
@@ -126,12 +119,7 @@ def test_a_local_server_takes_the_answers_to_a_slice_in_their_order() -> None:
 
 
 def test_what_a_checkpoint_keeps_of_a_slice_is_found_behind_the_jobs_that_change_it() -> None:
-    topology = topology_of([2, 1], wan=Edge(codec_down="int8"), lan=Edge(codec_down="dense"))
-    server = Pool("A", topology)
-    server.reach(9, "global/0")
-    for conn, node in enumerate(("A/0", "A/1"), 1):
-        attach(node, server, conn)
-    server.say(9, Attached())
+    server = local_server(INT8, Pool)
     first, second, _ = updates("int8")
     server.say(9, *first)
     server.pool()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from driven import LAYOUT, TOPOLOGY, Driven, attach, global_server, push
+from driven import LAYOUT, Driven, global_server, local_server, push
 from trees import topology_of
 
 from geomx.errors import NotFinite
 from geomx.node.slices.finite import listed
-from geomx.wire.messages import Attached, Push, Update
+from geomx.wire.messages import Push, Update
 
 SLICE = LAYOUT.slices[0]
 
@@ -21,15 +21,6 @@ def payload(value: float) -> torch.Tensor:
     values = torch.ones(SLICE.elements)
     values[5] = value
     return values.view(torch.uint8)
-
-
-def local_server(skips: bool = False) -> Driven:
-    server = Driven("A", topology_of([2, 1], skips=True) if skips else TOPOLOGY)
-    server.reach(9, "global/0")
-    attach("A/0", server, 1)
-    attach("A/1", server, 2)
-    server.say(9, Attached())
-    return server
 
 
 def both(server: Driven, one: float, other: float, **more: Any) -> None:
@@ -49,7 +40,7 @@ def test_a_member_that_sends_what_is_no_number_is_named(value: float, word: str)
 
 
 def test_a_sum_that_is_skipped_goes_up_without_values_and_weight() -> None:
-    server = local_server(skips=True)
+    server = local_server(topology_of([2, 1], skips=True))
     both(server, 3e38, 3e38)
     (sent,) = [message for message in server.written(9) if isinstance(message, Push)]
     assert (sent.weight, sent.size, set(sent.origins)) == (0.0, 0, {"A/0", "A/1"})
@@ -63,7 +54,7 @@ def test_a_mean_inside_a_party_that_is_skipped_is_answered_with_nothing(one: flo
     server = local_server()
     both(server, one, other, **mean)
     assert isinstance(server.error, NotFinite)
-    server = local_server(skips=True)
+    server = local_server(topology_of([2, 1], skips=True))
     both(server, one, other, **mean)
     answers = [message for message in server.written(1) if isinstance(message, Update)]
     assert [(update.kind, update.size) for update in answers] == [("mean", 0)]

@@ -5,25 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from driven import (
-    LAYOUT,
-    Driven,
-    attach,
-    global_server,
-    local_server,
-    push,
-    refused_by,
-)
+from driven import LAYOUT, Driven, attach, global_server, local_server, push, refused_by
 
-from geomx.errors import (
-    Unsupported,
-)
-from geomx.wire.messages import (
-    Fetch,
-    Hyper,
-    Leave,
-    Update,
-)
+from geomx.errors import Unsupported
+from geomx.wire.messages import Fetch, Hyper, Leave, Update
 
 LEDGER = next(slice_.index for slice_ in LAYOUT.slices if slice_.role == "ledger")
 

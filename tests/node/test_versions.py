@@ -5,25 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from driven import LAYOUT, SETTINGS, Driven
+from driven import LAYOUT, Driven, worker
 from trees import topology_of
 
 from geomx.codecs.pack.noise import RngKey
 from geomx.codecs.spec import make_codec
-from geomx.node.contract import Called
 from geomx.node.port import Arrived
 from geomx.node.slices.update_stream import UpdateDecoder
 from geomx.node.topology import Edge
-from geomx.wire.messages import Attached, Reading, Update
+from geomx.wire.messages import Reading, Update
 
 SLICE = LAYOUT.slices[0]
 
 
-def worker() -> Driven:
-    node = Driven("A/0", topology_of([1, 1], wan=Edge(codec_down="int8")))
-    node.reach(1, "A")
-    node(Called("attach", (LAYOUT, SETTINGS)))
-    node.say(1, Attached())
+def begun() -> Driven:
+    node = worker(topology_of([1, 1], wan=Edge(codec_down="int8")))
     node.say(1, Update(0, 0, "assign", 0.0, None, Reading(), "", SLICE.size_bytes), values(1.0))
     return node
 
@@ -43,7 +39,7 @@ def arrived(node: Driven) -> list[tuple[int, Any]]:
 
 
 def test_a_delta_waits_for_the_one_that_it_has_overtaken() -> None:
-    node = worker()
+    node = begun()
     node.say(1, *delta(2, 1))
     assert arrived(node) == [(0, 1.0)]
     node.say(1, *delta(1, 0))
@@ -52,14 +48,14 @@ def test_a_delta_waits_for_the_one_that_it_has_overtaken() -> None:
 
 def test_the_values_that_a_joiner_is_sent_have_a_version_as_well() -> None:
     """The last turn has changed nothing of this slice: the next delta adds to what an earlier one has made."""
-    node = worker()
+    node = begun()
     node.say(1, Update(7, 0, "assign", 0.0, None, Reading(), "", SLICE.size_bytes, base=5), values(3.0))
     node.say(1, *delta(8, 5))
     assert arrived(node)[-1] == (8, 3.5)
 
 
 def test_deltas_to_weights_that_never_come_are_an_error() -> None:
-    node = worker()
+    node = begun()
     for turn in range(10, 15):
         node.say(1, *delta(turn, turn - 1))
     assert "deltas came to versions [9, 10, 11, 12, 13], and this end has version 0" in str(node.error)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import torch
-from driven import LAYOUT, SETTINGS, Driven, welcome, worker
+from driven import LAYOUT, Driven, welcome, worker
 from trees import SGD, topology_of
 
 from geomx.node.contract import Called, Closed, Timer, Write
@@ -14,7 +14,7 @@ from geomx.node.port import Contribution
 from geomx.node.same_data import DIGEST_BYTES
 from geomx.node.topology import Edge
 from geomx.node.uplink import priority_of
-from geomx.wire.messages import Attached, Push, Reading, Sampled, Update
+from geomx.wire.messages import Push, Reading, Sampled, Update
 
 DENSE = LAYOUT.slices[2]
 
@@ -62,10 +62,7 @@ def update(node: Driven, turn: int) -> None:
 
 def test_what_a_codec_holds_back_outlasts_an_update() -> None:
     """Half of the elements leave in one step, the others in the next."""
-    node = Driven("A/0", topology_of([1], lan=Edge("topk ratio=0.5", "dense")))
-    node.reach(1, "A")
-    node(Called("attach", (LAYOUT, SETTINGS)))
-    node.say(1, Attached())
+    node = worker(topology_of([1], lan=Edge("topk ratio=0.5", "dense")))
     codec = node.node._uplink._up
     first = codec.decode(DENSE, contribute(node, 1, 1.0))
     update(node, 1)

@@ -6,41 +6,30 @@ import json
 from typing import Any
 
 import pytest
+from config_runs import two_parties
 
 from geomx.config import Run
-from geomx.observe.datagrams import Shares, datagram_lines, percent
+from geomx.observe.datagrams import LostShares, datagram_lines, percent
 from geomx.observe.live import plain_line
-from geomx.observe.progress import Progress
+from geomx.observe.progress import RunProgress
 from geomx.observe.records import Record
 from geomx.observe.report import closing_rows, make_report
 from geomx.observe.sentences import sentence
 
-TOML = """
-run.shards = 2
-wan.channel = "dgt adaptive=false"
-[[party]]
-name = "A"
-workers = 2
-[[party]]
-name = "B"
-workers = 1
-"""
+
+def run_over(channel: str) -> Run:
+    return two_parties("run.shards=2", f"wan.channel={channel}")
 
 
 @pytest.fixture
 def run() -> Run:
-    return Run.parse(TOML, "two.toml")
-
-
-@pytest.fixture
-def tcp() -> Run:
-    return Run.parse(TOML, "two.toml", ["wan.channel=tcp"])
+    return run_over("dgt adaptive=false")
 
 
 @pytest.fixture
 def plain() -> Run:
     """Payloads travel as they stand."""
-    return Run.parse(TOML, "two.toml", ["wan.channel=datagram"])
+    return run_over("datagram")
 
 
 def usage(node: str, t: float = 0.0, blocks: dict[str, Any] | None = None, **flows: Any) -> Record:
@@ -62,11 +51,8 @@ ROUND = Record(0.0, "A", "round", "debug", {"kind": "gradient", "cohort": "", "s
 def whole_run() -> list[Record]:
     """Party A sends to two shards, and loses 4 of 100 blocks of class 1; B sends reliable blocks alone. The first shard
     answers A in datagrams, of which one does not come."""
-    blocks = {
-        "given": {"-1": 7, "0": 20, "1": 100},
-        "answered": {"-1": 7, "0": 20, "1": 100},
-        "returned": {"-1": 7, "1": 4},
-    }
+    all_ = {"-1": 7, "0": 20, "1": 100}
+    blocks = {"given": all_, "answered": all_, "returned": {"-1": 7, "1": 4}}
     old = usage("A", global_0={"sent": {"0": 1}})
     shards = {
         "global_0": {
@@ -152,29 +138,27 @@ def test_the_table_tells_them_in_words(run: Run) -> None:
     ]
 
 
-def test_a_run_over_tcp_has_neither_counts_nor_a_row(tcp: Run) -> None:
-    records = [usage("A"), usage("global/0"), ROUND]
+def test_a_run_over_tcp_has_neither_counts_nor_a_row() -> None:
+    tcp, records = run_over("tcp"), [usage("A"), usage("global/0"), ROUND]
     report = make_report(tcp, records, 1.0)
     assert (report["datagrams"], report["datagram_paths"]) == ({}, [])
     assert "datagrams" not in rows_of(tcp, records)
 
 
-def test_what_was_not_answered_is_not_said_to_have_returned() -> None:
-    classes = {"class 1": {"sent": 10, "again": 0, "given": 10, "answered": 8, "returned": 2}}
-    told = datagram_lines({"A": {"classes": classes, "up": {}, "down": {}, "may_lose": True}})
-    assert told.splitlines()[:2] == [
-        "up: class 1 10 sent",
-        "25.0% of blocks lost, 2 not answered when the run ended",
-    ]
-    classes["class 1"] |= {"answered": 10, "returned": 0}
-    told = datagram_lines({"A": {"classes": classes, "up": {}, "down": {}, "may_lose": True}})
-    assert told == "up: class 1 10 sent\nno blocks lost"
+@pytest.mark.parametrize(
+    ("answered", "returned", "told"),
+    [(8, 2, "25.0% of blocks lost, 2 not answered when the run ended"), (10, 0, "no blocks lost")],
+)
+def test_what_was_not_answered_is_not_said_to_have_returned(answered: int, returned: int, told: str) -> None:
+    counts = {"sent": 10, "again": 0, "given": 10, "answered": answered, "returned": returned}
+    party = {"classes": {"class 1": counts}, "up": {}, "down": {}, "may_lose": True}
+    assert datagram_lines({"A": party}).splitlines()[:2] == ["up: class 1 10 sent", told]
 
 
 @pytest.mark.parametrize("channel", ["dgt adaptive=false", "datagram"])
 def test_where_none_was_sent_that_is_told(channel: str) -> None:
     """The servers' UDP ports were taken: no flow has opened, and nobody has tried whether datagrams pass."""
-    run = Run.parse(TOML, "two.toml", [f"wan.channel={channel}"])
+    run = run_over(channel)
     gone = {"given": {"-1": 2, "0": 4}, "answered": {"-1": 2, "0": 4}, "returned": {}}
     blocks = gone if channel.startswith("dgt") else None
     records = [usage("A", blocks=blocks), usage("B", blocks=blocks), usage("global/0")]
@@ -183,12 +167,24 @@ def test_where_none_was_sent_that_is_told(channel: str) -> None:
     assert "datagrams" not in rows_of(run, records)  # it has failed before there was anything to send
 
 
-def test_where_only_blocks_are_that_are_not_sent_they_are_told(run: Run) -> None:
-    blocks = {"given": {"-1": 60}, "answered": {"-1": 60}, "returned": {"-1": 60}}
-    assert rows_of(run, [usage("A", blocks=blocks), *[ROUND] * 3])["datagrams"].splitlines() == [
-        "up: 60 blocks not sent",
-        "blocks not sent go with the next contribution; the last one's (about 20) did not",
-    ]
+@pytest.mark.parametrize(
+    ("told", "rows"),
+    [
+        (
+            {"blocks": {name: {"-1": 60} for name in ("given", "answered", "returned")}},
+            [
+                "up: 60 blocks not sent",
+                "blocks not sent go with the next contribution; the last one's (about 20) did not",
+            ],
+        ),
+        (  # every payload fits one datagram
+            {"global_0": {"sent": {"0": 50}}},
+            ["up: reliable 50 sent", "no payload was cut into blocks: each was sent until it had arrived"],
+        ),
+    ],
+)  # fmt: skip
+def test_where_no_blocks_are_sent_that_is_told(run: Run, told: dict[str, Any], rows: list[str]) -> None:
+    assert rows_of(run, [usage("A", **told), *[ROUND] * 3])["datagrams"].splitlines() == rows
 
 
 def test_payloads_as_they_stand_have_datagrams_and_no_blocks(plain: Run) -> None:
@@ -197,33 +193,15 @@ def test_payloads_as_they_stand_have_datagrams_and_no_blocks(plain: Run) -> None
         usage("global/0", A={"sent": {"0": 40}, "again": {"0": 2}, "came": {"0": 50}, "late": {"0": 1}}),
         ROUND,
     ]
-    told = make_report(plain, records, 1.0)["datagrams"]["wan"]["A"]
-    assert not told["may_lose"]
-    assert {name: count for name, count in told["classes"]["reliable"].items() if count} == {
-        "sent": 50,
-        "again": 4,
-        "came": 50,
-        "late": 1,
-    }
-    assert told["down"] == {"sent": 40, "again": 2, "came": 40, "late": 0, "parity": 0, "rebuilt": 0}
+    assert not make_report(plain, records, 1.0)["datagrams"]["wan"]["A"]["may_lose"]
     row = "up: reliable 50 sent (+4 again)\ndown: reliable 40 sent (+2 again)"
     assert rows_of(plain, records)["datagrams"] == row
-
-
-def test_where_blocks_may_be_lost_and_there_are_none_that_is_told(run: Run) -> None:
-    """Every payload fits one datagram."""
-    records = [usage("A", global_0={"sent": {"0": 50}}), ROUND]
-    assert rows_of(run, records)["datagrams"].splitlines() == [
-        "up: reliable 50 sent",
-        "no payload was cut into blocks: each was sent until it had arrived",
-    ]
 
 
 @pytest.mark.parametrize(
     ("returned", "told"),
     [
         ({}, "proved by the ledger"),
-        ({"1": 4}, "every contribution, proved by the ledger; not every block: see datagrams"),
         ({"-1": 4}, "every contribution, proved by the ledger; not every block: see datagrams"),
     ],
 )
@@ -237,7 +215,8 @@ def test_the_ledger_proves_nothing_of_blocks(run: Run, returned: dict[str, int],
     assert rows_of(run, records)["exactly once"] == told
 
 
-def test_workers_datagrams_are_their_party_s_and_of_the_lan(tcp: Run) -> None:
+def test_workers_datagrams_are_their_party_s_and_of_the_lan() -> None:
+    tcp = run_over("tcp")
     blocks = {"given": {"0": 4}, "answered": {"0": 4}, "returned": {}}
     records = [usage(f"A/{rank}", blocks=blocks, A={"sent": {"0": 4}}) for rank in range(2)]
     records += [usage("A", A_0={"came": {"0": 4}}, A_1={"came": {"0": 3}, "sent": {"0": 2}})]
@@ -260,24 +239,11 @@ def test_where_datagrams_do_not_pass_is_told_with_what_carries_everything(run: R
         f"do not pass from {node} to global/0: TCP carries everything" for node in "AB"
     ]
     records.append(path("A", "global/0", True))
-    assert [path["passes"] for path in make_report(run, records, 1.0)["datagram_paths"]] == [
-        False,
-        False,
-        True,
-    ]
+    told = make_report(run, records, 1.0)["datagram_paths"]
+    assert [path["passes"] for path in told] == [False, False, True]
     first, second = rows_of(run, records)["datagrams"].splitlines()
     assert first == "did not pass from A to global/0 for a while: TCP carried everything then"
     assert second == "do not pass from B to global/0: TCP carries everything"
-
-
-def test_blocks_that_all_went_over_tcp_are_told(run: Run) -> None:
-    blocks = {"given": {"0": 4}, "answered": {"0": 4}, "returned": {}}
-    records = [usage("A", blocks=blocks), path("A", "global/0", False), ROUND]
-    counts = make_report(run, records, 1.0)["datagrams"]["wan"]["A"]["classes"]["reliable"]
-    assert (counts["sent"], counts["given"]) == (0, 4)
-    assert rows_of(run, records)["datagrams"] == (
-        "none sent\ndo not pass from A to global/0: TCP carries everything"
-    )
 
 
 def test_many_paths_are_not_all_listed() -> None:
@@ -294,25 +260,18 @@ def test_sentences() -> None:
 
 
 def grown(t: float, sent: int, again: int, answered: int, returned: int) -> Record:
-    blocks = {
-        "given": {"-1": 50, "1": sent},
-        "answered": {"-1": 50, "1": answered},
-        "returned": {"-1": 50, "1": returned},
-    }
+    counts = {"given": sent, "answered": answered, "returned": returned}
+    blocks = {name: {"-1": 50, "1": count} for name, count in counts.items()}
     return usage("A", t, blocks, global_0={"sent": {"1": sent}, "again": {"1": again}})
 
 
 def test_shares_are_those_of_the_last_seconds() -> None:
-    shares = Shares()
+    shares = LostShares()
     assert not shares.are_known
     shares.take(usage("A"))
     assert not shares.are_known
-    for record in (
-        grown(0.0, 0, 0, 0, 0),
-        grown(1.0, 1000, 1000, 1000, 900),
-        grown(9.0, 1990, 1010, 2000, 1000),
-    ):
-        shares.take(record)
+    for counts in ((0.0, 0, 0, 0, 0), (1.0, 1000, 1000, 1000, 900), (9.0, 1990, 1010, 2000, 1000)):
+        shares.take(grown(*counts))
     assert shares.are_known
     assert shares.again(9.0) == pytest.approx(0.01)
     assert shares.lost(9.0) == pytest.approx(0.1)
@@ -323,7 +282,7 @@ def test_shares_are_those_of_the_last_seconds() -> None:
 
 
 def test_a_line_of_progress_has_them_where_a_party_sends_datagrams(run: Run) -> None:
-    progress = Progress(run)
+    progress = RunProgress(run)
     for t in (0.0, 1.0):
         progress.take(usage("B", t))
         progress.take(grown(t, 1 + int(200 * t), int(2 * t), int(100 * t), int(5 * t)))
@@ -335,7 +294,7 @@ def test_a_line_of_progress_has_them_where_a_party_sends_datagrams(run: Run) -> 
 
 def test_what_a_local_server_sends_down_is_not_among_its_shares(plain: Run) -> None:
     """And without blocks, the share of those that are lost is no figure."""
-    progress = Progress(plain)
+    progress = RunProgress(plain)
     assert progress.datagram_figures == 0
     for t in (0.0, 1.0):
         down = {"sent": {"0": int(500 * t)}, "again": {"0": int(500 * t)}}

@@ -3,11 +3,12 @@ from __future__ import annotations
 import io
 
 import pytest
+from recorded import roster
 from rich.console import Console
 
 from geomx.config import Run
 from geomx.observe.live import PLAIN_S, LiveView, PlainView, clock, plain_line, view_of
-from geomx.observe.progress import Progress
+from geomx.observe.progress import RunProgress
 from geomx.observe.records import Record
 
 TOML = """
@@ -54,14 +55,7 @@ def test_the_live_view_shows_lines_above_a_table(run: Run) -> None:
         view.line("A/0", "hello [bold]you[/bold]", is_error=False)
         view.say("stopping [all]")
     text = written(console)
-    for expected in (
-        "demo",
-        "2 parties, 2 workers ",
-        "0.5000",
-        "8.0",
-        "2.0",
-        "starting, 0 of 1 workers",
-    ):
+    for expected in ("demo", "2 parties, 2 workers ", "0.5000", "8.0", "2.0", "starting, 0 of 1 workers"):
         assert expected in text
     assert "A/0      │ hello [bold]you[/bold]" in text
     assert "geomx: stopping [all]" in text
@@ -106,20 +100,12 @@ def test_plain_lines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Berlin: round ·, loss ·" in out
 
 
-def roster(t: float, node: str, out: str, joined: str, lost: dict[str, str]) -> Record:
-    fields = {"number": 1, "out": out, "joined": joined, "members": 1, "turns": {"": 7}} | {
-        "lost": lost,
-        "awaited": {},
-    }
-    return Record(t, node, "roster", "info", fields)
-
-
 NODES = ("global/0", "A", "Berlin")
 LOST = [
     Record(3.0, "A", "lost", "warning", {"peer": "A/0", "reason": "silence"}),
-    *[roster(3.1, node, "A/0", "", {"A/0": "silence"}) for node in NODES],
+    *[roster(3.1, "A/0", node=node, lost={"A/0": "silence"}) for node in NODES],
 ]
-BACK = [roster(5.0, node, "", "A/0", {}) for node in NODES]
+BACK = [roster(5.0, "", "A/0", node=node) for node in NODES]
 LINES = [
     "A/0 is lost (silence); 1 of 2 workers takes part from turn 7 on",
     "A/0 is back; 1 of 2 workers takes part from turn 7 on",
@@ -161,22 +147,7 @@ def test_bars_show_how_far_the_first_weights_are_until_training_begins(run: Run)
         drawn = written(console)
         view.show([ALL_THERE], now=5.5)
     (row,) = [line for line in drawn.splitlines() if line.lstrip().startswith("A ")]
-    assert row.split() == [
-        "A",
-        "━" * 8,
-        "40%",
-        "2.1",
-        "of",
-        "5.2",
-        "0:03",
-        "·",
-        "·",
-        "starting,",
-        "0",
-        "of",
-        "1",
-        "workers",
-    ]
+    assert row.split() == f"A {8 * '━'} 40% 2.1 of 5.2 0:03 · · starting, 0 of 1 workers".split()
     assert "first weights" in drawn
     assert "samples/s" not in drawn
     assert "samples/s" in written(console).removeprefix(drawn)
@@ -191,7 +162,7 @@ def test_plain_lines_tell_how_far_the_first_weights_are(run: Run, capsys: pytest
         "A: first weights 40%, 2.1 of 5.2 MB, WAN up · down · Mbit/s, starting" in out
     )  # too long ago for a rate
     assert "A: round ·, loss ·, · samples/s, WAN up · down · Mbit/s, starting" in out
-    progress = Progress(run)
+    progress = RunProgress(run)
     for record in WEIGHTS:
         progress.take(record)
     assert plain_line(progress.parties["A"], 2.5).startswith(

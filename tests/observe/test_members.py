@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import recorded
 
 from geomx.config import Run
-from geomx.observe.members import Members, in_short, out_at_end
+from geomx.observe.members import MemberChanges, in_short, out_at_end
 from geomx.observe.records import Record
 
 TOML = """
@@ -37,21 +38,12 @@ def run_of(policy: str = "fsa") -> Run:
 
 
 def roster(
-    t: float,
-    number: int,
-    out: str = "",
-    joined: str = "",
-    lost: dict[str, str] | None = None,
-    awaited: dict[str, str] | None = None,
-    turns: dict[str, int] | None = None,
-    node: str = "global/0",
-    members: int | None = None,
+    t: float, number: int, out: str = "", node: str = "global/0", members: int | None = None, **more: Any
 ) -> Record:
-    fields: dict[str, Any] = {"number": number, "out": out, "joined": joined, "lost": lost or {}}
-    fields["awaited"] = awaited or {}
-    fields["members"] = 4 - len(list(filter(None, out.split(", ")))) if members is None else members
-    fields["turns"] = {"": 10 * number} if turns is None else turns
-    return Record(t, node, "roster", "info", fields)
+    """Of a run of four workers, which goes on at turn 10 behind the first, at turn 20 behind the second."""
+    left = 4 - len(list(filter(None, out.split(", ")))) if members is None else members
+    more = {"number": number, "turns": {"": 10 * number}} | more
+    return recorded.roster(t, out, members=left, node=node, **more)
 
 
 def torn(t: float, node: str, turn: int, whom: str, cohort: str = "") -> Record:
@@ -62,14 +54,14 @@ def note(t: float, node: str, name: str, **fields: Any) -> Record:
     return Record(t, node, name, "info", fields)
 
 
-def members_of(*records: Record, policy: str = "fsa") -> Members:
-    members = Members(run_of(policy))
+def members_of(*records: Record, policy: str = "fsa") -> MemberChanges:
+    members = MemberChanges(run_of(policy))
     for record in records:
         members.take(record)
     return members
 
 
-def texts(members: Members) -> list[str]:
+def texts(members: MemberChanges) -> list[str]:
     return [change.text for change in members.changes]
 
 
@@ -104,7 +96,7 @@ def test_rosters_count_those_who_have_left_no_more() -> None:
 )
 def test_what_a_codec_held_back_is_lost_with_its_node(codec: str, node: str, tells: bool) -> None:
     run = Run.parse(TOML, "three.toml", [codec])
-    members = Members(run)
+    members = MemberChanges(run)
     members.take(roster(12.0, 1, out="A/1" if node == "A/1" else "C/0", lost={node: SILENT}))
     (text,) = texts(members)
     assert (", and so is what its codec held back; " in text) is tells
@@ -133,7 +125,7 @@ def test_a_worker_is_lost_and_comes_back() -> None:
 
 
 def test_each_change_is_told_once_though_all_nodes_note_the_rosters() -> None:
-    members = Members(run_of())
+    members = MemberChanges(run_of())
     told = [
         members.take(note(11.9, "A", "lost", peer="A/1", reason=SILENT)),
         members.take(LOST),
@@ -171,23 +163,25 @@ def test_who_comes_back_as_another_is_lost_has_an_entry_of_its_own() -> None:
     ]
 
 
-def test_words_within_a_reason_are_no_marks() -> None:
-    """What is said of a loss comes from other machines."""
-    said = "A/0 is lost (so it says); B is awaited: nobody; C/0 is back"
-    members = members_of(roster(1.0, 1, out="A/1", lost={"A/1": said}))
-    assert texts(members) == [f"A/1 is lost ({said}); 3 of 4 workers take part from turn 10 on"]
+SAID = "A/0 is lost (so it says); B is awaited: nobody; C/0 is back"  # words within a reason are no marks
 
 
-def test_of_more_than_are_named_the_number_is_told() -> None:
-    members = members_of(roster(1.0, 1, out="A/0, A/1, C/0", lost={"A/1": SILENT}))
-    assert texts(members)[0].startswith(
-        f"A/1 is lost ({SILENT}); 2 more workers lost; 1 of 4 workers takes part"
-    )
-
-
-def test_a_reason_that_names_nobody_is_made_up_for() -> None:
-    members = members_of(roster(1.0, 1, out="A/0, A/1"), roster(2.0, 2, out="A/1", joined="A/0"))
-    assert [text.partition(";")[0] for text in texts(members)] == ["A/0, A/1 are lost", "A/0 is back"]
+@pytest.mark.parametrize(
+    ("out", "lost", "told"),
+    [
+        ("A/1", {"A/1": SAID}, f"A/1 is lost ({SAID}); 3 of 4 workers take part from turn 10 on"),
+        (
+            "A/0, A/1, C/0",
+            {"A/1": SILENT},
+            f"A/1 is lost ({SILENT}); 2 more workers lost; 1 of 4 workers takes",
+        ),
+        ("A/0, A/1", {}, "A/0, A/1 are lost; 2 of 4"),
+    ],
+)
+def test_who_is_lost_is_told_whatever_the_reasons_name(out: str, lost: dict[str, str], told: str) -> None:
+    """Reasons come from other machines."""
+    (text,) = texts(members_of(roster(1.0, 1, out=out, lost=lost)))
+    assert text.startswith(told)
 
 
 def test_turns_are_those_in_which_workers_take_their_steps() -> None:
@@ -203,7 +197,7 @@ def test_turns_are_those_in_which_workers_take_their_steps() -> None:
     assert texts(members)[1].endswith("; 1 of 4 workers takes part")
 
 
-def test_who_is_awaited_is_told_once_until_it_is_there_again() -> None:
+def test_who_is_awaited_is_told_once_until_it_is_there_again_and_may_be_lost_after_all() -> None:
     short = "2 workers would be left, and run.least_workers is 3"
     members = members_of(
         roster(5.0, 1, awaited={"A": short}),
@@ -218,16 +212,9 @@ def test_who_is_awaited_is_told_once_until_it_is_there_again() -> None:
     ]
     assert texts(members) == [f"A is awaited: {short}", "A is back, and is no longer awaited"]
     assert members.take(roster(20.0, 3, awaited={"A": short}))
-
-
-def test_who_was_awaited_may_be_lost_after_all() -> None:
-    short = "2 workers would be left, and run.least_workers is 3"
-    members = members_of(
-        roster(5.0, 1, awaited={"A": short}),
-        roster(9.0, 2, out="A/0, A/1", lost={"A": SILENT}),
-        note(11.0, "R", "joined", peer="A"),
-    )
-    assert [change.kind for change in members.changes] == ["roster", "lost"]
+    members.take(roster(21.0, 4, out="A/0, A/1", lost={"A": SILENT}))
+    members.take(note(22.0, "R", "joined", peer="A"))
+    assert [change.kind for change in members.changes[2:]] == ["roster", "lost"]
 
 
 def test_a_torn_turn_has_one_line_behind_the_roster_that_tore_it() -> None:
@@ -270,9 +257,8 @@ def test_of_a_torn_turn_servers_name_their_own_workers() -> None:
     )
 
 
-@pytest.mark.parametrize("policy", ["fsa", "hfa k1=2 k2=2", "downpour"])
-def test_without_losses_the_list_is_empty(policy: str) -> None:
-    members = members_of(note(1.0, "A/0", "attached"), note(2.0, "A", "joined", peer="A/0"), policy=policy)
+def test_without_losses_the_list_is_empty() -> None:
+    members = members_of(note(1.0, "A/0", "attached"), note(2.0, "A", "joined", peer="A/0"))
     assert (members.told(), in_short([], 4), out_at_end([])) == ([], "", set())
 
 

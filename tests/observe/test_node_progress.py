@@ -52,6 +52,10 @@ def test_a_worker_tells_its_steps_and_its_loss() -> None:
     told = [(float(t), "step", {"samples": 8.0}) for t in range(10)]
     told += [(9.5, "log", {"loss": 0.25, "accuracy": 0.9}), (9.6, "log", {"accuracy": 0.9})]
     assert lines(*told, (10.0, "step", {"samples": 8.0})) == ["step 11, loss 0.2500, 8 samples/s"]
+    uncounted = [
+        (t, name, fields | {"samples": 0.0} if name == "step" else fields) for t, name, fields in told
+    ]
+    assert lines(*uncounted, (10.0, "step", {"samples": 0.0})) == ["step 11, loss 0.2500"]
     assert lines(*told[:10], (20.0, "step", {"samples": 8.0}))[0].startswith("step 11, ")
 
 

@@ -1,30 +1,23 @@
+"""What is known of a run's parties while it goes on."""
+
 from __future__ import annotations
 
 import pytest
+import recorded
+from config_runs import two_parties
 
 from geomx.config import Run
-from geomx.observe.progress import Progress, few
+from geomx.observe.progress import RunProgress, few
 from geomx.observe.rates import WINDOW_S, Rate
 from geomx.observe.records import Record
-
-TOML = """
-[run]
-name = "two"
-[[party]]
-name = "A"
-workers = 2
-[[party]]
-name = "B"
-workers = 1
-"""
 
 
 @pytest.fixture
 def run() -> Run:
-    return Run.parse(TOML, "two.toml")
+    return two_parties()
 
 
-def told(progress: Progress, *notes: tuple[str, str, dict[str, object]]) -> None:
+def told(progress: RunProgress, *notes: tuple[str, str, dict[str, object]]) -> None:
     for number, (node, name, fields) in enumerate(notes):
         progress.take(Record(float(number), node, name, "debug", fields))
 
@@ -37,23 +30,23 @@ def test_a_rate_is_over_the_window_alone() -> None:
     assert rate.at(100.0) == pytest.approx(50.0)
 
 
-def test_rare_points_give_the_rate_between_the_last_two() -> None:
-    rate = Rate()
-    for second in (0, 60, 120):
-        rate.reach(second, second * 3.0 if second < 120 else 180.0 + 60.0)
-    assert rate.at(150.0) == pytest.approx(1.0)
-
-
-def test_a_rate_ends_when_nothing_comes() -> None:
-    rate = Rate()
-    rate.reach(0.0, 0.0)
-    rate.reach(1.0, 5.0)
-    assert rate.at(1.0 + WINDOW_S) == 5.0
-    assert rate.at(1.1 + WINDOW_S) == 0.0
+@pytest.mark.parametrize(
+    ("points", "at", "rate"),
+    [
+        pytest.param([(0, 0.0), (60, 180.0), (120, 240.0)], 150.0, 1.0, id="rare: between the last two"),
+        pytest.param([(0, 0.0), (1, 5.0)], 1.0 + WINDOW_S, 5.0, id="long ago"),
+        pytest.param([(0, 0.0), (1, 5.0)], 1.1 + WINDOW_S, 0.0, id="it has ended"),
+    ],
+)
+def test_a_rate_of_few_points(points: list[tuple[float, float]], at: float, rate: float) -> None:
+    found = Rate()
+    for second, total in points:
+        found.reach(second, total)
+    assert found.at(at) == pytest.approx(rate)
 
 
 def test_the_state_names_whom_a_party_waits_for(run: Run) -> None:
-    progress = Progress(run)
+    progress = RunProgress(run)
     a = progress.parties["A"]
     assert a.state == "starting, 0 of 2 workers"
     told(progress, ("A", "joined", {"peer": "A/0"}), ("A/1", "joined", {"peer": "A"}))
@@ -93,9 +86,9 @@ workers = 1
 """
 
 
-def trains(run: Run) -> Progress:
+def trains(run: Run) -> RunProgress:
     """A run that is under way."""
-    progress = Progress(run)
+    progress = RunProgress(run)
     tree = run.tree
     for server in tree.servers:
         told(progress, *[(server, "joined", {"peer": child}) for child in tree.children(server)])
@@ -103,16 +96,12 @@ def trains(run: Run) -> Progress:
     return progress
 
 
-def states(progress: Progress) -> dict[str, str]:
+def states(progress: RunProgress) -> dict[str, str]:
     return {name: party.state for name, party in progress.parties.items()}
 
 
 def roster(out: str = "", joined: str = "", node: str = "global/0") -> tuple[str, str, dict[str, object]]:
-    fields = {"number": 1, "out": out, "joined": joined, "members": 1, "turns": {"": 1}} | {
-        "lost": {},
-        "awaited": {},
-    }
-    return node, "roster", fields
+    return node, "roster", recorded.roster(0.0, out, joined).fields
 
 
 def test_parties_that_have_left_their_region_in_order_are_not_disconnected() -> None:
@@ -184,9 +173,8 @@ def test_the_loss_of_a_party_is_that_of_its_workers_that_take_part(run: Run) -> 
 def test_a_loss_that_is_read_behind_its_roster_changes_nothing(run: Run) -> None:
     """Records of several nodes come as their files are written."""
     progress = trains(run)
-    told(
-        progress, roster("A/1"), ("A", "lost", {"peer": "A/1"}), ("A", "away", {"peer": "A/1", "reason": ""})
-    )
+    told(progress, roster("A/1"), ("A", "lost", {"peer": "A/1"}))
+    told(progress, ("A", "away", {"peer": "A/1", "reason": ""}))
     assert progress.parties["A"].state == "training, A/1 out"
 
 
@@ -201,7 +189,7 @@ def test_a_server_that_was_started_again_has_no_first_weights_and_no_rate_below_
 
 
 def test_first_weights_come_to_a_party_until_they_are_all_there(run: Run) -> None:
-    progress = Progress(run)
+    progress = RunProgress(run)
     a = progress.parties["A"]
     assert (a.loading, progress.loads) == (None, False)
     told(progress, *[("A", "joined", {"peer": worker}) for worker in ("A/0", "A/1")])
@@ -221,13 +209,9 @@ def test_first_weights_come_to_a_party_until_they_are_all_there(run: Run) -> Non
 
 
 def test_a_changed_link_stands_beside_the_state_until_it_is_as_described() -> None:
-    run = Run.parse(f"wan.link = {{ rate_mbps = 100 }}\n{TOML}", "two.toml")
-    progress = Progress(run)
-    told(
-        progress,
-        ("A", "link", {"party": "A", "state": "cut"}),
-        ("global/0", "link", {"party": "B", "state": "cut"}),
-    )
+    progress = RunProgress(two_parties("wan.link={ rate_mbps = 100 }"))
+    for node, party in (("A", "A"), ("global/0", "B")):
+        told(progress, (node, "link", {"party": party, "state": "cut"}))
     assert progress.parties["A"].standing == "starting, 0 of 2 workers; link cut"
     assert progress.parties["B"].standing == progress.parties["B"].state
     told(progress, ("A", "link", {"party": "A", "state": "100 Mbit/s, 0 ms one way"}))
@@ -235,7 +219,7 @@ def test_a_changed_link_stands_beside_the_state_until_it_is_as_described() -> No
 
 
 def test_parties_wait_for_the_one_that_the_root_waits_for(run: Run) -> None:
-    progress = Progress(run)
+    progress = RunProgress(run)
     told(
         progress,
         *[(p, "joined", {"peer": w}) for p, w in (("A", "A/0"), ("A", "A/1"), ("B", "B/0"))],
@@ -247,13 +231,13 @@ def test_parties_wait_for_the_one_that_the_root_waits_for(run: Run) -> None:
 
 
 def test_losses_samples_and_traffic(run: Run) -> None:
-    progress = Progress(run)
+    progress = RunProgress(run)
     told(
         progress,
         ("A/0", "log", {"loss": 1.0}),
         ("A/0", "log", {"loss": 0.5}),
         ("A/1", "log", {"loss": 0.25, "accuracy": 0.5}),
-        ("B/0", "log", {"loss": None}),
+        *[("B/0", "log", {"loss": loss}) for loss in (None, "diverged")],
         ("A/0", "step", {"samples": 8.0}),
         ("A/1", "step", {"samples": 8.0}),
         ("A", "usage", {"sent": {"global/0": 100, "A/0": 9}, "received": {"global/0": 10}}),
@@ -273,19 +257,12 @@ def test_only_a_few_names_are_listed() -> None:
     ]  # fmt: skip
 
 
-def test_text_is_no_loss(run: Run) -> None:
-    progress = Progress(run)
-    told(progress, ("A/0", "log", {"loss": "diverged"}))
-    assert progress.parties["A"].loss is None
-
-
 def test_a_global_server_is_no_worker_of_a_party(run: Run) -> None:
-    progress = Progress(run)
+    progress = RunProgress(run)
     a = progress.parties["A"]
     told(progress, ("A", "joined", {"peer": "global/0"}))
     assert a.state == "starting, 0 of 2 workers"
-    told(
-        progress, *[("A", "joined", {"peer": f"A/{rank}"}) for rank in range(2)], ("A", "round", {"turn": 1})
-    )
+    told(progress, *[("A", "joined", {"peer": f"A/{rank}"}) for rank in range(2)])
+    told(progress, ("A", "round", {"turn": 1}))
     told(progress, *[("A", "left", {"peer": f"A/{rank}", "turn": 2}) for rank in range(2)])
     assert a.state == "finished"

@@ -1,3 +1,5 @@
+"""Records of a run: kept, logged, read again, and told in words."""
+
 from __future__ import annotations
 
 import json
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exploring import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,12 +25,15 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [line for line in lines if line["name"] != "clock"]
 
 
-def test_a_record_is_one_line_with_its_fields_apart(tmp_path: Path) -> None:
+def test_a_record_is_one_line_with_its_fields_apart_for_the_user_alone(tmp_path: Path) -> None:
+    """A script's last words may hold its arguments. What JSON lacks does not stop a run."""
     path = tmp_path / "A.jsonl"
     recorder = Recorder(path, "A")
     recorder.record("failed", "debug", node="A/1", reason="boom", name="x", level="y")
+    recorder.record("log", loss=torch.tensor(0.5), diverged=float("nan"), where=Path("x"))
     recorder.close()
-    (line,) = lines_of(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    line, log = lines_of(path)
     assert isinstance(line.pop("t"), float)
     assert line == {
         "node": "A",
@@ -35,45 +41,23 @@ def test_a_record_is_one_line_with_its_fields_apart(tmp_path: Path) -> None:
         "level": "debug",
         "fields": {"node": "A/1", "reason": "boom", "name": "x", "level": "y"},
     }
-
-
-def test_records_are_for_the_user_alone(tmp_path: Path) -> None:
-    """A script's last words may hold its arguments."""
-    Recorder(tmp_path / "A.jsonl", "A").close()
-    assert (tmp_path / "A.jsonl").stat().st_mode & 0o777 == 0o600
-
-
-def test_values_that_json_lacks_do_not_stop_a_run(tmp_path: Path) -> None:
-    path = tmp_path / "A.jsonl"
-    recorder = Recorder(path, "A")
-    recorder.record("log", loss=torch.tensor(0.5), diverged=float("nan"), where=Path("x"))
-    recorder.close()
-    assert lines_of(path)[0]["fields"] == {"loss": 0.5, "diverged": None, "where": "x"}
+    assert log["fields"] == {"loss": 0.5, "diverged": None, "where": "x"}
 
 
 def test_what_geomx_run_shows_itself_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    progress = {"share": 0.4, "arrived_mb": 2.0, "of_mb": 5.0}
-    for watched in (True, False):
-        recorder = Recorder(tmp_path / f"{watched}.jsonl", "A", watched=watched)
-        recorder.record("first_weights", "warning", **progress)
-        recorder.close()
-        assert lines_of(tmp_path / f"{watched}.jsonl")[0]["fields"] == progress
-    assert caplog.messages == ["first weights: 40%, 2.0 of 5.0 MB"]
-
-
-def test_who_takes_part_is_logged_where_no_view_says_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
     caplog.set_level(logging.INFO, "geomx")
     reason = "A/0 is lost (silence)"
     for watched in (True, False):
         recorder = Recorder(tmp_path / f"{watched}.jsonl", "A", watched=watched)
+        recorder.record("first_weights", "warning", share=0.4, arrived_mb=2.0, of_mb=5.0)
         recorder.record("lost", "warning", peer="A/0", reason="silence")
         recorder.record("torn", "warning", turn=7, cohort="", whom="A/0")
         recorder.record("roster", "info", number=1, members=2, out="A/0", joined="", turns={}, reason=reason)
         recorder.close()
-        assert len(lines_of(tmp_path / f"{watched}.jsonl")) == 3
+        first, *others = lines_of(tmp_path / f"{watched}.jsonl")
+        assert (first["fields"], len(others)) == ({"share": 0.4, "arrived_mb": 2.0, "of_mb": 5.0}, 3)
     assert caplog.messages == [
+        "first weights: 40%, 2.0 of 5.0 MB",
         "A/0 is lost: silence",
         "turn 7 is torn: it lost A/0 in the middle, so slices of its step are means over different workers",
         "A/0 is lost (silence); workers below that take part: 2",
@@ -85,7 +69,7 @@ def test_every_record_of_every_thread_is_kept_in_its_order(tmp_path: Path) -> No
     recorder = Recorder(path, "A")
 
     def write(thread: int) -> None:
-        for number in range(500):
+        for number in range(200):
             recorder.record("step", thread=thread, number=number)
 
     threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
@@ -96,7 +80,7 @@ def test_every_record_of_every_thread_is_kept_in_its_order(tmp_path: Path) -> No
     recorder.close()
     fields = [line["fields"] for line in lines_of(path)]
     for thread in range(4):
-        assert [f["number"] for f in fields if f["thread"] == thread] == list(range(500))
+        assert [f["number"] for f in fields if f["thread"] == thread] == list(range(200))
 
 
 def test_a_record_is_in_the_file_without_close(tmp_path: Path) -> None:
@@ -221,6 +205,7 @@ def test_what_is_no_file_of_records_is_named(tmp_path: Path, text: str, says: st
         RecordFiles(tmp_path).in_unix_time()
 
 
+@examples(20)
 @given(st.sampled_from(["joined", "failed", "waiting", "unheard"]), st.dictionaries(st.text(), st.integers()))
 def test_any_note_has_a_sentence(name: str, fields: dict[str, int]) -> None:
     assert sentence(name, fields)

@@ -1,80 +1,39 @@
+"""The report of a run, and the closing table."""
+
 from __future__ import annotations
 
-import io
 import json
 import re
 
 import pytest
-from rich.console import Console
+from recorded import TWO, finished, first_step, record, shown, usage
 
 from geomx.config import Run
 from geomx.observe.records import Record
-from geomx.observe.report import Report, closing_rows, closing_table, make_report, size
+from geomx.observe.report import Report, closing_rows, make_report, size
 
-TOML = """
-[run]
-name = "two"
-shards = 2
-[[party]]
-name = "A"
-workers = 1
-[[party]]
-name = "B"
-workers = 1
-"""
 KEYS = [
-    "ended", "failure", "lost", "members",
-    "algorithm", "codec_up", "codec_down", "parties", "workers", "shards", "regions", "steps", "rounds", "samples",
-    "wall_s",
-    "train_s", "final_loss", "final_validation_loss", "final_accuracy", "wan_bytes_up", "wan_bytes_down",
-    "first_weights_wan_bytes_up",
-    "first_weights_wan_bytes_down", "region_bytes_up", "region_bytes_down", "first_weights_region_bytes_up",
-    "first_weights_region_bytes_down", "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up",
-    "first_weights_lan_bytes_down",
+    "ended", "failure", "lost", "members", "algorithm", "codec_up", "codec_down", "parties", "workers", "shards",
+    "regions", "steps", "rounds", "samples", "wall_s", "train_s", "final_loss", "final_validation_loss",
+    "final_accuracy", "wan_bytes_up", "wan_bytes_down", "first_weights_wan_bytes_up", "first_weights_wan_bytes_down",
+    "region_bytes_up", "region_bytes_down", "first_weights_region_bytes_up", "first_weights_region_bytes_down",
+    "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up", "first_weights_lan_bytes_down",
     "datagrams", "datagram_paths", "first_weights_s", "wan_bytes_without_local_servers", "wan_bytes_dense",
-    "parameters", "parameters_sha256", "script", "cohorts", "staleness_mean", "staleness_max",
-    "round_s_median", "round_floor_s", "round_floor_party", "slowest_party",
-    "link_changes", "compute_s_median", "backward_s_median", "skipped", "counted_exactly_once", "ledger_workers",
-    "wrong",
-    "node_cpu_s", "node_rss_mb", "config",
+    "parameters", "parameters_sha256", "rewritten", "script", "cohorts", "staleness_mean", "staleness_max",
+    "round_s_median", "round_floor_s", "round_floor_party", "slowest_party", "link_changes", "compute_s_median",
+    "backward_s_median", "skipped", "counted_exactly_once", "ledger_workers", "wrong", "node_cpu_s", "node_rss_mb",
+    "config",
 ]  # fmt: skip
 
 
 @pytest.fixture
 def run() -> Run:
-    return Run.parse(TOML, "two.toml")
-
-
-def record(node: str, name: str, **fields: object) -> Record:
-    return Record(0.0, node, name, "debug", fields)
-
-
-def usage(
-    node: str, sent: dict[str, int], received: dict[str, int], cpu_s: float = 1.0, rss_mb: float = 80.0
-) -> Record:
-    return record(node, "usage", sent=sent, received=received, cpu_s=cpu_s, rss_mb=rss_mb)
-
-
-def first_step(node: str, sent: dict[str, int], received: dict[str, int]) -> Record:
-    return record(node, "first_step", sent=sent, received=received)
+    return Run.parse(TWO, "two.toml")
 
 
 def loading(node: str, *shares: tuple[float, float]) -> list[Record]:
     """How much of the first weights was there, and when."""
     return [Record(t, node, "first_weights", "debug", {"share": share}) for share, t in shares]
-
-
-def finished(
-    node: str,
-    sha256: str = "ab" * 32,
-    train_s: float = 4.0,
-    cohort: str = "",
-    ledger: list[int] | None = None,
-) -> Record:
-    return record(
-        node, "finished", parameters_sha256=sha256, parameters=10, samples=64, steps=3, train_s=train_s,
-        cohort=cohort, ledger=ledger, contributions=3,
-    )  # fmt: skip
 
 
 def whole_run() -> list[Record]:
@@ -127,10 +86,21 @@ def test_a_validation_loss_is_told_beside_the_loss(run: Run) -> None:
     assert "validation loss" not in shown(make_report(run, whole_run(), 1.0))
 
 
+def test_weights_that_a_script_has_rewritten_are_said_to_be_compared_with_nobody_s(run: Run) -> None:
+    own, other = (finished(name, None, rewritten=name == "A/0") for name in ("A/0", "B/0"))
+    report = make_report(run, [own, finished("B/0")], 1.0)
+    assert (report["rewritten"], report["wrong"]) == (["A/0"], [])
+    said = " +weights +the same on all others: the script of A/0 has changed them since its last step"
+    assert re.search(said, shown(report))
+    assert "✓ +weights" not in shown(report)
+    both = make_report(run, [own, other], 1.0)
+    assert re.search(" +weights +not compared: the script of A/0 has changed", shown(both))
+
+
 def test_workers_that_differ_are_named(run: Run) -> None:
     report = make_report(run, [finished("A/0", "aa" * 32), finished("B/0", "bb" * 32)], 1.0)
     assert report["parameters_sha256"] == {"A/0": "aa" * 32, "B/0": "bb" * 32}
-    assert "workers DIFFER: A/0 aaaaaaaaaaaa, B/0 bbbbbbbbbbbb" in shown(report)
+    assert re.search("! +weights +workers DIFFER: A/0 aaaaaaaaaaaa, B/0 bbbbbbbbbbbb", shown(report))
     assert report["wrong"] == ["workers have different weights behind the same step"]
     ends = [
         record("A/0", "apart", why="A/1 has left"),
@@ -189,21 +159,12 @@ def test_the_ledger_proves_what_a_worker_has_seen_whole(
 
 
 def test_a_run_that_told_nothing_has_a_report(run: Run) -> None:
-    report = make_report(run, [], 1.0)
+    report = make_report(run, [], 1.0, "interrupted")
     assert list(report) == KEYS
     told = ("steps", "rounds", "samples", "final_loss", "train_s")
     assert tuple(report[key] for key in told) == (0, 0, 0, None, None)
     assert "accuracy" not in shown(report)
-
-
-def test_a_worker_that_did_not_finish_counts_its_steps(run: Run) -> None:
-    records = [
-        record("A/0", "step", samples=8),
-        record("A/0", "step", samples=4),
-        record("A", "round", seconds=1.0),
-    ]
-    report = make_report(run, records, 1.0)
-    assert (report["samples"], report["steps"], report["rounds"]) == (12, 2, 1)
+    assert re.search(r"! +ended +interrupted", shown(report))
 
 
 def test_rounds_are_not_steps_where_workers_synchronize_seldom(run: Run) -> None:
@@ -218,9 +179,9 @@ def test_rounds_are_not_steps_where_workers_synchronize_seldom(run: Run) -> None
             first_step(worker, {}, {party: 4_000_000}),
         ]
         records += [usage(party, {"global/0": 10_000_000}, {"global/0": 14_000_000})]
-    linked = Run.parse(TOML + "\n[wan]\nlink = { rate_mbps = 100, delay_ms = 20 }\n", "two.toml")
+    linked = Run.parse(TWO + "\n[wan]\nlink = { rate_mbps = 100, delay_ms = 20 }\n", "two.toml")
     report = make_report(linked, records, 1.0)
-    assert (report["steps"], report["rounds"]) == (20, 2)
+    assert (report["samples"], report["steps"], report["rounds"]) == (160, 20, 2)  # though none has finished
     assert report["round_floor_s"] == pytest.approx(0.04 + 0.4)
     text = shown(report)
     assert all(
@@ -237,14 +198,14 @@ def test_how_long_workers_compute(run: Run) -> None:
     assert report["backward_s_median"] == {"A/0": 0.2}
 
 
-@pytest.mark.parametrize("bad", [None, float("nan")])
-def test_a_loss_that_is_not_finite_is_no_number(run: Run, bad: float | None) -> None:
+@pytest.mark.parametrize("bad", [None, float("nan"), "diverged"])
+def test_a_loss_that_is_not_finite_is_no_number(run: Run, bad: object) -> None:
     records = [record("A/0", "log", loss=1.0), record("B/0", "log", loss=bad)]
     assert make_report(run, records, 1.0)["final_loss"] is None
 
 
-def test_the_closing_table(run: Run) -> None:
-    text = shown(make_report(run, whole_run(), 12.0))
+def test_the_closing_table_fits_80_columns_and_says_what_is_good(run: Run) -> None:
+    report = make_report(run, whole_run(), 12.0)
     for expected in (
         "two, fsa, 2 parties, 2 workers, 2 shards",
         "1.12 kB up, 550 B down, 810 B per round",
@@ -255,7 +216,11 @@ def test_the_closing_table(run: Run) -> None:
         "90.00%",
         "sha256 abababababab…",
     ):
-        assert expected in text
+        assert expected in shown(report)
+    lines = shown(report, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    marked = [line.split() for line in lines if "✓" in line or "!" in line]
+    assert [words[:2] for words in marked] == [["✓", "weights"]]
 
 
 @pytest.mark.parametrize("node", ["B", "B/0"])
@@ -270,15 +235,15 @@ def test_where_not_all_nodes_have_told_no_bytes_of_a_round_are_made_up(run: Run,
 
 
 def test_what_a_worker_gets_that_comes_back_is_no_round_s(run: Run) -> None:
-    report = make_report(
-        run,
-        [*whole_run(), *loading("A/0", (0.0, 60.0), (1.0, 70.0)), first_step("A/0", {"A": 1}, {"A": 5})],
-        1.0,
-    )
+    back = [*loading("A/0", (0.0, 60.0), (1.0, 70.0)), first_step("A/0", {"A": 1}, {"A": 5})]
+    report = make_report(run, [*whole_run(), *back], 1.0)
     assert (report["first_weights_lan_bytes_up"], report["first_weights_lan_bytes_down"]) == (4, 16)
     assert report["first_weights_s"] == 1.5
     some = [each for each in whole_run() if (each.name, each.fields.get("share")) != ("first_weights", 1.0)]
     assert make_report(run, some, 1.0)["first_weights_s"] is None
+
+
+TOPK = {"wan_codec_up": "topk ratio=0.01", "wan_codec_down": "topk ratio=0.01"}
 
 
 def trained(
@@ -292,7 +257,7 @@ def trained(
     """Of two parties of so many workers, each of which moved so many bytes in each round, and 100 before."""
     overrides = [f"party.{party}.workers={workers}" for party in "AB"]
     overrides += [f"{key.replace('_', '.', 1)}={value}" for key, value in settings.items()]
-    run = Run.parse(TOML, "two.toml", overrides)
+    run = Run.parse(TWO, "two.toml", overrides)
     records = [record(w, "attached", parameters=250, trained_bytes=1000, slices=1) for w in run.workers]
     records += [first_step(w, {}, {w[0]: 100}) for w in run.workers]
     records += [record(w, "step", samples=1) for w in run.workers for _ in range(steps)]
@@ -304,48 +269,23 @@ def trained(
     return make_report(run, records, 1.0)
 
 
-def test_local_servers_save_what_their_workers_would_have_sent_each() -> None:
-    report = trained(2, 1000)
-    assert report["wan_bytes_without_local_servers"] == 2 * 2 * 2 * 1000 * 10
-    assert "50% by local servers (otherwise 80 kB)" in shown(report)
-    assert "75% by local servers" in shown(trained(4, 1000))
-    assert "codecs" not in shown(report)
-
-
-def test_with_one_worker_a_party_local_servers_save_nothing_and_codecs_are_named() -> None:
-    report = trained(1, 100, wan_codec_up="topk ratio=0.01", wan_codec_down="topk ratio=0.01")
-    assert report["wan_bytes_dense"] == 2 * 2 * 1000 * 10
-    assert "90% by codecs (otherwise 40 kB)" in shown(report)
-    assert "local servers" not in shown(report)
-    assert "saved" not in shown(trained(1, 1000))
-
-
-def test_local_servers_save_nothing_where_each_worker_is_a_cohort() -> None:
-    report = trained(2, 2000, ("A/0", "A/1"))
-    assert report["wan_bytes_without_local_servers"] == report["wan_bytes_dense"] == 2 * 2 * 2000 * 10
-    assert "saved" not in shown(report)
-
-
-def test_fewer_rounds_save_beside_codecs_and_local_servers() -> None:
-    assert "80% by fewer rounds (otherwise 40 kB)" in shown(trained(1, 1000, rounds=2))
-    text = shown(trained(2, 500, rounds=2, wan_codec_up="fp16", wan_codec_down="fp16"))
-    assert "50% by local servers (otherwise 8 kB)" in text
-    assert "90% by codecs and fewer rounds (otherwise 40 kB)" in text
-
-
-def test_the_closing_table_fits_80_columns_and_says_what_is_good(run: Run) -> None:
-    text = shown(make_report(run, whole_run(), 12.0), width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    marked = [line.split() for line in text.splitlines() if "✓" in line or "!" in line]
-    assert [words[:2] for words in marked] == [["✓", "weights"]]
-
-
-def test_what_is_not_as_it_should_be_is_marked(run: Run) -> None:
-    records = [each for each in whole_run() if each.name != "finished"]
-    records += [finished(worker, sha256=letter * 64) for worker, letter in (("A/0", "a"), ("B/0", "b"))]
-    text = shown(make_report(run, records, 12.0, "interrupted"))
-    assert re.search(r"! +ended +interrupted", text)
-    assert re.search(r"! +weights +workers DIFFER", text)
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (trained(2, 1000), ["50% by local servers (otherwise 80 kB)"]),
+        (trained(4, 1000), ["75% by local servers (otherwise 160 kB)"]),
+        (trained(1, 1000), []),
+        (trained(2, 2000, ("A/0", "A/1")), []),  # each worker is a cohort
+        (trained(1, 100, **TOPK), ["90% by codecs (otherwise 40 kB)"]),
+        (trained(1, 1000, rounds=2), ["80% by fewer rounds (otherwise 40 kB)"]),
+        (
+            trained(2, 500, rounds=2, wan_codec_up="fp16", wan_codec_down="fp16"),
+            ["50% by local servers (otherwise 8 kB)", "90% by codecs and fewer rounds (otherwise 40 kB)"],
+        ),
+    ],
+)
+def test_what_was_saved_is_told_with_what_has_saved_it(report: Report, told: list[str]) -> None:
+    assert re.findall(r"\d+% by .*?\)", shown(report)) == told
 
 
 def test_how_much_of_the_time_workers_compute(run: Run) -> None:
@@ -370,15 +310,8 @@ def test_the_party_for_which_the_others_wait_is_named(run: Run) -> None:
         assert "slowest" not in shown(make_report(run, [*whole_run(), *taking_turns], 12.0))
 
 
-def shown(report: Report, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(closing_table(report))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 def test_changes_of_links_are_told_by_their_party_and_leave_no_floor(run: Run) -> None:
-    linked = Run.parse(f"wan.link = {{ rate_mbps = 1 }}\n{TOML}", "two.toml")
+    linked = Run.parse(f"wan.link = {{ rate_mbps = 1 }}\n{TWO}", "two.toml")
     changes = [
         {"party": "B", "at_s": at_s, "state": state} for at_s, state in ((30.0, "cut"), (32.0, "1 Mbit/s"))
     ]
@@ -392,8 +325,3 @@ def test_changes_of_links_are_told_by_their_party_and_leave_no_floor(run: Run) -
 
 def test_sizes() -> None:
     assert [size(n) for n in (0, 999, 2_873_800, 5.5e9)] == ["0 B", "999 B", "2.87 MB", "5.5 GB"]
-
-
-def test_text_is_no_final_loss(run: Run) -> None:
-    records = [record("A/0", "log", loss="diverged"), record("B/0", "log", loss=1.0)]
-    assert make_report(run, records, 1.0)["final_loss"] is None

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
-from rich.console import Console
+from recorded import TWO, finished, first_step, record, roster, shown, usage
 
 from geomx.config import Run
 from geomx.observe.records import Record
-from geomx.observe.report import Report, closing_rows, closing_table, make_report
-
-TOML = """
-[run]
-name = "two"
-shards = 2
-[[party]]
-name = "A"
-workers = 1
-[[party]]
-name = "B"
-workers = 1
-"""
+from geomx.observe.report import closing_rows, make_report
 
 
 @pytest.fixture
 def run() -> Run:
-    return Run.parse(TOML, "two.toml")
-
-
-def record(node: str, name: str, **fields: object) -> Record:
-    return Record(0.0, node, name, "debug", fields)
-
-
-def usage(node: str, sent: dict[str, int], received: dict[str, int], cpu_s: float) -> Record:
-    return record(node, "usage", sent=sent, received=received, cpu_s=cpu_s, rss_mb=80.0)
-
-
-def first_step(node: str, sent: dict[str, int], received: dict[str, int]) -> Record:
-    return record(node, "first_step", sent=sent, received=received)
-
-
-def finished(node: str, sha256: str = "ab" * 32, ledger: list[int] | None = None) -> Record:
-    fields = {"samples": 64, "steps": 3, "train_s": 4.0, "cohort": "", "ledger": ledger, "contributions": 3}
-    return record(node, "finished", parameters_sha256=sha256, parameters=10, **fields)
+    return Run.parse(TWO, "two.toml")
 
 
 def test_the_loss_is_that_of_the_living(run: Run) -> None:
@@ -65,40 +35,16 @@ def test_who_has_left_early_has_no_say_in_what_the_others_end_with(run: Run) -> 
     assert "lost" not in rows
 
 
-def shown(report: Report) -> str:
-    console = Console(file=io.StringIO(), width=100)
-    console.print(closing_table(report))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def roster(t: float, out: str, joined: str, members: int, lost: dict[str, str]) -> Record:
-    fields = {
-        "number": 1,
-        "out": out,
-        "joined": joined,
-        "members": members,
-        "lost": lost,
-        "awaited": {},
-        "turns": {"": 7},
-    }
-    return Record(t, "global/0", "roster", "info", fields)
-
-
-LOST = roster(3.0, "A/0", "", 1, {"A/0": "nothing was heard of it for 5 s"})
-BACK = roster(4.0, "", "A/0", 2, {})
+LOST = roster(3.0, "A/0", lost={"A/0": "nothing was heard of it for 5 s"})
+BACK = roster(4.0, "", "A/0", 2)
 
 
 def test_who_was_lost_and_came_back_is_one_list(run: Run) -> None:
     attached = record("A/0", "attached", parameters=10, trained_bytes=40)
     report = make_report(run, [attached, LOST, BACK], 1.0)
     json.dumps(report, allow_nan=False)
-    assert [(each["at_s"], each["kind"], each["who"], each["workers"]) for each in report["members"]] == [
-        (3.0, "lost", ["A/0"], 1),
-        (4.0, "back", ["A/0"], 2),
-    ]
-    text = "1 worker lost, 1 back; 2 of 2 workers at the end"
-    assert ("members", text, "") in closing_rows(report)
+    assert [(each["at_s"], each["kind"]) for each in report["members"]] == [(3.0, "lost"), (4.0, "back")]
+    assert ("members", "1 worker lost, 1 back; 2 of 2 workers at the end", "") in closing_rows(report)
     records = [LOST, BACK, finished("A/0"), finished("B/0")]
     killed = make_report(run, records, 1.0, lost={"A/0": "was killed by SIGKILL"})
     assert "the same on all workers, " in shown(killed)
@@ -149,5 +95,5 @@ def test_the_ledger_is_held_against_those_that_took_part_all_the_time(run: Run) 
     wrong = [LOST, BACK, finished("A/0", ledger=[2, 4]), finished("B/0", ledger=[2, 4])]
     assert make_report(run, wrong, 1.0)["counted_exactly_once"] is False
     assert make_report(run, [LOST, ends[1]], 1.0)["counted_exactly_once"] is True
-    every = [LOST, BACK, roster(5.0, "B/0", "", 1, {"B/0": "gone"}), *ends]
+    every = [LOST, BACK, roster(5.0, "B/0", lost={"B/0": "gone"}), *ends]
     assert make_report(run, every, 1.0)["counted_exactly_once"] is None

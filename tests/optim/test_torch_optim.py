@@ -23,7 +23,9 @@ flags = st.booleans()
 betas = st.sampled_from([(0.9, 0.999), (0.5, 0.9)])
 common = {"lr": rates, "weight_decay": decays, "maximize": flags}
 HYPER = {
-    "SGD": common | {"momentum": st.sampled_from([0.5, 0.9]), "dampening": st.just(0), "nesterov": flags},
+    # A momentum buffer that is not there yet is not a zero one: with dampening the first step differs.
+    "SGD": common | {"momentum": st.sampled_from([0, 0.9]), "dampening": st.sampled_from([0.0, 0.4])},
+    "SGD, nesterov": common | {"momentum": st.sampled_from([0.5, 0.9]), "nesterov": st.just(True)},
     "Adam": common | {"betas": betas, "amsgrad": flags, "eps": st.sampled_from([1e-8, 1e-3])},
     "AdamW": common | {"betas": betas, "amsgrad": flags},
     "Adagrad": common | {"lr_decay": decays, "initial_accumulator_value": decays},
@@ -108,23 +110,12 @@ def moved(root, name, slices, flats):
     return other
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-@examples(25)
+@pytest.mark.parametrize("kind", [*ELEMENTWISE, "SGD, nesterov"])
+@examples(12)
 @given(data=st.data(), model=cut_models())
-def test_slices_end_with_the_bits_of_whole_tensors(name, data, model):
-    check_against_torch(name, data.draw(st.fixed_dictionaries(HYPER[name])), model, data)
-
-
-@examples(25)
-@given(
-    data=st.data(),
-    model=cut_models(),
-    dampening=st.sampled_from([0.0, 0.4]),
-    momentum=st.sampled_from([0, 0.9]),
-)
-def test_a_momentum_buffer_that_is_not_there_yet_is_not_a_zero_one(data, model, dampening, momentum):
-    hyper = {"lr": 0.1, "momentum": momentum, "dampening": dampening}
-    check_against_torch("SGD", hyper, model, data)
+def test_slices_end_with_the_bits_of_whole_tensors(kind, data, model):
+    hyper = data.draw(st.fixed_dictionaries(HYPER[kind]))
+    check_against_torch(kind.partition(",")[0], hyper, model, data)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -169,39 +160,27 @@ def test_a_part_that_is_not_present_is_left_alone():
     assert math.isnan(state.scalars["step"][1])
 
 
-def test_exported_state_is_a_copy():
+def test_exported_and_restored_state_are_copies():
     root, _ = started()
     before = root.export(0)
     root.apply(0, torch.ones(5), None, {"lr": 0.1})
-    assert before.planes["exp_avg"][4] == 0.0
+    assert before.planes["exp_avg"].tolist() == pytest.approx([0.1, 0.1, 0.1, 0.0, 0.0])
+    root.restore(0, before)
+    root.apply(0, torch.ones(5), None, {"lr": 0.1})
+    assert before.planes["exp_avg"].tolist() == pytest.approx([0.1, 0.1, 0.1, 0.0, 0.0])
+    before = root.export(0)
     before.planes["exp_avg"].fill_(7.0)
     assert root.export(0).planes["exp_avg"].max() < 1.0
 
 
-def test_restored_state_is_a_copy():
-    root, _ = started()
-    state = root.export(0)
-    root.restore(0, state)
-    root.apply(0, torch.ones(5), None, {"lr": 0.1})
-    assert state.planes["exp_avg"].tolist() == pytest.approx([0.1, 0.1, 0.1, 0.0, 0.0])
-
-
-def test_before_the_first_step_there_is_no_state():
-    root = TorchOptimizer("Adagrad")
-    root.adopt(small_slice(), torch.ones(5))
-    assert root.export(0) == SliceState()
-
-
-def test_restoring_no_state_forgets_what_was_there():
-    root, _ = started()
-    root.restore(0, SliceState())
-    assert root.export(0) == SliceState()
-
-
-def test_adopting_again_starts_state_anew():
-    root, _ = started()
-    root.adopt(small_slice(), torch.zeros(5))
-    assert root.export(0) == SliceState()
+def test_restoring_no_state_and_adopting_again_start_state_anew():
+    for begin in (
+        lambda root: root.restore(0, SliceState()),
+        lambda root: root.adopt(small_slice(), torch.zeros(5)),
+    ):
+        root, _ = started()
+        begin(root)
+        assert root.export(0) == SliceState()
 
 
 def test_hyperparameters_that_are_not_sent_have_their_defaults():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import pytest
 from standings import stand
 
 from geomx.node.members.roster_keeper import MOST_AT_ONCE, RosterKeeper
@@ -18,45 +20,45 @@ EVERYBODY = frozenset(TREE.workers)
 GO_ON = Losses("continue")
 
 
-def test_who_is_lost_is_out_with_all_below() -> None:
-    decision = decide(TREE, EVERYBODY, frozenset(), {"A": "silent", "B/0": "gone"}, (), GO_ON)
-    assert decision.out == {"A/0", "A/1", "B/0"}
-    assert decision.joined == ()
-    assert reason(decision.joined, decision.why) == "A is lost (silent); B/0 is lost (gone)"
+def least(parties: int, workers: int) -> Losses:
+    return Losses("continue", 60.0, parties, workers)
 
 
-def test_who_asks_and_is_out_comes_back() -> None:
-    out = frozenset({"A/0", "A/1"})
-    decision = decide(TREE, EVERYBODY - out, out, {}, ("A/1", "C/0"), GO_ON)
-    assert decision.out == {"A/0"}
-    assert decision.joined == ("A/1",)
-    assert reason(decision.joined, decision.why) == "A/1 is back"
+A = frozenset({"A/0", "A/1"})
+# Who takes part, who is out, who is lost, who asks, what else is known; who is out then, and what is said of it.
+DECISIONS: dict[str, tuple[Any, ...]] = {
+    "with all below": (EVERYBODY, (), {"A": "silent", "B/0": "gone"}, (), {},
+        A | {"B/0"}, "A is lost (silent); B/0 is lost (gone)"),
+    "who is out comes back": (EVERYBODY - A, A, {}, ("A/1", "C/0"), {}, {"A/0"}, "A/1 is back"),
+    "not through a server that is lost": (EVERYBODY - {"A/1"}, {"A/1"}, {"A": "gone"}, ("A/1",), {},
+        A, "A is lost (gone)"),
+    "too few workers": (EVERYBODY, (), {"A": "silent"}, (), {"losses": least(1, 3)},
+        (), "A is awaited: 2 workers would be left, and run.least_workers is 3"),
+    "too few parties": (EVERYBODY, (), {"B": "silent"}, (), {"losses": least(3, 1)},
+        (), "B is awaited: 2 parties would be left, and run.least_parties is 3"),
+    "who has come back counts": (EVERYBODY - {"C/0"}, {"C/0"}, {"A": "silent"}, ("C/0",), {"losses": least(2, 2)},
+        A, "C/0 is back; A is lost (silent)"),
+    "one is left in its party": (EVERYBODY, (), {"A/0": "gone"}, (), {"losses": least(3, 1)},
+        {"A/0"}, "A/0 is lost (gone)"),
+    # Of two parties one has left in order, and two are asked for: the loss of a worker changes nothing in that.
+    "few parties before": (A, (), {"A/1": "gone"}, (), {"losses": least(2, 1)}, {"A/1"}, "A/1 is lost (gone)"),
+    "few workers through it": (A, (), {"A/1": "gone"}, (), {"losses": least(1, 2)},
+        (), "A/1 is awaited: 1 worker would be left, and run.least_workers is 2"),
+    "before all have first values": (EVERYBODY, (), {"A": "silent"}, (), {"has_begun": False},
+        (), "A is awaited: the run has not begun"),
+    "the last, as others have left": ({"A/0"}, (), {"A/0": "gone"}, (), {"have_left": True},
+        {"A/0"}, "A/0 is lost (gone)"),
+    "the last": ({"A/0"}, EVERYBODY - {"A/0"}, {"A/0": "gone"}, (), {},
+        EVERYBODY - {"A/0"}, "A/0 is awaited: 0 workers would be left, and run.least_workers is 1"),
+}  # fmt: skip
 
 
-def test_below_the_least_numbers_the_lost_are_awaited() -> None:
-    workers = decide(TREE, EVERYBODY, frozenset(), {"A": "silent"}, (), Losses("continue", 60.0, 1, 3))
-    assert workers.out == frozenset()
-    assert (
-        reason(workers.joined, workers.why)
-        == "A is awaited: 2 workers would be left, and run.least_workers is 3"
-    )
-    parties = decide(TREE, EVERYBODY, frozenset(), {"B": "silent"}, (), Losses("continue", 60.0, 3, 1))
-    assert parties.out == frozenset()
-    assert "2 parties would be left, and run.least_parties is 3" in reason(parties.joined, parties.why)
-    # Who has come back counts, and in a party of which one is left nothing is short.
-    again = decide(
-        TREE, EVERYBODY - {"C/0"}, {"C/0"}, {"A": "silent"}, ("C/0",), Losses("continue", 60.0, 2, 2)
-    )
-    assert again.out == {"A/0", "A/1"}
-    one = decide(TREE, EVERYBODY, frozenset(), {"A/0": "gone"}, (), Losses("continue", 60.0, 3, 1))
-    assert one.out == {"A/0"}
-
-
-def test_who_has_left_in_order_makes_no_later_loss_one_too_many() -> None:
-    """Of two parties one has left, and two are asked for: the loss of a worker changes nothing in that."""
-    a = frozenset({"A/0", "A/1"})
-    assert decide(TREE, a, frozenset(), {"A/1": "gone"}, (), Losses("continue", 60.0, 2, 1)).out == {"A/1"}
-    assert not decide(TREE, a, frozenset(), {"A/1": "gone"}, (), Losses("continue", 60.0, 1, 2)).out
+@pytest.mark.parametrize("what", DECISIONS)
+def test_who_takes_part_is_decided_from_what_is_known(what: str) -> None:
+    present, before, lost, asking, more, out, why = DECISIONS[what]
+    decision = decide(TREE, present, frozenset(before), lost, asking, **({"losses": GO_ON} | more))
+    assert decision.out == frozenset(out)
+    assert reason(decision.joined, decision.why) == why
 
 
 def out_of(roster: Roster) -> tuple[str, ...]:
@@ -175,25 +177,6 @@ def test_who_has_just_come_back_and_has_told_no_step_yet_holds_nobody_back() -> 
     shards.steps = -1
     shards.keeper.told(Asks("A/1", 2, stand({"": 5})))
     assert [roster.pace for roster in shards.rosters] == [9, 9, 9]
-
-
-def test_before_all_have_first_values_nobody_is_left_out() -> None:
-    decision = decide(TREE, EVERYBODY, frozenset(), {"A": "silent"}, (), GO_ON, has_begun=False)
-    assert decision.out == frozenset()
-    assert reason(decision.joined, decision.why) == "A is awaited: the run has not begun"
-
-
-def test_the_last_of_all_is_not_awaited_where_the_others_have_left() -> None:
-    last = decide(TREE, {"A/0"}, frozenset(), {"A/0": "gone"}, (), GO_ON, have_left=True)
-    assert last.out == {"A/0"}
-    only = decide(TREE, {"A/0"}, EVERYBODY - {"A/0"}, {"A/0": "gone"}, (), GO_ON)
-    assert only.out == EVERYBODY - {"A/0"}
-
-
-def test_who_asks_through_a_server_that_is_lost_is_not_let_in() -> None:
-    decision = decide(TREE, EVERYBODY - {"A/1"}, {"A/1"}, {"A": "gone"}, ("A/1",), GO_ON)
-    assert decision.joined == ()
-    assert decision.out == {"A/0", "A/1"}
 
 
 def test_a_thousand_losses_are_told_in_a_line() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,22 +46,13 @@ class Gathered:
 
     def push(self, name: str, *slices: int) -> None:
         for index in slices:
-            push = Push(
-                3,
-                index,
-                "gradient",
-                "step()",
-                1.0,
-                {name: 1},
-                None,
-                b"",
-                Reading(),
-                "",
-                3,
-                size=16,
-                together=BOTH,
-            )
-            self.gathering.add(LAYOUT.slices[index], push, None, 0.0)
+            self.gathering.add(LAYOUT.slices[index], push(name, index), None, 0.0)
+
+
+def push(name: str, index: int, together: bytes = BOTH, kind: Any = "gradient") -> Push:
+    return Push(
+        3, index, kind, "step()", 1.0, {name: 1}, None, b"", Reading(), "", 3, size=16, together=together
+    )
 
 
 def test_nothing_closes_before_all_is_there() -> None:
@@ -101,26 +94,17 @@ def test_where_others_have_slices_it_closes_once_it_is_named() -> None:
 def test_workers_that_exchange_different_parts_are_told(others: bytes) -> None:
     server = Gathered()
     server.push("A/0", 0)
-    push = Push(
-        3, 0, "gradient", "step()", 1.0, {"B/0": 1}, None, b"", Reading(), "", 3, size=16, together=others
-    )
     with pytest.raises(Disagreement, match="B/0 and A/0 exchange different parts of the model"):
-        server.gathering.add(LAYOUT.slices[0], push, None, 0.0)
-    push = Push(
-        3, 1, "gradient", "step()", 1.0, {"B/0": 1}, None, b"", Reading(), "", 3, size=16, together=b"\7"
-    )
+        server.gathering.add(LAYOUT.slices[0], push("B/0", 0, others), None, 0.0)
     with pytest.raises(Disagreement, match="B/0 and others exchange different parts of the model"):
-        server.gathering.add(LAYOUT.slices[1], push, None, 0.0)
+        server.gathering.add(LAYOUT.slices[1], push("B/0", 1, b"\7"), None, 0.0)
 
 
 def test_a_push_is_of_a_slice_of_its_turn() -> None:
     server = Gathered()
-    for index, kind, together in ((0, "gradient", bitmap_of([1])), (0, "assign", BOTH)):
-        push = Push(
-            3, index, kind, "step()", 1.0, {"B/0": 1}, None, b"", Reading(), "", 3, size=16, together=together
-        )
+    for kind, together in (("gradient", bitmap_of([1])), ("assign", BOTH)):
         with pytest.raises(ProtocolError, match=f"a push of kind {kind}"):
-            server.gathering.check(push)
+            server.gathering.check(push("B/0", 0, together, kind))
 
 
 class Shard(WholeTurns):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 from trees import Loop, assert_well, run_tree, topology_of
 
 from geomx.config import Run
@@ -28,25 +32,26 @@ LAYOUT = Layout(
 TOML = '[[party]]\nname = "A"\nworkers = 1\n[[party]]\nname = "B"\nworkers = 1\n'
 
 
-def ran(channel: str, loss: float, later: float | None = None) -> Simulator:
+@cache
+def ran(channel: str, loss: float, later: float | None = None) -> tuple[Simulator, Loop]:
     """Two parties on links that lose datagrams alone. `later`: what they lose from 4 s on."""
     topology: Topology = topology_of([1, 1], wan=Edge(channel=channel))
 
-    def lose(simulator: Simulator) -> None:
-        def set_loss(share: float) -> None:
-            for party in topology.tree.parties:
-                network = Network(rate_mbps=50.0, delay_ms=5.0, loss=share, keeps_streams=True)
-                simulator.link(party, "global/0", network)
+    def set_loss(simulator: Simulator, share: float) -> None:
+        for party in topology.tree.parties:
+            network = Network(rate_mbps=20.0, delay_ms=50.0, loss=share, keeps_streams=True)
+            simulator.link(party, "global/0", network)
 
-        set_loss(loss)
+    def lose(simulator: Simulator) -> None:
+        set_loss(simulator, loss)
         if later is not None:
-            simulator.at(4.0, lambda: set_loss(later))
+            simulator.at(4.0, lambda: set_loss(simulator, later))
 
     compute_s = 0.02 if later is None else 2.0
     loop = Loop(LAYOUT, topology.tree.workers, ROUNDS, compute_s=compute_s)
     simulator, programs = run_tree(topology, loop, faults=lose)
     assert_well(simulator, topology, programs)
-    return simulator
+    return simulator, loop
 
 
 def run_over(channel: str) -> Run:
@@ -73,7 +78,7 @@ def classes_of(report: dict[str, Any], party: str) -> dict[str, dict[str, int]]:
     ],
 )
 def test_every_block_is_answered_and_those_that_did_not_come_return(channel: str, names: list[str]) -> None:
-    simulator = ran(channel, 0.1)
+    simulator, _ = ran(channel, 0.1)
     records = records_of(simulator)
     report = make_report(run_over(channel), records, 1.0)
     lost = 0
@@ -106,7 +111,7 @@ def test_every_block_is_answered_and_those_that_did_not_come_return(channel: str
 
 
 def test_payloads_that_travel_as_they_stand_have_no_blocks_and_all_come() -> None:
-    report = make_report(run_over("datagram"), records_of(ran("datagram", 0.1)), 1.0)
+    report = make_report(run_over("datagram"), records_of(ran("datagram", 0.1)[0]), 1.0)
     for party in "AB":
         ((name, counts),) = classes_of(report, party).items()
         assert name == "reliable"
@@ -129,7 +134,7 @@ def check_down(report: dict[str, Any], party: str) -> None:
 def test_blocks_that_are_not_sent_return(k: float) -> None:
     """Also where that are all of them: the round closes behind the tail."""
     channel = f"dgt adaptive=false k={k} drop=true"
-    report = make_report(run_over(channel), records_of(ran(channel, 0.1)), 1.0)
+    report = make_report(run_over(channel), records_of(ran(channel, 0.1)[0]), 1.0)
     for party in "AB":
         classes = classes_of(report, party)
         unsent = classes.pop("not sent")
@@ -145,8 +150,8 @@ def test_blocks_that_are_not_sent_return(k: float) -> None:
 
 def test_bytes_of_datagrams_are_bytes() -> None:
     """Whatever carries a payload: what is sent again comes on top."""
-    calm, lossy = (ran("datagram", loss) for loss in (0.0, 0.1))
-    over_tcp = ran("tcp", 0.0)
+    calm, lossy = (ran("datagram", loss)[0] for loss in (0.0, 0.1))
+    over_tcp, _ = ran("tcp", 0.0)
     sent = [simulator.usage("A")["sent"]["global/0"] for simulator in (over_tcp, calm, lossy)]
     payload = ROUNDS * LAYOUT.tensors[0].elements * 4
     assert payload < sent[0] < sent[1] < sent[2] < 1.5 * payload
@@ -154,7 +159,7 @@ def test_bytes_of_datagrams_are_bytes() -> None:
 
 
 def test_where_datagrams_do_not_pass_is_noted_once_and_when_they_pass_again() -> None:
-    simulator = ran("datagram", 0.9999999, later=0.0)
+    simulator, _ = ran("datagram", 0.9999999, later=0.0)
     noted = [(node, fields["peer"], fields["passes"]) for _, node, fields in simulator.noted("datagrams")]
     told = [each for each in noted if each[0] in ("A", "B")]
     assert sorted(told) == [(p, "global/0", passes) for p in "AB" for passes in (False, True)]
@@ -170,3 +175,42 @@ def test_where_datagrams_do_not_pass_is_noted_once_and_when_they_pass_again() ->
         counts = classes_of(report, party)["reliable"]
         assert 0 < counts["sent"] == counts["came"] < ROUNDS * LAYOUT.tensors[0].elements * 4 / DATAGRAM_BYTES
         assert not counts["given"]
+
+
+# -- parity pieces: hardly anything is sent again, and weights are TCP's, bit for bit ---------------------------------
+
+
+def round_s(loop: Loop) -> float:
+    ends = sorted({turn: time for time, _, turn, _ in loop.arrived}.items())
+    return mean(after - before for (_, before), (_, after) in pairwise(ends[2:]))
+
+
+def counted(simulator: Simulator, name: str) -> int:
+    flows = [*simulator.usage("A")["flows"].values(), *simulator.usage("global/0")["flows"].values()]
+    return sum(
+        sum(found.values()) if isinstance(found := flow.get(name, 0), dict) else found for flow in flows
+    )
+
+
+def test_what_is_lost_is_mostly_rebuilt_and_weights_are_those_of_tcp() -> None:
+    simulator, lossy = ran("datagram", 0.05)
+    assert counted(simulator, "rebuilt") > 3 * counted(simulator, "again")
+    _, over_tcp = ran("tcp", 0.0)
+    assert round_s(lossy) < round_s(over_tcp) + 0.1, (
+        "less than one more round trip, where to send again takes one or two"
+    )
+    for worker, slices in over_tcp.weights.items():
+        assert all(torch.equal(lossy.weights[worker][index], values) for index, values in slices.items())
+
+
+@pytest.mark.parametrize(
+    ("channel", "least", "most"), [("datagram", 0.0, 0.0), ("datagram fec=0.5", 0.5, 0.6)]
+)
+def test_where_nothing_is_lost_there_is_no_parity_but_the_share_that_is_asked_for(
+    channel: str, least: float, most: float
+) -> None:
+    simulator, _ = ran(channel, 0.0)
+    assert not counted(simulator, "again")
+    assert not counted(simulator, "rebuilt")
+    sent = counted(simulator, "sent")
+    assert least * sent <= counted(simulator, "parity") <= most * sent

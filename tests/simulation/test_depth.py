@@ -27,24 +27,29 @@ def trained(regions: dict[str, Any] | None, shards: int = 1, **more: Any) -> Loo
     return loop
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("regions", [REGIONS, ONE_IS_SHALLOW, DEEP])
+def assert_alike(deep: Loop) -> None:
+    """All have the same weights, and every contribution was counted."""
+    for name, weights in deep.weights.items():
+        for index, values in weights.items():
+            assert torch.equal(values, deep.weights["A/0"][index]), f"{name} has other weights"
+    assert deep.weights["A/0"][3].tolist() == [5] * 6  # the ledger
+
+
+@pytest.mark.parametrize(("regions", "shards"), [(REGIONS, 2), (ONE_IS_SHALLOW, 1), (DEEP, 2)])
 def test_weights_are_those_of_two_tiers_but_for_the_order_of_sums(
     regions: dict[str, Any], shards: int
 ) -> None:
     flat, deep = trained(None), trained(regions, shards)
+    assert_alike(deep)
     for name, weights in deep.weights.items():
         for index, values in weights.items():
-            assert torch.equal(values, deep.weights["A/0"][index]), f"{name} has other weights"
             torch.testing.assert_close(values, flat.weights[name][index], rtol=0.0, atol=1e-12)
-    assert deep.weights["A/0"][3].tolist() == [5] * 6  # the ledger
 
 
-@pytest.mark.parametrize("codec", ["int4", "fp16", "bisparse ratio=0.1"])
-@pytest.mark.parametrize("below", [None, Edge("fp16", "fp16"), Edge("int8", "int4")])
+@pytest.mark.parametrize(
+    ("codec", "below"),
+    [("int4", None), ("fp16", Edge("int8", "int4")), ("bisparse ratio=0.1", Edge("fp16", "fp16"))],
+)
 def test_replicas_are_equal_with_any_codec_on_either_edge(codec: str, below: Edge | None) -> None:
     deep = trained(REGIONS, wan=Edge(codec, codec), below=below)
-    for name, weights in deep.weights.items():
-        for index, values in weights.items():
-            assert torch.equal(values, deep.weights["A/0"][index]), f"{name} has other weights"
-    assert deep.weights["A/0"][3].tolist() == [5] * 6
+    assert_alike(deep)

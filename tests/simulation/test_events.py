@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import pytest
 import torch
-from trees import Loop, assert_well, layout_of
+from trees import Loop, Programs, assert_well, layout_of, start
 
 from geomx.config import Run
 from geomx.errors import ConfigError, NodeLost, RunFailed
-from geomx.node.factory import make_node
 from geomx.node.topology import Topology
 from geomx.simulate.links import emulate
-from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Simulator
 
 TOML = """
@@ -32,16 +31,13 @@ SLOW = '[[event]]\nat_s = 2\nfor_s = 3\nparty = "B"\nrate_mbps = 1\n'
 CUT = '[[event]]\nat_s = 2\nfor_s = 4\nparty = "B"\ncut = true\n'
 
 
-def trained(
-    text: str, rounds: int = 100, shards: int = 1
-) -> tuple[Simulator, Topology, dict[str, Program], Loop]:
+@cache
+def trained(text: str, shards: int = 1) -> tuple[Simulator, Topology, Programs, Loop]:
     run = Run.parse(text, "run.toml", [f"run.shards={shards}"])
     topology, simulator = Topology.of(run), Simulator()
     emulate(run, simulator)
-    for name in topology.tree.nodes:
-        simulator.add(make_node(topology, name))
-    loop = Loop(layout_of(len(topology.tree.workers)), topology.tree.workers, rounds)
-    programs = {name: simulator.program(name, loop) for name in topology.tree.workers}
+    loop = Loop(layout_of(len(topology.tree.workers)), topology.tree.workers, 100)
+    programs = start(simulator, topology, loop)
     simulator.run(600.0)
     return simulator, topology, programs, loop
 

@@ -11,9 +11,8 @@ from trees import Loop, assert_well, bad_network, disturb, layout_of, run_tree, 
 from geomx.simulate.simulator import Network
 from geomx.wire.session import Patience
 
-torch.set_num_threads(1)
 ROUNDS = 3
-SEEDS, USUAL, CHUNK = 500, 100, 25
+CHUNK = 25  # seeds
 QUICK_RESEND = Patience(heartbeat_s=0.5, timeout_s=30.0, resend_s=0.15)
 
 
@@ -30,13 +29,7 @@ def expected() -> dict[int, dict[int, torch.Tensor]]:
     return {shards: undisturbed(shards) for shards in (1, 2)}
 
 
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        pytest.param(chunk, marks=() if chunk < USUAL // CHUNK else pytest.mark.faults)
-        for chunk in range(SEEDS // CHUNK)
-    ],
-)
+@pytest.mark.parametrize("chunk", [0, 1, *(pytest.param(n, marks=pytest.mark.faults) for n in range(2, 20))])
 def test_bits_survive_a_bad_network(chunk: int, expected: dict[int, dict[int, torch.Tensor]]) -> None:
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         chance = random.Random(seed)

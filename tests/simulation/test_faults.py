@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 from typing import Any
 
-import msgspec
 import pytest
-import torch
-from trees import SGD, Loop, assert_well, layout_of, run_tree, topology_of
+from trees import Loop, assert_well, layout_of, run_tree, start, topology_of
 
-from geomx.errors import Disagreement, NodeLost, Refused, RunFailed, WaitTimeout
+from geomx.errors import NodeLost, Refused, RunFailed, WaitTimeout
 from geomx.node.factory import make_node
 from geomx.node.peers.peer import Limits
-from geomx.node.port import Arrived, Contribution, Ready
 from geomx.node.topology import Topology
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Network, Simulator
 from geomx.wire.session import Patience
 
-WAN = Network(100.0, 20.0)
+WAN, SLOW = Network(100.0, 20.0), Network(5.0, 9.3)
 
 
 def loop_of(topology: Topology, rounds: int = 30, **more: Any) -> Loop:
@@ -54,36 +53,11 @@ def test_edges_that_have_little_to_say_are_not_dialled_anew() -> None:
     assert not list(simulator.noted("resumed"))
 
 
-def test_a_cut_of_five_seconds_is_survived() -> None:
-    topology = topology_of([2, 2])
-
-    def faults(simulator: Simulator) -> None:
-        simulator.at(0.4, lambda: simulator.cut("B", "global/0", 5.0, reset=True))
-
-    calm = loop_of(topology)
-    run_tree(topology, calm, WAN)
-    shaken = loop_of(topology)
-    simulator, programs = run_tree(topology, shaken, WAN, faults=faults)
-    assert_well(simulator, topology, programs)
-    assert any(fields["peer"] == "global/0" for _, node, fields in simulator.noted("resumed") if node == "B")
-    assert all(torch.equal(calm.weights["A/0"][s], w) for s, w in shaken.weights["A/0"].items())
-
-
-def test_a_stop_shorter_than_the_timeout_is_survived() -> None:
-    topology = topology_of([2, 1])
-    loop = loop_of(topology)
-    simulator, programs = run_tree(topology, loop, WAN, faults=lambda s: s.at(0.4, lambda: s.pause("A", 8.0)))
-    assert_well(simulator, topology, programs)
-
-
 @pytest.mark.parametrize("last", ["global/0", "global/1", "A", "A/0", "B/1"])
 def test_start_order_does_not_matter(last: str) -> None:
     topology = topology_of([2, 2], 2)
     simulator = Simulator(0, WAN)
-    for name in topology.tree.nodes:
-        simulator.add(make_node(topology, name), at=20.0 if name == last else 0.0)
-    loop = loop_of(topology, 3)
-    programs = {name: simulator.program(name, loop) for name in topology.tree.workers}
+    programs = start(simulator, topology, loop_of(topology, 3), last, 20.0)
     simulator.run(120.0)
     assert_well(simulator, topology, programs)
 
@@ -91,12 +65,7 @@ def test_start_order_does_not_matter(last: str) -> None:
 def test_a_run_that_never_gathers_says_who_is_missing() -> None:
     topology = topology_of([2, 2], limits=Limits(start_s=40.0))
     simulator = Simulator(0, WAN)
-    for name in topology.tree.nodes:
-        if name != "B/1":
-            simulator.add(make_node(topology, name))
-    programs = {
-        name: simulator.program(name, loop_of(topology)) for name in topology.tree.workers if name != "B/1"
-    }
+    programs = start(simulator, topology, loop_of(topology), "B/1", inf)
     simulator.run(200.0)
     assert isinstance(simulator.error_of("B"), WaitTimeout)
     assert "B/1" in str(simulator.error_of("B"))
@@ -134,115 +103,6 @@ def test_another_model_is_refused_with_its_fields() -> None:
     errors = [simulator.error_of(name) for name in topology.tree.nodes]
     assert all(isinstance(error, Refused | RunFailed) for error in errors)
     assert any("optimizer" in str(error) and "torch.optim.Adam" in str(error) for error in errors)
-
-
-def test_a_worker_that_starts_again_with_its_clock_set_back_is_let_in() -> None:
-    topology = topology_of([1, 1])
-    simulator = Simulator(0, WAN)
-    for name in topology.tree.nodes:
-        simulator.add(make_node(topology, name, incarnation=5))
-    again = make_node(topology, "B/0", incarnation=4)
-    simulator.at(1.0, lambda: simulator.crash("B/0"))
-    simulator.at(1.1, lambda: simulator.add(again))
-    simulator.run(3.0)
-    assert simulator.error_of("B/0") is None
-    assert again.identity.incarnation == 6
-    assert [node for _, node, fields in simulator.noted("joined") if fields["peer"] == "B/0"] == ["B", "B"]
-
-
-def test_a_restarted_worker_catches_up() -> None:
-    topology = topology_of([2, 1])
-    loop, again = loop_of(topology, 60), loop_of(topology, 60)
-    joined = []
-
-    def restart(simulator: Simulator) -> None:
-        simulator.crash("A/1")
-        simulator.add(make_node(topology, "A/1", incarnation=2))
-        simulator.program("A/1", lambda program: rejoin(program, again, joined))
-
-    _, programs = run_tree(topology, loop, WAN, faults=lambda s: s.at(1.0, lambda: restart(s)))
-    assert programs["A/0"].error is None
-    assert joined[0] > 0
-    for index, weights in loop.weights["A/0"].items():
-        assert torch.equal(again.weights["A/1"][index], weights)
-
-
-def rejoin(program: Program, loop: Loop, joined: list[int]) -> None:
-    """What a training loop does that comes back in the middle of a run."""
-    weights = loop.weights[program.name] = {}
-    have: dict[int, int] = {}
-    turns: list[int] = []
-
-    def hear(item: Any) -> None:
-        if isinstance(item, Ready):
-            turns.extend(own for own, _ in item.by_slice.values())
-        elif isinstance(item, Arrived):
-            have[item.update.slice] = item.update.turn
-            if item.values is not None:
-                weights[item.update.slice] = item.values
-
-    program.listen(hear)
-    program.call("attach", loop.layout, loop.settings)
-    program.wait(lambda: len(have) == len(loop.layout.slices), lambda: "the current weights")
-    joined.append(min(turns))
-    place = loop.members.index(program.name)
-    for turn in range(min(turns) + 1, loop.rounds + 1):
-        for slice_ in loop.layout.slices:
-            if have[slice_.index] < turn:
-                program.call("contribute", loop.contribution(slice_.index, turn, place, weights))
-        program.wait(lambda t=turn: min(have.values()) >= t, lambda: "the updates")  # type: ignore[misc]
-    program.call("leave", {"": loop.rounds})
-
-
-def test_workers_with_different_hyperparameters_are_told() -> None:
-    topology = topology_of([2, 1])
-
-    class Odd(Loop):
-        def contribution(
-            self, index: int, turn: int, place: int, weights: dict[int, torch.Tensor]
-        ) -> Contribution:
-            self.hyper = {**SGD, "lr": 0.05 if turn < 3 or place != 2 else 0.01}
-            return super().contribution(index, turn, place, weights)
-
-    simulator, _ = run_tree(topology, Odd(layout_of(3), topology.tree.workers, 10), WAN)
-    error = simulator.error_of("global/0")
-    assert isinstance(error, Disagreement)
-    assert "B/0" in str(error)
-    assert "hyper-parameters" in str(error)
-    assert all(simulator.has_stopped(name) for name in topology.tree.nodes)
-
-
-def test_workers_that_make_different_calls_are_told() -> None:
-    topology = topology_of([1, 1])
-
-    class Odd(Loop):
-        def contribution(
-            self, index: int, turn: int, place: int, weights: dict[int, torch.Tensor]
-        ) -> Contribution:
-            usual = super().contribution(index, turn, place, weights)
-            if turn != 2 or not place:
-                return usual
-            return replace(usual, push=msgspec.structs.replace(usual.push, operation="save()"))
-
-    simulator, _ = run_tree(topology, Odd(layout_of(2), topology.tree.workers, 10), WAN)
-    error = simulator.error_of("global/0")
-    assert isinstance(error, Disagreement)
-    assert "save()" in str(error)
-    assert "step()" in str(error)
-
-
-def test_a_long_wait_is_reported_with_whom() -> None:
-    topology = topology_of([2, 1], limits=Limits(stall_s=5.0))
-
-    class Slow(Loop):
-        def __call__(self, program: Program) -> None:
-            compute_s = 25.0 if program.name == "A/1" else 0.1
-            Loop.__call__(replace(self, compute_s=compute_s), program)
-
-    simulator, _ = run_tree(topology, Slow(layout_of(3), topology.tree.workers, 2), WAN, until=40.0)
-    waits = [fields for _, node, fields in simulator.noted("waiting") if node == "A"]
-    assert waits
-    assert all(fields["whom"] == "A/1 (which does not wait for the run)" for fields in waits)
 
 
 def test_members_that_leave_early_do_not_hold_up_the_others() -> None:
@@ -288,3 +148,36 @@ def test_a_restarted_local_server_ends_the_run_at_once() -> None:
         **dict.fromkeys(("global/0", "A", "B", "B/0"), (1, "A")),
         **dict.fromkeys(("A/0", "A/1"), (2, "A")),  # it is still there to tell them
     }
+
+
+def left_at(topology: Topology, server: str) -> float:
+    """When a server of an undisturbed run hears of the last leave."""
+    simulator, _ = run_tree(topology, loop_of(topology, 3), SLOW)
+    return max(at for at, node, note in simulator.notes if note.name == "left" and node == server)
+
+
+@pytest.mark.parametrize("edge", [("B/1", "B"), ("B", "global/0")])
+def test_an_edge_may_break_while_a_leave_is_acknowledged(edge: tuple[str, str]) -> None:
+    """A run ends well wherever its last words are cut off."""
+    topology = topology_of([2, 2], patience=Patience(heartbeat_s=0.5, timeout_s=30.0))
+    heard = left_at(topology, edge[1])
+    for part in range(-6, 8):
+        at_s = heard + part * 0.003
+
+        def cut(simulator: Simulator, at_s: float = at_s) -> None:
+            simulator.at(at_s, lambda: simulator.cut(*edge, 2.8, True))
+
+        simulator, programs = run_tree(topology, loop_of(topology, 3), SLOW, faults=cut)
+        assert_well(simulator, topology, programs)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_round_closes_at_the_time_until_which_its_policy_waits(shards: int) -> None:
+    topology = topology_of([2, 1], shards, policy="late_answers:LateAnswers least_s=0.5")
+    loop = Loop(layout_of(3), topology.tree.workers, rounds=3)
+    simulator, programs = run_tree(topology, loop, Network(delay_ms=5.0))
+    assert_well(simulator, topology, programs)
+    times = sorted({turn: time for time, _, turn, _ in loop.arrived}.items())
+    later = [after - before for (_, before), (_, after) in pairwise(times)]
+    # Both tiers wait, one after the other: 0.5 s each, and two round trips over 5 ms each way.
+    assert all(1.0 < seconds < 1.1 for seconds in later)

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from trees import Loop, assert_well, layout_of, run_tree, topology_of
+from trees import Loop, assert_well, layout_of, run_tree, start, topology_of
 
 from geomx.errors import NodeLost, RunFailed, Stalled
 from geomx.node.contract import Effect, Write
-from geomx.node.factory import make_node
 from geomx.node.peers.peer import Limits
 from geomx.node.topology import Topology
 from geomx.simulate.programs import Program
@@ -94,12 +93,6 @@ def test_a_bound_of_a_turn_ends_the_run_under_the_name_of_whom_it_waits_for() ->
     assert "A/1 is lost: turn 3 (`step()`) waits for A/1: 100 s so far, longer than limits.turn_s" in str(
         error
     )
-
-
-def start(simulator: Simulator, topology: Topology, loop: Loop) -> dict[str, Program]:
-    for name in topology.tree.nodes:
-        simulator.add(make_node(topology, name))
-    return {name: simulator.program(name, loop) for name in topology.tree.workers}
 
 
 def slow(loop: Loop, **seconds: float) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from live_runs import assert_equal, parts_of, place_of, small_model, weights
+from live_runs import assert_equal, begin, parts_of, place_of, small_model, weights
 from torch import nn
 
 from geomx.codecs.pack.noise import RngKey
@@ -52,13 +52,11 @@ class Script:
     everywhere: bool = False
     steps: int = STEPS
     ledgers: list[list[int]] = field(default_factory=list)
-    behind: dict[str, list[dict[str, torch.Tensor]]] = field(
-        default_factory=dict
-    )  # by worker: weights, step by step
+    # by worker: weights, step by step
+    behind: dict[str, list[dict[str, torch.Tensor]]] = field(default_factory=dict)
 
     def __call__(self, run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model(seed=place_of(run), dtype=self.dtype)
-        model, optimizer = run.attach(model, self.make(model), **self.attach)
+        model, optimizer = begin(run, self.make, small_model(place_of(run), self.dtype), **self.attach)
         bad = False
         model[2].bias.register_hook(lambda g: self.spoiled(g) if bad else g)
         for step in range(self.steps):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ torch.set_num_threads(1)
 
 Script = Callable[[LiveRun], Any]
 Make = Callable[[nn.Module], torch.optim.Optimizer]
+Faults = Callable[[Simulator, Callable[[str], None]], None]
 LAN = Network(rate_mbps=1000.0, delay_ms=1.0)
 
 
@@ -30,7 +32,7 @@ def train(
     settings: Settings | None = None,
     shards: int = 1,
     network: Network = LAN,
-    faults: Callable[[Simulator, Callable[[str], None]], None] = lambda *_: None,
+    faults: Faults = lambda *_: None,
     **plan_fields: Any,
 ) -> tuple[dict[str, Any], Simulator]:
     """Run a script on every worker of a run; what it returns, by worker. Raises what the first of them raised.
@@ -43,11 +45,7 @@ def train(
     def main(program: Program) -> None:
         torch.set_num_threads(1)  # holds for the thread that calls it
         run = LiveRun(
-            program,
-            name=program.name,
-            tree=topology.tree,
-            settings=settings,
-            clock=lambda: program.now,
+            program, name=program.name, tree=topology.tree, settings=settings, clock=lambda: program.now
         )
         with run:
             results[program.name] = script(run)
@@ -68,6 +66,28 @@ def train(
         raise error
     assert_well(simulator, topology, programs)
     return results, simulator
+
+
+def dies(*victims: str, at_s: float, back_s: float | None = None) -> Faults:
+    """Nodes crash; they are started again at `back_s`."""
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        for victim in victims:
+            simulator.at(at_s, partial(simulator.crash, victim))
+        for victim in victims if back_s is not None else ():
+            simulator.at(back_s, partial(restart, victim))
+
+    return faults
+
+
+def pauses(victim: str, at_s: float, for_s: float) -> Faults:
+    """A node stands still."""
+    return lambda simulator, _: simulator.at(at_s, lambda: simulator.pause(victim, for_s))
+
+
+def cuts(one: str, other: str, at_s: float, for_s: float, reset: bool = False) -> Faults:
+    """Two nodes hear nothing of each other."""
+    return lambda simulator, _: simulator.at(at_s, lambda: simulator.cut(one, other, for_s, reset=reset))
 
 
 def small_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -103,6 +123,13 @@ def parts_of(
     return [batch(100 * step + place, samples_of(place), dtype) for place in range(places)]
 
 
+def drawn(run: LiveRun, step: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    """A worker's own batch in a step, which it has weighed."""
+    x, y = parts_of(step, len(run.workers), dtype)[place_of(run)]
+    run.weight(len(x))
+    return x, y
+
+
 def joined(step: int, places: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
     """The concatenated batch of all workers in a step."""
     xs, ys = zip(*parts_of(step, places, dtype), strict=True)
@@ -115,6 +142,54 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.003)
+
+
+class OwnSGD(torch.optim.SGD):
+    """No rule of the servers': it runs on the workers."""
+
+
+def own(model: nn.Module) -> torch.optim.Optimizer:
+    return OwnSGD([p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+
+
+def begin(
+    run: LiveRun, make: Make = sgd, model: nn.Module | None = None, **options: Any
+) -> tuple[Any, torch.optim.Optimizer]:
+    """A model and an optimizer in the run; unless one is given, each worker comes with weights of its own."""
+    model = model or small_model(seed=place_of(run))
+    return run.attach(model, make(model), **options)
+
+
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """A step as a user writes it."""
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+
+
+def lockstep(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> None:
+    """A worker's steps with these numbers, on its own batches, which it has weighed."""
+    for step in steps:
+        descend(model, optimizer, *drawn(run, step, next(model.parameters()).dtype))
+
+
+def plain(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], places: int
+) -> dict[str, torch.Tensor]:
+    """The same in plain PyTorch, on the batches of all; the weights behind it."""
+    for step in steps:
+        descend(model, optimizer, *joined(step, places))
+    return weights(model)
+
+
+def sleep(run: LiveRun, seconds: float) -> None:
+    """Of the virtual clock."""
+    run._client.port.sleep(seconds)  # type: ignore[attr-defined]
+
+
+def now(run: LiveRun) -> float:
+    """Of the virtual clock, in seconds."""
+    return float(run._client.port.now)  # type: ignore[attr-defined]
 
 
 def gradients(model: nn.Module, step: int, places: list[int], everyone: int) -> list[torch.Tensor]:
@@ -153,3 +228,15 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
         assert torch.equal(ours[name], expected), name
+
+
+def assert_alike(results: dict[str, dict[str, torch.Tensor]]) -> None:
+    """All workers have the same bits."""
+    first, *others = results.values()
+    for other in others:
+        assert_equal(other, first)
+
+
+def root_s(simulator: Simulator, name: str) -> list[dict[str, Any]]:
+    """What the first shard has noted under this name."""
+    return [fields for _, node, fields in simulator.noted(name) if node == "global/0"]

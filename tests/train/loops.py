@@ -64,8 +64,7 @@ def both(
 
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
         model = make_model()
-        optimizer = make_optimizer(model)
-        model, optimizer = run.attach(model, optimizer, **options)
+        model, optimizer = run.attach(model, make_optimizer(model), **options)
 
         def batches(step: int) -> tuple[torch.Tensor, torch.Tensor]:
             part = parts_of(step, 2)[place_of(run)]

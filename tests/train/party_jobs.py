@@ -125,13 +125,18 @@ def start(
     return job
 
 
-def play(script: Script, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """A run from its start to its end: what its scripts gave, by worker. Raises the first that one raised."""
+def ended(script: Script, *arguments: Any, **options: Any) -> dict[str, Any]:
+    """A run from its start to its end: what its scripts gave or raised, by worker."""
     job = start(script, *arguments, **options)
     try:
-        results = job.finish()
+        return job.finish()
     finally:
         job.stop()
+
+
+def play(script: Script, *arguments: Any, **options: Any) -> dict[str, Any]:
+    """What the scripts of a run gave, by worker. Raises the first that one raised."""
+    results = ended(script, *arguments, **options)
     for result in results.values():
         if isinstance(result, BaseException):
             raise result

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from live_runs import assert_equal, place_of, small_model, train, weights
+from live_runs import assert_equal, begin, place_of, sleep, train, weights
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset
 
@@ -59,6 +59,7 @@ class Script:
     started: list[tuple[str, int, int]] = field(default_factory=list)
     kill: Callable[[str], None] = lambda name: None
     joined: Callable[[LiveRun], None] = lambda run: None
+    resumed: Callable[[LiveRun], None] = lambda run: None
 
     def faults(self, simulator: Simulator, restart: Callable[[str], None]) -> None:
         def kill(name: str) -> None:
@@ -71,20 +72,21 @@ class Script:
         self.kill = kill
 
     def __call__(self, run: LiveRun) -> dict[str, Any]:
-        data, model = Counted(), small_model(seed=place_of(run))
-        model, optimizer = run.attach(model, self.make(model))
+        data = Counted()
+        model, optimizer = begin(run, self.make)
         schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
         self.started.append((run.name, run.step, run.epoch))
         self.joined(run)
         if self.resumes:
             run.resume(schedule, every=self.every)
+        self.resumed(run)
         seen: list[int] = []
         self.seen.setdefault(run.name, []).append(seen)
         self.loaded.setdefault(run.name, []).append(data.loaded)
         for _ in range(run.epoch, self.epochs):
             for number, (x, y, index) in enumerate(run.shard(self.loader(data), over=self.over)):
                 seen += index.tolist()
-                run._client.port.sleep(0.02 * (1 + place_of(run)))  # type: ignore[attr-defined]  # virtual
+                sleep(run, 0.02 * (1 + place_of(run)))
                 if number % self.micro_batches == 0:
                     optimizer.zero_grad()
                 if number % self.micro_batches < self.micro_batches - 1:
@@ -111,7 +113,7 @@ class Script:
     def may_die(self, run: LiveRun, where: str) -> None:
         if len(self.seen[run.name]) == 1 and self.dies(run, where):
             self.kill(run.name)
-            run._client.port.sleep(1.0)  # type: ignore[attr-defined]  # and never comes back from it
+            sleep(run, 1.0)
 
 
 def run_of(

@@ -4,51 +4,46 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from live_runs import (
     Make,
     adam,
     apply,
     assert_close,
     assert_equal,
+    begin,
     gradients,
-    parts_of,
-    place_of,
     sgd,
     small_model,
-    train,
     weights,
 )
-from policy_runs import STEPS, momentum, script, settings, uneven
+from policy_runs import STEPS, momentum, script, train_by, uneven
 from torch import nn
 
 from geomx.errors import ConfigError, Unsupported
 from geomx.node.topology import Edge
 from geomx.optim.dcasgd import DCASGD
 from geomx.simulate.simulator import Simulator
-from geomx.sync.contract import Policy
 from geomx.sync.diloco import DiLoCo
-from geomx.sync.downpour import Downpour
-from geomx.sync.fsa import FSA
 from geomx.sync.hfa import HFA
 from geomx.sync.mixed import MixedSync
-from geomx.train import LiveRun, Settings
+
+ONE_SLICE = {"slice_elements": 1 << 20, "pack_below": 1 << 20}  # so that the root's rounds have one order
+
+
+def rounds(simulator: Simulator) -> list[dict[str, Any]]:
+    """Those of steps at the root, in the order in which they ended."""
+    noted = simulator.noted("round")
+    return [fields for _, node, fields in noted if node == "global/0" and fields["kind"] == "gradient"]
 
 
 def mixed_reference(
-    simulator: Simulator,
-    parties: list[int],
-    make: Make,
-    compensation: DCASGD | None = None,
+    simulator: Simulator, parties: list[int], make: Make, compensation: DCASGD | None = None
 ) -> nn.Module:
-    """Aggregates applied one after the other, in the order in which the root's rounds ended.
-
-    Each party computes with the weights that it was sent last.
-    """
+    """Aggregates applied one after the other. Each party computes with the weights that it was sent last."""
     everyone = sum(parties)
     places, first = {}, 0
     for index, count in enumerate(parties):
@@ -58,9 +53,7 @@ def mixed_reference(
     optimizer = make(model)
     received = {party: copy.deepcopy(model) for party in places}
     steps: dict[str, int] = defaultdict(int)
-    for _, node, fields in simulator.noted("round"):
-        if node != "global/0" or fields["kind"] != "gradient":
-            continue
+    for fields in rounds(simulator):
         party = fields["cohort"]
         found = gradients(received[party], steps[party], places[party], everyone)
         steps[party] += 1
@@ -74,33 +67,26 @@ def mixed_reference(
     return model
 
 
-def one_slice(policy: Policy) -> Settings:
-    """The whole model in one slice, so that the root's rounds have one order."""
-    return Settings(slice_elements=1 << 20, pack_below=1 << 20, policy=policy)
-
-
-@pytest.mark.parametrize("make", [sgd, momentum, adam])
-@pytest.mark.parametrize("parties", [[2, 1], [1, 2, 1]])
-def test_mixed_sync_applies_what_comes(parties: list[int], make: Make) -> None:
-    results, simulator = train(parties, script(make, pause_s=uneven), one_slice(MixedSync()), policy="mixed")
-    expected = weights(mixed_reference(simulator, parties, make))
-    last = [fields["cohort"] for _, node, fields in simulator.noted("round") if node == "global/0"][-1]
-    assert_close(results[f"{last}/0"], expected)
-    ages = [fields["staleness"] for _, node, fields in simulator.noted("round") if node == "global/0"]
-    assert max(ages) >= 2
-
-
-@pytest.mark.parametrize("spec", ["dcasgd strength=0.5", "dcasgd strength=2 adaptive=true decay=0.9"])
-@pytest.mark.parametrize("make", [sgd, adam])
-def test_mixed_sync_with_delay_compensation(spec: str, make: Make) -> None:
-    results, simulator = train(
-        [1, 2], script(make, pause_s=uneven), one_slice(MixedSync()), policy="mixed", compensation=spec
-    )
-    adaptive = "adaptive" in spec
-    plain = DCASGD(strength=2.0, adaptive=True, decay=0.9) if adaptive else DCASGD(strength=0.5)
-    expected = weights(mixed_reference(simulator, [1, 2], make, plain))
-    last = [fields["cohort"] for _, node, fields in simulator.noted("round") if node == "global/0"][-1]
-    assert_close(results[f"{last}/0"], expected)
+@pytest.mark.parametrize(
+    ("parties", "make", "compensation"),
+    [
+        ([2, 1], momentum, ""),
+        ([1, 2, 1], adam, ""),
+        ([1, 2], sgd, "dcasgd strength=0.5"),
+        ([1, 2], adam, "dcasgd strength=2 adaptive=true decay=0.9"),
+    ],
+)
+def test_mixed_sync_applies_what_comes(parties: list[int], make: Make, compensation: str) -> None:
+    how = {"compensation": compensation} if compensation else {}
+    results, simulator = train_by("mixed", parties, script(make, pause_s=uneven), ONE_SLICE, **how)
+    rules = {
+        "": None,
+        "dcasgd strength=0.5": DCASGD(strength=0.5),
+        "dcasgd strength=2 adaptive=true decay=0.9": DCASGD(strength=2.0, adaptive=True, decay=0.9),
+    }
+    expected = weights(mixed_reference(simulator, parties, make, rules[compensation]))
+    assert_close(results[f"{rounds(simulator)[-1]['cohort']}/0"], expected)
+    assert max(fields["staleness"] for fields in rounds(simulator)) >= 2
 
 
 def test_the_compensation_is_the_paper_s() -> None:
@@ -118,68 +104,26 @@ def test_the_compensation_is_the_paper_s() -> None:
     torch.testing.assert_close(adaptive, expected, rtol=1e-14, atol=0)
 
 
-def test_mixed_sync_with_one_party_is_fsa() -> None:
-    mixed, _ = train([3], script(momentum), settings(MixedSync()), policy="mixed", shards=2)
-    fsa, _ = train([3], script(momentum), settings(FSA()), shards=2)
-    assert_equal(mixed["A/0"], fsa["A/0"])
-
-
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_party_goes_further_ahead_than_the_bound(bound: int) -> None:
-    _, simulator = train(
-        [1, 1, 1],
-        script(sgd, pause_s=uneven),
-        one_slice(MixedSync(staleness=bound)),
-        policy=f"mixed staleness={bound}",
-    )
+    spec = f"mixed staleness={bound}"
+    results, simulator = train_by(spec, [1, 1, 1], script(adam, pause_s=uneven), ONE_SLICE)
     done: dict[str, int] = dict.fromkeys("ABC", 0)
     furthest = 0
-    for _, node, fields in simulator.noted("round"):
-        if node == "global/0":
-            done[fields["cohort"]] += 1
-            furthest = max(furthest, max(done.values()) - min(done.values()))
+    for fields in rounds(simulator):
+        done[fields["cohort"]] += 1
+        furthest = max(furthest, max(done.values()) - min(done.values()))
     assert furthest == bound + 1  # whoever is that far ahead waits with its next
+    last = rounds(simulator)[-1]["cohort"]
+    assert_close(results[f"{last}/0"], weights(mixed_reference(simulator, [1, 1, 1], adam)))
 
 
-def test_a_bound_of_zero_applies_every_party_once_in_each_round() -> None:
-    results, simulator = train(
-        [1, 1], script(adam, pause_s=uneven), one_slice(MixedSync(staleness=0)), policy="mixed staleness=0"
-    )
-    order = [fields["cohort"] for _, node, fields in simulator.noted("round") if node == "global/0"]
-    assert all(set(order[place : place + 2]) == {"A", "B"} for place in range(0, len(order), 2))
-    assert_close(results[f"{order[-1]}/0"], weights(mixed_reference(simulator, [1, 1], adam)))
-
-
-@pytest.mark.parametrize("wan", [Edge("bisparse ratio=0.2", "int8"), Edge("fp16", "bisparse ratio=0.3")])
-def test_each_party_has_a_stream_of_its_own(wan: Edge) -> None:
+def test_each_party_has_a_stream_of_its_own() -> None:
     """Lossy updates are deltas on what each party holds; workers of one party stay bit-identical."""
-    results, _ = train(
-        [2, 2], script(sgd, pause_s=uneven), settings(MixedSync()), policy="mixed", wan=wan, shards=2
-    )
-    assert_equal(results["A/0"], results["A/1"])
-    assert_equal(results["B/0"], results["B/1"])
-
-
-def test_calls_of_the_whole_run_find_each_other(tmp_path: Path) -> None:
-    """However many steps each party has made by then."""
-    path = tmp_path / "c.safetensors"
-
-    def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model()
-        model, optimizer = run.attach(model, sgd(model))
-        for step in range(3 if run.party == "A" else 8):
-            x, y = parts_of(step, 2)[place_of(run)]
-            run.weight(len(x))
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-        run.save(path)
-        optimizer.load_state_dict(optimizer.state_dict())  # gives every worker the first one's weights
-        return weights(model)
-
-    results, _ = train([1, 1], main, settings(MixedSync()), policy="mixed")
-    assert_equal(results["A/0"], results["B/0"])
-    assert path.exists()
+    for wan in (Edge("bisparse ratio=0.2", "int8"), Edge("fp16", "bisparse ratio=0.3")):
+        results, _ = train_by("mixed", [2, 2], script(sgd, pause_s=uneven), wan=wan, shards=2)
+        assert_equal(results["A/0"], results["A/1"])
+        assert_equal(results["B/0"], results["B/1"])
 
 
 def downpour_reference(
@@ -188,14 +132,11 @@ def downpour_reference(
     """DistBelief's client and server, in the order in which the root's rounds ended: the weights of each worker."""
     server = small_model(seed=0)
     optimizer = make(server)
-    names = list(dict.fromkeys(f["cohort"] for _, node, f in simulator.noted("round") if node == "global/0"))
+    names = list(dict.fromkeys(fields["cohort"] for fields in rounds(simulator)))
     clients = {name: copy.deepcopy(server) for name in names}
     places = {"A/0": 0, "A/1": 1, "B/0": 2}
     steps: dict[str, int] = dict.fromkeys(names, 0)
-    for _, node, fields in simulator.noted("round"):
-        if node != "global/0":
-            continue
-        name = fields["cohort"]
+    for name in (fields["cohort"] for fields in rounds(simulator)):
         client = clients[name]
         total = [torch.zeros_like(p) for p in client.parameters()]
         while True:
@@ -213,43 +154,25 @@ def downpour_reference(
     return {name: [p.detach() for p in client.parameters()] for name, client in clients.items()}
 
 
-@pytest.mark.parametrize(("n_push", "n_fetch"), [(1, 1), (2, 2), (1, 5), (5, 10)])
+@pytest.mark.parametrize(("n_push", "n_fetch"), [(1, 1), (1, 5), (5, 10)])
 def test_downpour_is_distbelief_s(n_push: int, n_fetch: int) -> None:
     def adagrad(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(model.parameters(), lr=0.01)
 
-    policy = Downpour(n_push=n_push, n_fetch=n_fetch)
     spec = f"downpour n_push={n_push} n_fetch={n_fetch}"
-    results, simulator = train([2, 1], script(adagrad, pause_s=uneven), one_slice(policy), policy=spec)
+    results, simulator = train_by(spec, [2, 1], script(adagrad, pause_s=uneven), ONE_SLICE)
     expected = downpour_reference(simulator, 3, adagrad, 0.01, n_push, n_fetch)
     for name, values in results.items():
         ours = {f"{place}": value for place, value in enumerate(values.values())}
         assert_close(ours, {f"{place}": value for place, value in enumerate(expected[name])})
 
 
-def test_downpour_fetches_without_a_push() -> None:
-    results, _ = train(
-        [1, 1],
-        script(sgd, pause_s=uneven),
-        settings(Downpour(n_push=10, n_fetch=1)),
-        policy="downpour n_push=10 n_fetch=1",
-        wan=Edge("int8", "int8"),
-        lan=Edge("fp16", "fp16"),
-        shards=2,
-    )
-    assert all(value.isfinite().all() for values in results.values() for value in values.values())
-
-
 def test_what_does_not_go_together_is_refused() -> None:
     class Own(torch.optim.SGD):
         pass
 
-    def own(run: LiveRun) -> None:
-        model = small_model()
-        run.attach(model, Own(model.parameters(), lr=0.1))
-
     with pytest.raises(Unsupported, match="needs an optimizer on the global servers"):
-        train([1, 1], own, settings(MixedSync()), policy="mixed")
+        train_by("mixed", [1, 1], lambda run: begin(run, lambda model: Own(model.parameters(), lr=0.1)))
     for make in (lambda: MixedSync(staleness=-2), lambda: HFA(k1=0), lambda: DiLoCo(overlap=500)):
         with pytest.raises(ConfigError):
             make()

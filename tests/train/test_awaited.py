@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live_runs import train
+from live_runs import Faults, dies, pauses, train
 from restarts import Script, assert_same, run_of
 from trees import topology_of
 
-from geomx.errors import NodeLost, RunFailed, Unsupported
+from geomx.errors import NodeLost, RunFailed
 from geomx.node.topology import AS_ABOVE, Edge
 from geomx.rounds.losses import Losses
 from geomx.simulate.simulator import Simulator
-from geomx.train import Settings
 from geomx.wire.session import Patience
 
+LAN = Edge(codec_down=AS_ABOVE, patience=Patience(heartbeat_s=1.0, timeout_s=5.0))
 
-def awaited(wait_s: float, back_s: float | None, **how: Any) -> tuple[dict[str, Any], Simulator]:
-    """A/1 dies at 0.5 s and is back at `back_s`."""
 
-    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
-        simulator.at(0.5, lambda: simulator.crash("A/1"))
-        if back_s is not None:
-            simulator.at(back_s, lambda: restart("A/1"))
-
-    lan = Edge(codec_down=AS_ABOVE, patience=Patience(heartbeat_s=1.0, timeout_s=5.0))
+def awaited(wait_s: float, faults: Faults) -> tuple[dict[str, Any], Simulator]:
     losses = Losses("wait", wait_s) if wait_s else Losses()
-    return train([2, 1], Script(), faults=faults, lan=lan, losses=losses, **how)
+    return train([2, 1], Script(), faults=faults, lan=LAN, losses=losses)
 
 
 def test_a_lost_worker_is_awaited_and_the_log_says_so() -> None:
-    results, simulator = awaited(60.0, 50.0)
+    results, simulator = awaited(60.0, dies("A/1", at_s=0.5, back_s=50.0))
     assert_same(results, run_of(Script()))
     told = [(time, fields["peer"]) for time, node, fields in simulator.noted("awaited") if node == "A"]
     assert [peer for _, peer in told] == ["A/1", "A/1"]
@@ -41,27 +33,17 @@ def test_a_lost_worker_is_awaited_and_the_log_says_so() -> None:
 
 
 def test_a_worker_that_was_stopped_goes_on_as_if_nothing_had_been() -> None:
-    def faults(simulator: Simulator, _: Any) -> None:
-        simulator.at(0.5, lambda: simulator.pause("A/1", 20.0))
-
-    lan = Edge(codec_down=AS_ABOVE, patience=Patience(heartbeat_s=1.0, timeout_s=5.0))
-    results, simulator = train([2, 1], Script(), faults=faults, lan=lan, losses=Losses("wait", 60.0))
+    results, simulator = awaited(60.0, pauses("A/1", 0.5, 20.0))
     assert_same(results, run_of(Script()))
     assert [fields["peer"] for _, node, fields in simulator.noted("awaited") if node == "A"] == ["A/1"]
 
 
 def test_who_is_not_awaited_or_comes_too_late_ends_the_run() -> None:
     with pytest.raises((NodeLost, RunFailed), match=r"A/1 is lost: A has heard nothing from it for 5 s: "):
-        awaited(0.0, None)
+        awaited(0.0, dies("A/1", at_s=0.5))
     late = r"A/1.*silent for 5 s, and not back within 20 s more \(run\.wait_s\)"
     with pytest.raises((NodeLost, RunFailed), match=late):
-        awaited(20.0, None)
-
-
-def test_an_optimizer_on_the_workers_cannot_be_awaited() -> None:
-    settings = Settings(on_loss="wait", place="workers")
-    with pytest.raises(Unsupported, match=r'run\.on_loss = "wait" with SGD on the workers'):
-        train([1], Script(), settings)
+        awaited(20.0, dies("A/1", at_s=0.5))
 
 
 def test_the_workers_of_a_collective_party_are_not_awaited() -> None:

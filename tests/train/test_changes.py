@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_equal, batch, small_model, train, weights
+from exploring import each_value
+from live_runs import assert_equal, batch, descend, small_model, train, weights
 from torch import nn
 from torch.nn.utils import parametrize, prune
 from torch.optim import lr_scheduler
@@ -31,20 +32,23 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+def begun(run: LiveRun, **options: Any) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """The script's own model, and an optimizer in the run."""
+    model = normed()
+    return model, run.attach(model, sgd(model), **options)[1]
+
+
 def step(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     dtype = next(model.parameters()).dtype
     run.weight(4)
-    optimizer.zero_grad()
-    F.mse_loss(model(X.to(dtype)), Y.to(dtype)).backward()
-    optimizer.step()
+    descend(model, optimizer, X.to(dtype), Y.to(dtype))
 
 
 def changed(change: Change, **options: Any) -> Callable[[LiveRun], dict[str, torch.Tensor]]:
     """A step, a change, and another step."""
 
     def script(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = normed()
-        _, optimizer = run.attach(model, sgd(model), **options)
+        model, optimizer = begun(run, **options)
         step(run, model, optimizer)
         change(model, optimizer)
         step(run, model, optimizer)
@@ -70,8 +74,9 @@ CHANGES: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.parametrize("options", [{}, {"push_at": "step"}, {"overlap": "forward"}])
+@pytest.mark.parametrize(
+    ("what", "options"), each_value(CHANGES, [{}, {"push_at": "step"}, {"overlap": "forward"}])
+)
 def test_changes_that_would_be_lost(what: str, options: dict[str, Any]) -> None:
     change, message = CHANGES[what]
     with pytest.raises(Unsupported, match=message):
@@ -80,8 +85,7 @@ def test_changes_that_would_be_lost(what: str, options: dict[str, Any]) -> None:
 
 def test_a_weight_that_changes_between_backward_and_step() -> None:
     def script(run: LiveRun) -> None:
-        model = normed()
-        _, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begun(run)
         run.weight(4)
         F.mse_loss(model(X), Y).backward()
         clamp(model, optimizer)
@@ -94,11 +98,9 @@ def test_a_weight_that_changes_between_backward_and_step() -> None:
 def test_weights_may_change_where_each_worker_has_its_own_optimizer() -> None:
     model = normed()
     optimizer = sgd(model)
-    for change in (clamp, lambda *_: None):
-        optimizer.zero_grad()
-        F.mse_loss(model(X), Y).backward()
-        optimizer.step()
-        change(model, optimizer)
+    descend(model, optimizer, X, Y)
+    clamp(model, optimizer)
+    descend(model, optimizer, X, Y)
     results, _ = train([1], changed(clamp), Settings(place="workers"))
     assert_equal(results["A/0"], weights(model))
 
@@ -117,16 +119,12 @@ def harmless(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
     optimizer.param_groups[0]["note"] = "of the user's own"
 
 
-@pytest.mark.parametrize("overlap", ["none", "forward"])
-def test_what_changes_no_weight_is_allowed(overlap: str) -> None:
-    ours, _ = train([1, 1], changed(harmless, overlap=overlap))
+def test_what_changes_no_weight_is_allowed() -> None:
+    ours, _ = train([1, 1], changed(harmless, overlap="forward"))
     expected, _ = train([1, 1], changed(lambda *_: None))
     for worker, theirs in expected.items():
-        parameters = {name: value for name, value in ours[worker].items() if "running" not in name}
-        assert_equal(
-            {name: v for name, v in parameters.items() if "batches" not in name},
-            {name: v for name, v in theirs.items() if "running" not in name and "batches" not in name},
-        )
+        names = [name for name in theirs if "running" not in name and "batches" not in name]
+        assert_equal(*({name: values[name] for name in names} for values in (ours[worker], theirs)))
 
 
 def reshape_buffer(model: nn.Sequential) -> None:
@@ -154,8 +152,7 @@ def test_a_model_of_other_tensors_is_not_saved(what: str, tmp_path: Path) -> Non
     change, message = SAVED[what]
 
     def script(run: LiveRun) -> None:
-        model = normed()
-        run.attach(model, sgd(model))
+        model, _ = begun(run)
         change(model)
         run.save(tmp_path / "c")
 
@@ -166,8 +163,7 @@ def test_a_model_of_other_tensors_is_not_saved(what: str, tmp_path: Path) -> Non
 
 def test_an_attached_optimizer_is_not_copied() -> None:
     def script(run: LiveRun) -> None:
-        model = normed()
-        _, optimizer = run.attach(model, sgd(model))
+        _, optimizer = begun(run)
         for copied in (copy.deepcopy, pickle.dumps):
             with pytest.raises(Unsupported, match="state_dict"):
                 copied(optimizer)
@@ -182,8 +178,7 @@ def test_nothing_changes_between_backward_and_step() -> None:
     """Nor is anybody waited for: the others may be late with their gradients."""
 
     def script(run: LiveRun) -> None:
-        model = normed()
-        _, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begun(run)
         run.weight(4)
         F.mse_loss(model(X), Y).backward()
         before = weights(model)
@@ -203,8 +198,7 @@ def test_nothing_changes_between_backward_and_step() -> None:
 @pytest.mark.parametrize("who", [{"A/0"}, {"A/0", "B/0"}])
 def test_a_backward_at_the_end_changes_nothing(who: set[str]) -> None:
     def script(run: LiveRun) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-        model = normed()
-        _, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begun(run)
         step(run, model, optimizer)
         if run.name in who:
             run.weight(4)
@@ -218,8 +212,7 @@ def test_a_backward_at_the_end_changes_nothing(who: set[str]) -> None:
 
 def test_a_schedule_that_looks_at_different_metrics() -> None:
     def script(run: LiveRun) -> None:
-        model = normed()
-        _, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begun(run)
         scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
         for number in range(4):
             step(run, model, optimizer)

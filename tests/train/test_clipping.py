@@ -7,26 +7,23 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_close, assert_equal, parts_of, place_of, small_model, train, weights
-from policy_runs import momentum, settings
+from live_runs import assert_close, assert_equal, begin, drawn, train, weights
+from policy_runs import momentum, train_by
 from torch import nn
 
 from geomx.node.topology import Edge
-from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 
-CLIP, STEPS = 0.1, 12
+CLIP, STEPS = 0.1, 8
 
 
 def script(clip: str, idle: bool = False) -> Any:
     """`clip`: "attach", or by its "own" hand. `idle`: one tensor gets no gradients in every other step."""
 
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model()
-        model, optimizer = run.attach(model, momentum(model), clip_norm=CLIP if clip == "attach" else None)
+        model, optimizer = begin(run, momentum, clip_norm=CLIP if clip == "attach" else None)
         for step in range(STEPS):
-            x, y = parts_of(step, len(run.workers))[place_of(run)]
-            run.weight(len(x))
+            x, y = drawn(run, step)
             optimizer.zero_grad()
             model[0].weight.requires_grad_(not (idle and step % 2))
             F.mse_loss(model(x), y).backward()
@@ -42,62 +39,31 @@ def script(clip: str, idle: bool = False) -> Any:
     "policy", ["hfa k1=2 k2=2", "diloco every=4", "esync wait=true", "downpour n_push=3"]
 )
 def test_each_worker_clips_the_gradients_that_it_steps_with_itself(policy: str) -> None:
-    runs = [
-        train([2, 1], script(clip), settings(policies.make(policy)), policy=policy)
-        for clip in ("attach", "own")
-    ]
-    (attached, _), (own, _) = runs
+    (attached, _), (own, _) = (train_by(policy, [2, 1], script(clip)) for clip in ("attach", "own"))
     for worker, values in own.items():
         assert_equal(attached[worker], values)
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize(("shards", "idle"), [(1, True), (2, False)])
 def test_with_mixed_the_mean_of_a_party_is_clipped(shards: int, idle: bool) -> None:
     """One party alone has nobody to part from: it does as FSA does."""
-    alone, _ = train([2], script("attach", idle), settings(policies.make("mixed")), shards, policy="mixed")
-    together, _ = train([2], script("attach", idle), settings(policies.make("fsa"), place="server"), shards)
+    alone, _ = train_by("mixed", [2], script("attach", idle), shards=shards)
+    together, _ = train_by("fsa", [2], script("attach", idle), {"place": "server"}, shards=shards)
     assert_equal(alone["A/0"], together["A/0"])
-    several, _ = train(
-        [2, 1], script("attach", idle), settings(policies.make("mixed")), shards, policy="mixed"
-    )
-    assert several["A/0"].keys() == together["A/0"].keys()
 
 
 @pytest.mark.parametrize(
-    ("more", "on_server"),
-    [
-        ({}, False),
-        ({"place": "server"}, True),
-        ({"lossless_down": False}, True),
-        ({"overlap": "forward"}, True),
-        ({"on_loss": "wait"}, True),
-        ({"policy": policies.make("mixed"), "policy_spec": "mixed"}, True),
-    ],
+    ("more", "on_server"), [({"clip_norm": None}, True), ({}, False), ({"overlap": "forward"}, True)]
 )
 def test_means_are_clipped_where_they_arrive_unless_the_servers_are_needed(
     more: dict[str, Any], on_server: bool
 ) -> None:
-    found = []
+    def main(run: LiveRun) -> tuple[bool, str]:
+        _, optimizer = begin(run, momentum, **{"clip_norm": CLIP, **more})
+        return optimizer.on_server, run.policy  # type: ignore[attr-defined]
 
-    def main(run: LiveRun) -> None:
-        model = small_model()
-        _, optimizer = run.attach(model, momentum(model), clip_norm=CLIP)
-        found.append((optimizer.on_server, run.policy))  # type: ignore[attr-defined]
-
-    name = more.get("policy_spec", "fsa")
-    train([1, 1], main, Settings(**more), policy=name)
-    assert found == [(on_server, name)] * 2
-
-
-def test_without_clipping_the_servers_run_the_optimizer() -> None:
-    def main(run: LiveRun) -> bool:
-        model = small_model()
-        _, optimizer = run.attach(model, momentum(model))
-        return bool(optimizer.on_server)  # type: ignore[attr-defined]
-
-    results, _ = train([1, 1], main)
-    assert results == {"A/0": True, "B/0": True}
+    results, _ = train_by("fsa", [1, 1], main, {"policy_spec": "fsa"})
+    assert list(results.values()) == [(on_server, "fsa")] * 2
 
 
 def test_clipped_means_travel_through_lossy_codecs() -> None:

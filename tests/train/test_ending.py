@@ -5,37 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from live_runs import batch, small_model, train
-from torch import nn
+from live_runs import batch, begin, descend, train
 
 from geomx.errors import RunFailed
 from geomx.train import LiveRun
-
-
-def steps_of(run: LiveRun) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = small_model()
-    _, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return model, optimizer
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, y = data
-    optimizer.zero_grad()
-    (model(x) - y).square().mean().backward()
-    optimizer.step()
 
 
 def test_a_loop_that_was_left_is_amid_data_until_the_script_goes_on(tmp_path: Path) -> None:
     batches = [batch(index, 3) for index in range(6)]
 
     def script(run: LiveRun) -> list[bool]:
-        model, optimizer = steps_of(run)
+        model, optimizer = begin(run)
         seen = [run.is_amid_data]
 
         def leave() -> None:
             for data in run.shard(batches):
-                step(model, optimizer, data)
+                descend(model, optimizer, *data)
                 break
             seen.append(run.is_amid_data)
 
@@ -46,7 +31,7 @@ def test_a_loop_that_was_left_is_amid_data_until_the_script_goes_on(tmp_path: Pa
         list(run.shard(batches, train=False))
         seen.append(run.is_amid_data)
         for data in run.shard(batches):
-            step(model, optimizer, data)
+            descend(model, optimizer, *data)
         return [*seen, run.is_amid_data]
 
     results, _ = train([2], script)
@@ -57,10 +42,10 @@ def test_a_block_that_exits_with_status_0_leaves_in_order() -> None:
     batches = [batch(index, 3) for index in range(6)]
 
     def script(run: LiveRun) -> int:
-        model, optimizer = steps_of(run)
+        model, optimizer = begin(run)
         steps = 0
         for data in run.shard(batches):
-            step(model, optimizer, data)
+            descend(model, optimizer, *data)
             steps += 1
             if run.name == "A/1":
                 run.__exit__(SystemExit, SystemExit(0), None)
@@ -83,13 +68,13 @@ def test_a_block_that_exits_with_status_0_leaves_in_order() -> None:
 )
 def test_the_others_are_told_what_ended_a_script(error: BaseException, why: str) -> None:
     def script(run: LiveRun) -> None:
-        model, optimizer = steps_of(run)
+        model, optimizer = begin(run)
         for number in range(3):
             if number == 1 and run.name == "A/1":
                 run.__exit__(type(error), error, None)
                 return
             run.weight(3)
-            step(model, optimizer, batch(number, 3))
+            descend(model, optimizer, *batch(number, 3))
 
     with pytest.raises(RunFailed, match=f"failed at A/1: {why}"):
         train([2], script)

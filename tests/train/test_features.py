@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_close, batch, place_of, small_model, train, weights
-from loops import STEPS, Loop, MakeOptimizer, adam, both, momentum, plain_steps
+from exploring import each_value
+from live_runs import assert_close, batch, begin, place_of, small_model, train, weights
+from loops import STEPS, Body, Loop, MakeOptimizer, adam, both, momentum, plain_steps
 from torch import nn
 
 from geomx.config.compatibility.choices import OptimizerPlace
@@ -74,22 +76,21 @@ class ChannelsLast(nn.Module):
         return self.last(self.first(x.reshape(-1, 2, 2, 5)).relu().repeat(1, 1, 2, 1)).mean((2, 3))
 
 
-@pytest.mark.parametrize("place", ["server", "workers"])
-@pytest.mark.parametrize("make_optimizer", [momentum, adam])
-def test_several_dtypes(make_optimizer: MakeOptimizer, place: OptimizerPlace) -> None:
+PLACES = [(momentum, "server"), (adam, "server"), (adam, "workers")]
+
+
+@pytest.mark.parametrize(("make_optimizer", "place"), PLACES)
+def test_several_dtypes_and_channels_last(make_optimizer: MakeOptimizer, place: OptimizerPlace) -> None:
     after = both(plain_steps, Mixed, make_optimizer, Settings(place=place), rtol=1e-4)
     assert {tensor.dtype for tensor in after.values()} == {torch.float32, torch.float64}
-
-
-@pytest.mark.parametrize("place", ["server", "workers"])
-@pytest.mark.parametrize("make_optimizer", [momentum, adam])
-def test_channels_last(make_optimizer: MakeOptimizer, place: OptimizerPlace) -> None:
     assert not ChannelsLast().last.weight.is_contiguous()
     both(plain_steps, ChannelsLast, make_optimizer, Settings(place=place, slice_elements=50))
 
 
-@pytest.mark.parametrize("make_optimizer", [momentum, adam])
-@pytest.mark.parametrize("options", [{}, {"push_at": "step"}, {"overlap": "forward"}])
+@pytest.mark.parametrize(
+    ("options", "make_optimizer"),
+    each_value([{}, {"push_at": "step"}, {"overlap": "forward"}], [momentum, adam]),
+)
 def test_tied_parameters(make_optimizer: MakeOptimizer, options: dict[str, str]) -> None:
     both(plain_steps, Tied, make_optimizer, **options)
 
@@ -122,41 +123,93 @@ def test_frozen_parameters_stay_and_come_from_the_first_worker() -> None:
     assert torch.equal(after["0.weight"], before)
 
 
-def test_freezing_later() -> None:
-    def body(loop: Loop) -> None:
-        for step in range(STEPS):
-            loop.model.get_parameter("0.weight").requires_grad_(step % 4 < 2)
-            loop.step(step)
-
-    both(body)
+def freezes(loop: Loop) -> None:
+    for step in range(STEPS):
+        loop.model.get_parameter("0.weight").requires_grad_(step % 4 < 2)
+        loop.step(step)
 
 
-def test_a_parameter_that_the_optimizer_does_not_have() -> None:
-    both(plain_steps, make_optimizer=lambda model: torch.optim.SGD(model[2].parameters(), lr=0.1))
+def accumulates(loop: Loop) -> None:
+    for step in range(4):
+        loop.optimizer.zero_grad()
+        with loop.accumulate():
+            loop.model.calls = 2  # type: ignore[assignment]  # the next call uses the branch
+            loop.gradient(step)
+        loop.gradient(step)
+        loop.optimizer.step()
 
 
-@pytest.mark.parametrize("each", [False, True], ids=["told_once", "told_each"])
-@pytest.mark.parametrize("options", [{}, {"push_at": "step"}])
+def closes(loop: Loop) -> None:
+    for step in range(STEPS):
+
+        def closure(step: int = step) -> torch.Tensor:
+            loop.optimizer.zero_grad()
+            return loop.gradient(step)
+
+        assert loop.optimizer.step(closure) is not None
+
+
+def edits(loop: Loop) -> None:
+    for step in range(STEPS):
+        loop.optimizer.zero_grad()
+        loop.gradient(step)
+        for parameter in loop.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+        loop.optimizer.step()
+
+
+def casts(loop: Loop) -> None:
+    for step in range(STEPS):
+        x, y = (t.float() for t in loop.batches(step))
+        loop.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = loop.model(x)
+        F.mse_loss(output.float(), y).backward()
+        loop.optimizer.step()
+
+
+BFLOAT16_RTOL = 2e-2
+LOOPS: dict[str, tuple[Body, dict[str, Any]]] = {
+    "freezing later": (freezes, {}),
+    "a parameter that the optimizer does not have": (
+        plain_steps, {"make_optimizer": lambda m: torch.optim.SGD(m[2].parameters(), lr=0.1)},
+    ),
+    "named parameters": (plain_steps, {"make_optimizer": lambda m: torch.optim.Adam(m.named_parameters(), lr=0.01)}),
+    "a parameter that only an accumulated batch used": (accumulates, {"make_model": PartlyUsed}),
+    "a closure": (closes, {}),
+    "edits of gradients": (edits, {"push_at": "step"}),
+    "autocast": (
+        casts, {"make_model": lambda: small_model(dtype=torch.float32), "rtol": BFLOAT16_RTOL},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(name: str) -> None:
+    body, how = LOOPS[name]
+    both(body, **how)
+
+
+@pytest.mark.parametrize(("each", "options"), [(False, {"push_at": "step"}), (True, {})])
 def test_gradient_accumulation(options: dict[str, str], each: bool) -> None:
     """Gradients add up, unscaled; the weight is that of all micro-batches, told at once or one by one."""
 
+    def micro(step: int, place: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [batch(1000 * step + 10 * place + i, 4 + place) for i in range(2 + place)]
+
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model, place = small_model(), place_of(run)
-        model, optimizer = run.attach(model, momentum(model), **options)
+        model, optimizer = begin(run, momentum, **options)
         for step in range(STEPS):
             optimizer.zero_grad()
-            micro = [batch(1000 * step + 10 * place + i, 4 + place) for i in range(2 + place)]
+            *first, last = micro(step, place_of(run))
             if not each:
-                run.weight(sum(len(x) for x, _ in micro))
-            with run.accumulate():
-                for x, y in micro[:-1]:
+                run.weight(sum(len(x) for x, _ in (*first, last)))
+            for x, y in (*first, last):
+                with run.accumulate() if x is not last[0] else nullcontext():
                     if each:
                         run.weight(len(x))
                     F.mse_loss(model(x), y).backward()
-            x, y = micro[-1]
-            if each:
-                run.weight(len(x))
-            F.mse_loss(model(x), y).backward()
             optimizer.step()
         return weights(model)
 
@@ -164,82 +217,20 @@ def test_gradient_accumulation(options: dict[str, str], each: bool) -> None:
     optimizer = momentum(model)
     for step in range(STEPS):
         optimizer.zero_grad()
-        sums = []
-        for place in range(2):
-            loss = sum(
-                F.mse_loss(model(x), y)
-                for x, y in (batch(1000 * step + 10 * place + i, 4 + place) for i in range(2 + place))
-            )
-            sums.append(((2 + place) * (4 + place), loss))
+        sums = [
+            ((2 + place) * (4 + place), sum(F.mse_loss(model(x), y) for x, y in micro(step, place)))
+            for place in range(2)
+        ]
         (sum(w * loss for w, loss in sums) / sum(w for w, _ in sums)).backward()
         optimizer.step()
     results, _ = train([1, 1], main)
     assert_close(results["B/0"], weights(model))
 
 
-def test_a_parameter_that_only_an_accumulated_batch_used() -> None:
-    def body(loop: Loop) -> None:
-        for step in range(4):
-            loop.optimizer.zero_grad()
-            with loop.accumulate():
-                loop.model.calls = 2  # type: ignore[assignment]  # the next call uses the branch
-                loop.gradient(step)
-            loop.gradient(step)
-            loop.optimizer.step()
-
-    both(body, PartlyUsed)
-
-
-def test_named_parameters_in_the_optimizer() -> None:
-    both(plain_steps, make_optimizer=lambda model: torch.optim.Adam(model.named_parameters(), lr=0.01))
-
-
-def test_closure() -> None:
-    def body(loop: Loop) -> None:
-        for step in range(STEPS):
-
-            def closure(step: int = step) -> torch.Tensor:
-                loop.optimizer.zero_grad()
-                return loop.gradient(step)
-
-            loss = loop.optimizer.step(closure)
-            assert loss is not None
-
-    both(body)
-
-
-def test_edits_with_push_at_step() -> None:
-    def body(loop: Loop) -> None:
-        for step in range(STEPS):
-            loop.optimizer.zero_grad()
-            loop.gradient(step)
-            for parameter in loop.model.parameters():
-                assert parameter.grad is not None
-                parameter.grad.mul_(0.5)
-            loop.optimizer.step()
-
-    both(body, push_at="step")
-
-
-def test_autocast() -> None:
-    def make() -> nn.Module:
-        return small_model(dtype=torch.float32)
-
-    def body(loop: Loop) -> None:
-        for step in range(STEPS):
-            x, y = (t.float() for t in loop.batches(step))
-            loop.optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                output = loop.model(x)
-            F.mse_loss(output.float(), y).backward()
-            loop.optimizer.step()
-
-    both(body, make, rtol=2e-2)  # bfloat16 has 8 bits
-
-
 @pytest.mark.usefixtures("_fresh_dynamo")
-@pytest.mark.parametrize("options", [{}, {"overlap": "forward"}])
-@pytest.mark.parametrize("when", ["before", "after", "in place"])
+@pytest.mark.parametrize(
+    ("when", "options"), each_value(["before", "after", "in place"], [{}, {"overlap": "forward"}])
+)
 def test_compile(when: str, options: dict[str, str]) -> None:
     """`aot_eager` goes through all of compilation but the code generator."""
 
@@ -263,11 +254,10 @@ def test_compile(when: str, options: dict[str, str]) -> None:
 
 def test_training_goes_on_while_another_worker_makes_no_gradient() -> None:
     """A worker whose loss used nothing of the model counts with its weight, and with zeros."""
+    x, y = batch(0, 4)
 
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model()
-        model, optimizer = run.attach(model, momentum(model))
-        x, y = batch(0, 4)
+        model, optimizer = begin(run, momentum)
         run.weight(4)
         if run.is_first:
             F.mse_loss(model(x), y).backward()
@@ -275,7 +265,6 @@ def test_training_goes_on_while_another_worker_makes_no_gradient() -> None:
         return weights(model)
 
     model = small_model()
-    x, y = batch(0, 4)
     (F.mse_loss(model(x), y) / 2).backward()
     momentum(model).step()
     for place in ("auto", "workers"):

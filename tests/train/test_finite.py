@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from exploring import pairwise
+from exploring import each_value
 from finite_runs import (
     BAD_STEP,
     BAD_WORKER,
@@ -23,16 +24,23 @@ from finite_runs import (
     weightless,
     without_the_slice,
 )
-from live_runs import assert_equal, place_of, sgd, small_model, train, weights
+from live_runs import assert_equal, begin, place_of, sgd, small_model, train, weights
 from torch import nn
 
 from geomx.errors import GeomxError, NotFinite, RunFailed
 from geomx.node.topology import Edge
+from geomx.simulate.simulator import Simulator
 from geomx.sync import policies
 from geomx.train import LiveRun
 
 
-@pytest.mark.parametrize(("codec", "value"), pairwise(CODECS, NUMBERS))
+def run(
+    script: Any, parties: Sequence[int] = (2, 1), policy: str = "fsa", **given: Any
+) -> tuple[Any, Simulator]:
+    return train(parties, script, settings(**given, policy=policies.make(policy)), policy=policy)
+
+
+@pytest.mark.parametrize(("codec", "value"), each_value(CODECS, NUMBERS))
 def test_the_worker_that_made_it_is_named_with_parameter_and_step(codec: str, value: float) -> None:
     word = WORDS.get(value, "NaN")
     with pytest.raises(GeomxError) as caught:
@@ -42,7 +50,7 @@ def test_the_worker_that_made_it_is_named_with_parameter_and_step(codec: str, va
     assert f"A/1: the gradient of 2.bias holds {word} in step 2 (turn 2). Check the loss" in text
 
 
-@pytest.mark.parametrize(("codec", "value", "push_at"), pairwise(CODECS, NUMBERS, ["backward", "step"]))
+@pytest.mark.parametrize(("codec", "value", "push_at"), each_value(CODECS, NUMBERS, ["backward", "step"]))
 def test_skipped_is_as_if_it_had_weighed_nothing(codec: str, value: float, push_at: str) -> None:
     """Bit for bit: weights, what codecs hold back, the optimizer's momentum; and every step is counted."""
     edges = {"lan": Edge(codec, codec), "wan": Edge(codec, codec)}
@@ -72,16 +80,23 @@ def test_skipped_wherever_the_optimizer_runs_and_whoever_waits(more: dict[str, A
     assert_same_runs(*results)
 
 
-@pytest.mark.parametrize(("policy", "place"), [("fsa", "server"), ("fsa", "workers"), ("mixed", "server")])
-def test_where_all_skip_nothing_changes(policy: str, place: str) -> None:
-    script = Script(math.nan, everywhere=True)
-    more = settings(push_at="step", place=place, policy=policies.make(policy))
-    train([2, 1], script, more, policy=policy)
+@pytest.mark.parametrize(
+    ("parties", "policy", "place"),
+    [
+        ([2, 1], "fsa", "server"),
+        ([2, 1], "fsa", "workers"),
+        ([2, 1], "mixed", "server"),
+        ([], "fsa", "server"),
+    ],
+)
+def test_where_all_skip_nothing_changes(parties: list[int], policy: str, place: str) -> None:
+    script = Script(math.inf, everywhere=True)
+    run(script, parties, policy, push_at="step", place=place)
     for behind in script.behind.values():
         assert_equal(behind[BAD_STEP], behind[BAD_STEP - 1])
         assert not torch.equal(behind[BAD_STEP + 1]["2.bias"], behind[BAD_STEP]["2.bias"])
-    whole = [ledger for ledger in script.ledgers if policy == "fsa"]
-    assert whole == [[STEPS] * 3] * len(whole)
+    if parties and policy == "fsa":
+        assert script.ledgers == [[STEPS] * 3] * 3
 
 
 class Spoilt:
@@ -91,8 +106,7 @@ class Spoilt:
         self.after, self.everywhere, self.last = after, everywhere, -1
 
     def __call__(self, run: LiveRun) -> None:
-        model = small_model()
-        model, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begin(run)
         for step in range(30):
             run.weight(2)
             loss = model(torch.ones(2, 20, dtype=torch.float64)).square().mean()
@@ -133,34 +147,25 @@ def test_one_worker_that_does_not_contribute_ends_nothing() -> None:
     assert script.last == 29
 
 
-def test_a_run_of_one_keeps_its_weights() -> None:
-    script = Script(math.inf, everywhere=True)
-    train([], script, settings(push_at="step"))
-    assert_equal(script.behind["solo/0"][BAD_STEP], script.behind["solo/0"][BAD_STEP - 1])
-
-
 def test_micro_batches_that_were_accumulated_are_found_with_the_last() -> None:
     def script(run: LiveRun) -> None:
-        model = small_model(dtype=torch.float32)
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = begin(run, model=small_model(dtype=torch.float32))
         run.weight(2)
         with run.accumulate():
             (model(torch.ones(1, 20)).sum() * math.inf).backward()
         model(torch.ones(1, 20)).sum().backward()
         optimizer.step()
 
-    with pytest.raises(
-        NotFinite, match=r"[AB]/0: the gradient of 2.(weight|bias).* holds (-?Inf|NaN) in step 1"
-    ):
-        train([1, 1], script, settings(on_nonfinite="stop"))
+    told = r"[AB]/0: the gradient of 2.(weight|bias).* holds (-?Inf|NaN) in step 1"
+    with pytest.raises(NotFinite, match=told):
+        run(script, [1, 1], on_nonfinite="stop")
 
 
 def test_a_worker_that_skips_beside_one_that_has_ended() -> None:
     """Nobody contributes to the second step: A/0 skips it, and A/1 has had one batch."""
 
     def script(run: LiveRun) -> tuple[list[dict[str, torch.Tensor]], list[int]]:
-        model = small_model(dtype=torch.float32)
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = begin(run, model=small_model(dtype=torch.float32))
         behind = []
         for step, x in enumerate(run.shard([torch.ones(2, 20)] * 3)):
             optimizer.zero_grad()
@@ -170,7 +175,7 @@ def test_a_worker_that_skips_beside_one_that_has_ended() -> None:
         assert run.ledger is not None
         return [*behind, weights(model)], run.ledger.tolist()
 
-    results, simulator = train([2], script, settings(push_at="step"))
+    results, simulator = run(script, [2], push_at="step")
     for behind, ledger in results.values():
         assert_equal(behind[-1], behind[0])
         assert ledger == [2, 2]
@@ -186,29 +191,23 @@ def drop(model: nn.Module) -> None:
         parameter.grad = None
 
 
-@pytest.mark.parametrize(
-    ("policy", "compared"),
-    [
-        ("mixed", Script(None, weightless, make=sgd)),
-        ("hfa k1=1 k2=2", Script(None, weightless, drop, sgd)),
-        ("diloco every=2", Script(None, weightless, drop, sgd)),
-        ("diloco every=4 fragments=2 overlap=1", Script(None, weightless, drop, sgd)),
-        ("esync wait=true", Script(None, weightless, drop, sgd)),
-        ("downpour", Script(None, then=drop, make=sgd)),
-    ],
-)
-def test_skipped_with_other_policies(policy: str, compared: Script) -> None:
-    results, notes = [], []
-    for script in (Script(math.nan, make=sgd), compared):
-        more = settings(push_at="step", policy=policies.make(policy))
-        found, simulator = train([2, 1], script, more, policy=policy)
-        results.append(found)
-        notes.append(told(simulator))
-    assert_same_runs(*results)
-    assert [[(node, fields["part"]) for node, fields in each] for each in notes] == [
-        [(BAD_WORKER, "all")],
-        [],
-    ]
+POLICIES = [
+    "mixed", "hfa k1=1 k2=2", "diloco every=2", "diloco every=4 fragments=2 overlap=1", "esync wait=true", "downpour",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_skipped_with_other_policies(policy: str) -> None:
+    compared = Script(None, weightless, drop, sgd)
+    if policy == "mixed":
+        compared = Script(None, weightless, make=sgd)
+    elif policy == "downpour":
+        compared = Script(None, then=drop, make=sgd)
+    ours, simulator = run(Script(math.nan, make=sgd), policy=policy, push_at="step")
+    theirs, undisturbed = run(compared, policy=policy, push_at="step")
+    assert_same_runs(ours, theirs)
+    assert [(node, fields["part"]) for node, fields in told(simulator)] == [(BAD_WORKER, "all")]
+    assert told(undisturbed) == []
 
 
 def spoil_weights(_: LiveRun, model: nn.Module) -> None:
@@ -221,26 +220,17 @@ def spoil_weights(_: LiveRun, model: nn.Module) -> None:
 )
 def test_a_worker_whose_own_weights_are_lost_goes_on_from_the_others(policy: str) -> None:
     script = Script(None, spoil_weights, make=sgd, steps=8)
-    more = settings(policy=policies.make(policy))
-    results, simulator = train([2, 1], script, more, policy=policy)
+    results, simulator = run(script, policy=policy)
     for found in results.values():
         assert all(bool(w.isfinite().all()) for w in found.values())
     assert {node for node, _ in told(simulator)} == {BAD_WORKER}
     assert script.ledgers[1:] == script.ledgers[:-1]
 
 
-@pytest.mark.parametrize(
-    ("policy", "what"),
-    [
-        ("hfa", "the gradient of 2.bias"),
-        ("downpour", "the gradient of 2.bias"),
-        ("mixed", "the gradient of 2.bias"),
-    ],
-)
-def test_other_policies_name_the_step_in_which_it_was_made(policy: str, what: str) -> None:
-    more = settings(on_nonfinite="stop", policy=policies.make(policy))
-    with pytest.raises(NotFinite, match=rf"A/1: {what} holds NaN in step 2 "):
-        train([2, 1], Script(math.nan), more, policy=policy)
+@pytest.mark.parametrize("policy", ["hfa", "downpour", "mixed"])
+def test_other_policies_name_the_step_in_which_it_was_made(policy: str) -> None:
+    with pytest.raises(NotFinite, match=r"A/1: the gradient of 2.bias holds NaN in step 2 "):
+        run(Script(math.nan), policy=policy, on_nonfinite="stop")
 
 
 def test_a_buffer_may_hold_inf_and_no_nan_where_it_is_averaged() -> None:
@@ -252,8 +242,7 @@ def test_a_buffer_may_hold_inf_and_no_nan_where_it_is_averaged() -> None:
             self.register_buffer("mean", torch.ones(2))
 
     def script(run: LiveRun) -> list[float]:
-        model = Masked()
-        model, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begin(run, model=Masked())
         if run.name == "A/0":
             model.mean[0] = math.nan
         run.weight(1)
@@ -261,19 +250,16 @@ def test_a_buffer_may_hold_inf_and_no_nan_where_it_is_averaged() -> None:
         optimizer.step()
         return model.mask.tolist() + model.mean.tolist()
 
-    more = {"buffers": "average", "policy": policies.make("diloco every=1"), "pack_below": 1}
-    results, simulator = train([1, 1], script, settings(**more), policy="diloco every=1")
+    results, simulator = run(script, [1, 1], "diloco every=1", buffers="average", pack_below=1)
     assert list(results.values()) == [[0.0, -math.inf, 1.0, 1.0]] * 2
     ((node, fields),) = told(simulator)
     assert (node, fields["what"]) == ("A/0", "the local mean holds NaN")
 
 
-def with_statistics(value: float) -> Callable[[LiveRun], dict[str, torch.Tensor]]:
-    """A step behind which A/0 has a running variance with this value."""
-
+@pytest.mark.parametrize(("value", "on_nonfinite"), each_value(NUMBERS, ["skip", "stop"]))
+def test_a_running_statistic_that_is_not_finite_reaches_nobody(value: float, on_nonfinite: str) -> None:
     def script(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-        model, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begin(run, model=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
         run.weight(1)
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(place_of(run)))
         model(x).square().sum().backward()
@@ -282,32 +268,19 @@ def with_statistics(value: float) -> Callable[[LiveRun], dict[str, torch.Tensor]
         optimizer.step()
         return weights(model)
 
-    return script
-
-
-@pytest.mark.parametrize("value", NUMBERS)
-def test_a_running_statistic_that_is_not_finite_reaches_nobody(value: float) -> None:
-    spec = "diloco every=1"
-    results, simulator = train(
-        [1, 1], with_statistics(value), settings(policy=policies.make(spec)), policy=spec
-    )
+    what = f"the local 1.running_var holds {WORDS.get(value, 'NaN')}"
+    if on_nonfinite == "stop":
+        with pytest.raises(NotFinite, match=rf"A/0: {re.escape(what)} in step 1 "):
+            run(script, [1, 1], "diloco every=1", on_nonfinite="stop")
+        return
+    results, simulator = run(script, [1, 1], "diloco every=1")
     assert_equal(results["A/0"], results["B/0"])
     assert all(bool(values.isfinite().all()) for values in results["A/0"].values())
     ((node, fields),) = told(simulator)
-    assert (node, fields["what"]) == ("A/0", f"the local 1.running_var holds {WORDS.get(value, 'NaN')}")
+    assert (node, fields["what"]) == ("A/0", what)
 
 
-@pytest.mark.parametrize("value", NUMBERS)
-def test_a_running_statistic_that_is_not_finite_stops_a_run_and_is_named(value: float) -> None:
-    spec = "diloco every=1"
-    more = settings(on_nonfinite="stop", policy=policies.make(spec))
-    word = WORDS.get(value, "NaN")
-    with pytest.raises(NotFinite, match=rf"A/0: the local 1\.running_var holds {word} in step 1 "):
-        train([1, 1], with_statistics(value), more, policy=spec)
-
-
-@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
-@pytest.mark.parametrize("value", NUMBERS)
+@pytest.mark.parametrize(("value", "on_nonfinite"), each_value(NUMBERS, ["stop", "skip"]))
 def test_weights_that_are_not_finite_are_no_beginning(value: float, on_nonfinite: str) -> None:
     """Else they would be everybody's, and whoever computes first would be blamed for its gradients."""
 
@@ -318,8 +291,6 @@ def test_weights_that_are_not_finite_are_no_beginning(value: float, on_nonfinite
                 next(model.parameters())[3, 4] = value
         run.attach(model, sgd(model))
 
-    word = WORDS.get(value, "NaN")
-    with pytest.raises(
-        NotFinite, match=rf"A/0: 0\.weight holds {word} in attach\(\): begin with finite weights"
-    ):
+    text = rf"A/0: 0\.weight holds {WORDS.get(value, 'NaN')} in attach\(\): begin with finite weights"
+    with pytest.raises(NotFinite, match=text):
         train([2, 1], script, settings(on_nonfinite=on_nonfinite))

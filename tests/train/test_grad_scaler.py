@@ -8,21 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from finite_runs import (
-    BAD_STEP,
-    BAD_WORKER,
-    STEPS,
-    assert_same_runs,
-    settings,
-)
-from live_runs import parts_of, place_of, sgd, small_model, train, weights
+from finite_runs import BAD_STEP, BAD_WORKER, STEPS, assert_same_runs, settings
+from live_runs import begin, parts_of, place_of, small_model, train, weights
 
 from geomx.errors import Unsupported
 from geomx.train import LiveRun
 
 
-@pytest.mark.parametrize("unscale", [True, False])
-@pytest.mark.parametrize("place", ["server", "workers"])
+@pytest.mark.parametrize(("place", "unscale"), [("server", True), ("workers", False)])
 def test_a_grad_scaler_leaves_out_the_step_of_its_own_worker(unscale: bool, place: str) -> None:
     scales: dict[str, list[float]] = {}
 
@@ -56,14 +49,20 @@ def test_a_grad_scaler_leaves_out_the_step_of_its_own_worker(unscale: bool, plac
     assert scales == {"A/0": [1024.0] * 4, "A/1": [1024.0, 512.0, 512.0, 512.0], "B/0": [1024.0] * 4}
 
 
+@pytest.mark.parametrize("unscale", [True, False])
 @pytest.mark.parametrize("more", [{"on_nonfinite": "stop", "push_at": "step"}, {"push_at": "backward"}])
-def test_a_grad_scaler_needs_steps_that_can_be_skipped(more: dict[str, Any]) -> None:
+def test_a_grad_scaler_needs_steps_that_can_be_skipped(more: dict[str, Any], unscale: bool) -> None:
+    """Or a loop in bfloat16, which needs no scaling."""
+
     def script(run: LiveRun) -> None:
-        model = small_model(dtype=torch.float32)
-        model, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begin(run)
         scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(model(torch.ones(1, 20)).sum()).backward()
+        scaler.scale(model(torch.ones(1, 20).double()).sum()).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
         scaler.step(optimizer)
 
-    with pytest.raises(Unsupported, match=r'run.on_nonfinite = "skip" and worker.push_at = "step"'):
+    with pytest.raises(Unsupported) as caught:
         train([], script, settings(**more))
+    assert 'run.on_nonfinite = "skip" and worker.push_at = "step"' in str(caught.value)
+    assert "bfloat16" in str(caught.value)

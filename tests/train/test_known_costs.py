@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from live_runs import small_model, train
+from live_runs import begin, train
 from torch import nn
 
 from geomx.config import Run
@@ -15,7 +16,7 @@ from geomx.config.compatibility.choices import Choices
 from geomx.config.compatibility.decision import decide
 from geomx.config.compatibility.script import Script
 from geomx.errors import Unsupported
-from geomx.train import LiveRun, Settings
+from geomx.train import Settings
 from geomx.train.model.support import kept_by
 
 PARTIES = '[[party]]\nname = "A"\nworkers = 2\n[[party]]\nname = "B"\nworkers = 1\n'
@@ -27,15 +28,12 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def told(codec_up: str, optimizer: str, strict: bool = False, policy: str = "fsa") -> set[tuple[str, str]]:
+def told(codec_up: str, optimizer: str, strict: bool = False) -> set[tuple[str, str]]:
     """By whom, and what."""
-    run = Run.parse(PARTIES, "run.toml", [f"wan.codec_up={codec_up}", f"sync.policy={policy}"])
-
-    def main(live: LiveRun) -> None:
-        model = small_model()
-        live.attach(model, OPTIMIZERS[optimizer](model.parameters()))
+    run = Run.parse(PARTIES, "run.toml", [f"wan.codec_up={codec_up}"])
 
     settings = Settings.of(run.changed([f"run.strict={str(strict).lower()}"]))
+    main = partial(begin, make=lambda model: OPTIMIZERS[optimizer](model.parameters()))
     _, simulator = train([2, 1], main, settings)
     notes = [*simulator.noted("advice"), *simulator.noted("advised")]
     return {(node, fields["text"]) for _, node, fields in notes}
@@ -78,20 +76,15 @@ def test_others_are_not(codec: str, optimizer: str) -> None:
     assert not told(codec, optimizer, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "keeps"),
-    [
-        ("Adam", "squares"), ("NAdam", "squares"), ("RMSprop", "squares"), ("Adadelta", "squares"), ("ASGD", "nothing"),
-        ("Adafactor", "squares"),
-    ],
-)  # fmt: skip
-def test_what_an_optimizer_keeps(name: str, keeps: str) -> None:
-    assert kept_by(getattr(torch.optim, name)(nn.Linear(2, 2).parameters())) == keeps
-
-
-def test_an_optimizer_of_one_s_own_is_not_known() -> None:
+def test_what_an_optimizer_keeps() -> None:
     class Own(torch.optim.Optimizer):
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, {"lr": 0.1})
 
-    assert kept_by(Own(nn.Linear(2, 2).parameters())) == "unknown"
+    def kept(make: Any) -> str:
+        return kept_by(make(nn.Linear(2, 2).parameters()))
+
+    for name in ("Adam", "NAdam", "RMSprop", "Adadelta", "Adafactor"):
+        assert kept(getattr(torch.optim, name)) == "squares", name
+    assert kept(torch.optim.ASGD) == "nothing"
+    assert kept(Own) == "unknown"

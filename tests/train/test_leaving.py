@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_equal, place_of, sgd, small_model, train, weights
+from exploring import each_value
+from live_runs import assert_equal, begin, descend, now, place_of, sgd, sleep, small_model, weights
+from policy_runs import train_by
 from restarts import X, Y
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,37 +20,24 @@ from geomx.errors import AskedToLeave
 from geomx.node.topology import AS_ABOVE, Edge
 from geomx.rounds.losses import Losses
 from geomx.simulate.simulator import Simulator
-from geomx.sync import policies
-from geomx.train import LiveRun, Settings
+from geomx.train import LiveRun
 from geomx.wire.session import Patience
 
-POLICIES = (
-    "fsa",
-    "hfa k1=2 k2=2",
-    "diloco every=5",
-    "diloco every=6 fragments=2 overlap=2",
-    "esync",
-    "mixed",
-    "downpour",
-)
+POLICIES = [
+    "fsa", "hfa k1=2 k2=2", "diloco every=5", "diloco every=6 fragments=2 overlap=2", "esync", "mixed", "downpour",
+]  # fmt: skip
 
 
 class Leaving:
     """Runs a script on each worker, and has some nodes leave: `asks(simulator, lives)` plans it."""
 
-    def __init__(
-        self, script: Callable[[LiveRun], Any], policy: str = "fsa", codec: str = "dense", **more: Any
-    ) -> None:
+    def __init__(self, script: Callable[[LiveRun], Any], policy: str = "fsa", codec: str = "dense") -> None:
         self.lives: dict[str, LiveRun] = {}
         self.ended: dict[str, float] = {}  # who has left early, and when
         self.statuses = set[Any]()  # with which their scripts end
         self._script = script
-        settings = Settings(
-            slice_elements=512, pack_below=100, policy=policies.make(policy), on_loss="continue", **more
-        )
+        self._policy = policy
         self._how: dict[str, Any] = {
-            "settings": settings,
-            "policy": policy,
             "losses": Losses("continue", 60.0),
             "patience": Patience(heartbeat_s=0.1, timeout_s=0.4),
             "lan": Edge(codec, AS_ABOVE),
@@ -56,11 +45,7 @@ class Leaving:
         }
 
     def run(
-        self,
-        at_s: float,
-        *nodes: str,
-        parties: tuple[int, ...] = (2, 1),
-        also: Callable[[Simulator], None] = lambda _: None,
+        self, at_s: float, *nodes: str, also: Callable[[Simulator], None] = lambda _: None
     ) -> tuple[dict[str, Any], Simulator]:
         def main(live: LiveRun) -> Any:
             self.lives[live.name] = live
@@ -68,13 +53,7 @@ class Leaving:
                 return self._script(live)
             except AskedToLeave as left:
                 self.statuses.add(left.code)
-                self.ended[live.name] = live._client.port.now  # type: ignore[attr-defined]  # of the virtual clock
-                raise
-
-        def leaves_out(live: LiveRun) -> Any:
-            try:
-                return main(live)
-            except AskedToLeave:
+                self.ended[live.name] = now(live)
                 return None
 
         def faults(simulator: Simulator, _: Any) -> None:
@@ -82,7 +61,8 @@ class Leaving:
                 simulator.at(at_s, lambda node=node: self._ask(simulator, node))
             also(simulator)
 
-        results, simulator = train(parties, leaves_out, faults=faults, **self._how)
+        given = {"on_loss": "continue"}
+        results, simulator = train_by(self._policy, (2, 1), main, given, faults=faults, **self._how)
         return {name: result for name, result in results.items() if result is not None}, simulator
 
     def _ask(self, simulator: Simulator, node: str) -> None:
@@ -93,15 +73,12 @@ class Leaving:
 
 
 def loop(live: LiveRun, epochs: int = 6, save: Path | None = None, schedule: bool = False) -> dict[str, Any]:
-    model = small_model(seed=place_of(live))
-    model, optimizer = live.attach(model, sgd(model))
+    model, optimizer = begin(live)
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9) if schedule else None
     for _ in range(live.epoch, epochs):
         for x, y in live.shard(DataLoader(TensorDataset(X, Y), 2, shuffle=True), over="run"):
-            live._client.port.sleep(0.02 * (1 + place_of(live)))  # type: ignore[attr-defined]  # virtual
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+            sleep(live, 0.02 * (1 + place_of(live)))
+            descend(model, optimizer, x, y)
             if scheduler is not None:
                 scheduler.step()
             if save is not None:
@@ -110,10 +87,10 @@ def loop(live: LiveRun, epochs: int = 6, save: Path | None = None, schedule: boo
     return {"weights": weights(model), "at": (live.step, live.epoch)}
 
 
-@pytest.mark.parametrize("codec", ["dense", "int4"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "codec"), each_value(POLICIES, ["dense", "int4"]))
 def test_a_worker_leaves_and_the_others_go_on(policy: str, codec: str) -> None:
-    leaving = Leaving(loop, policy, codec)
+    """With a schedule, too, which it may leave before it has stepped."""
+    leaving = Leaving(lambda live: loop(live, schedule=policy == "fsa"), policy, codec)
     results, simulator = leaving.run(0.5, "A/1")
     assert results.keys() == {"A/0", "B/0"}
     assert leaving.statuses == {0}
@@ -126,7 +103,7 @@ def test_a_worker_leaves_and_the_others_go_on(policy: str, codec: str) -> None:
     assert simulator.noted("lost") == []
 
 
-@pytest.mark.parametrize("policy", ["fsa", "diloco every=5", "mixed"])
+@pytest.mark.parametrize("policy", ["diloco every=5", "mixed"])
 def test_a_server_leaves_with_all_below_it(policy: str) -> None:
     results, simulator = Leaving(loop, policy, "int4").run(0.5, "A")
     assert results.keys() == {"B/0"}
@@ -152,15 +129,12 @@ def test_all_may_leave() -> None:
 
 def test_who_is_at_the_end_of_its_data_does_not_wait_for_the_others() -> None:
     def script(live: LiveRun) -> float:
-        model = small_model(seed=place_of(live))
-        model, optimizer = live.attach(model, sgd(model))
+        model, optimizer = begin(live)
         count = 2 if live.name == "B/0" else 40
         for x, y in live.shard([(X[:2], Y[:2])] * 3 * count, over="run"):
-            live._client.port.sleep(0.1)  # type: ignore[attr-defined]  # of the virtual clock
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-        return float(live._client.port.now)  # type: ignore[attr-defined]
+            sleep(live, 0.1)
+            descend(model, optimizer, x, y)
+        return now(live)
 
     leaving = Leaving(script)
     results, _ = leaving.run(1.0, "B/0")
@@ -173,17 +147,14 @@ def test_who_is_asked_while_its_close_waits_for_the_others_does_not_wait_any_mor
     closed: dict[str, float] = {}
 
     def script(live: LiveRun) -> bool:
-        model = small_model(seed=place_of(live))
-        model, optimizer = live.attach(model, sgd(model))
+        model, optimizer = begin(live)
         for step, (x, y) in enumerate(live.shard([(X[:2], Y[:2])] * 120, over="run")):
-            live._client.port.sleep(0.1)  # type: ignore[attr-defined]  # of the virtual clock
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+            sleep(live, 0.1)
+            descend(model, optimizer, x, y)
             if live.name == "B/0" and step == 3:
                 break
         live.close()
-        closed[live.name] = live._client.port.now  # type: ignore[attr-defined]
+        closed[live.name] = now(live)
         return live.is_closed
 
     results, _ = Leaving(script, "esync").run(1.0, "B/0")
@@ -196,26 +167,19 @@ def test_a_run_whose_other_workers_save_behind_each_step_does_not_disagree(tmp_p
     """Whoever leaves takes part in no call of its own: the others may be in another one."""
     path = tmp_path / "model.safetensors"
     for at_s in (0.45, 0.5, 0.55, 0.6):
-        results, _ = Leaving(lambda live: loop(live, 3, save=path), codec="int4").run(at_s, "A/1")
+        results, _ = Leaving(lambda live: loop(live, 2, save=path), codec="int4").run(at_s, "A/1")
         assert_equal(results["A/0"]["weights"], results["B/0"]["weights"])
 
 
-def test_schedules_do_not_differ_because_one_leaves_before_it_has_stepped_its_own() -> None:
-    results, _ = Leaving(lambda live: loop(live, schedule=True), codec="int4").run(0.5, "A/1")
-    assert_equal(results["A/0"]["weights"], results["B/0"]["weights"])
-
-
-@pytest.mark.parametrize("asked", [("A/0",), ("A",)])
-def test_where_the_first_worker_has_left_the_next_writes_the_checkpoint(
-    asked: tuple[str, ...], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("asked", ["A/0", "A"])
+def test_where_the_first_worker_has_left_the_next_writes_the_checkpoint(asked: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
 
     def script(live: LiveRun) -> None:
         loop(live)
         live.save(path)
 
-    Leaving(script).run(0.5, *asked)
+    Leaving(script).run(0.5, asked)
     assert path.exists()
 
 
@@ -224,8 +188,7 @@ def test_what_was_not_shared_of_local_steps_counts_in_the_next_mean() -> None:
     start, made = small_model(seed=0), dict[str, dict[str, torch.Tensor]]()
 
     def script(live: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model(seed=place_of(live))
-        model, optimizer = live.attach(model, sgd(model))
+        model, optimizer = begin(live)
         for step in range(2):
             live.weight(1)
             optimizer.zero_grad()
@@ -260,15 +223,12 @@ def test_what_was_not_shared_of_local_steps_counts_in_the_next_mean() -> None:
 def test_only_a_run_that_goes_on_lets_workers_leave() -> None:
     def script(live: LiveRun) -> int:
         live.ask_to_leave()
-        model = small_model()
-        model, optimizer = live.attach(model, sgd(model))
+        model, optimizer = begin(live)
         for _ in live.shard([(X[:2], Y[:2])] * 4, over="run"):
             optimizer.zero_grad()
             model(X[:2]).sum().backward()
             optimizer.step()
         return live.step
 
-    results, _ = train(
-        (1, 1), script, Settings(slice_elements=512, on_loss="wait"), losses=Losses("wait", 60.0)
-    )
+    results, _ = train_by("fsa", (1, 1), script, {"on_loss": "wait"}, losses=Losses("wait", 60.0))
     assert results == {"A/0": 2, "B/0": 2}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_close, assert_equal, small_model, train, weights
+from exploring import pairwise
+from live_runs import assert_close, assert_equal, begin, descend, sgd, small_model, train, weights
+from loops import momentum
+from policy_runs import train_by
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -22,7 +26,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from geomx.sync import policies
 from geomx.train import LiveRun, Settings
 from geomx.train.data.loader import every_nth, samples_in, share_length
 
@@ -73,19 +76,15 @@ def loaders() -> dict[str, DataLoader[Any]]:
 
 @pytest.mark.parametrize("name", loaders())
 def test_workers_share_each_epoch(name: str) -> None:
+    """Epochs differ, where they are shuffled, and runs do not."""
     results = read(loaders()[name], [2, 1], epochs=2)
     for epoch in range(2):
-        assert sorted(sample for epochs in results.values() for sample in seen(epochs[epoch])) == list(
-            range(N)
-        )
-
-
-@pytest.mark.parametrize("name", ["shuffled", "random batches"])
-def test_epochs_differ_and_runs_do_not(name: str) -> None:
-    first = read(loaders()[name], [2, 1], epochs=2)
+        everybody_s = [sample for epochs in results.values() for sample in seen(epochs[epoch])]
+        assert sorted(everybody_s) == list(range(N))
     torch.randn(3)
-    assert read(loaders()[name], [2, 1], epochs=2) == first
-    assert first["A/0"][0] != first["A/0"][1]
+    assert read(loaders()[name], [2, 1], epochs=2) == results
+    if name in ("shuffled", "random batches"):
+        assert results["A/0"][0] != results["A/0"][1]
 
 
 def test_each_party_has_its_own_data() -> None:
@@ -182,44 +181,31 @@ def test_samples_in_a_batch(batch: Any, expected: int | None) -> None:
 # -- training over shares of unequal length --------------------------------------------------------------------
 
 
-def epochs_of(
-    run: LiveRun, loader: Any, epochs: int = 2, **options: Any
-) -> tuple[dict[str, torch.Tensor], int]:
-    model = small_model()
-    model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
-    for _ in range(epochs):
+def epochs_of(run: LiveRun, loader: Any, **options: Any) -> tuple[dict[str, torch.Tensor], int]:
+    model, optimizer = begin(run, momentum, **options)
+    for _ in range(2):
         for x, y in run.shard(loader, over="run"):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+            descend(model, optimizer, x, y)
     run.wait()
     return weights(model), run.turn
 
 
-def expected_epochs(workers: int, batch: int, epochs: int = 2) -> tuple[dict[str, torch.Tensor], int]:
+def expected_epochs(workers: int, batch: int) -> tuple[dict[str, torch.Tensor], int]:
     """Step by step, the batches of all workers that still have one."""
     model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = momentum(model)
     shares = [[*torch.arange(N)[place::workers].split(batch)] for place in range(workers)]
     steps = max(map(len, shares))
-    for _ in range(epochs):
-        for step in range(steps):
-            chosen = torch.cat([share[step] for share in shares if step < len(share)])
-            x, y = DATA[chosen]
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-    return weights(model), 1 + epochs * steps
+    for step in [*range(steps)] * 2:
+        descend(model, optimizer, *DATA[torch.cat([share[step] for share in shares if step < len(share)])])
+    return weights(model), 1 + 2 * steps
 
 
-@pytest.mark.parametrize("place", ["server", "workers"])
-@pytest.mark.parametrize("batch", [2, 3, 4, 8])
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_unequal_shares_give_the_mean_over_all_samples(workers: int, batch: int, place: str) -> None:
+@pytest.mark.parametrize(("batch", "workers", "place"), pairwise([2, 3, 8], [1, 2, 3], ["server", "workers"]))
+def test_unequal_shares_give_the_mean_over_all_samples(workers: int, batch: int, place: Any) -> None:
     """And no worker takes an extra turn unless another had data for it."""
     parties = [workers] if workers == 1 else [workers - 1, 1]
-    settings = Settings(place=place)  # type: ignore[arg-type]
-    results, _ = train(parties, lambda run: epochs_of(run, DataLoader(DATA, batch)), settings)
+    results, _ = train(parties, lambda run: epochs_of(run, DataLoader(DATA, batch)), Settings(place=place))
     expected, turns = expected_epochs(workers, batch)
     # Otherwise whether the ends fall together depends on the shares.
     together = len({len(range(place, N, workers)) % batch == 0 for place in range(workers)}) == 1
@@ -234,43 +220,32 @@ def test_a_worker_without_any_data_takes_part(options: dict[str, str]) -> None:
     loader = [(DATA.tensors[0][:5], DATA.tensors[1][:5])]  # one batch, for the first worker
     results, _ = train([1, 1], lambda run: epochs_of(run, loader, **options))
     model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = momentum(model)
     for _ in range(2):
-        optimizer.zero_grad()
-        F.mse_loss(model(loader[0][0]), loader[0][1]).backward()
-        optimizer.step()
+        descend(model, optimizer, *loader[0])
     for ours, _ in results.values():
         assert_close(ours, weights(model))
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        *(
-            "hfa k1=2 k2=1",
-            "hfa k1=1 k2=2",
-            "diloco every=2",
-            "diloco every=4 fragments=2 overlap=1",
-            "esync",
-        ),
-        *("esync wait=true", "mixed", "mixed staleness=1", "downpour n_push=2 n_fetch=2"),
-    ],
-)
+SPECS = [
+    "hfa k1=2 k2=1", "hfa k1=1 k2=2", "diloco every=2", "diloco every=4 fragments=2 overlap=1", "esync",
+    "esync wait=true", "mixed", "mixed staleness=1", "downpour n_push=2 n_fetch=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_nor_does_it_hold_up_any_policy(spec: str) -> None:
     """Nor do two loaders at once, of which the second has still more when the first has ended."""
-    batches = [(x, y) for x, y in DataLoader(DATA, 2)][:5]
+    batches = list(DataLoader(DATA, 2))[:5]
 
     def script(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = begin(run)
         for loader in (batches[:1], batches, []):
             for x, y in run.shard(loader, over="run"):
-                optimizer.zero_grad()
-                F.mse_loss(model(x), y).backward()
-                optimizer.step()
+                descend(model, optimizer, x, y)
         return weights(model)
 
-    results, _ = train([2, 1], script, Settings(policy=policies.make(spec)), policy=spec)
+    results, _ = train_by(spec, [2, 1], script)
     assert all(value.isfinite().all() for values in results.values() for value in values.values())
     if not spec.startswith(("mixed", "downpour")):
         for values in results.values():
@@ -282,8 +257,7 @@ def test_evaluation_counts_nothing_and_waits_for_nobody() -> None:
     loader = DataLoader(DATA, 4)
 
     def script(run: LiveRun) -> tuple[int, int]:
-        model = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = begin(run)
         if run.is_first:
             with torch.no_grad():
                 before = len(list(run.shard(loader)))
@@ -292,10 +266,8 @@ def test_evaluation_counts_nothing_and_waits_for_nobody() -> None:
             model.train()
             list(run.shard(loader, train=False))
             assert before == len(run.shard(loader))
-        for x, y in run.shard([(DATA.tensors[0], DATA.tensors[1])] * 2):
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        for x, y in run.shard([DATA.tensors] * 2):
+            descend(model, optimizer, x, y)
         return run.turn, run._samples.seen
 
     results, _ = train([1, 1], script)
@@ -304,12 +276,9 @@ def test_evaluation_counts_nothing_and_waits_for_nobody() -> None:
 
 def test_training_in_evaluation_mode_by_request() -> None:
     def script(run: LiveRun) -> int:
-        model = small_model().eval()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = begin(run, model=small_model().eval())
         for x, y in run.shard(DataLoader(DATA, 8), train=True):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+            descend(model, optimizer, x, y)
         return run._samples.seen
 
     results, _ = train([1, 1], script)
@@ -318,13 +287,10 @@ def test_training_in_evaluation_mode_by_request() -> None:
 
 def test_breaking_out_of_the_loop() -> None:
     def script(run: LiveRun) -> int:
-        model = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = begin(run)
         for _ in range(2):
             for number, (x, y) in enumerate(run.shard(DataLoader(DATA, 2))):
-                optimizer.zero_grad()
-                F.mse_loss(model(x), y).backward()
-                optimizer.step()
+                descend(model, optimizer, x, y)
                 if number == 2:
                     break
         return run.turn
@@ -336,47 +302,40 @@ def test_breaking_out_of_the_loop() -> None:
 def test_accumulation_over_the_end_of_the_data() -> None:
     """What was accumulated and not pushed stays in `.grad`, while others still have data; so in plain PyTorch."""
 
-    def script(run: LiveRun) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-        model = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        batches = 3 if run.is_first else 4
-        for number, (x, y) in enumerate(run.shard([(DATA.tensors[0], DATA.tensors[1])] * batches)):
+    def pass_over(model: nn.Module, optimizer: Any, batches: Any, accumulate: Any) -> list[torch.Tensor]:
+        for number, (x, y) in enumerate(batches):
             if number % 2 == 0:
                 optimizer.zero_grad()
-                with run.accumulate():
-                    F.mse_loss(model(x), y).backward()
-            else:
+            with nullcontext() if number % 2 else accumulate():
                 F.mse_loss(model(x), y).backward()
+            if number % 2:
                 optimizer.step()
-        return weights(model), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
 
+    def script(run: LiveRun) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        model, optimizer = begin(run)
+        batches = run.shard([DATA.tensors] * (3 if run.is_first else 4))
+        gradients = pass_over(model, optimizer, batches, run.accumulate)
+        return weights(model), gradients
+
+    model, halfway = small_model(), small_model()
+    pass_over(model, sgd(model), [DATA.tensors] * 4, nullcontext)
+    kept = pass_over(halfway, sgd(halfway), [DATA.tensors] * 3, nullcontext)
     for place in ("server", "workers"):
         results, _ = train([1, 1], script, Settings(place=place))  # type: ignore[arg-type]
         assert_equal(results["A/0"][0], results["B/0"][0])
-        model = small_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            halfway: list[torch.Tensor] = []
-            for _ in range(2):
-                F.mse_loss(model(DATA.tensors[0]), DATA.tensors[1]).backward()
-                halfway = halfway or [p.grad.clone() for p in model.parameters() if p.grad is not None]
-            optimizer.step()
         assert_close(results["A/0"][0], weights(model))
-        for ours, theirs in zip(results["A/0"][1], halfway, strict=True):
+        for ours, theirs in zip(results["A/0"][1], kept, strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
 def test_a_schedule_for_each_epoch_with_unequal_shares() -> None:
     def script(run: LiveRun) -> dict[str, torch.Tensor]:
-        model: nn.Module = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = begin(run)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         for _ in range(3):
             for x, y in run.shard(DataLoader(DATA, 4), over="run"):
-                optimizer.zero_grad()
-                F.mse_loss(model(x), y).backward()
-                optimizer.step()
+                descend(model, optimizer, x, y)
             scheduler.step()
         return weights(model)
 

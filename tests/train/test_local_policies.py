@@ -10,31 +10,30 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from exploring import each_value
 from live_runs import (
     Make,
     adam,
     apply,
     assert_close,
     assert_equal,
+    begin,
+    descend,
+    drawn,
     gradients,
+    lockstep,
     parts_of,
     place_of,
     samples_of,
     sgd,
+    sleep,
     small_model,
-    train,
     weights,
 )
-from policy_runs import STEPS, script, settings
+from policy_runs import STEPS, script, train_by
 from torch import nn
 
-from geomx.node.topology import Edge
-from geomx.sync import policies
-from geomx.sync.contract import Policy
-from geomx.sync.diloco import DiLoCo
-from geomx.sync.fsa import FSA
-from geomx.sync.hfa import HFA
-from geomx.train import LiveRun, Settings
+from geomx.train import LiveRun
 
 
 def averaged(models: list[nn.Module], shares: list[float]) -> list[torch.Tensor]:
@@ -52,13 +51,19 @@ def set_weights(model: nn.Module, values: list[torch.Tensor]) -> None:
             parameter.copy_(value)
 
 
+def average(models: list[nn.Module], places: list[int]) -> None:
+    """Give all of these workers' models their mean."""
+    mean = averaged([models[place] for place in places], [samples_of(place) for place in places])
+    for place in places:
+        set_weights(models[place], mean)
+
+
 def local_reference(
     parties: list[int],
     make: Make,
     k1: int,
     every: int,
     outer: Callable[[list[torch.Tensor], list[torch.Tensor]], list[torch.Tensor]],
-    steps: int = STEPS,
 ) -> nn.Module:
     """HierFAVG and DiLoCo: local steps, means in a party every k1, an outer step every `every`."""
     everyone = sum(parties)
@@ -70,7 +75,7 @@ def local_reference(
     models = [copy.deepcopy(start) for _ in range(everyone)]
     optimizers = [make(model) for model in models]
     anchor = [p.detach().clone() for p in start.parameters()]
-    for step in range(steps):
+    for step in range(STEPS):
         for place, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             apply(model, optimizer, gradients(model, step, [place], everyone))
         done = step + 1
@@ -81,9 +86,7 @@ def local_reference(
                 set_weights(model, anchor)
         elif done % k1 == 0:
             for places in members:
-                mean = averaged([models[p] for p in places], [samples_of(p) for p in places])
-                for place in places:
-                    set_weights(models[place], mean)
+                average(models, places)
     return models[0]
 
 
@@ -101,36 +104,29 @@ class Nesterov:
         return [w - self.lr * (d + self.mu * v) for w, d, v in zip(start, delta, self.velocity, strict=True)]
 
 
-@pytest.mark.parametrize("make", [sgd, adam])
-@pytest.mark.parametrize("parties", [[2, 1], [1, 1, 2]])
+@pytest.mark.parametrize(("parties", "make"), [([2, 1], sgd), ([1, 1, 2], adam)])
 def test_hfa_is_hierarchical_averaging(parties: list[int], make: Make) -> None:
-    results, _ = train(parties, script(make), settings(HFA(k1=5, k2=2)), shards=2)
+    results, _ = train_by("hfa k1=5 k2=2", parties, script(make), shards=2)
     expected = local_reference(parties, make, 5, 10, lambda _, mean: mean)
     for values in results.values():
         assert_close(values, weights(expected))
 
 
-def test_hfa_with_a_mean_in_every_step_and_sgd_is_fsa() -> None:
-    ours, _ = train([2, 1], script(sgd), settings(HFA(k1=1, k2=1)))
-    fsa, _ = train([2, 1], script(sgd), settings(FSA()))
-    assert_close(ours["A/0"], fsa["A/0"])
-
-
 @pytest.mark.parametrize("make", [sgd, adam])
 def test_diloco_is_its_outer_step(make: Make) -> None:
-    results, _ = train([2, 1], script(make), settings(DiLoCo(every=10, lr=0.7, momentum=0.9)), shards=2)
-    expected = local_reference([2, 1], make, 10**9, 10, Nesterov(0.7, 0.9))
+    results, _ = train_by("diloco every=5 lr=0.7 momentum=0.9", [2, 1], script(make), shards=2)
+    expected = local_reference([2, 1], make, 10**9, 5, Nesterov(0.7, 0.9))
     for values in results.values():
         assert_close(values, weights(expected))
 
 
-def test_diloco_with_outer_sgd_is_hfa() -> None:
-    ours, _ = train([2, 2], script(adam), settings(DiLoCo(every=5, lr=1.0, momentum=0.0)))
-    hfa, _ = train([2, 2], script(adam), settings(HFA(k1=5, k2=1)))
-    assert_close(ours["B/1"], hfa["B/1"])
-
-
 Cut = list[list[tuple[int, int, int]]]  # of each slice: parameter, first element, element behind the last
+
+
+def cut_of(run: LiveRun) -> Cut:
+    assert run._attached is not None
+    slices = run._attached.model_slices.slices("weight")
+    return [[(part.tensor, part.start, part.stop) for part in slice_.parts] for slice_ in slices]
 
 
 def streaming_reference(
@@ -159,8 +155,7 @@ def streaming_reference(
                     mean = sum(n * p for n, p in zip(shares, parts, strict=True)) / sum(shares)
                     (anchors[index],) = outers[index]([anchors[index]], [mean])  # type: ignore[list-item]
                     under_way.append((step + overlap, index, anchors[index]))
-        for due, index, new in [each for each in under_way if each[0] == step]:
-            assert due == step
+        for _, index, new in [each for each in under_way if each[0] == step]:
             for model in models:
                 mixed = merge * part(model, cut[index]) + (1 - merge) * new
                 at = 0
@@ -172,50 +167,21 @@ def streaming_reference(
     return models
 
 
-@pytest.mark.parametrize(("fragments", "overlap"), [(2, 0), (3, 2), (1, 4)])
+@pytest.mark.parametrize(("fragments", "overlap"), [(2, 0), (3, 1), (1, 4)])
 def test_streaming_diloco_is_the_paper_s(fragments: int, overlap: int) -> None:
     cuts: list[Cut] = []
     plain = script(adam)
 
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
         values: dict[str, torch.Tensor] = plain(run)
-        assert run._attached is not None
-        cuts.append(
-            [
-                [(part.tensor, part.start, part.stop) for part in slice_.parts]
-                for slice_ in run._attached.model_slices.slices("weight")
-            ]
-        )
+        cuts.append(cut_of(run))
         return values
 
     merge = 0.5 if overlap else 0.0
-    policy = DiLoCo(every=12, fragments=fragments, overlap=overlap)
-    results, _ = train([2, 1], main, settings(policy), shards=2)
-    expected = streaming_reference(3, 12, fragments, overlap, merge, cuts[0])
+    results, _ = train_by(f"diloco every=6 fragments={fragments} overlap={overlap}", [2, 1], main, shards=2)
+    expected = streaming_reference(3, 6, fragments, overlap, merge, cuts[0])
     for values, model in zip(results.values(), expected, strict=True):
         assert_close(values, weights(model))
-
-
-@pytest.mark.parametrize(
-    "policy", [HFA(k1=2, k2=3), DiLoCo(every=7), DiLoCo(every=6, fragments=2, overlap=2)]
-)
-def test_an_epoch_of_unequal_data_ends_with_equal_weights(policy: Policy) -> None:
-    def main(run: LiveRun) -> tuple[int, dict[str, torch.Tensor]]:
-        model = small_model()
-        model, optimizer = run.attach(model, adam(model))
-        batches = [parts_of(step, len(run.workers))[place_of(run)] for step in range(3 + 8 * place_of(run))]
-        for _ in range(2):
-            for x, y in run.shard(batches):
-                optimizer.zero_grad()
-                F.mse_loss(model(x), y).backward()
-                optimizer.step()
-        return run._attached.steps.steps, weights(model)  # type: ignore[union-attr]
-
-    results, _ = train([2, 1], main, settings(policy))
-    (steps, first), *others = results.values()
-    assert steps >= 2
-    for _, other in others:
-        assert_equal(other, first)
 
 
 def test_the_last_outer_step_of_an_epoch_weighs_what_was_trained_since_the_parts_own() -> None:
@@ -224,53 +190,38 @@ def test_the_last_outer_step_of_an_epoch_weighs_what_was_trained_since_the_parts
     cuts: list[Cut] = []
 
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model()
-        model, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begin(run)
         batches = [parts_of(step, 2)[place_of(run)] for step in range(4 + place_of(run))]
         for x, y in run.shard(batches):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+            descend(model, optimizer, x, y)
             seen[run.name] = weights(model)
-        assert run._attached is not None
-        slices = run._attached.model_slices.slices("weight")
-        cuts.append([[(part.tensor, part.start, part.stop) for part in slice_.parts] for slice_ in slices])
+        cuts.append(cut_of(run))
         return weights(model)
 
-    policy = DiLoCo(every=4, fragments=2, lr=1.0, momentum=0.0)
-    results, _ = train([1, 1], main, settings(policy))
+    results, _ = train_by("diloco every=4 fragments=2 lr=1.0 momentum=0.0", [1, 1], main)
     assert_equal(results["A/0"], results["B/0"])
     names = list(results["A/0"])
-    for cut in cuts[0][1::2]:
-        for number, first, last in cut:
-            name = names[number]
-            assert_close(
-                {name: results["A/0"][name].view(-1)[first:last]},
-                {name: seen["B/0"][name].view(-1)[first:last]},
-            )
+    for number, first, last in (part for cut in cuts[0][1::2] for part in cut):
+        ours, theirs = (each[names[number]].view(-1)[first:last] for each in (results["A/0"], seen["B/0"]))
+        assert_close({"": ours}, {"": theirs})
 
 
 def test_a_checkpoint_between_means_has_the_mean(tmp_path: Path) -> None:
     path, seen = tmp_path / "c.safetensors", {}
 
     def main(run: LiveRun) -> None:
-        model = small_model()
-        model, optimizer = run.attach(model, sgd(model))
-        x, y = parts_of(0, 2)[place_of(run)]
-        run.weight(len(x))
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
+        model, optimizer = begin(run)
+        lockstep(run, model, optimizer, range(1))
         run.save(path)
         seen[run.name] = weights(model)
 
     def later(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model(seed=5)
-        run.attach(model, sgd(model))
+        model, _ = begin(run)
         run.load(path)
         return weights(model)
 
-    train([1, 1], main, settings(HFA(k1=100, k2=1)))
-    loaded, _ = train([1, 1], later, settings(HFA(k1=100, k2=1)))
+    train_by("hfa k1=100 k2=1", [1, 1], main)
+    loaded, _ = train_by("hfa k1=100 k2=1", [1, 1], later)
     n = [samples_of(0), samples_of(1)]
     for name, a in seen["A/0"].items():
         b = seen["B/0"][name]
@@ -284,63 +235,51 @@ def test_a_checkpoint_of_diloco_has_its_outer_momentum(tmp_path: Path) -> None:
     """Behind an outer step, and with inner steps that keep no state, all goes on as if it had never stopped."""
     path = tmp_path / "c.safetensors"
 
-    def main(run: LiveRun, first: int, last: int) -> dict[str, torch.Tensor]:
-        model = small_model(seed=first)
-        model, optimizer = run.attach(model, sgd(model))
-        if first:
+    def main(run: LiveRun, goes_on: bool) -> dict[str, torch.Tensor]:
+        model, optimizer = begin(run)
+        if goes_on:
             run.load(path)
-        for step in range(first, last):
-            x, y = parts_of(step, 2)[place_of(run)]
-            run.weight(len(x))
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-            if step == 7:
-                run.save(path)
+        else:
+            lockstep(run, model, optimizer, range(8))
+            run.save(path)
+        lockstep(run, model, optimizer, range(8, 16))
         return weights(model)
 
-    went_on, _ = train([1, 1], partial(main, first=0, last=16), settings(DiLoCo(every=4)), shards=2)
-    resumed, _ = train([1, 1], partial(main, first=8, last=16), settings(DiLoCo(every=4)), shards=2)
+    went_on, resumed = (
+        train_by("diloco every=4", [1, 1], partial(main, goes_on=goes_on), shards=2)[0]
+        for goes_on in (False, True)
+    )
     assert_close(resumed["B/0"], went_on["B/0"])
 
 
-NORMALIZING = nn.BatchNorm1d(64).double()
-
-
-@pytest.mark.parametrize("buffers", ["auto", "average"])
 @pytest.mark.parametrize(
-    "spec", ["hfa k1=2 k2=2", "diloco every=4", "diloco every=4 fragments=2 overlap=1", "esync"]
+    ("spec", "buffers"),
+    each_value(
+        ["hfa k1=2 k2=2", "diloco every=4", "diloco every=4 fragments=2 overlap=1", "esync"],
+        ["average", "auto"],
+    ),
 )
 def test_batch_norm_s_statistics_are_averaged_with_the_weights(spec: str, buffers: str) -> None:
     """In the last step all have averaged; a moment earlier each had statistics of its own."""
     before: dict[str, torch.Tensor] = {}
 
     def main(run: LiveRun) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        plain = small_model()
-        model = nn.Sequential(plain[0], copy.deepcopy(NORMALIZING), plain[1], plain[2])
-        model, optimizer = run.attach(model, sgd(model))
+        model, optimizer = begin(run, model=small_model().insert(1, nn.BatchNorm1d(64).double()))
         for step in range(4):
-            x, y = parts_of(step, len(run.workers))[place_of(run)]
-            run.weight(len(x))
+            x, y = drawn(run, step)
             optimizer.zero_grad()
             F.mse_loss(model(x), y).backward()
             before[run.name] = model[1].running_mean.clone()
-            run._client.port.sleep(0.1)  # type: ignore[attr-defined]  # of the virtual clock: all are alike to ESync
+            sleep(run, 0.1)  # all are alike to ESync
             optimizer.step()
         return before[run.name], weights(model)
 
-    averaging = Settings(
-        slice_elements=512,
-        pack_below=100,
-        policy=policies.make(spec),
-        buffers=buffers,  # type: ignore[arg-type]
-    )
-    results, _ = train([2, 1], main, averaging, policy=spec)
+    results, _ = train_by(spec, [2, 1], main, {"buffers": buffers})
     (_, first), *others = results.values()
     if "overlap" not in spec:
         for _, other in others:
             assert_equal(other, first)
-    own, _ = train([2, 1], main, settings(policies.make(spec), buffers="own"), policy=spec)
+    own, _ = train_by(spec, [2, 1], main, {"buffers": "own"})
     assert len({values["1.running_mean"].sum().item() for _, values in own.values()}) == 3
     if spec == "diloco every=4":
         shares = {name: samples_of(place) for place, name in enumerate(sorted(results))}
@@ -348,58 +287,30 @@ def test_batch_norm_s_statistics_are_averaged_with_the_weights(spec: str, buffer
         torch.testing.assert_close(first["1.running_mean"], mean, rtol=1e-12, atol=1e-14)
 
 
-def two_steps(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Of this worker on its own batches, which count the same for all."""
-    for step in range(2):
-        x, y = parts_of(step, len(run.workers))[place_of(run)]
-        run.weight(1)
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
 def test_buffers_that_are_no_statistics_stay_at_home_unless_they_are_asked_for() -> None:
-    """A mask is the same on all workers, and may be as large as the model."""
+    """A mask is the same on all workers, and may be as large as the model.
 
-    def main(run: LiveRun) -> float:
-        model = nn.Sequential(small_model(), nn.Identity())
-        model[1].register_buffer("mask", torch.full((2000,), float(place_of(run)), dtype=torch.float64))
-        model, optimizer = run.attach(model, sgd(model))
-        model[1].mask.fill_(place_of(run))  # behind attach, which gives all the first worker's
-        two_steps(run, model, optimizer)
-        return float(model[1].mask[0])
+    Small buffers share slices, but a buffer of one's own does not with statistics.
+    """
 
-    for buffers, found in (("auto", {"A/0": 0.0, "B/0": 1.0}), ("average", {"A/0": 0.5, "B/0": 0.5})):
-        results, _ = train([1, 1], main, settings(HFA(k1=2, k2=1), buffers=buffers))
-        assert results == found
-
-
-def test_a_buffer_of_one_s_own_beside_a_batch_norm_is_no_statistic() -> None:
-    """Small buffers share slices, but not with statistics."""
-
-    def main(run: LiveRun) -> tuple[float, torch.Tensor]:
+    def main(run: LiveRun) -> tuple[float, float, torch.Tensor]:
         model = nn.Sequential(small_model(), nn.BatchNorm1d(5).double())
+        model[1].register_buffer("mask", torch.full((2000,), float(place_of(run)), dtype=torch.float64))
         model[1].register_buffer("own", torch.zeros(1, dtype=torch.float64))
         model, optimizer = run.attach(model, sgd(model))
-        model[1].own.fill_(place_of(run))
-        two_steps(run, model, optimizer)
-        return float(model[1].own), model[1].running_mean.clone()
+        for buffer in (model[1].mask, model[1].own):
+            buffer.fill_(place_of(run))  # behind attach, which gives all the first worker's
+        lockstep(run, model, optimizer, range(2))
+        return float(model[1].mask[0]), float(model[1].own), model[1].running_mean.clone()
 
-    results, _ = train([1, 1], main, settings(HFA(k1=2, k2=1)))
-    (mine, mean), (theirs, their_mean) = results["A/0"], results["B/0"]
-    assert (mine, theirs) == (0.0, 1.0)
-    assert torch.equal(mean, their_mean)
-
-
-@pytest.mark.parametrize("wan", [Edge("bisparse ratio=0.2", "int8"), Edge("int4", "dense")])
-def test_local_steps_go_through_codecs(wan: Edge) -> None:
-    results, _ = train([2, 1], script(sgd), settings(DiLoCo(every=5, lr=1.0, momentum=0.0)), wan=wan)
-    first, *others = results.values()
-    for other in others:
-        assert_equal(other, first)
+    for buffers, expected in (("auto", (0.0, 1.0)), ("average", (0.625, 0.625))):  # 3 samples and 5
+        results, _ = train_by("hfa k1=2 k2=1", [1, 1], main, {"buffers": buffers})
+        (*ours, mean), (*theirs, their_mean) = results["A/0"], results["B/0"]
+        assert list(zip(ours, theirs, strict=True)) == [expected, expected]
+        assert torch.equal(mean, their_mean)
 
 
 def test_what_a_script_says_of_weights_counts_with_local_steps_as_well() -> None:
-    by_samples, _ = train([2, 1], script(sgd, 12), settings(HFA(k1=2, k2=2)))
-    said, _ = train([2, 1], script(sgd, 12), settings(HFA(k1=2, k2=2), weight="equal"))
+    by_samples, _ = train_by("hfa k1=2 k2=2", [2, 1], script(sgd, 12))
+    said, _ = train_by("hfa k1=2 k2=2", [2, 1], script(sgd, 12), {"weight": "equal"})
     assert_equal(said["B/0"], by_samples["B/0"])

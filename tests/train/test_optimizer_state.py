@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_close, assert_equal, joined, parts_of, place_of, small_model, train, weights
+from exploring import pairwise
+from live_runs import (
+    Make,
+    assert_close,
+    assert_equal,
+    begin,
+    drawn,
+    lockstep,
+    plain,
+    small_model,
+    train,
+    weights,
+)
 from torch import nn
 
 from geomx.errors import Refused
 from geomx.train import LiveRun, Settings
 
 CUT = Settings(slice_elements=512, pack_below=100)
-Make = Callable[[nn.Module], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
     "SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
     "plain SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
@@ -35,23 +45,6 @@ OPTIMIZERS: dict[str, Make] = {
 FIRST, LAST = range(4), range(4, 8)
 
 
-def plain_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, places: int) -> None:
-    for step in steps:
-        x, y = joined(step, places)
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
-def run_steps(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    for step in steps:
-        x, y = parts_of(step, len(run.workers))[place_of(run)]
-        run.weight(len(x))
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
 def through_a_file(state: Any) -> Any:
     file = io.BytesIO()
     torch.save(state, file)
@@ -64,18 +57,17 @@ def test_a_plain_optimizer_goes_on_from_a_run(name: str) -> None:
     make = OPTIMIZERS[name]
 
     def script(run: LiveRun) -> tuple[Any, Any, Any]:
-        model = small_model()
-        model, optimizer = run.attach(model, make(model))
-        run_steps(run, model, optimizer, FIRST)
+        model, optimizer = begin(run, make)
+        lockstep(run, model, optimizer, FIRST)
         state = through_a_file(optimizer.state_dict()), weights(model)
-        run_steps(run, model, optimizer, LAST)
+        lockstep(run, model, optimizer, LAST)
         return *state, weights(model)
 
     results, _ = train([1, 1], script, CUT, shards=2)
     state, middle, end = results["A/0"]
-    plain = small_model()
-    reference = make(plain)
-    plain_steps(plain, reference, FIRST, 2)
+    model = small_model()
+    reference = make(model)
+    plain(model, reference, FIRST, 2)
     expected = reference.state_dict()
     assert state["param_groups"] == expected["param_groups"]
     for index, theirs in expected["state"].items():
@@ -90,22 +82,22 @@ def test_a_plain_optimizer_goes_on_from_a_run(name: str) -> None:
     going_on.load_state_dict(middle)
     optimizer = make(going_on)
     optimizer.load_state_dict(state)
-    plain_steps(going_on, optimizer, LAST, 2)
+    plain(going_on, optimizer, LAST, 2)
     assert_close(weights(going_on), end, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("how", ["before attach", "after attach"])
-@pytest.mark.parametrize("place", ["auto", "workers"])
-def test_a_run_goes_on_from_a_plain_optimizer(name: str, how: str, place: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "how", "place"), pairwise(OPTIMIZERS, ["before attach", "after attach"], ["auto", "workers"])
+)
+def test_a_run_goes_on_from_a_plain_optimizer(name: str, how: str, place: Any) -> None:
     make = OPTIMIZERS[name]
-    plain = small_model()
-    reference = make(plain)
-    plain_steps(plain, reference, FIRST, 2)
-    state, middle = copy.deepcopy(reference.state_dict()), weights(plain)
+    model = small_model()
+    reference = make(model)
+    plain(model, reference, FIRST, 2)
+    state, middle = copy.deepcopy(reference.state_dict()), weights(model)
     state["param_groups"][0]["lr"] *= 0.5
     reference.param_groups[0]["lr"] *= 0.5
-    plain_steps(plain, reference, LAST, 2)
+    expected = plain(model, reference, LAST, 2)
 
     def script(run: LiveRun) -> dict[str, torch.Tensor]:
         model = small_model()
@@ -116,21 +108,18 @@ def test_a_run_goes_on_from_a_plain_optimizer(name: str, how: str, place: str) -
         model, optimizer = run.attach(model, optimizer)
         if how == "after attach":
             optimizer.load_state_dict(copy.deepcopy(state))
-        run_steps(run, model, optimizer, LAST)
+        lockstep(run, model, optimizer, LAST)
         return weights(model)
 
-    settings = Settings(slice_elements=512, pack_below=100, place=place)  # type: ignore[arg-type]
-    results, _ = train([1, 1], script, settings)
-    assert_close(results["B/0"], weights(plain), rtol=1e-9)
+    results, _ = train([1, 1], script, Settings(slice_elements=512, pack_below=100, place=place))
+    assert_close(results["B/0"], expected, rtol=1e-9)
     assert_equal(results["B/0"], results["A/0"])
 
 
 def test_parameters_without_a_gradient_have_no_state() -> None:
     def script(run: LiveRun) -> Any:
-        model = nn.ModuleList([small_model(), small_model(1)])
-        model, optimizer = run.attach(model, torch.optim.Adam(model.parameters()))
-        x, y = parts_of(0, 2)[place_of(run)]
-        run.weight(len(x))
+        model, optimizer = begin(run, OPTIMIZERS["Adam"], nn.ModuleList([small_model(), small_model(1)]))
+        x, y = drawn(run, 0)
         F.mse_loss(model[0](x), y).backward()
         optimizer.step()
         return optimizer.state_dict()
@@ -144,7 +133,7 @@ def test_workers_own_states_must_agree() -> None:
         model = small_model()
         optimizer = OPTIMIZERS["Adam"](model)
         if run.is_first:
-            plain_steps(model, optimizer, FIRST, 1)
+            plain(model, optimizer, FIRST, 1)
         run.attach(model, optimizer)
 
     with pytest.raises(Refused, match=r"optimizer\.state"):
@@ -153,8 +142,7 @@ def test_workers_own_states_must_agree() -> None:
 
 def test_the_optimizer_says_where_it_runs() -> None:
     def script(run: LiveRun) -> str:
-        model = small_model()
-        return repr(run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))[1])
+        return repr(begin(run, OPTIMIZERS["plain SGD"])[1])
 
     here, _ = train([1], script, Settings(place="workers"))
     there, _ = train([1], script)
@@ -172,7 +160,7 @@ def test_hooks_of_the_optimizer() -> None:
         optimizer.register_step_pre_hook(lambda *_: heard.append("before"))
         model, optimizer = run.attach(model, optimizer)
         optimizer.register_step_post_hook(lambda *_: heard.append("after"))
-        run_steps(run, model, optimizer, range(2))
+        lockstep(run, model, optimizer, range(2))
         return heard
 
     for place in ("server", "workers"):

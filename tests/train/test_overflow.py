@@ -6,40 +6,40 @@ from typing import Any
 
 import pytest
 import torch
-from finite_runs import (
-    BAD_WORKER,
-    Script,
-    assert_same_runs,
-    settings,
-    told,
-    weightless,
-)
-from live_runs import sgd, small_model, train, weights
+from finite_runs import BAD_WORKER, Script, assert_same_runs, settings, told, weightless
+from live_runs import small_model, train, weights
 
 from geomx.errors import NotFinite, RunFailed
 from geomx.node.topology import Edge
 from geomx.train import LiveRun
 
 
-def large(run: LiveRun, gradients: dict[str, float], lr: float = 0.1, weight: float = 1.0) -> tuple[Any, Any]:
+def large(
+    run: LiveRun,
+    gradients: dict[str, float],
+    lr: float = 0.1,
+    weight: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    **attached: Any,
+) -> tuple[Any, Any]:
     """One step whose gradient of 2.bias is that of each worker; the weights before and behind it."""
-    model = small_model(dtype=torch.float32)
-    model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=lr))
+    model = small_model(dtype=dtype)
+    model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=lr), **attached)
     before = weights(model)
     model[2].bias.register_hook(lambda g: torch.full_like(g, gradients[run.name]))
     run.weight(weight)
-    model(torch.ones(1, 20)).sum().backward()
+    model(torch.ones(1, 20, dtype=dtype)).sum().backward()
     optimizer.step()
     return before, weights(model)
 
 
-@pytest.mark.parametrize("codec", ["dense", "int8"])
+IN_A = {"A/0": 3e38, "A/1": 3e38, "B/0": 0.0}
+AT_THE_ROOT = {"A/0": 2e38, "A/1": 0.0, "B/0": 3e38}
+
+
 @pytest.mark.parametrize(
-    ("gradients", "where", "whose"),
-    [
-        ({"A/0": 3e38, "A/1": 3e38, "B/0": 0.0}, "A", "A/0, A/1"),
-        ({"A/0": 2e38, "A/1": 0.0, "B/0": 3e38}, "global/0", "A/0, A/1, B/0"),
-    ],
+    ("codec", "gradients", "where", "whose"),
+    [("dense", IN_A, "A", "A/0, A/1"), ("int8", AT_THE_ROOT, "global/0", "A/0, A/1, B/0")],
 )
 def test_a_sum_that_overflows_is_found_where_it_is_made(
     codec: str, gradients: dict[str, float], where: str, whose: str
@@ -52,29 +52,14 @@ def test_a_sum_that_overflows_is_found_where_it_is_made(
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("gradients", "where"),
-    [
-        ({"A/0": 3e38, "A/1": 3e38, "B/0": 0.0}, "A"),
-        ({"A/0": 2e38, "A/1": 0.0, "B/0": 3e38}, "global/0"),
-    ],
-)
+@pytest.mark.parametrize(("gradients", "where"), [(IN_A, "A"), (AT_THE_ROOT, "global/0")])
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_a_sum_that_overflows_is_skipped(
     gradients: dict[str, float], where: str, clip_norm: float | None
 ) -> None:
-    def script(run: LiveRun) -> tuple[Any, Any]:
-        model = small_model(dtype=torch.float32)
-        attached = {} if clip_norm is None else {"clip_norm": clip_norm}
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), **attached)
-        before = weights(model)
-        model[2].bias.register_hook(lambda g: torch.full_like(g, gradients[run.name]))
-        run.weight(1)
-        model(torch.ones(1, 20)).sum().backward()
-        optimizer.step()
-        return before, weights(model)
-
-    results, simulator = train([2, 1], script, settings(pack_below=1), skips=True)
+    results, simulator = train(
+        [2, 1], lambda run: large(run, gradients, clip_norm=clip_norm), settings(pack_below=1), skips=True
+    )
     for before, behind in results.values():
         if where == "global/0":
             assert torch.equal(before["2.bias"], behind["2.bias"])
@@ -95,8 +80,7 @@ def test_a_weight_that_a_gradient_overflows_with_is_told() -> None:
 EACH_1000 = {"A/0": 1e3, "B/0": 1e3}
 
 
-@pytest.mark.parametrize("codec", ["dense", "int8"])
-@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+@pytest.mark.parametrize(("codec", "on_nonfinite"), [("dense", "stop"), ("int8", "skip")])
 def test_weights_that_overflow_end_the_run(codec: str, on_nonfinite: str) -> None:
     """The optimizer has changed them: nothing can be skipped any more."""
     more = settings(on_nonfinite=on_nonfinite)
@@ -146,22 +130,13 @@ def test_what_has_room_for_them_carries_them(codec: str) -> None:
 
 def test_a_sum_beyond_the_wans_form_is_told_by_the_local_server() -> None:
     def script(run: LiveRun) -> None:
-        model = small_model()
-        model, optimizer = run.attach(model, sgd(model))
-        model[2].bias.register_hook(lambda g: torch.full_like(g, 3e38))
-        run.weight(1)
-        model(torch.ones(1, 20, dtype=torch.float64)).sum().backward()
-        optimizer.step()
+        large(run, dict.fromkeys(("A/0", "A/1", "B/0"), 3e38), dtype=torch.float64)
 
     text = (
         r"A: the sum of what A/0, A/1 sent for .*2.bias reaches 6e\+38, "
         r"too large for float32 \(at most 3.403e\+38\), in step 1"
     )
+    wan = Edge("topk ratio=0.5 size_lower_bound=1", "dense")
     with pytest.raises(RunFailed, match=text) as caught:
-        train(
-            [2, 1],
-            script,
-            settings(on_nonfinite="stop"),
-            wan=Edge("topk ratio=0.5 size_lower_bound=1", "dense"),
-        )
+        train([2, 1], script, settings(on_nonfinite="stop"), wan=wan)
     assert caught.value.node == "A"

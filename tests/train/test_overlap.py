@@ -6,16 +6,17 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_equal, batch, parts_of, place_of, small_model, train, weights
+from exploring import each_value
+from live_runs import assert_equal, batch, drawn, lockstep, small_model, train, weights
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from geomx.errors import Unsupported
 from geomx.simulate.simulator import Network
 from geomx.train import LiveRun, Settings
 from geomx.train.steps.pending import Pending
@@ -29,41 +30,34 @@ def pending(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if type(parameter) is Pending]
 
 
-def attached(run: LiveRun, model: nn.Module, overlap: str) -> torch.optim.Optimizer:
-    _, optimizer = run.attach(model, torch.optim.Adam(model.parameters(), lr=0.01), overlap=overlap)  # type: ignore[arg-type]
-    return optimizer
+def attached(run: LiveRun, overlap: str, model: nn.Module | None = None) -> tuple[Any, torch.optim.Optimizer]:
+    model = small_model() if model is None else model
+    return run.attach(model, torch.optim.Adam(model.parameters(), lr=0.01), overlap=overlap)  # type: ignore[arg-type]
 
 
-def one_step(run: LiveRun, model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
-    x, y = parts_of(step, len(run.workers))[place_of(run)]
-    run.weight(len(x))
-    optimizer.zero_grad()
-    F.mse_loss(model(x), y).backward()
-    optimizer.step()
-
-
-def flat(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+def with_and_without(main: Callable[[LiveRun, str], Any], parties: tuple[int, ...] = (1, 1)) -> list[Any]:
+    """What the last worker's script returns with overlap, and without, where `step()` waits."""
+    found = []
+    for overlap in ("forward", "none"):
+        results, _ = train(parties, partial(main, overlap=overlap), CUT, network=WAN)
+        found.append(list(results.values())[-1])
+        torch._dynamo.reset()
+    return found
 
 
 def same_as_without_overlap(read: Read, make_model: Callable[[], nn.Module] = small_model) -> None:
-    """What `read` sees right after a step is what it sees without overlap, where `step()` waits."""
+    """What `read` sees right after a step is what it sees without overlap."""
 
-    def script(overlap: str) -> Callable[[LiveRun], list[torch.Tensor]]:
-        def main(run: LiveRun) -> list[torch.Tensor]:
-            model = make_model()
-            optimizer = attached(run, model, overlap)
-            one_step(run, model, optimizer)
-            assert bool(pending(model)) == (overlap == "forward")
-            return [leaf.detach().clone() for leaf in flat(read(model))]
+    def main(run: LiveRun, overlap: str) -> list[torch.Tensor]:
+        model, optimizer = attached(run, overlap, make_model())
+        lockstep(run, model, optimizer, [0])
+        assert bool(pending(model)) == (overlap == "forward")
+        leaves = torch.utils._pytree.tree_leaves(read(model))
+        return [leaf.detach().clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
-        return main
-
-    results, _ = train([1, 1], script("forward"), CUT, network=WAN)
-    expected, _ = train([1, 1], script("none"), CUT, network=WAN)
-    assert expected["A/0"]
-    for ours, theirs in zip(results["A/0"], expected["A/0"], strict=True):
-        assert torch.equal(ours, theirs)
+    ours, theirs = with_and_without(main)
+    assert ours
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 X = batch(7, 4)[0]
@@ -145,20 +139,6 @@ class Attention(nn.Module):
         return self.last(self.attention(x, x, x)[0])[:, 0]
 
 
-class TiedLast(nn.Module):
-    """The last layer's weight is the first one's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(20, 20, dtype=torch.float64)
-        self.last = nn.Linear(20, 20, dtype=torch.float64)
-        self.last.weight = self.first.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(x).relu())[:, :5]
-
-
 class Recurrent(nn.Module):
     """An LSTM hands all its weights to one function as a list."""
 
@@ -172,7 +152,7 @@ class Recurrent(nn.Module):
         return self.last(self.lstm(x)[0])
 
 
-@pytest.mark.parametrize("make_model", [Attention, TiedLast, Recurrent])
+@pytest.mark.parametrize("make_model", [Attention, Recurrent])
 def test_modules_that_read_what_is_not_theirs(make_model: Callable[[], nn.Module]) -> None:
     same_as_without_overlap(lambda model: model(X), make_model)
     same_as_without_overlap(evaluated, make_model)
@@ -180,9 +160,8 @@ def test_modules_that_read_what_is_not_theirs(make_model: Callable[[], nn.Module
 
 def test_what_says_nothing_about_values_does_not_wait() -> None:
     def main(run: LiveRun) -> None:
-        model = small_model()
-        optimizer = attached(run, model, "forward")
-        one_step(run, model, optimizer)
+        model, optimizer = attached(run, "forward")
+        lockstep(run, model, optimizer, [0])
         before = pending(model)
         for parameter in model.parameters():
             assert isinstance(parameter, nn.Parameter)
@@ -209,10 +188,8 @@ def test_the_forward_begins_before_the_update_is_complete() -> None:
     steps = 3
 
     def main(run: LiveRun) -> None:
-        model = small_model()
-        optimizer = attached(run, model, "forward")
-        for step in range(steps):
-            one_step(run, model, optimizer, step)
+        model, optimizer = attached(run, "forward")
+        lockstep(run, model, optimizer, range(steps))
 
     _, simulator = train([1, 1], main, CUT, network=WAN)
     spans = [fields for _, node, fields in simulator.noted("span") if node == "A/0"]
@@ -230,10 +207,8 @@ def test_the_forward_begins_before_the_update_is_complete() -> None:
 
 def test_pushes_leave_during_backward() -> None:
     def main(run: LiveRun) -> list[str]:
-        model = small_model()
-        optimizer = attached(run, model, "none")
-        x, y = parts_of(0, 2)[place_of(run)]
-        run.weight(len(x))
+        model, optimizer = attached(run, "none")
+        x, y = drawn(run, 0)
         seen: list[str] = []
         call = run._client.port.call
 
@@ -258,12 +233,11 @@ def test_pushes_leave_during_backward() -> None:
 
 def test_close_and_wait_leave_ordinary_parameters() -> None:
     def main(run: LiveRun) -> nn.Module:
-        model = small_model()
-        optimizer = attached(run, model, "forward")
-        one_step(run, model, optimizer)
+        model, optimizer = attached(run, "forward")
+        lockstep(run, model, optimizer, [0])
         run.wait()
         assert not pending(model)
-        one_step(run, model, optimizer, 1)
+        lockstep(run, model, optimizer, [1])
         return model
 
     results, _ = train([1, 1], main, CUT, network=WAN)
@@ -278,19 +252,15 @@ def test_parameters_of_another_class_are_waited_for() -> None:
     class Own(nn.Parameter):
         pass
 
-    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+    def main(run: LiveRun, overlap: str) -> dict[str, torch.Tensor]:
         model = small_model()
         model[0].weight.__class__ = Own
-        optimizer = attached(run, model, run_overlap)
-        one_step(run, model, optimizer)
+        model, optimizer = attached(run, overlap, model)
+        lockstep(run, model, optimizer, [0])
         assert "0.weight" not in pending(model)
         return weights(model)
 
-    run_overlap = "forward"
-    overlapped, _ = train([1, 1], main, CUT, network=WAN)
-    run_overlap = "none"
-    waited, _ = train([1, 1], main, CUT, network=WAN)
-    assert_equal(overlapped["B/0"], waited["B/0"])
+    assert_equal(*with_and_without(main))
 
 
 # torch deprecates tracing; users have traced modules all the same.
@@ -298,25 +268,24 @@ def test_parameters_of_another_class_are_waited_for() -> None:
     r"ignore:`torch.jit.trace(_method)?` is deprecated:DeprecationWarning:torch.jit._trace"
 )
 def test_a_scripted_module_is_waited_for() -> None:
-    def main(run: LiveRun) -> tuple[list[str], torch.Tensor]:
+    def main(run: LiveRun, overlap: str) -> tuple[list[str], torch.Tensor]:
         model = small_model()
         model[0] = torch.jit.trace(model[0], X)
-        optimizer = attached(run, model, overlap)
-        one_step(run, model, optimizer)
+        model, optimizer = attached(run, overlap, model)
+        lockstep(run, model, optimizer, [0])
         return pending(model), model(X).detach()
 
-    overlap = "forward"
-    overlapped, _ = train([1, 1], main, CUT, network=WAN)
-    overlap = "none"
-    waited, _ = train([1, 1], main, CUT, network=WAN)
-    assert overlapped["A/0"][0] == ["2.weight"]  # the biases share a slice
-    assert torch.equal(overlapped["A/0"][1], waited["A/0"][1])
+    overlapped, waited = with_and_without(main)
+    assert overlapped[0] == ["2.weight"]  # the biases share a slice
+    assert torch.equal(overlapped[1], waited[1])
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
-    "compiled", ["a function of weights", "a function that calls the model", "a submodule"]
+    ("compiled", "backend"),
+    each_value(
+        ["a function of weights", "a function that calls the model", "a submodule"], ["aot_eager", "eager"]
+    ),
 )
 def test_compiled_code_reads_no_stale_weight(compiled: str, backend: str) -> None:
     """Also when it is compiled again and again, until the limit at which torch gives up compiling.
@@ -324,30 +293,24 @@ def test_compiled_code_reads_no_stale_weight(compiled: str, backend: str) -> Non
     One worker: torch compiles in one thread of a process at a time, and here workers are threads.
     """
 
-    def main(run: LiveRun) -> list[torch.Tensor]:
-        model = small_model()
-        optimizer = attached(run, model, overlap)
+    def main(run: LiveRun, overlap: str) -> list[torch.Tensor]:
+        model, optimizer = attached(run, overlap)
+        first = torch.compile(model[0], backend=backend)
         functions: dict[str, Callable[[], torch.Tensor]] = {
             "a function of weights": lambda: model[0].weight * 2 + model[2].weight.sum(),
             "a function that calls the model": lambda: model(X),
             "a submodule": lambda: model[2](model[1](first(X))),
         }
-        first = torch.compile(model[0], backend=backend)
         function = functions[compiled]
         if compiled != "a submodule":
             function = torch.compile(function, backend=backend)
         seen = []
         for step in range(torch._dynamo.config.recompile_limit + 3):
-            one_step(run, model, optimizer, step)
+            lockstep(run, model, optimizer, [step])
             seen.append(function().detach().clone())
         return seen
 
-    overlap = "forward"
-    overlapped, _ = train([1], main, CUT, network=WAN)
-    torch._dynamo.reset()
-    overlap = "none"
-    waited, _ = train([1], main, CUT, network=WAN)
-    for ours, theirs in zip(overlapped["A/0"], waited["A/0"], strict=True):
+    for ours, theirs in zip(*with_and_without(main, (1,)), strict=True):
         # torch says "compiling" to every thread: Adam at the root, here a thread, then computes with float32 numbers
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # a stale weight is off by 1e-2
 
@@ -356,10 +319,9 @@ def test_what_cannot_wait_sees_no_stale_weight() -> None:
     """The transforms of torch.func take tensors without asking them; they see NaN, unless one waits before."""
 
     def main(run: LiveRun) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        model = small_model()
-        optimizer = attached(run, model, "forward")
+        model, optimizer = attached(run, "forward")
         square = torch.func.grad(lambda weight: (weight**2).sum())
-        one_step(run, model, optimizer)
+        lockstep(run, model, optimizer, [0])
         early = square(model[0].weight).detach()
         run.wait()
         return early, square(model[0].weight).detach(), model[0].weight.detach().clone()
@@ -372,20 +334,11 @@ def test_what_cannot_wait_sees_no_stale_weight() -> None:
 
 def test_a_graph_from_before_the_update_is_refused_as_in_pytorch() -> None:
     def main(run: LiveRun) -> None:
-        model = small_model()
-        optimizer = attached(run, model, "forward")
+        model, optimizer = attached(run, "forward")
         loss = model(X).square().sum()
-        one_step(run, model, optimizer)
+        lockstep(run, model, optimizer, [0])
         run.wait()
         loss.backward()
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         train([1], main, CUT, network=WAN)
-
-
-def test_overlap_with_the_optimizer_on_the_workers_is_refused() -> None:
-    def main(run: LiveRun) -> None:
-        attached(run, small_model(), "forward")
-
-    with pytest.raises(Unsupported, match="nothing to overlap"):
-        train([1], main, Settings(place="workers"))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from live_runs import assert_equal, parts_of, place_of, small_model, train, weights
+from exploring import each_value
+from live_runs import adam, assert_equal, begin, lockstep, own, sgd, small_model, train, weights
 from safetensors.torch import load_file, save_file
 
 from geomx.node.topology import Edge
@@ -20,40 +20,14 @@ Script = Callable[[LiveRun], dict[str, torch.Tensor]]
 DENSE = Edge()
 
 
-class OwnSGD(torch.optim.SGD):
-    """No rule of the servers': it runs on the workers."""
-
-
-def own(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return OwnSGD(model.parameters(), lr=0.05)
-
-
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05)
-
-
-def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01)
-
-
-def steps(run: LiveRun, model: Any, optimizer: Any, which: range, dtype: torch.dtype) -> None:
-    for step in which:
-        x, y = parts_of(step, len(run.workers), dtype)[place_of(run)]
-        run.weight(len(x))
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
 def begun(path: Path, make: Any, dtype: torch.dtype) -> Script:
     """Three steps, a checkpoint, three steps."""
 
     def script(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model(dtype=dtype)
-        model, optimizer = run.attach(model, make(model))
-        steps(run, model, optimizer, range(3), dtype)
+        model, optimizer = begin(run, make, small_model(dtype=dtype))
+        lockstep(run, model, optimizer, range(3))
         run.save(path)
-        steps(run, model, optimizer, range(3, 6), dtype)
+        lockstep(run, model, optimizer, range(3, 6))
         return weights(model)
 
     return script
@@ -63,11 +37,10 @@ def resumed(path: Path, make: Any, dtype: torch.dtype, stray_steps: int = 0) -> 
     """Another run, which may have trained before it goes on from the checkpoint."""
 
     def script(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model(seed=7, dtype=dtype)
-        model, optimizer = run.attach(model, make(model))
-        steps(run, model, optimizer, range(20, 20 + stray_steps), dtype)
+        model, optimizer = begin(run, make, small_model(seed=7, dtype=dtype))
+        lockstep(run, model, optimizer, range(20, 20 + stray_steps))
         run.load(path)
-        steps(run, model, optimizer, range(3, 6), dtype)
+        lockstep(run, model, optimizer, range(3, 6))
         return weights(model)
 
     return script
@@ -88,30 +61,16 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize("make", [sgd, own])
-@pytest.mark.parametrize("edges", EDGES)
-def test_a_run_goes_on_with_the_same_bits(edges: str, make: Any, tmp_path: Path) -> None:
-    wan, lan = EDGES[edges]
-    path = tmp_path / "c.safetensors"
-    dtype = torch.float32
-    saved, _ = train([2, 1], begun(path, make, dtype), settings(), 2, wan=wan, lan=lan)
-    loaded, _ = train([2, 1], resumed(path, make, dtype), settings(), 2, wan=wan, lan=lan)
+@pytest.mark.parametrize(
+    ("edges", "make", "dtype"), each_value(EDGES, [sgd, own, adam], [torch.float32, torch.float64])
+)
+def test_a_run_goes_on_with_the_same_bits(edges: str, make: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The optimizer's state travels beside them."""
+    path, (wan, lan) = tmp_path / "c.safetensors", EDGES[edges]
+    saved, _ = train([2, 1], begun(path, make, dtype), settings(), shards=2, wan=wan, lan=lan)
+    loaded, _ = train([2, 1], resumed(path, make, dtype), settings(), shards=2, wan=wan, lan=lan)
     for worker, expected in saved.items():
         assert_equal(loaded[worker], expected)
-
-
-def test_in_double_precision(tmp_path: Path) -> None:
-    path, edge = tmp_path / "c.safetensors", Edge(SPARSE, "int4")
-    saved, _ = train([1, 1], begun(path, sgd, torch.float64), settings(), wan=edge)
-    loaded, _ = train([1, 1], resumed(path, sgd, torch.float64), settings(), wan=edge)
-    assert_equal(loaded["B/0"], saved["B/0"])
-
-
-def test_the_optimizer_s_state_travels_beside_them(tmp_path: Path) -> None:
-    path, edge = tmp_path / "c.safetensors", Edge("int4", "int4")
-    saved, _ = train([1, 2], begun(path, adam, torch.float32), settings(), wan=edge)
-    loaded, _ = train([1, 2], resumed(path, adam, torch.float32), settings(), wan=edge)
-    assert_equal(loaded["A/0"], saved["A/0"])
 
 
 def test_what_was_held_back_of_other_weights_is_gone(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from live_runs import batch, small_model, train
+from live_runs import batch, begin, descend, small_model, train
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
@@ -52,8 +52,12 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
-def rates(optimizer: torch.optim.Optimizer) -> list[tuple[Any, Any]]:
-    return [(group["lr"], group["momentum"]) for group in optimizer.param_groups]
+def with_tensor(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False)
+
+
+def rates(optimizer: torch.optim.Optimizer) -> list[tuple[float, Any]]:
+    return [(float(group["lr"]), group.get("momentum")) for group in optimizer.param_groups]
 
 
 def trained(
@@ -64,9 +68,7 @@ def trained(
     for step in steps:
         found.append(rates(optimizer))
         x, y = batch(step, 3)
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
+        descend(model, optimizer, x, y)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The epoch parameter")  # SequentialLR itself has torch say so
             for schedule in schedules:
@@ -74,12 +76,11 @@ def trained(
     return found
 
 
-def saved(path: Path, *make: Make) -> list[Any]:
+def saved(path: Path, *make: Make, of: Callable[[torch.nn.Module], Any] = optimizer_of) -> list[Any]:
     """The rates of a run that writes a checkpoint behind `STEPS` steps."""
 
     def script(run: LiveRun) -> list[Any]:
-        model = small_model()
-        model, optimizer = run.attach(model, optimizer_of(model))
+        model, optimizer = begin(run, of)
         schedules = [each(optimizer) for each in make]
         trained(model, optimizer, schedules, range(STEPS))
         run.save(path)
@@ -105,40 +106,33 @@ def resumed(path: Path, script: Callable[[LiveRun, Any], list[Any]]) -> list[Any
     return found
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_goes_on_with_its_bits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "of"), [*((name, optimizer_of) for name in SCHEDULES), ("ExponentialLR", with_tensor)]
+)
+def test_a_schedule_goes_on_with_its_bits(name: str, of: Any, tmp_path: Path) -> None:
     """Made before `attach`, behind it, or behind `load`; resumed before `load`, behind it, or twice."""
     path, make = tmp_path / "c", SCHEDULES[name]
-    expected = saved(path, make)
+    expected = saved(path, make, of=of)
 
-    def made_last(run: LiveRun, model: Any) -> list[Any]:
-        model, optimizer = run.attach(model, optimizer_of(model))
-        run.load(path)
-        schedule = make(optimizer)
-        for _ in range(2):
+    def script(run: LiveRun, model: Any, order: str) -> list[Any]:
+        optimizer = of(model)
+        early = make(optimizer) if order == "made before attach" else None
+        model, optimizer = run.attach(model, optimizer)
+        if order != "resumed before load":
+            run.load(path)
+        schedule = early or make(optimizer)
+        born = rates(optimizer)
+        run.resume(schedule)
+        if order == "resumed before load":
+            assert rates(optimizer) == born
+            trained(model, optimizer, [schedule], range(2))
+            run.load(path)
+        if order == "resumed twice":
             run.resume(schedule)
         return trained(model, optimizer, [schedule], range(STEPS, TOTAL))
 
-    def made_first(run: LiveRun, model: Any) -> list[Any]:
-        optimizer = optimizer_of(model)
-        schedule = make(optimizer)
-        model, optimizer = run.attach(model, optimizer)
-        run.load(path)
-        run.resume(schedule)
-        return trained(model, optimizer, [schedule], range(STEPS, TOTAL))
-
-    def resumed_first(run: LiveRun, model: Any) -> list[Any]:
-        model, optimizer = run.attach(model, optimizer_of(model))
-        schedule = make(optimizer)
-        born = rates(optimizer)
-        run.resume(schedule)
-        assert rates(optimizer) == born
-        trained(model, optimizer, [schedule], range(2))
-        run.load(path)
-        return trained(model, optimizer, [schedule], range(STEPS, TOTAL))
-
-    for script in (made_last, made_first, resumed_first):
-        assert resumed(path, script) == expected, script.__name__
+    for order in ("resumed twice", "made before attach", "resumed before load"):
+        assert resumed(path, partial(script, order=order)) == expected, order
 
 
 def test_several_schedules_of_one_optimizer_go_on_together(tmp_path: Path) -> None:
@@ -155,34 +149,6 @@ def test_several_schedules_of_one_optimizer_go_on_together(tmp_path: Path) -> No
         return trained(model, optimizer, schedules, range(STEPS, TOTAL))
 
     assert resumed(path, script) == expected
-
-
-def test_a_tensor_as_learning_rate_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "c"
-
-    def script(run: LiveRun) -> list[float]:
-        model = small_model()
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            model.parameters(), lr=torch.tensor(0.01), foreach=False
-        )
-        model, optimizer = run.attach(model, optimizer)
-        schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
-        if path.exists():
-            run.load(path)
-        run.resume(schedule)
-        for step in range(run.step, 6):
-            x, y = batch(step, 3)
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-            schedule.step()
-            if step == 3 and not path.exists():
-                run.save(path)
-        return [float(group["lr"]) for group in optimizer.param_groups]
-
-    first, _ = train([], script)
-    then, _ = train([], script)
-    assert first == then
 
 
 def test_a_schedule_that_is_not_the_checkpoint_s_is_told(

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from live_runs import small_model, train
+from exploring import each_value
+from live_runs import begin
+from policy_runs import train_by
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -22,9 +23,7 @@ from torch.utils.data import (
 
 from geomx.errors import RunFailed, SameData
 from geomx.node.same_data import MOST_SAMPLES
-from geomx.simulate.simulator import Simulator
-from geomx.sync import policies
-from geomx.train import LiveRun, Settings
+from geomx.train import LiveRun
 from geomx.train.data.first_samples import FirstSamples
 
 N = 24
@@ -34,82 +33,6 @@ def data(seed: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(N, width, generator=generator, dtype=torch.float64) for width in (20, 5))
     return TensorDataset(x, y)
-
-
-class Stream(IterableDataset[Any]):
-    """The samples of a data set, one after the other."""
-
-    def __init__(self, of: TensorDataset) -> None:
-        self._of = of
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self._of[index] for index in range(N))
-
-
-def trains_on(make: Callable[[LiveRun], Dataset[Any]], over: str = "party", shuffle: bool = True) -> Any:
-    def script(run: LiveRun) -> None:
-        model = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        loader = DataLoader(make(run), batch_size=2, shuffle=shuffle)
-        for x, y in run.shard(loader, over=over):  # type: ignore[arg-type]
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-
-    return script
-
-
-def advice(simulator: Simulator) -> dict[str, str]:
-    """By node: what it was told."""
-    told = [*simulator.noted("advice"), *simulator.noted("advised")]
-    return {node: fields["text"] for _, node, fields in told}
-
-
-def test_two_parties_with_one_data_set_are_told_of_it() -> None:
-    _, simulator = train([1, 1], trains_on(lambda _: data(0)))
-    told = advice(simulator)
-    assert told.keys() == {"global/0", "A/0", "B/0"}
-    assert len(set(told.values())) == 1
-    assert "A and B train on the same samples" in told["A/0"]
-    assert 'run.shard(loader, over="run")' in told["A/0"]
-
-
-@pytest.mark.parametrize("policy", ["hfa k1=3 k2=1", "mixed", "downpour", "esync"])
-def test_so_they_are_with_every_kind_of_step(policy: str) -> None:
-    settings = Settings(policy=policies.make(policy))
-    _, simulator = train([1, 1], trains_on(lambda _: data(0)), settings, policy=policy)
-    assert "B/0" in advice(simulator)
-
-
-def test_parties_of_unequal_size_and_with_streams_are_seen_as_well() -> None:
-    _, simulator = train([2, 1], trains_on(lambda _: data(0)))
-    assert advice(simulator).keys() == {"global/0", "A/0", "B/0"}
-    _, simulator = train([1, 2], trains_on(lambda _: Stream(data(0)), shuffle=False))
-    assert advice(simulator)
-
-
-def test_strict_makes_it_an_error_that_says_what_to_do() -> None:
-    with pytest.raises((SameData, RunFailed), match=r'over="run"'):
-        train([1, 1], trains_on(lambda _: data(0)), strict=True)
-
-
-@pytest.mark.parametrize("over", ["party", "run"])
-def test_nobody_is_told_where_each_trains_on_its_own(over: str) -> None:
-    def make(run: LiveRun) -> TensorDataset:
-        return data(0 if over == "run" else run.parties.index(run.party))
-
-    _, simulator = train([2, 2], trains_on(make, over), strict=True)
-    assert not advice(simulator)
-
-
-def test_workers_of_one_party_may_begin_alike() -> None:
-    alike = TensorDataset(torch.ones(N, 20, dtype=torch.float64), torch.ones(N, 5, dtype=torch.float64))
-
-    def make(run: LiveRun) -> TensorDataset:
-        return alike if run.party == "A" else data(1)
-
-    _, simulator = train([2, 1], trains_on(make, shuffle=False), strict=True)
-    assert not advice(simulator)
 
 
 class Items(Dataset[Any]):
@@ -125,19 +48,23 @@ class Items(Dataset[Any]):
         return self._items[index]
 
 
-def reads(make: Callable[[LiveRun], Iterable[Any]]) -> Any:
-    """A script that takes a step for each batch, whatever is in it."""
+def as_stream(items: Sequence[Any]) -> IterableDataset[Any]:
+    class Given(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(items)
 
-    def script(run: LiveRun) -> None:
-        model = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        for _ in run.shard(make(run)):
-            run.weight(1)
-            optimizer.zero_grad()
-            model(torch.ones(1, 20, dtype=torch.float64)).sum().backward()
-            optimizer.step()
+    return Given()
 
-    return script
+
+class Noisy(Items):
+    """The same items for all, which change by chance."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(images(0))
+        self._noise = torch.Generator().manual_seed(seed)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index] + torch.rand(5, 5, generator=self._noise)
 
 
 def images(seed: int) -> list[torch.Tensor]:
@@ -147,144 +74,140 @@ def images(seed: int) -> list[torch.Tensor]:
     return list(drawn)
 
 
+def texts(seed: int) -> list[torch.Tensor]:
+    """[time, samples]; all begin with the same token."""
+    drawn = torch.randint(9, (3, 6, 4), generator=torch.Generator().manual_seed(seed))
+    drawn[:, 0] = 0
+    return list(drawn)
+
+
 def party_of(run: LiveRun) -> int:
     return run.parties.index(run.party)
 
 
-def as_stream(items: Sequence[Any]) -> IterableDataset[Any]:
-    class Given(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter(items)
+def reads(make: Callable[[LiveRun], Iterable[Any]], over: Any = "party") -> Any:
+    """A script that takes a step for each batch, whatever is in it."""
 
-    return Given()
+    def script(run: LiveRun) -> None:
+        model, optimizer = begin(run)
+        for _ in run.shard(make(run), over=over):
+            run.weight(1)
+            optimizer.zero_grad()
+            model(torch.ones(1, 20, dtype=torch.float64)).sum().backward()
+            optimizer.step()
 
-
-@pytest.mark.parametrize("made", [Items, as_stream])
-def test_a_loader_that_gives_samples_as_they_are_is_compared_by_whole_samples(made: Any) -> None:
-    """With `batch_size=None` nothing has a first dimension of samples."""
-    _, simulator = train([1, 1], reads(lambda _: DataLoader(made(images(0)), batch_size=None)))
-    assert advice(simulator)
-    own = reads(lambda run: DataLoader(made(images(party_of(run))), batch_size=None))
-    _, simulator = train([1, 1], own, strict=True)
-    assert not advice(simulator)
+    return script
 
 
-def test_places_in_a_data_set_that_is_not_seen_tell_nothing() -> None:
-    assert not advice(train([1, 1], reads(lambda _: range(8)), strict=True)[1])
+def shuffled(items: Any) -> DataLoader[Any]:
+    return DataLoader(items, batch_size=2, shuffle=True)
 
 
-def test_samples_that_are_single_numbers_are_compared() -> None:
-    numbers = reads(lambda _: DataLoader(Items([torch.tensor(0.5), torch.tensor(0.25)]), batch_size=None))
-    assert advice(train([1, 1], numbers)[1])
+def one_by_one(items: Any) -> DataLoader[Any]:
+    """Samples as they are: nothing has a first dimension of samples."""
+    return DataLoader(items, batch_size=None)
 
 
-def test_batches_of_a_stream_need_not_begin_with_the_dimension_of_samples() -> None:
-    """Of text, say: [time, samples], and all begin with the same token."""
-
-    def batches(run: LiveRun) -> list[torch.Tensor]:
-        drawn = torch.randint(9, (3, 6, 4), generator=torch.Generator().manual_seed(party_of(run)))
-        drawn[:, 0] = 0
-        return list(drawn)
-
-    assert not advice(train([1, 1], reads(batches), strict=True)[1])
+def ranked(rank: int) -> DataLoader[Any]:
+    return DataLoader(data(0), batch_size=2, sampler=DistributedSampler(data(0), 2, rank))
 
 
-def test_what_a_collate_function_of_ones_own_gives_is_compared_as_a_whole() -> None:
-    def loader(run: LiveRun) -> DataLoader[Any]:
-        return DataLoader(Items(images(party_of(run))), batch_size=4, collate_fn=torch.cat)
-
-    assert not advice(train([1, 1], reads(loader), strict=True)[1])
-
-
-def test_where_a_part_cannot_be_read_nothing_is_known() -> None:
-    """Each party has images of its own, as objects; the first label is the same."""
-
-    def loader(run: LiveRun) -> DataLoader[Any]:
-        own = Items([(object(), 0)] * 4)
-        return DataLoader(own, batch_size=2, collate_fn=lambda each: ([x for x, _ in each], torch.zeros(2)))
-
-    assert not advice(train([1, 1], reads(loader), strict=True)[1])
+def advice(parties: Sequence[int], script: Any, policy: str = "fsa", **how: Any) -> dict[str, str]:
+    """By node: what it was told."""
+    given = {"seed": how.pop("seed", 0)}
+    _, simulator = train_by(policy, parties, script, given, **how)
+    told = [*simulator.noted("advice"), *simulator.noted("advised")]
+    return {node: fields["text"] for _, node, fields in told}
 
 
-def shared(own: int, common: int) -> Callable[[LiveRun], Dataset[Any]]:
-    """So many samples of a party's own, and behind them so many that all parties have."""
+@pytest.mark.parametrize("policy", ["fsa", "hfa k1=3 k2=1", "mixed", "downpour", "esync"])
+def test_two_parties_with_one_data_set_are_told_of_it(policy: str) -> None:
+    told = advice([2, 1], reads(lambda _: shuffled(data(0))), policy)
+    assert told.keys() == {"global/0", "A/0", "B/0"}
+    assert len(set(told.values())) == 1
+    assert "A and B train on the same samples" in told["A/0"]
+    assert 'run.shard(loader, over="run")' in told["A/0"]
 
-    def make(run: LiveRun) -> Dataset[Any]:
-        mine = Subset(data(1 + party_of(run)), range(own))
-        return ConcatDataset([mine, Subset(data(0), range(common))])
 
-    return make
+def test_strict_makes_it_an_error_that_says_what_to_do() -> None:
+    with pytest.raises((SameData, RunFailed), match=r'over="run"'):
+        advice([1, 1], reads(lambda _: shuffled(data(0))), strict=True)
+
+
+ALIKE: dict[str, Callable[[LiveRun], Iterable[Any]]] = {
+    "a stream": lambda _: DataLoader(as_stream([*data(0)]), batch_size=2),
+    "samples as they are": lambda _: one_by_one(Items(images(0))),
+    "a stream of samples": lambda _: one_by_one(as_stream(images(0))),
+    "single numbers": lambda _: one_by_one(Items([torch.tensor(0.5), torch.tensor(0.25)])),
+    "subsets, concatenated, in batches of one": lambda _: DataLoader(
+        ConcatDataset([Subset(data(0), range(8)), Subset(data(1), range(8))]), batch_size=1, shuffle=True
+    ),
+    "the same rank of a distributed sampler": lambda _: ranked(0),
+}
+
+
+@pytest.mark.parametrize(("parties", "name"), each_value([[1, 1], [2, 1], [3, 2]], ALIKE))
+def test_all_kinds_of_data_are_compared(parties: list[int], name: str) -> None:
+    assert advice(parties, reads(ALIKE[name]))
+
+
+OWN: dict[str, Callable[[LiveRun], Iterable[Any]]] = {
+    "a data set of their own": lambda run: shuffled(data(party_of(run))),
+    "samples as they are": lambda run: one_by_one(Items(images(party_of(run)))),
+    "a stream of samples": lambda run: one_by_one(as_stream(images(party_of(run)))),
+    "places in a data set that is not seen": lambda _: range(8),
+    "batches that do not begin with the dimension of samples": lambda run: texts(party_of(run)),
+    "what a collate function of one's own gives": lambda run: DataLoader(
+        Items(images(party_of(run))), batch_size=4, collate_fn=torch.cat
+    ),
+    # images as objects; the first label is the same
+    "a part that cannot be read": lambda _: DataLoader(
+        Items([(object(), 0)] * 4),
+        batch_size=2,
+        collate_fn=lambda each: ([x for x, _ in each], torch.zeros(2)),
+    ),
+    "what one party's workers begin with alike": lambda run: DataLoader(
+        TensorDataset(*(torch.ones(N, n, dtype=torch.float64) for n in (20, 5)))
+        if run.party == "A"
+        else data(1),
+        batch_size=2,
+    ),
+    "disjoint subsets": lambda run: shuffled(Subset(data(0), range(party_of(run), N, 2))),
+    "a rank of a distributed sampler each": lambda run: ranked(party_of(run)),
+    # a miss, and no false alarm
+    "samples that change by chance": lambda run: DataLoader(Noisy(party_of(run)), batch_size=2),
+    "blank samples first": lambda run: DataLoader(
+        Items([torch.zeros(5, 5)] * 8 + images(party_of(run))), batch_size=4
+    ),
+    "streams that begin alike": lambda run: one_by_one(
+        as_stream([*images(0)[:1], *images(party_of(run))[1:]])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_nobody_is_told_where_each_trains_on_its_own(name: str) -> None:
+    assert not advice([2, 2] if "rank" in name else [2, 1], reads(OWN[name]), strict=True)
+
+
+def test_nor_where_the_run_shares_one_data_set() -> None:
+    assert not advice([2, 2], reads(lambda _: shuffled(data(0)), "run"), strict=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_parties_that_have_some_samples_in_common_are_not_taken_for_one(seed: int) -> None:
     """Though both may begin with one of those."""
-    settings = Settings(seed=seed)
-    _, simulator = train([1, 1], trains_on(shared(12, 12)), settings, strict=True)
-    assert not advice(simulator)
-    overlapping = trains_on(
-        lambda run: Subset(data(0), [*range(8), *range(8 * party_of(run), 8 * party_of(run) + 8)])
-    )
-    _, simulator = train([1, 2], overlapping, settings, strict=True)
-    assert not advice(simulator)
 
+    def common_last(run: LiveRun) -> Any:
+        mine = Subset(data(1 + party_of(run)), range(12))
+        return shuffled(ConcatDataset([mine, Subset(data(0), range(12))]))
 
-def test_disjoint_subsets_of_one_base_are_data_of_their_own() -> None:
-    _, simulator = train(
-        [1, 1], trains_on(lambda run: Subset(data(0), range(party_of(run), N, 2))), strict=True
-    )
-    assert not advice(simulator)
+    def overlapping(run: LiveRun) -> Any:
+        own = range(8 * party_of(run), 8 * party_of(run) + 8)
+        return shuffled(Subset(data(0), [*range(8), *own]))
 
-
-@pytest.mark.parametrize("parties", [[1, 1], [2, 1], [3, 2]])
-def test_equal_subsets_and_concatenations_are_the_same_data(parties: list[int]) -> None:
-    """Also where batches are of single samples."""
-
-    def loader(_: LiveRun) -> DataLoader[Any]:
-        both = ConcatDataset([Subset(data(0), range(8)), Subset(data(1), range(8))])
-        return DataLoader(both, batch_size=1, shuffle=True)
-
-    assert advice(train(parties, reads(loader))[1])
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_with_a_distributed_sampler_the_ranks_tell(is_shared: bool) -> None:
-    """One rank for each party is a share for each; the same rank in both is the trap again."""
-
-    def loader(run: LiveRun) -> DataLoader[Any]:
-        rank = 0 if is_shared else party_of(run)
-        return DataLoader(data(0), batch_size=2, sampler=DistributedSampler(data(0), 2, rank))
-
-    assert bool(advice(train([2, 2], reads(loader))[1])) is is_shared
-
-
-def test_samples_that_change_by_chance_are_not_compared() -> None:
-    """A miss, and no false alarm: both parties read the same items."""
-
-    class Noisy(Items):
-        def __init__(self, seed: int) -> None:
-            super().__init__(images(0))
-            self._noise = torch.Generator().manual_seed(seed)
-
-        def __getitem__(self, index: int) -> Any:
-            return self._items[index] + torch.rand(5, 5, generator=self._noise)
-
-    noisy = reads(lambda run: DataLoader(Noisy(party_of(run)), batch_size=2))
-    assert not advice(train([1, 1], noisy, strict=True)[1])
-
-
-def test_blank_samples_at_the_beginning_prove_nothing() -> None:
-    def loader(run: LiveRun) -> DataLoader[Any]:
-        return DataLoader(Items([torch.zeros(5, 5)] * 8 + images(party_of(run))), batch_size=4)
-
-    assert not advice(train([1, 1], reads(loader), strict=True)[1])
-
-
-def test_streams_that_begin_alike_are_told_apart() -> None:
-    def loader(run: LiveRun) -> DataLoader[Any]:
-        return DataLoader(as_stream([*images(0)[:1], *images(party_of(run))[1:]]), batch_size=None)
-
-    assert not advice(train([1, 1], reads(loader), strict=True)[1])
+    assert not advice([1, 1], reads(common_last), seed=seed, strict=True)
+    assert not advice([1, 2], reads(overlapping), seed=seed, strict=True)
 
 
 @pytest.mark.parametrize(

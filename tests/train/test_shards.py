@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from geomx.errors import Unsupported
 from geomx.train.model.fsdp import check_cut, cut_like, held, held_of, range_of
-from geomx.train.model.model_slices import ModelSlices, overlap
 from geomx.train.model.support import check_model, unwrapped
 
 RANKS = 2
@@ -67,72 +66,6 @@ def test_what_is_held_is_the_local_memory(mesh: DeviceMesh, rows: int) -> None:
     assert torch.equal(cut_like(tensor, whole)._local_tensor, local)
 
 
-class Cut(nn.Module):
-    """5 rows, which are two slices of 10 and 5 elements; and two tensors that share one slice."""
-
-    def __init__(self, mesh: DeviceMesh | None) -> None:
-        super().__init__()
-        values = {
-            "large": torch.arange(15.0).view(5, 3),
-            "one": torch.tensor([20.0]),
-            "three": torch.arange(30.0, 33),
-        }
-        for name, whole in values.items():
-            self.register_parameter(name, nn.Parameter(whole if mesh is None else cut(whole, mesh)))
-
-
-def model_slices(model: nn.Module) -> ModelSlices:
-    return ModelSlices(model, [{"params": list(model.parameters())}], 0, pack_below=10, slice_elements=10)
-
-
-def test_a_layout_is_that_of_the_whole_model(mesh: DeviceMesh) -> None:
-    assert model_slices(Cut(mesh)).layout.fingerprint == model_slices(Cut(None)).layout.fingerprint
-
-
-def test_slices_hold_what_is_here_and_zeros(mesh: DeviceMesh) -> None:
-    ours, whole = model_slices(Cut(mesh)), model_slices(Cut(None))
-    rank = mesh.get_local_rank()
-    found = []
-    for slice_ in ours.layout.slices:
-        full, _ = whole.gather(slice_, whole.tensor, 2.0).packed
-        assert full is not None
-        expected, present = torch.zeros(slice_.elements), []
-        for part in slice_.parts:
-            start, stop = overlap(ours.tensor(part.tensor), part)
-            there = slice(part.offset + start - part.start, part.offset + stop - part.start)
-            expected[there] = full[there]
-            present.append(start < stop)
-        values, bitmap = ours.gather(slice_, ours.tensor, 2.0).packed
-        if any(present):
-            assert values is not None
-            assert values.tolist() == expected.tolist()
-        else:
-            assert values is None
-        found.append((values is None, bitmap))
-    # of the slices [0, 10) and [10, 15) of `large` rank 0 has [0, 9); of `one`, `three` rank 1 has the last of `three`
-    assert (
-        found
-        == [[(False, None), (True, b"\0"), (False, None)], [(False, None), (False, None), (False, b"\2")]][
-            rank
-        ]
-    )
-
-
-def test_values_are_scattered_to_what_is_here(mesh: DeviceMesh) -> None:
-    model = Cut(mesh)
-    ours = model_slices(model)
-    for slice_ in ours.layout.slices:
-        ours.scatter(slice_, 100.0 + torch.arange(float(slice_.elements)))
-    whole = {
-        "large": 100.0 + torch.cat([torch.arange(10.0), torch.arange(5.0)]),
-        "one": torch.tensor([100.0]),
-    }
-    whole["three"] = torch.arange(101.0, 104.0)
-    for name, parameter in model.named_parameters():
-        local, start = held(parameter)
-        assert local.reshape(-1).tolist() == whole[name][start : start + local.numel()].tolist()
-
-
 def test_other_cuts_are_refused(mesh: DeviceMesh) -> None:
     local = torch.zeros(4, 4)
     for placement in (Shard(1), Replicate()):
@@ -145,14 +78,8 @@ def test_other_cuts_are_refused(mesh: DeviceMesh) -> None:
     check_cut("w", even, RANKS)
     with pytest.raises(Unsupported, match="over all 3 workers"):
         check_cut("w", even, 3)
-    uneven = DTensor.from_local(
-        torch.zeros(1 + 2 * mesh.get_local_rank(), 4),
-        mesh,
-        [Shard(0)],
-        run_check=False,
-        shape=(4, 4),
-        stride=(4, 1),
-    )
+    rows = torch.zeros(1 + 2 * mesh.get_local_rank(), 4)
+    uneven = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=(4, 4), stride=(4, 1))
     with pytest.raises(Unsupported, match="no even cut"):
         check_cut("w", uneven, RANKS)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from live_runs import small_model, train
+from live_runs import begin, small_model, train
+from live_runs import sleep as sleep_in
 
 from geomx.config.compatibility.choices import Overlap
 from geomx.simulate.simulator import Network
@@ -32,13 +34,17 @@ class Slow(torch.autograd.Function):
         return gradients[0], None
 
 
+def small(run: LiveRun) -> tuple[Any, torch.optim.Optimizer, Callable[[float], None]]:
+    """A model, its optimizer, and the sleep of the virtual clock."""
+    model, optimizer = begin(run, model=small_model(dtype=torch.float32))
+    return model, optimizer, partial(sleep_in, run)
+
+
 def steps_of(settings: Settings, policy: str = "fsa", epochs: int = 1) -> list[dict[str, Any]]:
     """What A/0 noted of its steps; the second layer's gradients are complete `BACKWARD_S` before the first one's."""
 
     def main(run: LiveRun) -> None:
-        model = small_model(dtype=torch.float32)
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        sleep = run._client.port.sleep  # type: ignore[attr-defined]
+        model, optimizer, sleep = small(run)
         for _ in range(epochs):
             for (x,) in run.shard([(torch.randn(8, 20),) for _ in range(STEPS)]):
                 optimizer.zero_grad()
@@ -52,14 +58,18 @@ def steps_of(settings: Settings, policy: str = "fsa", epochs: int = 1) -> list[d
     return [fields for _, node, fields in simulator.noted("step") if node == "A/0" and fields["samples"]]
 
 
-@pytest.mark.parametrize("overlap", ["none", "forward"])
-def test_waiting_is_no_computing(overlap: Overlap) -> None:
-    first, *others = steps_of(Settings(overlap=overlap))
+@pytest.mark.parametrize(
+    ("policy", "overlap"),
+    [("fsa", "none"), ("fsa", "forward"), ("hfa k1=1 k2=2", "none"), ("downpour", "none")],
+)
+def test_waiting_is_no_computing(policy: str, overlap: Overlap) -> None:
+    first, *others = steps_of(Settings(overlap=overlap, policy=policies.make(policy)), policy)
     assert first["compute_s"] is None
     assert len(others) == STEPS - 1
+    backward_s = pytest.approx(BACKWARD_S) if policy == "fsa" else None  # else nothing leaves in backward
     for step in others:
         assert step["compute_s"] == pytest.approx(FORWARD_S + BACKWARD_S)
-        assert step["backward_s"] == pytest.approx(BACKWARD_S)
+        assert step["backward_s"] == backward_s
 
 
 def test_what_comes_between_two_passes_belongs_to_no_step() -> None:
@@ -68,17 +78,7 @@ def test_what_comes_between_two_passes_belongs_to_no_step() -> None:
     assert max(seconds for seconds in told if seconds is not None) < 1.0
 
 
-@pytest.mark.parametrize("policy", ["hfa k1=1 k2=2", "downpour"])
-def test_steps_of_every_kind_tell(policy: str) -> None:
-    _, *others = steps_of(Settings(policy=policies.make(policy)), policy)
-    assert len(others) == STEPS - 1
-    for step in others:
-        assert step["compute_s"] == pytest.approx(FORWARD_S + BACKWARD_S)
-        assert step["backward_s"] is None  # nothing leaves in backward
-
-
-@pytest.mark.parametrize("overlap", ["none", "forward"])
-@pytest.mark.parametrize(("passes", "steps"), [(3, 4), (6, 1)])
+@pytest.mark.parametrize(("overlap", "passes", "steps"), [("none", 6, 1), ("forward", 3, 4)])
 def test_who_slows_steps_down_is_told_of_every_step_s_own_computation(
     overlap: Overlap, passes: int, steps: int
 ) -> None:
@@ -86,9 +86,7 @@ def test_who_slows_steps_down_is_told_of_every_step_s_own_computation(
     told: list[float | None] = []
 
     def main(run: LiveRun) -> None:
-        model = small_model(dtype=torch.float32)
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        sleep = run._client.port.sleep  # type: ignore[attr-defined]
+        model, optimizer, sleep = small(run)
 
         def after_step(seconds: float | None) -> None:
             told.append(seconds)
@@ -112,9 +110,7 @@ def test_without_shard_a_step_is_what_comes_between_two() -> None:
     told: list[float | None] = []
 
     def main(run: LiveRun) -> None:
-        model = small_model(dtype=torch.float32)
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        sleep = run._client.port.sleep  # type: ignore[attr-defined]
+        model, optimizer, sleep = small(run)
         for _ in range(3):
             run.weight(8)
             sleep(FORWARD_S)

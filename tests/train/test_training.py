@@ -1,19 +1,36 @@
-"""A run's arithmetic is that of plain PyTorch on the concatenated batches."""
+"""A run's arithmetic is that of plain PyTorch on the concatenated batches; in float32 the same bits each time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from live_runs import assert_close, assert_equal, joined, parts_of, place_of, small_model, train, weights
+from exploring import each_value
+from live_runs import (
+    assert_alike,
+    assert_close,
+    assert_equal,
+    begin,
+    descend,
+    joined,
+    lockstep,
+    parts_of,
+    place_of,
+    plain,
+    sgd,
+    small_model,
+    train,
+    weights,
+)
 from torch import nn
 
 from geomx.train import LiveRun, Settings
 
-CUT = Settings(slice_elements=512, pack_below=100)
+cut = partial(Settings, slice_elements=512, pack_below=100)
 Optimize = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimize] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -33,149 +50,89 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": others}, {"params": biases, "weight_decay": 0.0, "lr": 0.02}]
 
 
-def plain(make: Optimize, places: int, steps: int = STEPS) -> dict[str, torch.Tensor]:
+def in_one_process(make: Optimize, places: int) -> dict[str, torch.Tensor]:
     model = small_model()
-    optimizer = make(groups_of(model))
-    for step in range(steps):
-        x, y = joined(step, places)
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-    return weights(model)
+    return plain(model, make(groups_of(model)), range(STEPS), places)
 
 
-def script(make: Optimize, **options: Any) -> Callable[[LiveRun], dict[str, torch.Tensor]]:
+def script(
+    make: Optimize, dtype: torch.dtype = torch.float64, **options: Any
+) -> Callable[[LiveRun], dict[str, torch.Tensor]]:
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        place = place_of(run)
-        model = small_model(seed=place)  # all begin with the first worker's
+        model = small_model(seed=place_of(run), dtype=dtype)  # all begin with the first worker's
         model, optimizer = run.attach(model, make(groups_of(model)), **options)
-        for step in range(STEPS):
-            x, y = parts_of(step, len(run.workers))[place]
-            run.weight(len(x))
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+        lockstep(run, model, optimizer, range(STEPS))
         return weights(model)
 
     return main
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("parties", "shards"), [([1], 1), ([2, 1], 2), ([1, 2, 1], 1)])
-def test_equals_plain_pytorch(name: str, parties: list[int], shards: int) -> None:
-    results, _ = train(parties, script(OPTIMIZERS[name]), CUT, shards)
-    expected = plain(OPTIMIZERS[name], sum(parties))
-    for ours in results.values():
-        assert_close(ours, expected)
-    first, *others = results.values()
-    for other in others:
-        assert_equal(other, first)
+TREES = [([1], 1), ([2, 1], 2), ([1, 2, 1], 1), ([4, 4, 4], 2), ([2], 2)]
+
+
+@pytest.mark.parametrize(("name", "tree", "place"), each_value(OPTIMIZERS, TREES, ["server", "workers"]))
+def test_equals_plain_pytorch(name: str, tree: tuple[list[int], int], place: Any) -> None:
+    """No two workers have batches of the same size."""
+    parties, shards = tree
+    results, _ = train(parties, script(OPTIMIZERS[name]), cut(place=place), shards)
+    assert_close(results["A/0"], in_one_process(OPTIMIZERS[name], sum(parties)))
+    assert len(results) == sum(parties)
+    assert_alike(results)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-@pytest.mark.parametrize("options", [{"push_at": "step"}, {"overlap": "forward"}])
+def test_in_float32_every_worker_of_every_run_ends_with_the_same_bits(name: str) -> None:
+    """Whatever the number of shards; and the hash tells other weights apart."""
+
+    def hashes(shards: int, name: str = name) -> list[str]:
+        _, simulator = train([1, 2, 1], script(OPTIMIZERS[name], torch.float32), cut(), shards)
+        return [fields["parameters_sha256"] for _, _, fields in simulator.noted("finished")]
+
+    first, again, two_shards = hashes(1), hashes(1), hashes(2)
+    assert len(first) == len(two_shards) == 4
+    assert len({*first, *again, *two_shards}) == 1
+    assert not {*first} & {*hashes(1, "adamw")}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("sgd", {"push_at": "step"}), ("adam", {"overlap": "forward"})]
+)
 def test_options_do_not_change_the_bits(name: str, options: dict[str, str]) -> None:
-    default, _ = train([2, 1], script(OPTIMIZERS[name]), CUT)
-    other, _ = train([2, 1], script(OPTIMIZERS[name], **options), CUT)
+    default, _ = train([2, 1], script(OPTIMIZERS[name]), cut())
+    other, _ = train([2, 1], script(OPTIMIZERS[name], **options), cut())
     assert_equal(other["B/0"], default["A/0"])
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_on_the_workers(name: str) -> None:
-    settings = Settings(slice_elements=512, pack_below=100, place="workers")
-    results, _ = train([2, 1], script(OPTIMIZERS[name]), settings)
-    assert_close(results["A/1"], plain(OPTIMIZERS[name], 3))
-    assert_equal(results["A/0"], results["B/0"])
-
-
-def test_a_subclass_runs_on_the_workers() -> None:
-    class Own(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            with torch.no_grad():
-                for group in self.param_groups:
-                    for parameter in group["params"]:
-                        parameter.sub_(group["lr"] * parameter.grad.sign())
-
-    def make(groups: Any) -> torch.optim.Optimizer:
-        return Own(groups, lr=0.01)
-
-    results, _ = train([1, 1], script(make))
-    assert_close(results["B/0"], plain(make, 2))
-
-
 @pytest.mark.parametrize("place", ["server", "workers", "auto"])
-def test_clip_norm(place: str) -> None:
+def test_clip_norm(place: Any) -> None:
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.5), clip_norm=0.1)
-        for step in range(STEPS):
-            x, y = parts_of(step, 2)[place_of(run)]
-            run.weight(len(x))
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
+        model, optimizer = begin(run, clip_norm=0.1)
+        lockstep(run, model, optimizer, range(STEPS))
         return weights(model)
 
     model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = sgd(model)
     for step in range(STEPS):
         x, y = joined(step, 2)
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
         assert nn.utils.clip_grad_norm_(model.parameters(), 0.1) > 0.1
         optimizer.step()
-    settings = Settings(slice_elements=512, pack_below=100, place=place)  # type: ignore[arg-type]
-    results, _ = train([1, 1], main, settings, shards=2)
+    results, _ = train([1, 1], main, cut(place=place), shards=2)
     assert_close(results["A/0"], weights(model))
     assert_equal(results["A/0"], results["B/0"])
 
 
 @pytest.mark.parametrize("weight", ["equal", "dataset_size"])
-def test_other_weights(weight: str) -> None:
+def test_other_weights(weight: Any) -> None:
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model()
-        model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        x, y = parts_of(0, 2)[place_of(run)]
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
+        model, optimizer = begin(run)
+        descend(model, optimizer, *parts_of(0, 2)[place_of(run)])
         return weights(model)
 
     model = small_model()
     for x, y in parts_of(0, 2):
         (F.mse_loss(model(x), y) / 2).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    results, _ = train([1, 1], main, Settings(weight=weight, dataset_size=50))  # type: ignore[arg-type]
+    sgd(model).step()
+    results, _ = train([1, 1], main, Settings(weight=weight, dataset_size=50))
     assert_close(results["B/0"], weights(model))
-
-
-def test_alone_is_plain_pytorch_bit_for_bit() -> None:
-    def main(run: LiveRun) -> dict[str, torch.Tensor]:
-        model = small_model(dtype=torch.float32)
-        model, optimizer = run.attach(model, torch.optim.Adam(model.parameters(), lr=0.01, foreach=False))
-        for step in range(STEPS):
-            x, y = joined(step, 2, torch.float32)
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-        return weights(model)
-
-    model = small_model(dtype=torch.float32)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, foreach=False)
-    for step in range(STEPS):
-        x, y = joined(step, 2, torch.float32)
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-    results, _ = train([], main, CUT)
-    assert_equal(results["solo/0"], weights(model))
-
-
-def test_the_ledger_counts_every_step() -> None:
-    def main(run: LiveRun) -> torch.Tensor:
-        script(OPTIMIZERS["sgd"])(run)
-        assert run.ledger is not None
-        return run.ledger
-
-    results, _ = train([2, 1], main, Settings(ledger=True))
-    for ledger in results.values():
-        assert ledger.tolist() == [STEPS] * 3

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 
 import pytest
@@ -72,7 +71,7 @@ chunks = st.one_of(st.integers(1, 400), st.sampled_from([DIRECT_BYTES + 7, 1 << 
 reads = st.one_of(st.integers(1, 50), st.integers(1000, 1 << 20))
 
 
-@examples(150)
+@examples(50)
 @given(
     messages=st.lists(st.tuples(sizes, st.integers(0, 5), st.integers(0, 20)), min_size=1, max_size=12),
     chunk_bytes=chunks,
@@ -97,27 +96,7 @@ def test_any_messages_in_any_chunks_and_reads_arrive_intact(messages, chunk_byte
         assert bytes(arrivals[number].payload or b"") == content(number, size)
 
 
-@examples(200)
-@given(
-    messages=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3)), min_size=1, max_size=6),
-    chunk_bytes=st.integers(1, 150),
-    cuts=st.lists(st.integers(0, 2000), max_size=30),
-)
-def test_wherever_the_stream_is_cut_the_same_messages_come(messages, chunk_bytes, cuts):
-    lanes = Lanes(chunk_bytes)
-    for number, (size, priority) in enumerate(messages, 1):
-        lanes.put(number, state(size), memoryview(content(number, size)), priority)
-    stream = b"".join(b"".join(chunk) for chunk in iter(lanes.next_chunk, None))
-    places = sorted({0, len(stream), *(cut % len(stream) for cut in cuts)})
-    whole, cut = Reader(), Reader()
-    whole.feed(stream)
-    for start, stop in itertools.pairwise(places):
-        cut.feed(stream[start:stop])
-    assert cut.arrivals == whole.arrivals
-    assert len(whole.arrivals) == len(messages)
-
-
-@examples(300)
+@examples(150)
 @given(
     at=st.integers(0, 1 << 20),
     noise=st.binary(min_size=1, max_size=16),
@@ -137,23 +116,12 @@ def test_corruption_is_refused_or_stays_within_what_was_admitted(at, noise, size
     assert reader.allocated <= reader.admitted <= 3 * reader.limit
 
 
-@examples(200)
-@given(stream=st.binary(max_size=300), most=st.integers(1, 300))
-def test_random_bytes_raise_nothing_but_protocol_errors(stream, most):
+@given(noise=st.binary(max_size=300), is_header=st.booleans(), most=st.integers(1, 300))
+def test_random_bytes_raise_nothing_but_protocol_errors(noise, is_header, most):
     reader = Reader(limit=100)
     with contextlib.suppress(ProtocolError):
-        reader.feed(stream, most)
+        reader.feed((PREFIX.pack(1, len(noise), len(noise), 0) if is_header else b"") + noise, most)
     assert reader.allocated <= reader.admitted
-
-
-@examples(200)
-@given(head=st.binary(min_size=1, max_size=200))
-def test_any_header_decodes_or_is_refused(head):
-    reader = Reader(limit=100)
-    try:
-        reader.feed(PREFIX.pack(1, len(head), len(head), 0) + head)
-    except ProtocolError:
-        assert not reader.arrivals
 
 
 BROKEN = {
@@ -165,6 +133,7 @@ BROKEN = {
     "claims 4611686018427387904": frame(1, state(U62)),
     "claims -1": frame(1, state(-1)),
     "at most": frame(1, state(PAYLOAD_LIMIT_BYTES + 1)),
+    "too large for this edge": frame(1, state((1 << 20) + 1)),
     "has 5 in its first frame": frame(1, state(4), b"12345"),
     "has 1 in its first frame": frame(1, Ack(1), b"1"),
     "3 bytes; 2 are left": frame(1, state(4), b"12") + frame(1, None, b"345"),
@@ -191,13 +160,6 @@ def test_a_broken_rule_raises_before_memory_is_taken(why, most):
     assert reader.allocated <= 4
 
 
-def test_what_admit_refuses_is_not_allocated():
-    reader = Reader(limit=10)
-    with pytest.raises(ProtocolError, match="too large for this edge"):
-        reader.feed(frame(1, state(11)))
-    assert reader.allocated == 0
-
-
 def test_messages_before_a_broken_one_are_delivered():
     reader = Reader()
     with pytest.raises(ProtocolError):
@@ -205,9 +167,12 @@ def test_messages_before_a_broken_one_are_delivered():
     assert reader.arrivals == [Arrival(0, Ack(5), None)]
 
 
-def test_a_header_is_admitted_before_its_payload_has_come():
+def test_a_header_is_admitted_before_its_payload_has_come_and_half_a_frame_takes_no_memory():
     reader = Reader()
-    reader.feed(frame(1, state(1000)))
+    reader.feed(frame(1, state(1000))[:-1])
+    assert (reader.admitted, reader.allocated) == (0, 0)
+    assert reader.parser.unfinished == "in a frame"
+    reader.feed(frame(1, state(1000))[-1:])
     assert (reader.admitted, reader.allocated) == (1000, 1000)
     assert reader.arrivals == []
     assert reader.parser.unfinished == "in message 1 (State), after 0 of 1000 payload bytes"
@@ -221,13 +186,6 @@ def test_a_flood_of_beginnings_is_refused():
     with pytest.raises(ProtocolError, match="overtakes"):
         reader.feed(frame(2001, state(2), b"1", 0))
     assert reader.allocated == 2 * 2000
-
-
-def test_half_a_frame_takes_no_memory():
-    reader = Reader()
-    reader.feed(frame(1, state(1000))[:-1])
-    assert (reader.admitted, reader.allocated) == (0, 0)
-    assert reader.parser.unfinished == "in a frame"
 
 
 def test_large_payloads_are_read_where_they_stay():

@@ -20,11 +20,6 @@ def session(patience: Patience = PATIENCE, now: float = 0.0) -> Session:
     return Session("B", 1, patience, now)
 
 
-def test_numbers_start_at_one_and_grow():
-    ours = session()
-    assert [ours.enqueue(BYE, None, 0, 0.0) for _ in range(3)] == [1, 2, 3]
-
-
 def test_what_is_acknowledged_is_not_kept():
     ours = session()
     for _ in range(5):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
@@ -25,6 +26,7 @@ import torch
 
 from geomx.channels.contract import ConnectionHandler
 from geomx.channels.emulation.pacing import LinkPacer
+from geomx.channels.startup import Startup
 from geomx.channels.tls import certified_uris, feed, reason_of
 from geomx.errors import OutOfMemory, ProtocolError
 from geomx.wire.frames import Parser
@@ -72,6 +74,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self.ident = next_ident()
         self.peer_address = ""
         self.certified: tuple[str, ...] | None = None
+        self.serial: int | None = None  # of the peer's certificate
         self.bytes_sent = 0
         self.bytes_received = 0
         self.heard_at = -math.inf  # when something came last, on the clock of `time.monotonic`
@@ -82,6 +85,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._pacer = pacer
         self._state = _ConnectionState.OPEN
         self._paused = False  # the transport holds bytes back
+        self.startup: Startup | None = None  # while BBR is in it
         self._early: bytearray | None = None  # what has come while the receiver is to hear nothing
         self._into = _discarded
         self._ended_early = ""
@@ -117,7 +121,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._state is _ConnectionState.OPEN:
             self._lanes.put(number, message, None if payload is None else view_of(payload), priority)
             if self._lanes.waiting(0) > MOST_CONTROLS:
-                self._loop.call_soon(self._fail, "it does not read what it is sent")
+                self._loop.call_soon(self.fail, "it does not read what it is sent")
             self._wake()
 
     def close(self, reason: str) -> None:
@@ -137,7 +141,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         """See `Connection.abort`."""
         if self._state is _ConnectionState.OPEN:
             self._state = _ConnectionState.CLOSING  # so that nobody is told
-        self._fail("aborted")
+        self.fail("aborted")
 
     async def gone(self) -> None:
         """See `Connection.gone`."""
@@ -188,7 +192,18 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def _write_out(self, buffers: Iterable[bytes | memoryview], size: int) -> None:
         self.bytes_sent += size
+        if self.startup is not None:
+            self._look_at(self.startup)
         self._transport.writelines(buffers)
+
+    def _look_at(self, startup: Startup) -> None:
+        try:
+            startup.look()
+            over = startup.has_ended
+        except (OSError, struct.error):  # the kernel does not tell, or the socket has ended
+            over = True
+        if over:
+            self.startup = None
 
     def _shut_if_flushed(self) -> None:
         """While closing, with nothing left to write: say so to the peer."""
@@ -224,7 +239,9 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=1, low=0)  # with TLS, a high of 0 pauses for ever
         self.peer_address = format_address(transport.get_extra_info("peername"))
-        self.certified = certified_uris(transport.get_extra_info("peercert"))
+        certificate = transport.get_extra_info("peercert")
+        self.certified = certified_uris(certificate)
+        self.serial = int(certificate["serialNumber"], 16) if certificate else None
         self._connected(self, transport.get_extra_info("socket"))
 
     def pause_writing(self) -> None:
@@ -264,7 +281,7 @@ class TcpConnection(asyncio.BufferedProtocol):
                 if self._state is not _ConnectionState.OPEN:
                     return
         except ProtocolError as error:
-            self._fail(str(error))
+            self.fail(str(error))
         except OutOfMemory as error:
             self._receiver.failed(error)
             if self._state is _ConnectionState.OPEN:
@@ -277,20 +294,20 @@ class TcpConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """The peer has shut its half; by our contract it has closed."""
         lost = self._parser.unfinished
-        self._fail("closed by the peer" + (f" {lost}" if lost else ""))
+        self.fail("closed by the peer" + (f" {lost}" if lost else ""))
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._fail(_reason(exc))
+        self.fail(_reason(exc))
         self._gone.set()
 
     def ended(self) -> None:
         """Nothing leaves any more, and nothing that comes is told."""
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """The end that we did not choose."""
         state, self._state = self._state, _ConnectionState.CLOSED
         if state is _ConnectionState.CLOSED:

@@ -25,13 +25,13 @@ from geomx.channels.contract import BlockClasses, Connection, ConnectionHandler,
 from geomx.channels.datagram_port import READS, Answers, DatagramListener, DatagramPort, open_ports
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.sealing import ENVELOPE_BYTES, SALT_BYTES, Seal, seals
-from geomx.channels.tcp import Tcp
+from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.udp import UdpSocket
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.ends import WHY, FlowEnd, OnConnection, Outgoing
-from geomx.wire.flow.inbox import Blocks, Delivery
+from geomx.wire.flow.inbox import Blocks, Delivered
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES, State
 from geomx.wire.flow_messages import FlowBroken, FlowOpen
@@ -40,6 +40,7 @@ from geomx.wire.roster_messages import Message
 
 NO_FLOW = FlowOpen(0, b"")  # whoever listens cannot receive datagrams
 MOST_TOGETHER, LEAST_TOGETHER = 32, 2  # datagrams in a row before others have their turn
+TRIES = 8  # of ports that TCP has free and another program has for datagrams
 LEAST_WAIT_S, MOST_WAIT_S = 0.0005, 0.0125  # waking up costs more than what a datagram does
 
 
@@ -223,7 +224,7 @@ class DatagramConnection(TcpConnection):
         except ProtocolError as error:
             self._receiver.broken(self, error)
             if self.is_open:
-                self._fail(str(error))
+                self.fail(str(error))
             return False
         return True
 
@@ -254,11 +255,11 @@ class DatagramConnection(TcpConnection):
     def _hand_on(self, end: FlowEnd, now: float) -> None:
         why = end.why_stuck(now, self.heard_at)
         if why:
-            self._fail(why)
+            self.fail(why)
         else:
             self._judged(lambda: self._deliver(end.closed(now)))
 
-    def _deliver(self, deliveries: list[Delivery]) -> None:
+    def _deliver(self, deliveries: list[Delivered]) -> None:
         for number, message, payload in deliveries:
             whole = payload if isinstance(payload, Blocks) else torch.frombuffer(payload, dtype=torch.uint8)
             self._receiver.received(self, number, message, whole)
@@ -344,10 +345,18 @@ class Datagram(Tcp):
     async def listen(
         self, address: str, receiver: ConnectionHandler, accepted: Callable[[Connection], None]
     ) -> DatagramListener:
-        """See `Channel.listen`."""
-        listener = await super().listen(address, receiver, accepted)
-        self._ports = open_ports(listener.names, receiver.no_datagrams)
-        return DatagramListener(listener, self._ports)
+        """See `Channel.listen`. Any free port is one that is free for datagrams, too."""
+        for left in reversed(range(TRIES if split_address(address)[1] == 0 else 1)):
+            listener = await super().listen(address, receiver, accepted)
+            troubles: list[str] = []
+            self._ports = open_ports(listener.names, troubles.append)
+            door = DatagramListener(listener, self._ports)
+            if not (troubles and left):
+                break
+            await door.close()
+        for trouble in troubles:
+            receiver.no_datagrams(trouble)
+        return door
 
     def port_of(self, name: Any) -> DatagramPort | None:
         """Where datagrams come that are sent to this address of this machine; None: nowhere.

@@ -26,6 +26,7 @@ from geomx.channels.contract import Carried, Connection, ConnectionHandler, Edge
 from geomx.channels.emulation.link import LinkSpec
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.emulation.shaping import EmulatedLink
+from geomx.channels.startup import startup_of
 from geomx.channels.tls import HANDSHAKE_LIMIT_S, Contexts, TlsDoor, report_to
 from geomx.errors import ConfigError, Fault
 
@@ -153,6 +154,9 @@ class Tcp:
     ) -> TcpConnection:
         def connected(connection: TcpConnection, sock: Any) -> None:
             self._set_options(sock)
+            connection.startup = startup_of(sock)
+            if self._tls is not None and self._tls.revocation is not None:
+                self._tls.revocation.admit(connection, connection.serial, connection.fail)
             stands(connection)
 
         return self.new_connection(receiver, self._chunk_bytes, pacer, connected, dials=dials)

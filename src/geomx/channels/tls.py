@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from geomx.channels.revocation import Revocation
 from geomx.errors import ConfigError, Fault
 
 HANDSHAKE_LIMIT_S = 10.0
@@ -26,11 +27,19 @@ class Contexts(NamedTuple):
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+    revocation: Revocation | None = None
 
 
-def contexts(certificate: Path | str, key: Path | str, authority: Path | str) -> Contexts:
+def contexts(
+    certificate: Path | str,
+    key: Path | str,
+    authority: Path | str,
+    revoked: Path | str | None = None,
+    hosts: bool = True,
+) -> Contexts:
     """Both sides' contexts, from PEM files: this node's certificate (with its chain), its key, the authority.
 
+    `revoked`: the authority's list of revoked certificates. `hosts`: the dialling side checks the host's name.
     Raises `ConfigError` naming each file that cannot be read, a key that others can read, or the pair that does not
     fit.
     """
@@ -46,10 +55,19 @@ def contexts(certificate: Path | str, key: Path | str, authority: Path | str) ->
         unreadable = [Fault("tls.key", found, "a private key that only its owner can read", hint)]
     if unreadable:
         raise ConfigError("tls", unreadable)
-    return Contexts(
-        _context(ssl.PROTOCOL_TLS_SERVER, **files),
-        _context(ssl.PROTOCOL_TLS_CLIENT, **files),
-    )
+    server = _context(ssl.PROTOCOL_TLS_SERVER, **files)
+    client = _context(ssl.PROTOCOL_TLS_CLIENT, **files)
+    client.check_hostname = hosts
+    return Contexts(server, client, None if revoked is None else _revocation(Path(revoked), server, client))
+
+
+def _revocation(path: Path, *contexts: ssl.SSLContext) -> Revocation:
+    try:
+        return Revocation(path, *contexts)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        fault = Fault("tls.revoked", f"{path}: {why}", "a list of revoked certificates in PEM")
+        raise ConfigError("tls", [fault]) from error
 
 
 def report_to(context: ssl.SSLContext, refused: Callable[[str], None]) -> None:
@@ -76,8 +94,9 @@ def certified_uris(certificate: Mapping[str, Any] | None) -> tuple[str, ...] | N
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """What OpenSSL calls it; an error that Python has raised itself has no such name."""
-    return f"TLS: {getattr(error, 'reason', None) or error}"
+    """What OpenSSL calls it, and what is wrong with a certificate; an error that Python has raised has no such name."""
+    why = getattr(error, "verify_message", "")
+    return f"TLS: {getattr(error, 'reason', None) or error}{f' ({why})' if why else ''}"
 
 
 def feed(protocol: asyncio.BufferedProtocol, data: bytes | bytearray) -> None:

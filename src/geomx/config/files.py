@@ -42,7 +42,7 @@ def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FIL
     tls = described.tls
     if "tls" in needed and tls.certificate is not None and tls.key is not None and tls.authority is not None:
         try:
-            contexts(tls.certificate, tls.key, tls.authority)  # as a node will
+            contexts(tls.certificate, tls.key, tls.authority, tls.revoked, tls.hosts)  # as a node will
         except ConfigError as error:
             for fault in error.faults:
                 near = nearest_file(Path(fault.found)) if not Path(fault.found).exists() else ""

@@ -18,6 +18,7 @@ from geomx.sync import policies
 # head has HEAD_LIMIT_BYTES: `test_a_run_as_large_as_can_be_fits_into_messages` counts.
 MOST_SHARDS = 128
 MOST_PARTIES = 128
+MOST_SITES = 2 * MOST_PARTIES
 MOST_WORKERS_OF_A_PARTY = 512
 MOST_WORKERS = 4096  # of all parties together
 LONGEST_PARTY_NAME = 32

@@ -108,4 +108,4 @@ def _tls(run: Run) -> Contexts | None:
     tls = run.tls
     if tls is None or tls.certificate is None or tls.key is None or tls.authority is None:
         return None
-    return contexts(tls.certificate, tls.key, tls.authority)
+    return contexts(tls.certificate, tls.key, tls.authority, tls.revoked, tls.hosts)

@@ -31,6 +31,7 @@ from geomx.errors import (
     RunFailed,
     WaitTimeout,
 )
+from geomx.launch.engines.keeper import LOST_STATUS
 from geomx.launch.environment import (
     JOB_RANK,
     JOB_SIZE,
@@ -42,7 +43,7 @@ from geomx.launch.environment import (
 )
 from geomx.launch.leave import Door
 from geomx.launch.local.slow_worker import SlowWorker
-from geomx.launch.verdict import by_hand, follows
+from geomx.launch.verdict import by_hand, follows, status_of
 from geomx.node.contract import asked_to_end
 from geomx.observe.node_progress import NodeProgress
 from geomx.observe.records import Recorder
@@ -226,6 +227,7 @@ class _Stay:
         self._may_return = may_return
         self._is_alone = isinstance(thread, SoloThread)
         self._ended_well = False  # as far as is known
+        self._status = 0  # with which the process ends, where the script does not say
 
     def begin(self) -> None:
         self._thread.start()
@@ -266,6 +268,7 @@ class _Stay:
         if os.getpid() == self._process:
             told = self._run.outcome(error)
             self._run.end_with(error)
+            self._status = status_of(told or error, self._may_return)
         if isinstance(told or error, NOT_THE_SCRIPT):
             self._say(told or error)
         else:
@@ -318,6 +321,8 @@ class _Stay:
             self._exit_failed(error)
         if self._run.has_left and self.door is not None:
             self.door.has_left()
+        if self._status == LOST_STATUS:
+            self._exit()
 
     def _leave(self) -> None:
         if self._run.is_amid_data and not (self._run.is_closed or self._ended_well or self._is_alone):
@@ -334,10 +339,14 @@ class _Stay:
     def _exit_failed(self, error: GeomxError) -> None:
         """End with a status that says so: an exit handler that raises would end with status 0."""
         self._say(error)
+        self._status = status_of(error, self._may_return)
+        self._exit()
+
+    def _exit(self) -> None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(self._status)
 
 
 _stays: list[_Stay] = []

@@ -10,11 +10,9 @@ from geomx.drive import loops
 from geomx.errors import ConfigError, GeomxError
 from geomx.launch.environment import read_place
 from geomx.launch.leave import Door
-from geomx.launch.verdict import by_hand, follows
+from geomx.launch.verdict import FAILED, by_hand, follows, status_of
 from geomx.observe.node_progress import NodeProgress
 from geomx.observe.records import Recorder
-
-FAILED = 1
 
 
 def serve(run: Run, node: str) -> None:
@@ -48,7 +46,7 @@ def serve(run: Run, node: str) -> None:
         if place.watched or isinstance(error, ConfigError):
             raise
         print(f"geomx: {by_hand(error)}", file=sys.stderr, flush=True)
-        raise SystemExit(FAILED) from error
+        raise SystemExit(status_of(error, run.run.on_loss != "stop")) from error
     finally:
         recorder.close()
         door.close()

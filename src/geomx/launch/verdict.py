@@ -7,19 +7,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from geomx.errors import NodeLost, RunFailed, Stalled, refusal_of
+from geomx.errors import NodeLost, ResultWrong, RunFailed, Stalled, refusal_of
+from geomx.launch.engines.keeper import LOST_STATUS
 from geomx.launch.local.child import Ended
 from geomx.launch.local.processes import Outcome
 from geomx.observe.records import Record
+from geomx.observe.report import Report
 from geomx.tree import Tree
 
+FAILED = 1
 AGAIN = "start the run again: a script that loads its checkpoint (run.load) continues from there"
 EVERYWHERE = f"start every node again: {AGAIN.partition(': ')[2]}"
 CHANGED = "fix this first: started again as it is, the run ends in the same way"
 KILLED = "somebody sent SIGKILL, or the machine ran out of memory (`dmesg` says so)"
 VANISHED = "its process ended with status 0 before the run was over: does its script call os._exit()?"
 PATIENCE = "to outlast a longer cut, raise wan.timeout_s (within a party: lan.timeout_s)"
+
+
+def status_of(error: BaseException, may_return: bool) -> int:
+    """With which exit status a node ends for an error. By `LOST_STATUS` engines know whom to start again.
+
+    `may_return`: the run goes on without who is lost, or waits for it.
+    """
+    was_cut_off = may_return and isinstance(error, NodeLost) and error.may_return
+    return LOST_STATUS if was_cut_off else FAILED
+
+
+def check_result(report: Report, records: Path) -> None:
+    """Raise `ResultWrong` for a run that has ended well where it cannot have; its records are in this folder."""
+    if report["wrong"]:
+        raise ResultWrong(
+            f"the result is wrong: {'; '.join(report['wrong'])}. Do not use these weights; report it, with the records "
+            f"in {records}. A script that writes weights by `.data` behind its last step calls run.close() before"
+        )
 
 
 def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = False) -> RunFailed:

@@ -35,7 +35,7 @@ PARITY_COUNTS = ("parity", "rebuilt")  # of all classes: sent for others, and wh
 ALL_COUNTS = (*SENT_COUNTS, *CAME_COUNTS, *BLOCK_COUNTS)
 
 
-class Shares:
+class LostShares:
     """Of what a node sends up, or a global server down, over the last seconds: which share was lost."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Shares:
         return told + ("" if lost is None else f", {percent(lost)} of blocks lost")
 
 
-class Datagrams:
+class DatagramTotals:
     """Sums up the datagrams of a run.
 
     Attributes:
@@ -187,7 +187,7 @@ def datagram_lines(parties: Mapping[str, Fields], paths: Iterable[Fields] = (), 
     """What the closing table says: what was sent, what was lost, and where datagrams did not pass; a line each.
 
     Args:
-        parties: What `Datagrams.by_tier` has of a tier.
+        parties: What `DatagramTotals.by_tier` has of a tier.
         paths: Its `paths`.
         rounds: How many the run has made; before the first one, none may be sent.
     """

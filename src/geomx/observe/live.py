@@ -22,7 +22,7 @@ from rich.text import Text
 from geomx.config import Run
 from geomx.observe.datagrams import UNKNOWN
 from geomx.observe.members import Change
-from geomx.observe.progress import Loading, PartyProgress, Progress
+from geomx.observe.progress import Loading, PartyProgress, RunProgress
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted
 
@@ -67,7 +67,7 @@ class LiveView:
     """A table below the nodes' output, for terminals."""
 
     def __init__(self, run: Run, console: Console) -> None:
-        self._progress = Progress(run)
+        self._progress = RunProgress(run)
         self._title = title(run)
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -130,7 +130,7 @@ class PlainView:
     """Plain lines, for files, pipes and `--plain`."""
 
     def __init__(self, run: Run) -> None:
-        self._progress = Progress(run)
+        self._progress = RunProgress(run)
         self._prefixes = prefixes(run)
         self._title = title(run)
         self._started = self._shown = time.monotonic()

@@ -48,7 +48,7 @@ class Change:
     turn: int | None = None
 
 
-class Members:
+class MemberChanges:
     """Takes the records of a run.
 
     Attributes:

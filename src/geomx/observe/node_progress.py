@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from geomx.observe.datagrams import Shares
+from geomx.observe.datagrams import LostShares
 from geomx.observe.progress import bytes_above, few
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record, number
@@ -26,7 +26,7 @@ class NodeProgress:
         self._loss: float | None = None
         self._out = ""  # who takes no part
         self._pace, self._up, self._down = Rate(), Rate(), Rate()  # rounds or samples; bytes over the WAN
-        self._shares = Shares()  # of datagrams, up
+        self._shares = LostShares()  # of datagrams, up
 
     def take(self, record: Record) -> str | None:
         """Learn from a record; gives a line where it is time for one."""
@@ -67,7 +67,8 @@ class NodeProgress:
         shares = self._shares.words(now)
         if self._steps:
             loss = "" if self._loss is None else f", loss {self._loss:.4f}"
-            return f"step {self._steps:,}{loss}, {self._pace.at(now):,.0f} samples/s{shares}{self._out}"
+            samples = f", {self._pace.at(now):,.0f} samples/s" if self._samples else ""  # none is counted
+            return f"step {self._steps:,}{loss}{samples}{shares}{self._out}"
         up, down = 8e-6 * self._up.at(now), 8e-6 * self._down.at(now)
         wan = f", WAN up {up:.1f} down {down:.1f} Mbit/s" if up or down else ""
         return (

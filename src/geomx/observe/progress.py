@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from geomx.config import Run
-from geomx.observe.datagrams import Shares
-from geomx.observe.members import Change, Members
+from geomx.observe.datagrams import LostShares
+from geomx.observe.members import Change, MemberChanges
 from geomx.observe.rates import Rate
 from geomx.observe.records import Record, number
 from geomx.tree import Tree
@@ -52,7 +52,7 @@ class PartyProgress:
     samples_rate: Rate = field(default_factory=Rate)
     up_rate: Rate = field(default_factory=Rate)  # WAN, bytes
     down_rate: Rate = field(default_factory=Rate)
-    shares: Shares = field(default_factory=Shares)  # of its datagrams over the WAN
+    shares: LostShares = field(default_factory=LostShares)  # of its datagrams over the WAN
     loading: Loading | None = None  # None: no model has attached yet
     waits_for: str = ""
     away: dict[str, str] = field(default_factory=dict)  # node that is away -> why
@@ -149,12 +149,12 @@ class PartyProgress:
         return f"{self.state}; link {self.link}" if self.link else self.state
 
 
-class Progress:
+class RunProgress:
     """Takes records, and knows where each party stands."""
 
     def __init__(self, run: Run) -> None:
         self._tree = run.tree
-        self._members = Members(run)
+        self._members = MemberChanges(run)
         self.parties = {name: _row(run.tree, name) for name in run.tree.servers}
         for name, party in self.parties.items():
             link = run.link_of(name)
@@ -217,7 +217,7 @@ class Progress:
 
     @property
     def datagram_figures(self) -> int:
-        """How many of `Shares.figures` are of use: none without datagrams, the first where nothing may be lost."""
+        """How many of `LostShares.figures` are of use: none without datagrams, the first where nothing may be lost."""
         shares = [party.shares for party in self.parties.values() if party.shares.are_known]
         return 1 + any(each.has_blocks for each in shares) if shares else 0
 

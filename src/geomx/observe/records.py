@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -170,6 +170,7 @@ class RecordFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read_to: dict[Path, int] = {}
+        self._offsets: dict[Path, float] = {}  # of each file's clock now, from Unix time
 
     def path_of(self, node: str) -> Path:
         """Where a node's records are."""
@@ -190,8 +191,13 @@ class RecordFiles:
 
         It is as exact as the machines' clocks agree. Raises RecordsUnreadable.
         """
-        found = [record for path in self._paths for record in _shifted(path, self._new_in(path))]
+        found = [record for path in self._paths for record in self._shifted(path)]
         return sorted(found, key=lambda record: record.t)
+
+    def in_time_of_this_process(self) -> list[Record]:
+        """As `in_unix_time`, on this machine's `time.monotonic()`."""
+        behind = time.time() - time.monotonic()
+        return [msgspec.structs.replace(record, t=record.t - behind) for record in self.in_unix_time()]
 
     @property
     def _paths(self) -> list[Path]:
@@ -210,16 +216,16 @@ class RecordFiles:
                 except msgspec.DecodeError as error:
                     raise RecordsUnreadable(f"{path}: no record at byte {at}: {error}") from error
 
-
-def _shifted(path: Path, records: Iterable[Record]) -> Iterator[Record]:
-    """The records of one file in Unix time. A process that was started again has told of its clock anew."""
-    offset: float | None = None
-    for record in records:
-        if record.name == CLOCK:
-            offset = record.fields["unix_s"] - record.t
-        if offset is None:
-            raise RecordsUnreadable(f"{path} does not begin with what time it was (`{CLOCK}`): is it whole?")
-        fields = record.fields
-        if record.name == "span":
-            fields = fields | {end: fields[end] + offset for end in ("start", "stop")}
-        yield msgspec.structs.replace(record, t=record.t + offset, fields=fields)
+    def _shifted(self, path: Path) -> Iterator[Record]:
+        """One file's new records in Unix time. A process that was started again has told of its clock anew."""
+        for record in self._new_in(path):
+            if record.name == CLOCK:
+                self._offsets[path] = record.fields["unix_s"] - record.t
+            if (offset := self._offsets.get(path)) is None:
+                raise RecordsUnreadable(
+                    f"{path} does not begin with what time it was (`{CLOCK}`): is it whole?"
+                )
+            fields = record.fields
+            if record.name == "span":
+                fields = fields | {end: fields[end] + offset for end in ("start", "stop")}
+            yield msgspec.structs.replace(record, t=record.t + offset, fields=fields)

@@ -77,6 +77,7 @@ def make_report(
         "wan_bytes_dense": totals.wan_bytes_dense(),
         "parameters": max((fields["parameters"] for fields in finished), default=totals.parameters),
         "parameters_sha256": totals.weights(),
+        "rewritten": totals.rewritten(),
         "script": totals.script,
         "cohorts": totals.cohorts,
         "staleness_mean": _rounded(fmean(totals.staleness)) if totals.staleness else None,
@@ -341,4 +342,7 @@ def _weights(report: Report) -> tuple[str, Verdict]:
     has_left = any(change["kind"] == "left" for change in told)
     lacks_some = out_at_end(told) or has_left if told else report["lost"]
     whom = "all workers that are left" if lacks_some else "all workers"
+    if rewritten := report["rewritten"]:
+        why = f"the script of {', '.join(rewritten)} has changed them since its last step"
+        return f"{'the same on all others' if sha256 else 'not compared'}: {why}", ""
     return (f"the same on {whom}, sha256 {sha256[:12]}…", "good") if sha256 else ("", "")

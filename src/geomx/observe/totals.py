@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from geomx.config import Run
-from geomx.observe.datagrams import Datagrams
-from geomx.observe.members import Members
+from geomx.observe.datagrams import DatagramTotals
+from geomx.observe.members import MemberChanges
 from geomx.observe.records import CLOCK, Record, number
 from geomx.observe.traffic import Crossed, Traffic
 from geomx.tree import TOP
@@ -31,14 +31,14 @@ class Totals:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.members = Members(run)
+        self.members = MemberChanges(run)
         self.finished: dict[str, Fields] = {}
         self._apart: set[str] = set()  # workers whose last steps are in no mean over the run
         self._starts: Counter[str] = Counter()  # of each node
         self._cpu_s_before: dict[str, float] = defaultdict(float)  # of each node's processes before the last
         self.usage: dict[str, Fields] = {}
         self.traffic = Traffic(run)
-        self.datagrams = Datagrams(run)
+        self.datagrams = DatagramTotals(run)
         self.rss_mb: dict[str, float] = defaultdict(float)
         self.made: Counter[str] = Counter()  # steps of each worker
         self.samples: Counter[str] = Counter()
@@ -239,6 +239,10 @@ class Totals:
             return {node: sha256 for node, sha256 in found.items() if sha256 is not None}
         every = {cohort: next(iter(hashes)) for cohort, hashes in sorted(by_cohort.items())}
         return every if len(every) > 1 else next(iter(every.values()), None)
+
+    def rewritten(self) -> list[str]:
+        """The workers whose scripts have changed their weights behind the last step: those are not compared."""
+        return [worker for worker, fields in self.finished.items() if fields.get("rewritten")]
 
     def wrong(self) -> list[str]:
         """What a run promises and has not kept: what was counted, and weights of workers that end behind one step.

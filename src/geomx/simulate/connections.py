@@ -22,7 +22,7 @@ from geomx.simulate.flows import SimulatedEnd
 from geomx.simulate.network import Clock, Network, SimulatedLink
 from geomx.simulate.programs import Program
 from geomx.wire.flow.ends import WHY, OnConnection
-from geomx.wire.flow.inbox import Blocks, Delivery
+from geomx.wire.flow.inbox import Blocks, Delivered
 from geomx.wire.flow.outbox import FlowTerms
 from geomx.wire.messages import encode_head
 from geomx.wire.proof import NONCE_BYTES
@@ -191,7 +191,7 @@ class Connections:
             if is_up():
                 host.node.admit(number, message)
 
-        def deliver(delivery: Delivery) -> None:
+        def deliver(delivery: Delivered) -> None:
             if is_up():
                 load, message, payload = delivery
                 whole = (

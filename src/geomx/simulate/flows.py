@@ -14,7 +14,7 @@ from geomx.simulate.network import Clock, SimulatedLink
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
 from geomx.wire.flow.ends import FlowEnd, OnConnection, Outgoing
-from geomx.wire.flow.inbox import Delivery
+from geomx.wire.flow.inbox import Delivered
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow_messages import FlowBroken
@@ -41,7 +41,7 @@ class SimulatedEnd:
         *,
         dials: bool,
         admit: Callable[[Message], None],
-        deliver: Callable[[Delivery], None],
+        deliver: Callable[[Delivered], None],
         send: Callable[[OnConnection], None],
         broken: Callable[[ProtocolError], None],
         stuck: Callable[[str], None],

@@ -42,15 +42,19 @@ def logged(port: Port, turn: int, values: Mapping[str, Any]) -> None:
 
 
 def finished(port: Port, model: AttachedModel, samples: int, train_s: float) -> None:
-    """Note what this worker has done by the end of its run, and a digest of the weights it ends with."""
-    ledger = model.ledger.values
+    """Note what this worker has done by the end of its run, and a digest of the weights it ends with.
+
+    No digest of weights into which the script has written since, as with those of its best checkpoint.
+    """
+    ledger, is_rewritten = model.ledger.values, model.guard.is_rewritten
     port.note(
         "finished",
         steps=model.steps.steps,
         samples=samples,
         train_s=train_s,
         parameters=model.model_slices.trained_elements,
-        parameters_sha256=model.intra_party.trained_sha256(),
+        parameters_sha256=None if is_rewritten else model.intra_party.trained_sha256(),
+        rewritten=is_rewritten,
         ledger=None if ledger is None else ledger.tolist(),
         contributions=model.ledger.contributions,
         cohort=model.steps.cohort,

@@ -170,19 +170,17 @@ def started(for_s=3.0, gap_s=0.0, **conditions):
 LOSSES = [(0.0, 1), (0.001, 1), (0.01, 1), (0.03, 1), (0.05, 1), (0.1, 1), (0.01, 8), (0.05, 8), (0.1, 8)]
 
 
-@pytest.mark.parametrize(("mbps", "trip_s"), [(20.0, 0.1), (100.0, 0.03), (10.0, 0.3), (50.0, 0.01)])
-@pytest.mark.parametrize(("loss", "burst"), LOSSES)
-def test_the_link_is_filled_and_its_queue_is_short_whatever_is_lost(mbps, trip_s, loss, burst):
-    link, _ = started(15 * trip_s, mbps=mbps, trip_s=trip_s, loss=loss, burst=burst)
+CASES = [(*loss, n % 4, 1.0) for n, loss in enumerate(LOSSES)]
+SHORT_QUEUES = [(0.0, 1, 0, 0.2), (0.03, 1, 0, 0.2), (0.1, 8, 0, 0.2)]
+
+
+@pytest.mark.parametrize(("loss", "burst", "link", "queue"), CASES + SHORT_QUEUES)
+def test_the_link_is_filled_and_its_queue_is_short_whatever_is_lost(loss, burst, link, queue):
+    mbps, trip_s = [(20.0, 0.1), (100.0, 0.03), (10.0, 0.3), (50.0, 0.01)][link]
+    link, _ = started(15 * trip_s, mbps=mbps, trip_s=trip_s, loss=loss, burst=burst, queue=queue)
     link.waits_s.clear()
     assert share_carried(link, 50 * trip_s) > 0.95
     assert median(link.waits_s) < 0.45 * trip_s
-
-
-@pytest.mark.parametrize(("loss", "burst"), LOSSES)
-def test_a_queue_of_a_fifth_is_enough(loss, burst):
-    link, _ = started(15 * TRIP_S, loss=loss, burst=burst, queue=0.2)
-    assert share_carried(link, 50 * TRIP_S) > 0.95
 
 
 def test_start_up_takes_a_few_round_trips():
@@ -207,20 +205,16 @@ def test_a_link_that_gets_slower_stays_full_and_its_queue_becomes_short():
     assert flow.congestion.rate == pytest.approx(link.rate, rel=0.1)
 
 
-@pytest.mark.parametrize("trip_s", [0.02, 0.2, 0.3, 0.5])
-def test_another_route_does_not_starve_it(trip_s):
+@pytest.mark.parametrize(
+    ("trip_s", "settles_s", "for_s", "rel"),
+    [(0.02, 1.0, 5.0, 0.2), (0.3, 3.0, 5.0, 0.2), (0.13, 0.0, 12.0, 0.1)],
+)
+def test_another_route_does_not_starve_it_and_is_noticed_in_time(trip_s, settles_s, for_s, rel):
     link, flow = started()
     link.trip_s = trip_s
-    link.world.run(link.world.now + 10 * max(trip_s, TRIP_S))
-    assert share_carried(link, 5.0) > 0.95
-    assert flow.congestion.least_round_trip_s == pytest.approx(trip_s, rel=0.2)
-
-
-def test_a_route_a_little_longer_is_noticed_in_time():
-    link, flow = started()
-    link.trip_s = 1.3 * TRIP_S
-    assert share_carried(link, 12.0) > 0.95
-    assert flow.congestion.least_round_trip_s == pytest.approx(link.trip_s, rel=0.1)
+    link.world.run(link.world.now + settles_s)
+    assert share_carried(link, for_s) > 0.95
+    assert flow.congestion.least_round_trip_s == pytest.approx(trip_s, rel=rel)
 
 
 def test_acknowledgements_that_come_at_once_leave_no_gaps():
@@ -245,7 +239,7 @@ def test_small_bursts_do_not_lower_the_rate():
     flow.stop()
     link.world.run(link.world.now + 1.0)
     known = flow.congestion.rate
-    for _ in range(100):
+    for _ in range(40):
         flow.send(20_000)
         link.world.run(link.world.now + 0.3)
     assert flow.congestion.rate >= 0.98 * known
@@ -260,17 +254,17 @@ def test_it_recovers_when_nothing_passed_for_a_while():
     assert share_carried(link, 3.0) > 0.95
 
 
-@pytest.mark.parametrize("later_s", [0.0, 1.0, 5.0])
-def test_two_flows_share(later_s):
-    link, first = started(later_s)
+@pytest.mark.parametrize(("later_s", "mbps"), [(0.0, 20.0), (5.0, 8.0)])
+def test_two_flows_share(later_s, mbps):
+    link, first = started(later_s, mbps=mbps)
     second = Flow(link)
     second.send()
     link.world.run(later_s + 10.0)
     before = first.arrived_bytes, second.arrived_bytes
-    link.world.run(later_s + 60.0)
+    link.world.run(later_s + 40.0)
     one, other = first.arrived_bytes - before[0], second.arrived_bytes - before[1]
     assert 0.35 < one / (one + other) < 0.65
-    assert one + other > 0.95 * 50.0 * link.rate
+    assert one + other > 0.95 * 30.0 * link.rate
 
 
 class Cubic:
@@ -310,7 +304,7 @@ class Cubic:
 def test_beside_cubic_neither_starves(later_s):
     """What a full queue drops is no loss that one could make up for by having more under way."""
     world = World()
-    link = Bottleneck(world)
+    link = Bottleneck(world, mbps=8.0)
     ours, other = Flow(link), Flow(link)
     other.congestion = Cubic(world)
     world.at(max(-later_s, 0.0), ours.send)

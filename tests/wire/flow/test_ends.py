@@ -16,20 +16,9 @@ from geomx.wire.flow import ends as ends_module
 from geomx.wire.flow import sender as sender_module
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.ends import LOOK_EVERY_S, SILENT_S, STUCK_S, Carried, FlowEnd, OnConnection, Outgoing
-from geomx.wire.flow.inbox import Delivery
+from geomx.wire.flow.inbox import Delivered
 from geomx.wire.flow.outbox import BlockOut, FlowTerms
-from geomx.wire.flow.packets import (
-    MOST_BLOCKS,
-    MOST_OPEN,
-    Ack,
-    Head,
-    Parity,
-    Piece,
-    Probe,
-    Probed,
-    Tail,
-    unpack,
-)
+from geomx.wire.flow.packets import MOST_BLOCKS, MOST_OPEN, Head, Piece, Probe, Probed, Receipt, unpack
 from geomx.wire.flow.path import LIMIT_S, RETRY_S, SIZES
 from geomx.wire.flow.sender import MOST_LARGE_LOST
 from geomx.wire.messages import Ack as Acknowledged
@@ -55,7 +44,7 @@ class Side:
         congestion = Congestion(SIZES[0] + ENVELOPE_BYTES)
         self.end = FlowEnd(congestion, terms, self.admitted.append, 0.0, dials=dials)
         self.passes: Callable[[bytes], bool] = lambda body: True
-        self.delivered: list[Delivery] = []
+        self.delivered: list[Delivered] = []
         self.headers: list[OnConnection] = []
         self.fallen_back: list[OnConnection] = []
         self.held: list[OnConnection] | None = None
@@ -159,6 +148,13 @@ class Both:
         assert self.theirs.end.path.is_open
 
 
+def opened(terms: FlowTerms | None = None, announces: bool = True) -> Both:
+    """Datagrams pass both ways."""
+    both = Both(terms, announces)
+    both.open()
+    return both
+
+
 def update(number: int, payload: bytes | None, slice_: int) -> Outgoing:
     message = msgspec.structs.replace(UPDATE, slice=slice_, size=len(payload or b""))
     return Outgoing(OnConnection(number, message, payload, 1), memoryview(payload) if payload else ())
@@ -173,16 +169,8 @@ def losing(share: float, seed: int = 1) -> Callable[[bytes], bool]:
     return lambda body: chance.random() >= share
 
 
-def test_before_the_path_is_open_the_connection_carries_all() -> None:
-    both = Both()
-    assert both.write(1, [block(0), block(1)]) is None
-    both.open()
-    assert both.write(2, [block(0), block(1)]) is not None
-
-
 def test_a_header_says_what_comes_beside_it() -> None:
-    both = Both(FlowTerms((1,)))
-    both.open()
+    both = opened(FlowTerms((1,)))
     header = both.write(7, [block(0, 0, 10), block(1, 1, 20), block(2, 0, 30)])
     assert header is not None
     assert header.beside is not None
@@ -215,30 +203,7 @@ def test_reliable_blocks_come_whatever_is_lost_and_datagrams_fit() -> None:
     assert max(both.sizes) <= largest or whole
 
 
-@pytest.mark.parametrize("count", [0, MOST_BLOCKS + 1])
-def test_a_payload_in_too_many_blocks_goes_over_the_connection(count: int) -> None:
-    both = Both()
-    both.open()
-    both.write(1, [block(place, size=1) for place in range(count)])
-    assert [each.number for each in both.mine.fallen_back] == [1]
-    assert not both.mine.headers
-
-
-@pytest.mark.no_cover  # eight times as long with it
-def test_no_more_loads_are_open_than_the_receiver_takes() -> None:
-    both = Both()
-    both.open()
-    both.filter(lambda body: False)
-    for number in range(MOST_OPEN + 3):
-        assert both.write(number, [block(0, size=1), block(1, size=1)]) is not None
-    assert not both.mine.end.sender.has_room
-    assert [each.number for each in both.mine.headers] == [*range(MOST_OPEN)]
-    both.filter(lambda body: True)
-    both.run(both.now + 60.0, lambda: len(both.theirs.delivered) < MOST_OPEN + 3)
-    assert sorted(each.number for each in both.theirs.delivered) == [*range(MOST_OPEN + 3)]
-
-
-def test_what_waits_for_room_is_looked_at_a_few_times_however_much_waits(
+def test_no_more_loads_are_open_than_the_receiver_takes_and_what_waits_is_seldom_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[int] = []
@@ -250,13 +215,14 @@ def test_what_waits_for_room_is_looked_at_a_few_times_however_much_waits(
             return super().message
 
     monkeypatch.setattr(sender_module, "MOST_OPEN", 4)
-    both = Both()
-    both.open()
+    both = opened()
+    both.filter(lambda body: False)
     for number in range(200):
         message = msgspec.structs.replace(PUSH, slice=number // 2, size=1)
-        assert both.mine.end.write(
-            Looked(OnConnection(number, message, b"x", 1), [block(0, size=1)]), both.now
-        )
+        send(both, both.mine, both.theirs, Looked(OnConnection(number, message, b"x", 1), [block(0, size=1)]))
+    assert not both.mine.end.sender.has_room
+    assert [each.number for each in both.mine.headers] == [0, 2, 4, 6]
+    both.filter(lambda body: True)
     both.run(both.now + 60.0, lambda: len(both.theirs.delivered) < 200)
     numbers = [each.number for each in both.theirs.delivered]
     assert sorted(numbers) == [*range(200)]
@@ -268,22 +234,22 @@ def test_what_waits_for_room_is_looked_at_a_few_times_however_much_waits(
 
 
 def test_where_nothing_is_heard_everything_open_goes_over_the_connection() -> None:
-    both = Both()
-    both.open()
+    both = opened()
     both.write(1, [block(0), block(1)])
     both.run(both.now + 1.0)
     assert [each.number for each in both.theirs.delivered] == [1]
     both.filter(lambda body: False)
     began = both.now
     both.write(2, [block(0), block(1)])
-    both.write(3, [block(0), block(1)])
+    both.write(3, [block(0), block(1)], 2)  # waits for that
+    both.write(6, [block(0), block(1)])
     both.run(began + 0.99 * SILENT_S)
     assert not both.mine.fallen_back
     both.run(began + SILENT_S)
-    assert [each.number for each in both.mine.fallen_back] == [2, 3]
-    assert [each.payload for each in both.mine.fallen_back] == [
+    assert [each.number for each in both.mine.fallen_back] == [2, 6, 3]
+    assert {each.payload for each in both.mine.fallen_back} == {
         block(0).data.tobytes() + block(1).data.tobytes()
-    ] * 2
+    }
     assert not both.mine.end.path.is_open
     assert both.write(4, [block(0), block(1)]) is None
     assert not both.mine.end._under_way
@@ -292,21 +258,11 @@ def test_where_nothing_is_heard_everything_open_goes_over_the_connection() -> No
     assert both.write(5, [block(0), block(1)]) is not None
     both.run(both.now + 1.0)
     assert [each.number for each in both.theirs.delivered] == [1, 5]
-    assert len(both.mine.fallen_back) == 2
-
-
-def test_a_sender_with_nothing_to_say_falls_back_on_nothing() -> None:
-    both = Both()
-    both.open()
-    both.filter(lambda body: False)
-    both.run(both.now + 100.0)
-    assert both.mine.end.path.is_open
-    assert both.mine.end.next_at() == inf
+    assert len(both.mine.fallen_back) == 3
 
 
 def test_a_piece_that_never_passes_is_noticed_though_others_do() -> None:
-    both = Both()
-    both.open()
+    both = opened()
     both.filter(lambda body: len(body) < 1300)
     both.write(1, [block(0, size=1400), *(block(place, size=500) for place in range(1, 30))])
     both.run(both.now + 30.0, lambda: not both.mine.fallen_back)
@@ -316,14 +272,16 @@ def test_a_piece_that_never_passes_is_noticed_though_others_do() -> None:
     assert both.mine.end.path.datagram_bytes == SIZES[-1]
 
 
-def test_what_has_become_of_the_path_is_told_once() -> None:
+@pytest.mark.parametrize("was_open", [True, False])
+def test_what_has_become_of_the_path_is_told_once(was_open: bool) -> None:
     both = Both()
     assert both.mine.end.news(both.now) is None
-    both.open()
-    assert both.mine.end.news(both.now) is True
-    assert both.mine.end.news(both.now) is None
+    if was_open:
+        both.open()
+        assert both.mine.end.news(both.now) is True
+        assert both.mine.end.news(both.now) is None
+        both.write(1, [block(0), block(1)])
     both.filter(lambda body: False)
-    both.write(1, [block(0), block(1)])
     both.run(both.now + SILENT_S + LIMIT_S + 1.0)
     assert both.mine.end.news(both.now) is False
     assert both.mine.end.news(both.now) is None
@@ -333,54 +291,23 @@ def test_what_has_become_of_the_path_is_told_once() -> None:
     assert both.mine.end.news(both.now) is None
 
 
-def test_a_path_that_never_was_is_told() -> None:
-    both = Both()
-    both.filter(lambda body: False)
-    both.run(LIMIT_S + 1.0)
-    assert both.mine.end.news(both.now) is False
-
-
-def test_the_first_that_is_heard_may_be_that_all_is_broken() -> None:
-    receiving, both = listening(), Both(announces=False)
-    both.open()
-    header = both.write(1, [block(0), block(1)])
-    assert header is not None
-    receiving.announced(1, header, 0.0)
-    receiving.broken(FlowBroken(1))
-    ((_, body),) = receiving.datagrams(0.0, ENVELOPE_BYTES, 1000)
-    both.mine.end.received(999, body, both.now)
-    assert not both.mine.end.sender.open_loads
-
-
-def test_where_the_connection_is_silent_too_nothing_falls_back_and_nobody_is_blamed() -> None:
-    both = Both()
-    both.open()
+@pytest.mark.parametrize("pass_again", [True, False])
+def test_where_the_connection_is_silent_too_nothing_falls_back_until_it_speaks(pass_again: bool) -> None:
+    both = opened()
     both.write(1, [block(0), block(1)])
     both.filter(lambda body: False)
     both.is_cut = True
     both.run(both.now + 3.3 * STUCK_S)
     assert not both.mine.fallen_back
-    both.filter(lambda body: True)
+    both.filter(lambda body: pass_again)
     both.is_cut = False
-    both.run(both.now + 0.5 * STUCK_S)
+    both.run(both.now + (0.5 * STUCK_S if pass_again else LOOK_EVERY_S))
     assert [each.number for each in [*both.mine.fallen_back, *both.theirs.delivered]] == [1]
-
-
-def test_a_connection_that_speaks_seldom_is_soon_seen_to_speak() -> None:
-    both = Both()
-    both.open()
-    both.write(1, [block(0), block(1)])
-    both.filter(lambda body: False)
-    both.is_cut = True
-    both.run(both.now + 3.3 * STUCK_S)
-    both.is_cut, heard_at = False, both.now
-    both.run(heard_at + LOOK_EVERY_S)
-    assert [each.number for each in both.mine.fallen_back] == [1]
 
 
 def test_where_probes_pass_and_nothing_else_the_path_is_soon_left_alone() -> None:
     both = Both()
-    both.filter(lambda body: isinstance(unpack(body), Probe | Probed | Ack))
+    both.filter(lambda body: isinstance(unpack(body), Probe | Probed | Receipt))
     for attempt in range(3):
         both.open()
         began = both.now
@@ -405,24 +332,12 @@ def test_where_probes_pass_and_nothing_else_the_path_is_soon_left_alone() -> Non
 # -- liars ----------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_announces_and_never_sends_is_noticed_though_nothing_else_happens() -> None:
-    both = Both()
-    both.open()
-    both.run(both.now + 1.0)
-    both.write(1, [block(0), block(1)])  # its sender is silent from now on
-    announced_at = both.now
-    assert both.theirs.end.next_at() == announced_at + STUCK_S
-    assert not both.theirs.end.why_stuck(announced_at + 0.99 * STUCK_S, announced_at)
-    due_at = both.theirs.end.next_at()
-    assert "announced blocks, and sent none" in both.theirs.end.why_stuck(due_at, due_at)
-
-
-def test_whoever_sends_a_little_now_and_then_is_awaited() -> None:
-    receiving, both = listening(), Both(announces=False)
-    both.open()
+def test_whoever_sends_a_little_now_and_then_is_awaited_and_nobody_else() -> None:
+    receiving, both = listening(), opened(announces=False)
     header = both.write(1, [block(place) for place in range(5)])
     assert header is not None
     receiving.announced(1, header, 0.0)
+    assert receiving.next_at() == STUCK_S
     for place in range(4):
         now = (place + 1) * 0.9 * STUCK_S
         receiving.received(place, Piece(0, place, 0, 1, 0, place, place + 1, b"x").pack(), now)
@@ -436,23 +351,23 @@ def header(beside: Beside | None) -> bytes:
 
 def test_a_header_in_a_datagram_announces_its_load_once_it_was_admitted() -> None:
     admitted: list[Message] = []
-    receiving = listening(admitted.append)
-    for number in (0, 0, 1):  # once more, and the same again
-        receiving.received(number, Head(0, 7, header(Beside(0, 1, None, 1))).pack(), 0.0)
-    assert [type(message) for message in admitted] == [Push, Push]
-    receiving.received(2, Piece(0, 0, 0, 1, 0, 0, 1, b"x").pack(), 0.0)
-    ((number, message, payload),) = receiving.closed(0.0)
-    assert (number, message, payload.came) == (7, admitted[0], (True,))
+    no: list[Message] = [PUSH]
 
-
-def test_a_header_that_is_not_admitted_announces_nothing() -> None:
     def admit(message: Message) -> None:
-        raise ProtocolError("no")
+        if no:
+            raise ProtocolError(f"not {no.pop()}")
+        admitted.append(message)
 
     receiving = listening(admit)
-    with pytest.raises(ProtocolError, match="no"):
+    with pytest.raises(ProtocolError, match="not Push"):
         receiving.received(0, Head(0, 7, header(Beside(0, 1, None, 1))).pack(), 0.0)
     assert receiving.receiver.still_since == inf
+    for number in (1, 1, 2):  # once more, and the same again
+        receiving.received(number, Head(0, 7, header(Beside(0, 1, None, 1))).pack(), 0.0)
+    assert [type(message) for message in admitted] == [Push, Push]
+    receiving.received(3, Piece(0, 0, 0, 1, 0, 0, 1, b"x").pack(), 0.0)
+    ((number, message, payload),) = receiving.closed(0.0)
+    assert (number, message, payload.came) == (7, admitted[0], (True,))
 
 
 @pytest.mark.parametrize(
@@ -493,28 +408,12 @@ def test_a_probe_is_answered_once_and_whoever_listens_sends_only_then() -> None:
     ]
 
 
-def test_a_datagram_that_somebody_sends_again_changes_nothing() -> None:
-    both = Both()
-    both.open()
-    both.write(1, [block(0), block(1)])
-    seen: list[bytes] = []
-    both.theirs.passes = lambda body: bool(seen.append(body)) or True
-    both.run(both.now + 1.0)
-    heard_at = both.mine.end.sender._heard_at
-    ack = next(body for body in seen if isinstance(unpack(body), Ack))
-    known = both.mine.end.receiver._numbers.runs[0][1]
-    both.mine.end.received(known, ack, both.now + 5.0)
-    assert both.mine.end.sender._heard_at == heard_at
-
-
 # -- payloads as they stand, both ways --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 1400, 100_000])
-@pytest.mark.parametrize("loss", [0.0, 0.2])
+@pytest.mark.parametrize(("size", "loss"), [(1, 0.2), (1400, 0.0), (100_000, 0.2)])
 def test_payloads_come_as_they_stand_both_ways_at_once(size: int, loss: float) -> None:
-    both = Both()
-    both.open()
+    both = opened()
     both.mine.passes, both.theirs.passes = losing(loss, 1), losing(loss, 2)
     payload = Random(1).randbytes(size)
     for number in range(1, 6):
@@ -529,8 +428,7 @@ def test_payloads_come_as_they_stand_both_ways_at_once(size: int, loss: float) -
 
 
 def test_what_belongs_to_one_slice_comes_in_order_and_the_rest_as_it_can() -> None:
-    both = Both()
-    both.open()
+    both = opened()
     for number, slice_ in ((1, 7), (2, 8)):
         assert both.write_whole(both.theirs, number, bytes([number]), slice_)
     both.run(both.now + 1.0)
@@ -545,17 +443,6 @@ def test_what_belongs_to_one_slice_comes_in_order_and_the_rest_as_it_can() -> No
     both.run(both.now + 10.0, lambda: len(both.mine.delivered) < 6)
     assert dropped
     assert [each.number for each in both.mine.delivered] == [1, 2, 5, 3, 4, 6]
-
-
-def test_what_waits_for_its_slice_falls_back_behind_it() -> None:
-    both = Both()
-    both.open()
-    both.filter(lambda body: False)
-    for number, slice_ in ((1, 7), (2, 7), (3, 8)):
-        assert both.write_whole(both.theirs, number, bytes(10), slice_)
-    both.run(both.now + SILENT_S)
-    assert [each.number for each in both.theirs.fallen_back] == [1, 3, 2]
-    assert not both.write_whole(both.theirs, 4, bytes(10), 7)
 
 
 # -- what the connection still carries --------------------------------------------------------------------------------
@@ -598,8 +485,7 @@ def test_no_header_overtakes_that_the_path_is_broken(is_up: bool) -> None:
 
 
 def test_as_many_loads_are_announced_behind_a_broken_path_as_before() -> None:
-    both = Both()
-    both.open()
+    both = opened()
     both.filter(lambda body: False)
     for number in range(MOST_OPEN):
         assert both.write_whole(both.mine, number, b"x", number)
@@ -630,8 +516,7 @@ def test_nothing_overtakes_what_its_slice_had_on_the_connection_before_the_path_
     assert other.came == [1, 2]
 
 
-@pytest.mark.parametrize("blocks", [0, MOST_BLOCKS + 1])
-@pytest.mark.parametrize("is_up", [True, False])
+@pytest.mark.parametrize(("is_up", "blocks"), [(True, 0), (False, MOST_BLOCKS + 1)])
 def test_what_cannot_go_in_datagrams_keeps_its_place_among_those_of_its_slice(
     is_up: bool, blocks: int
 ) -> None:
@@ -661,8 +546,7 @@ def test_what_cannot_go_in_datagrams_keeps_its_place_among_those_of_its_slice(
 
 
 def test_a_header_travels_twice_where_the_message_before_it_came_in_datagrams() -> None:
-    both = Both()
-    both.open()
+    both = opened()
     heads: list[Head] = []
 
     def passes(body: bytes) -> bool:
@@ -680,22 +564,19 @@ def test_a_header_travels_twice_where_the_message_before_it_came_in_datagrams() 
 @pytest.mark.parametrize(
     ("beside", "size"),
     [
-        (Beside(0, 1, None, 10, True), 11),
-        (Beside(0, 2, b"\1", 10, True), 10),
-        (Beside(0, 1, None, 10, False), 10),
+        pytest.param(Beside(0, 1, None, 10, True), 11, id="another size"),
+        pytest.param(Beside(0, 2, b"\1", 10, True), 10, id="some may be lost"),
+        pytest.param(Beside(0, 1, None, 10, False), 10, id="blocks of a codec"),
+        *((Beside(0, blocks, None, 10, True), 10) for blocks in (0, -1, 11)),
+        (Beside(0, 0, None, 0, True), 0),
+        (Beside(0, MOST_BLOCKS + 1, None, 1 << 20, True), 1 << 20),
+        (Beside(0, 1 << 40, None, 1 << 41, True), 1 << 41),
     ],
 )
-def test_an_update_in_blocks_or_of_another_size_is_refused(beside: Beside, size: int) -> None:
+def test_an_update_is_announced_as_its_bytes_or_refused_before_memory_is_taken(
+    beside: Beside, size: int
+) -> None:
     message = msgspec.structs.replace(UPDATE, size=size, beside=beside)
-    with pytest.raises(ProtocolError, match="blocks of 10 bytes are announced beside Update"):
-        listening().announced(1, message, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "size"), [(0, 10), (-1, 10), (11, 10), (0, 0), (MOST_BLOCKS + 1, 1 << 20), (1 << 40, 1 << 41)]
-)
-def test_bytes_in_more_blocks_than_can_be_are_refused_before_memory_is_taken(blocks: int, size: int) -> None:
-    message = msgspec.structs.replace(UPDATE, size=size, beside=Beside(0, blocks, None, size, True))
     with pytest.raises(ProtocolError, match="are announced beside Update"):
         listening().announced(1, message, 0.0)
 
@@ -712,32 +593,25 @@ def test_bytes_that_do_not_follow_each_other_are_refused(
         receiving.closed(0.0)
 
 
-def test_whoever_listens_tells_what_the_other_end_cannot_know() -> None:
-    both = Both()
-    both.open()
+@pytest.mark.parametrize("comes", [True, False])
+def test_whoever_listens_tells_what_the_other_end_cannot_know_and_nothing_where_nothing_comes(
+    comes: bool,
+) -> None:
+    both = opened()
     assert both.theirs.end.news(both.now) is True
-    both.theirs.passes = lambda body: not isinstance(unpack(body), Piece | Parity | Head | Tail | Probe)
+    both.theirs.passes = lambda body: comes and isinstance(unpack(body), Receipt | Probed)
+    both.mine.passes = lambda body: comes
     assert both.write_whole(both.theirs, 1, bytes(10), 7)
-    told = None
+    told = set()
     for number in range(2, 40):
-        both.write(number, [block(0), block(1)])
+        if comes:
+            both.write(number, [block(0), block(1)])
         both.run(both.now + 0.5)
-        told = told if told is not None else both.theirs.end.news(both.now)
-    assert told is False
+        told.add(both.theirs.end.news(both.now))
+    assert told == ({None, False} if comes else {None})
     assert both.mine.end.path.is_open
     assert [each.number for each in both.theirs.fallen_back] == [1]
-
-
-def test_whoever_listens_says_nothing_where_nothing_comes() -> None:
-    both = Both()
-    both.open()
-    assert both.theirs.end.news(both.now) is True
-    both.filter(lambda body: False)
-    assert both.write_whole(both.theirs, 1, bytes(10), 7)
-    for _ in range(100):
-        both.run(both.now + 0.1)
-        assert both.theirs.end.news(both.now) is None
-    assert both.theirs.end.path.state == "blocked"
+    assert comes or both.theirs.end.path.state == "blocked"
 
 
 def test_limits_are_in_an_order_that_works() -> None:

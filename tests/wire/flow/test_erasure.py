@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from exploring import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from geomx.wire.flow.erasure import MOST_SYMBOLS, decode, encode
@@ -78,8 +78,9 @@ def test_every_pattern_of_loss_in_small_groups(count: int) -> None:
         assert decode({place: everything[place] for place in chosen}, count) == symbols
 
 
-@examples(40)
+@examples(20)
 @given(st.randoms(use_true_random=False), st.integers(1, MOST_SYMBOLS), st.integers(1, 1500))
+@example(Random(1), MOST_SYMBOLS, 1500)
 def test_random_patterns_of_loss_whatever_the_order(chance: Random, count: int, size: int) -> None:
     symbols = symbols_of(count, size, chance.randrange(1 << 30))
     parities = chance.randint(0, MOST_SYMBOLS)
@@ -88,16 +89,7 @@ def test_random_patterns_of_loss_whatever_the_order(chance: Random, count: int, 
     assert decode({place: everything[place] for place in chosen}, count) == symbols
 
 
-@pytest.mark.parametrize("size", [1, 7, 1400, 1500])
-def test_as_many_parity_symbols_as_symbols_give_all_of_the_largest_group(size: int) -> None:
-    symbols = symbols_of(MOST_SYMBOLS, size)
-    parities = encode(symbols, MOST_SYMBOLS)
-    assert (
-        decode({MOST_SYMBOLS + place: data for place, data in enumerate(parities)}, MOST_SYMBOLS) == symbols
-    )
-
-
-@examples(40)
+@examples(20)
 @given(st.data(), st.integers(1, MOST_SYMBOLS), st.integers(1, 40))
 def test_parity_does_not_depend_on_what_else_is_made(data: st.DataObject, count: int, size: int) -> None:
     symbols = symbols_of(count, size)
@@ -106,12 +98,6 @@ def test_parity_does_not_depend_on_what_else_is_made(data: st.DataObject, count:
     stop = data.draw(st.integers(first, MOST_SYMBOLS))
     assert encode(symbols, stop - first, first) == made[first:stop]
     assert encode(symbols, 1, first) == [made[first]]
-
-
-def test_symbols_beyond_the_last_count_as_zeros() -> None:
-    """So the parity of a part of a group says something of the whole."""
-    symbols = symbols_of(3, 20)
-    assert encode([*symbols, bytes(20)], 4) == encode(symbols, 4)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +110,7 @@ def test_more_than_the_code_has_room_for_is_refused(symbols: list[bytes], pariti
 
 
 @pytest.mark.parametrize(
-    ("known", "count"),
-    [({}, 0), ({0: b"1"}, 2), ({0: b"1", 1: b"2"}, 1), ({-1: b"1"}, 1), ({129: b"1"}, 1)],
+    ("known", "count"), [({}, 0), ({0: b"1"}, 2), ({0: b"1", 1: b"2"}, 1), ({-1: b"1"}, 1), ({129: b"1"}, 1)]
 )
 def test_symbols_that_cannot_be_enough_are_refused(known: dict[int, bytes], count: int) -> None:
     with pytest.raises(ValueError, match="cannot be rebuilt"):

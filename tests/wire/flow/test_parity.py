@@ -13,24 +13,10 @@ from hypothesis import strategies as st
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow import receiver as receiver_module
-from geomx.wire.flow.congestion import Congestion
-from geomx.wire.flow.ends import FlowEnd
-from geomx.wire.flow.inbox import LEAST_PIECE_BYTES, Delivery
-from geomx.wire.flow.outbox import BlockOut, FlowTerms
-from geomx.wire.flow.packets import (
-    MOST_BLOCKS,
-    MOST_IN_GROUP,
-    PIECE_COST_BYTES,
-    Ack,
-    Head,
-    Parity,
-    Piece,
-    Tail,
-    unpack,
-)
+from geomx.wire.flow.inbox import LEAST_PIECE_BYTES, Delivered
+from geomx.wire.flow.packets import MOST_BLOCKS, MOST_IN_GROUP, PIECE_COST_BYTES, Parity, Piece, unpack
 from geomx.wire.flow.parity import GroupOut, groups
 from geomx.wire.flow.receiver import FlowReceiver
-from geomx.wire.flow.sender import FlowSender
 from geomx.wire.flow_messages import Beside
 from geomx.wire.messages import Push, Reading
 from geomx.wire.presence import pack
@@ -82,8 +68,19 @@ def announce(receiver: FlowReceiver, blocks: Sequence[bytes], load: int = LOAD) 
     receiver.announced(1, push, push.beside, 0.0)
 
 
-def closed(receiver: FlowReceiver) -> list[Delivery]:
+def closed(receiver: FlowReceiver) -> list[Delivered]:
     return list(receiver.closed(0.0))
+
+
+def rebuilt(receiver: FlowReceiver) -> list[bytes]:
+    """The blocks of the load that closes now."""
+    (delivery,) = receiver.closed(0.0)
+    return [bytes(block.data) for block in delivery.payload.blocks]
+
+
+def received(receiver: FlowReceiver, packets: Sequence[Piece | Parity]) -> list[bool]:
+    """Which of these are taken."""
+    return [bool(receiver.received(number, packet, 0.0)) for number, packet in enumerate(packets)]
 
 
 @examples(60)
@@ -157,8 +154,7 @@ PARITY = parities_of(PIECES, 0.5)[0]
 )
 def test_parity_that_does_not_fit_is_refused(parity: Parity, match: str) -> None:
     receiver = opened(BLOCKS)
-    for number, piece in enumerate(PIECES[1:]):
-        receiver.received(number, piece, 0.0)
+    received(receiver, PIECES[1:])
     with pytest.raises(ProtocolError, match=match):
         receiver.received(9, parity, 0.0)
 
@@ -185,34 +181,12 @@ def test_parity_of_two_groups_for_one_block_is_refused(other: Parity) -> None:
         receiver.received(1, other, 0.0)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"parity": MOST_IN_GROUP}, {"level": 2}, {"blocks": 0}, {"pieces": 0}],
-)
+@pytest.mark.parametrize("changed", [{"parity": MOST_IN_GROUP}, {"level": 2}, {"blocks": 0}, {"pieces": 0}])
 def test_counts_that_no_code_has_are_refused(changed: dict[str, int]) -> None:
     with pytest.raises(ProtocolError):
         unpack(PARITY._replace(**changed).pack())
     with pytest.raises(ProtocolError):
         unpack(PARITY.pack()[:8])
-
-
-def test_an_end_takes_parity_although_nothing_was_agreed_on() -> None:
-    end = FlowEnd(Congestion(1500), FlowTerms(), lambda message: None, 0.0, dials=False)
-    announce(end.receiver, BLOCKS)
-    for number, packet in enumerate([*PIECES[1:], PARITY]):
-        end.received(number, packet.pack(), 0.0)
-    (delivery,) = end.closed(0.0)
-    assert [bytes(block.data) for block in delivery.payload.blocks] == BLOCKS
-
-
-def test_parity_that_was_made_later_rebuilds_with_what_was_made_first() -> None:
-    first, later = parities_of(PIECES, 0.1)[0], parities_of(PIECES, 1.0)[5]
-    assert (first.parity, later.parity) == (0, 5)
-    receiver = opened(BLOCKS)
-    for number, packet in enumerate([*PIECES[2:], first, later]):
-        receiver.received(number, packet, 0.0)
-    (delivery,) = closed(receiver)
-    assert [bytes(block.data) for block in delivery.payload.blocks] == BLOCKS
 
 
 def test_what_is_missing_is_counted_right_where_a_piece_was_refused() -> None:
@@ -237,116 +211,44 @@ def test_of_a_block_that_is_whole_its_pieces_stand_in_for_others() -> None:
     blocks = [*blocks_of(2, 25), *blocks_of(1, 30)]
     pieces = pieces_of(blocks, 10)
     receiver = opened(blocks)
-    for number, packet in enumerate([*pieces[:7], *parities_of(pieces, 1.0)[7:]]):
-        receiver.received(number, packet, 0.0)
-    (delivery,) = closed(receiver)
-    assert [bytes(block.data) for block in delivery.payload.blocks] == blocks
+    received(receiver, [*pieces[:7], *parities_of(pieces, 1.0)[7:]])
+    assert rebuilt(receiver) == blocks
     assert receiver.rebuilt == 2
 
 
+def room(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """For so many parity pieces."""
+    monkeypatch.setattr(receiver_module, "PARITY_BYTES", count * (len(PARITY.data) + PIECE_COST_BYTES))
+
+
 def test_parity_for_which_there_is_no_room_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor kept; there is room again as soon as some was used."""
-    first, second, third = parities_of(PIECES, 0.5)
-    monkeypatch.setattr(receiver_module, "PARITY_BYTES", 2 * (len(first.data) + PIECE_COST_BYTES))
-    receiver = opened(BLOCKS)
-    assert receiver.received(0, first, 0.0)
-    assert receiver.received(1, second, 0.0)
-    assert not receiver.received(2, third, 0.0)
-    for number, piece in enumerate(PIECES[:4], 3):
-        assert receiver.received(number, piece, 0.0)
-    (delivery,) = closed(receiver)
-    assert [bytes(block.data) for block in delivery.payload.blocks] == BLOCKS
-    assert receiver.received(8, third, 0.0)
-
-
-def test_what_was_kept_of_a_load_that_has_closed_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiver_module, "PARITY_BYTES", len(PARITY.data) + PIECE_COST_BYTES)
-    receiver = opened(BLOCKS)
-    assert receiver.received(0, PARITY, 0.0)
-    receiver.forget(LOAD + 1)
-    announce(receiver, BLOCKS, LOAD + 1)
-    assert receiver.received(1, PARITY._replace(load=LOAD + 1), 0.0)
+    """Nor kept; there is room again as soon as some was used, or its load has closed."""
+    room(monkeypatch, 2)
+    receiver, three = opened(BLOCKS), parities_of(PIECES, 0.5)
+    assert received(receiver, three) == [True, True, False]
+    assert all(receiver.received(number, piece, 0.0) for number, piece in enumerate(PIECES[:4], 3))
+    assert rebuilt(receiver) == BLOCKS
+    assert receiver.received(8, three[2], 0.0)
+    for load in (LOAD + 1, LOAD + 2):
+        receiver.forget(load)
+        announce(receiver, BLOCKS, load)
+        assert receiver.received(10 * load, three[0]._replace(load=load), 0.0)
+        assert receiver.received(10 * load + 1, three[1]._replace(load=load), 0.0)
 
 
 def test_parity_that_came_before_its_header_takes_room_for_parity(monkeypatch: pytest.MonkeyPatch) -> None:
     """So what was acknowledged then is kept, and headers do not make room for more and more."""
+    room(monkeypatch, 2)
     first, second, third = parities_of(PIECES, 0.5)
-    monkeypatch.setattr(receiver_module, "PARITY_BYTES", 2 * (len(first.data) + PIECE_COST_BYTES))
     receiver = FlowReceiver()
-    assert receiver.received(0, first, 0.0)
-    assert receiver.received(1, second._replace(load=LOAD + 1), 0.0)
-    assert not receiver.received(2, third, 0.0)
+    assert received(receiver, [first, second._replace(load=LOAD + 1), third]) == [True, True, False]
     announce(receiver, BLOCKS)
     assert not receiver.received(2, third, 0.0)
     receiver.forget(LOAD + 2)
     announce(receiver, BLOCKS, LOAD + 2)
-    assert receiver.received(3, first._replace(load=LOAD + 2), 0.0)
-    assert receiver.received(4, second._replace(load=LOAD + 2), 0.0)
-    assert not receiver.received(5, third._replace(load=LOAD + 2), 0.0)
-
-
-# -- the sender ----------------------------------------------------------------------------------------------------
-
-
-class Sending:
-    """A sender of one load of eight blocks with two parity pieces, and what has left."""
-
-    def __init__(self) -> None:
-        self.sender = FlowSender(Congestion(1500), FlowTerms(parity_share=0.25))
-        blocks = [BlockOut(n, n + 1, memoryview(data), 0) for n, data in enumerate(blocks_of(8, 20))]
-        self.sender.add(1, b"head", blocks, 1, 1000, 0.0)
-        self.sent = self.leaving(0.0)
-        self.came: set[int] = set()
-
-    def leaving(self, now: float) -> list[tuple[int, object]]:
-        left = []
-        while (datagram := self.sender.next(now)) is not None:
-            left.append((datagram[0], unpack(datagram[1])))
-        return left
-
-    def acknowledge(self, numbers: Sequence[int], now: float) -> list[object]:
-        """These and those before have come. Returns what leaves then, without tails."""
-        self.came |= set(numbers)
-        runs = tuple((number, number) for number in sorted(self.came, reverse=True))
-        self.sender.acknowledged(Ack(0.0, 0, 0, runs), now)
-        return [packet for _, packet in self.leaving(now) if not isinstance(packet, Tail)]
-
-    def numbers(self, lost: int) -> list[int]:
-        """All but the first so many pieces."""
-        pieces = [number for number, packet in self.sent if isinstance(packet, Piece)]
-        return [number for number, _ in self.sent if number not in pieces[:lost]]
-
-
-def test_parity_leaves_once_behind_its_group() -> None:
-    """And the header once more, as nothing else is left to be sent."""
-    kinds = [type(packet) for _, packet in Sending().sent]
-    assert kinds == [Head, *[Piece] * 8, Tail, *[Parity] * 2, Head]
-
-
-@pytest.mark.parametrize("lost", [1, 2])
-def test_what_parity_has_rebuilt_is_not_sent_again(lost: int) -> None:
-    sending = Sending()
-    assert not sending.acknowledge(sending.numbers(lost), 0.1)
-    assert not sending.sender.again
-
-
-def test_while_parity_is_under_way_nothing_is_sent_again() -> None:
-    sending = Sending()
-    pieces = [number for number, packet in sending.sent if isinstance(packet, Piece)]
-    assert not sending.acknowledge([0, *pieces[2:]], 0.1)
-    parities = [number for number, packet in sending.sent if isinstance(packet, Parity)]
-    assert not sending.acknowledge(parities[:1], 0.11)
-    sending.sender.time_out(5.0)  # the other parity piece is lost
-    (again,) = {packet.block for _, packet in sending.leaving(5.0) if isinstance(packet, Piece)}
-    assert again in (0, 1)
-
-
-def test_only_so_many_pieces_are_sent_again_as_parity_cannot_rebuild() -> None:
-    sending = Sending()
-    again = {
-        packet.block for packet in sending.acknowledge(sending.numbers(4), 0.1) if isinstance(packet, Piece)
-    }
-    assert len(again) == 2
+    again = [packet._replace(load=LOAD + 2) for packet in (first, second, third)]
+    taken = [bool(receiver.received(number, packet, 0.0)) for number, packet in enumerate(again, 3)]
+    assert taken == [True, True, False]
 
 
 def test_what_is_sent_again_are_pieces_until_as_many_are_under_way_as_are_needed() -> None:
@@ -361,22 +263,3 @@ def test_what_is_sent_again_are_pieces_until_as_many_are_under_way_as_are_needed
     assert not group.came(0)
     assert group.came(7)
     assert group.lost(1) == []
-
-
-def test_what_waits_to_be_sent_again_is_not_sent_once_the_group_is_rebuilt() -> None:
-    sending = Sending()
-    numbers = sending.numbers(3)
-    sending.sender.acknowledged(Ack(0.0, 0, 0, tuple((n, n) for n in reversed(numbers))), 0.1)
-    sending.came = set(numbers)
-    (second,) = [n for n, packet in sending.sent if isinstance(packet, Piece) and packet.block == 1]
-    assert not sending.acknowledge([second], 0.101)
-
-
-def test_pieces_that_were_only_overtaken_count() -> None:
-    sending = Sending()
-    numbers = sending.numbers(3)
-    (again,) = {p.block for p in sending.acknowledge(numbers, 0.1) if isinstance(p, Piece)}
-    late = next(n for n, p in sending.sent if isinstance(p, Piece) and p.block not in (again, *range(3, 8)))
-    assert not sending.acknowledge([late], 0.101)
-    sending.sender.time_out(9.0)
-    assert not [p for _, p in sending.leaving(9.0) if isinstance(p, Piece)]

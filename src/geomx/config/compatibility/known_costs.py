@@ -1,6 +1,6 @@
 """What choices are known to cost in accuracy, and what to choose instead.
 
-The figures are those of docs/settings.md, which `python benchmarks/adam.py` measures. Some of it depends on the
+The figures are those of docs/settings.md, which `python benchmarks/virtual.py adam` measures. Some of it depends on the
 optimizer, which only the training script knows.
 """
 

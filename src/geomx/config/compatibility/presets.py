@@ -1,6 +1,6 @@
 """Presets: settings that are known to go together, under one name. What a description says itself counts first.
 
-`slow-link` is what `python benchmarks/adam.py` found to cost little at a few thousandths of the bytes; see
+`slow-link` is what `python benchmarks/virtual.py adam` found to cost little at a few thousandths of the bytes; see
 docs/settings.md. The others are GeoMX's own: Bi-Sparse and MPQ with its values (float32) and its momentum (0.9, so
 that the optimizer has none), both ways. Down it sends the non-zeros of the sum, which of D parties are up to D times as
 many.

@@ -11,6 +11,7 @@ from geomx.config.link_changes import KEYS
 from geomx.config.reading.checking import Rule, Values, change_something
 from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
 from geomx.config.tables import BelowTable, RunTable
+from geomx.config.tables.sites import GLOBAL
 from geomx.config.value_types import MOST_WORKERS
 from geomx.errors import nearest
 
@@ -165,10 +166,16 @@ def _whole_tls(values: Values) -> Iterator[Problem]:
     for key in TLS_FILES:
         if given and key in tls and not tls[key]:
             yield Problem(("tls", key), "nothing", f"path of a file, since tls.{given[0]} is given")
+    if tls.get("revoked") and not given:
+        yield Problem(
+            ("tls", "revoked"), shown(str(tls["revoked"])), "only together with the three other files"
+        )
 
 
 def _proof_beyond_loopback(values: Values) -> Iterator[Problem]:
-    """Whoever can reach a port would be a member of the run."""
+    """Whoever can reach a port would be a member of the run. Where there are sites, `geomx up` makes a secret."""
+    if values["site"]:
+        return
     if values["run"].get("secret_file", "") is not None or values["tls"].get("certificate", "") is not None:
         return
     table = values["global"]
@@ -248,6 +255,58 @@ def _cuts_heal(values: Values) -> Iterator[Problem]:
     yield from reversed(problems)
 
 
+def _sites(values: Values) -> Iterator[Problem]:
+    """Each node has one place, where there are sites."""
+    placed: dict[str, str] = {}  # what runs where: each party, region, `global`
+    servers = [str(row.get("name")) for _, row in _servers(values)]
+    parties = [str(row.get("name")) for row in values["party"]]
+    if not values["site"] or str(None) in servers:
+        return
+    for index, site in enumerate(values["site"]):
+        path: KeyPath = ("site", index)
+        wanted: list[tuple[KeyPath, str, list[str]]] = []
+        if party := site.get("party"):
+            wanted.append(((*path, "party"), party, parties))
+        for place, name in enumerate(site.get("serves") or ()):
+            above = [GLOBAL, *(name for name in servers if name not in parties)]
+            wanted.append(((*path, "serves", place), name, above))
+        if not wanted and {"party", "serves"} <= site.keys():
+            yield Problem((*path, "party"), "nothing", "a party, or `serves`", "nothing would run here")
+        for key, name, names in wanted:
+            if name not in names:
+                yield Problem(
+                    key, shown(name), ", ".join(f"`{each}`" for each in names), nearest(name, names)
+                )
+            elif placed.setdefault(name, dotted(path)) != dotted(path):
+                yield Problem(key, shown(name), "one site for each", f"{placed[name]} has it already")
+        yield from _hosts_of_site(values, site, path)
+    for name in [GLOBAL, *servers]:
+        if name not in placed and all({"party", "serves"} <= site.keys() for site in values["site"]):
+            wanted_key = "party" if name in parties else "serves"
+            last: KeyPath = ("site", len(values["site"]) - 1, wanted_key)
+            yield Problem(last, f"no site for `{name}`", f"one [[site]] with it as its `{wanted_key}`")
+
+
+def _hosts_of_site(values: Values, site: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
+    """Machines, and whether a party's workers fit onto them; restarts only where the run goes on meanwhile."""
+    engine, hosts, each = (site.get(key) for key in ("engine", "hosts", "workers_each"))
+    workers = {party.get("name"): party.get("workers") for party in values["party"]}.get(site.get("party"))
+    kind = None if engine is None else engine.split()[0]  # of others, `hosts` are where their engine is asked
+    if kind == "ssh" and hosts is not None and not hosts:
+        yield Problem((*path, "hosts"), "nothing", "one machine or more, as `ssh` knows them")
+    if kind == "ssh" and hosts and each and workers and each * len(hosts) < workers:
+        allowed = f"{-(-workers // len(hosts))} or more: {workers} workers on {len(hosts)} machines"
+        yield Problem((*path, "workers_each"), shown(each), allowed)
+    for key in ("hosts", "workers_each"):
+        if kind == "local" and site.get(key):
+            yield Problem(
+                (*path, key), shown(site[key]), "only with other engines", "`local` is this machine"
+            )
+    if site.get("restart") and values["run"].get("on_loss") == "stop":
+        allowed = "only with run.on_loss = `wait` or `continue`"
+        yield Problem((*path, "restart"), "a table", allowed, "else the run ends with each of its nodes")
+
+
 RULES: tuple[Rule, ...] = (
     _names_of_servers,
     _parents,
@@ -265,4 +324,5 @@ RULES: tuple[Rule, ...] = (
     partial(change_something, key="event", changing=KEYS),
     _events_in_order,
     _cuts_heal,
+    _sites,
 )

@@ -10,11 +10,13 @@ from geomx.config.tables.base import Table
 from geomx.config.tables.edges import LanTable, TlsTable, WanTable
 from geomx.config.tables.links import EventTable
 from geomx.config.tables.members import GlobalTable, PartyTable, RegionTable, ServerTable
+from geomx.config.tables.sites import SiteTable
 from geomx.config.value_types import (
     MOST_ELEMENTS,
     MOST_EVENTS,
     MOST_PARTIES,
     MOST_SHARDS,
+    MOST_SITES,
     WEEK_S,
     Argument,
     CompensationName,
@@ -32,68 +34,70 @@ from geomx.rounds.losses import OnLoss
 class RunTable(Table):
     """The run as a whole."""
 
-    name: RunName = Field(description="Name of the run. Default: the file's name without its ending.")
+    name: RunName = Field(description="Name of the run.")
     script: File | None = Field(
         None,
-        description="Training script that `geomx run` starts in each worker; `geomx worker` takes a command.",
+        description="Training script of `geomx run`; `geomx worker` takes a command.",
     )
-    arguments: tuple[Argument, ...] = Field(
-        (), strict=False, description="Command-line arguments that `geomx run` gives the script."
+    arguments: tuple[Argument, ...] = Field((), strict=False, description="Its command-line arguments.")
+    files: tuple[Argument, ...] = Field(
+        (),
+        strict=False,
+        description="Files that `geomx up` copies beside the script, as patterns, such as `data/*.npz`. Those of "
+        "Python (`*.py`) are copied anyway.",
     )
     preset: Literal["", "slow-link", "geomx-bisparse", "geomx-fp16", "geomx-mpq"] = Field(
         "",
-        description="A set of settings that go well together; keys given in the file take precedence. See "
+        description="Settings that go well together; keys given in the file take precedence. See "
         "[which setting for my model](settings.md).",
     )
     seed: int = Field(
         0,
         ge=0,
         le=2**32 - 1,
-        description="Seed of what geomx draws: order of samples, rounding, emulated loss. The script seeds PyTorch.",
+        description="Seed of geomx's draws: order of samples, rounding, emulated loss. The script seeds PyTorch.",
     )
     shards: int = Field(
         1, ge=1, le=MOST_SHARDS, description="Number of global servers that share the model (MultiGPS)."
     )
     secret_file: File | None = Field(
         None,
-        description="File with the run's secret, by which nodes prove that they belong to the run; `geomx secret FILE` "
-        "makes one. Default: `geomx run` makes its own; nodes started by hand need `[tls]`, or stay on loopback and "
-        "use `tcp`.",
+        description="File with the run's secret, which `geomx secret FILE` makes. Default: `geomx run` makes its own; "
+        "nodes started by hand need `[tls]`, or stay on loopback and use `tcp`.",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
-        description="What happens to a contribution with NaN, Inf or a number too large for its codec. `stop`: the run "
-        "ends and names worker, parameter and step. `skip`: it is left out and training goes on. See "
+        description="On a contribution with NaN, Inf or a number too large for its codec. `stop`: the run ends and "
+        "names worker, parameter and step. `skip`: it is left out. See "
         "[NaN or Inf](training-loop.md#when-a-gradient-is-nan-or-inf).",
     )
     on_loss: OnLoss = Field(
         "stop",
-        description="What happens when a worker, a local server or a whole party is lost. `stop`: the run ends and "
-        "names it. `wait`: the others wait until it is back. `continue`: they go on without it; it may come back. See "
+        description="When a worker, local server or party is lost. `stop`: the run ends and names it. `wait`: the "
+        "others wait until it is back. `continue`: they go on without it; it may come back. See "
         "[when a worker is lost](sync.md#when-a-worker-is-lost).",
     )
     wait_s: float = Field(
         300.0,
         gt=0,
         le=WEEK_S,
-        description="Seconds for which `wait` awaits who is lost. With `continue`, how long a node that is cut off "
-        "tries to get back, and how long the run waits with fewer parties or workers than the least. An error with "
-        "`stop`, where nobody waits.",
+        description="Seconds for which `wait` awaits who is lost. With `continue`: for which a node that is cut off "
+        "tries to get back, and the run waits below the least parties or workers. An error with `stop`.",
     )
     least_parties: int = Field(
         1,
         ge=1,
-        description="With `continue`: if fewer parties would be left, the run waits. An error with `stop` and `wait`.",
+        description="With `continue`: with fewer, the run waits. An error with `stop` and `wait`.",
     )
     least_workers: int = Field(1, ge=1, description="The same of workers, in all parties together.")
     strict: bool = Field(
         False,
-        description="Make warnings about lost accuracy, and about parties that train on the same samples, errors. Same "
-        "as `--strict`.",
+        description="Warnings about lost accuracy, and parties that train on the same samples, are errors. Same as "
+        "`--strict`.",
     )
     ledger: bool = Field(
         False,
-        description="Count every contribution in an extra slice, to prove that each counted exactly once.",
+        description="Prove, in an extra slice, that each contribution counted exactly once.",
     )
 
 
@@ -103,8 +107,8 @@ class SyncTable(Table):
     policy: PolicyName = Field("fsa", description="When servers answer, and what workers contribute.")
     weight: Literal["samples", "equal", "dataset_size"] = Field(
         "samples",
-        description="How much a worker's contribution counts: by its samples, the same for all, or by its share of its "
-        "party's `dataset_size`.",
+        description="How a contribution counts: by its samples, the same for all, or by its share of its party's "
+        "`dataset_size`.",
     )
     buffers: Literal["auto", "own", "average"] = Field(
         "auto",
@@ -118,12 +122,12 @@ class OptimizerTable(Table):
 
     place: Literal["auto", "server", "workers"] = Field(
         "auto",
-        description="Where the optimizer runs. `auto`: on the global servers if it is an elementwise one of PyTorch's, "
-        "otherwise on the workers.",
+        description="Where the optimizer runs. `auto`: on the global servers if it is one of PyTorch's elementwise "
+        "ones, else on the workers.",
     )
     rule: RuleName = Field(
         "",
-        description="An update rule of your own for the global servers (see [extending](extending.md)). Default: the "
+        description="An update rule of your own for the global servers ([extending](extending.md)). Default: the "
         "script's optimizer.",
     )
     compensation: CompensationName = Field(
@@ -142,14 +146,14 @@ class WorkerTable(Table):
     )
     push_at: Literal["backward", "step"] = Field(
         "backward",
-        description="When gradients are sent. `backward`: each as soon as it is complete. `step`: in `step()`, so that "
-        "the script may edit them before.",
+        description="`backward`: each gradient is sent as soon as it is complete. `step`: in `step()`, so that the "
+        "script may edit it before.",
     )
     threads: int = Field(
         0,
         ge=0,
         le=1024,
-        description="CPU threads of each worker. 0: with `geomx run` the cores divided by its processes, otherwise "
+        description="CPU threads of each worker. 0: with `geomx run` the cores divided by its processes, else "
         "PyTorch's default.",
     )
 
@@ -159,14 +163,14 @@ class LayoutTable(Table):
 
     slice_elements: Elements = Field(
         0,
-        description="Elements in the largest slice. 0: chosen for about 64 slices, or fewer where codecs send less.",
+        description="Elements in the largest slice. 0: chosen for about 64 slices, or fewer with codecs.",
     )
     pack_below: int = Field(
         PACK_BELOW,
         ge=1,
         le=MOST_ELEMENTS,
-        description="Tensors with fewer elements share slices. Which tensors are tiny for a codec is that codec's "
-        "`size_lower_bound`; see [codecs](codecs.md#all-codecs).",
+        description="Tensors with fewer elements share slices. What is tiny for a codec: its "
+        "[`size_lower_bound`](codecs.md#all-codecs).",
     )
 
 
@@ -176,8 +180,8 @@ class LimitsTable(Table):
     start_s: Limit = Field(300.0, description="For the other nodes to join, before giving up with an error.")
     stall_s: Limit = Field(
         30.0,
-        description="For another node, before reporting which one. If every worker waits inside geomx and nothing "
-        "moves for as long, the run ends.",
+        description="For another node, before reporting which one. The run ends if for as long every worker waits "
+        "inside geomx and nothing moves.",
     )
     stop_s: Limit = Field(
         10.0,
@@ -187,8 +191,7 @@ class LimitsTable(Table):
     turn_s: float = Field(
         0.0,
         ge=0,
-        description="For a worker that is alive but does not come to the next step, before the run ends. 0: no limit, "
-        "as a script may do anything between two steps.",
+        description="For a live worker to come to its next step, before the run ends. 0: no limit.",
     )
 
 
@@ -210,6 +213,7 @@ class Description(Table):
     limits: LimitsTable = Field(default_factory=LimitsTable)
     tls: TlsTable = Field(default_factory=TlsTable)
     events: tuple[EventTable, ...] = Field((), alias="event", strict=False, max_length=MOST_EVENTS)
+    sites: tuple[SiteTable, ...] = Field((), alias="site", strict=False, max_length=MOST_SITES)
 
     @property
     def server_tables(self) -> tuple[ServerTable, ...]:

@@ -26,16 +26,14 @@ class EdgeTable(Table):
     codec_down: CodecName = Field("dense", description="Encoding of updates, on their way down.")
     channel: ChannelName = Field(
         "tcp",
-        description="How contributions and updates travel. `tcp`: by TCP. `datagram`, `dgt`: in datagrams beside it, "
-        "for links that lose packets; see [channels](#channels).",
+        description="How contributions and updates travel.",
     )
     congestion: Literal["system", "bbr", "cubic", "reno"] = Field(
         "system",
-        description="TCP congestion control. `system`: the machine's own. Use `bbr` on links that lose packets, where "
-        "`cubic` is slow.",
+        description="TCP congestion control. `system`: the machine's own. Use `bbr` on links that lose packets.",
     )
     heartbeat_s: Heartbeat = Field(
-        1.0, description="Seconds between heartbeats of a node that has nothing else to send."
+        1.0, description="Seconds between heartbeats of a node that sends nothing else."
     )
     timeout_s: Silence = Field(
         description="Seconds after which a silent or unreachable node is lost. At least 3 × `heartbeat_s`."
@@ -55,7 +53,7 @@ class WanTable(EdgeTable):
 
 
 class BelowTable(EdgeTable):
-    """Connections between a region's server and the servers that hang on it."""
+    """Connections between a region's server and the servers below it."""
 
     codec_down: PassingCodecName = Field(
         "wan", description="Encoding of updates. `wan`: pass on the bytes that came from above."
@@ -82,3 +80,10 @@ class TlsTable(Table):
         None, description="The certificate's private key (PEM). Only its owner may be able to read it."
     )
     authority: File | None = Field(None, description="Certificates that sign the nodes of this run (PEM).")
+    revoked: File | None = Field(
+        None, description="The authority's list of revoked certificates (PEM); read again when it changes."
+    )
+    hosts: bool = Field(
+        True,
+        description="Who connects checks the server's host name, besides the node's own, which is always checked.",
+    )

@@ -55,8 +55,8 @@ class DelayTable(Table):
 class EventTable(Table):
     """A change of a party's emulated link during the run.
 
-    Where events overlap, the later one wins, key by key; when it ends, the earlier values return. List a party's events
-    in the order of their times.
+    Where events overlap, the later one wins, key by key, until it ends. List a party's events in the order of their
+    times.
     """
 
     at_s: Moment = Field(description="Start, in seconds after `attach` has returned.")

@@ -41,9 +41,7 @@ class ServerTable(Table):
     """A server that is no global server, and its edge to its parent."""
 
     name: PartyName
-    parent: PartyNameOrNone = Field(
-        "", description="Region whose server it hangs on. Default: the global servers."
-    )
+    parent: PartyNameOrNone = Field("", description="Region above it. Default: the global servers.")
     address: AddressOrNone = Field(
         "",
         description="Address of its server, as those below reach it. Default: `geomx run` picks a free port.",
@@ -60,10 +58,10 @@ class ServerTable(Table):
 
 
 class PartyTable(ServerTable):
-    """A data center or organisation: a local server and its workers. One table for each."""
+    """A local server and its workers; one table for each party."""
 
     name: PartyName = Field(
-        description="Name of the party and its local server. Must differ from others in more than upper and lower case."
+        description="Name of the party and its local server. Must differ from others in more than case."
     )
     workers: int = Field(
         ge=1,
@@ -72,8 +70,8 @@ class PartyTable(ServerTable):
     )
     worker_delay: DelayTable | None = Field(
         None,
-        description="Slows its workers down, to try out unequal sites: `{ factor = 2, jitter = 0.1 }` makes them "
-        "compute twice as long, ± 10 %.",
+        description="Slows its workers down for trials: with `{ factor = 2, jitter = 0.1 }` they compute twice as "
+        "long, ± 10 %.",
     )
     inside: Literal["server", "collective"] = Field(
         "server",
@@ -84,7 +82,7 @@ class PartyTable(ServerTable):
         None,
         ge=1,
         le=10**12,
-        description='Samples in its data set. Needed with `sync.weight = "dataset_size"`, an error without it.',
+        description='Samples in its data. Needed with `sync.weight = "dataset_size"`, else an error.',
     )
 
     @property
@@ -94,12 +92,7 @@ class PartyTable(ServerTable):
 
 
 class RegionTable(ServerTable):
-    """A server between local servers and global servers, such as a continent's; it has no workers. One table for each.
-
-    Contributions from below are added there, and cross the way to the global servers once.
-    """
+    """A server that adds what comes from parties or regions below, before it crosses the way to the global servers."""
 
     name: PartyName = Field(description="Name of the region and its server, unlike any party's.")
-    below: BelowTable = Field(
-        default_factory=BelowTable, description="The edges to the servers that hang on it."
-    )
+    below: BelowTable = Field(default_factory=BelowTable, description="The edges to the servers below.")

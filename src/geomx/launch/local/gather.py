@@ -10,8 +10,8 @@ from rich.console import Console
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
 from geomx.launch.local.outputs import check_outputs, write_outputs
-from geomx.launch.verdict import blames, lost_link
-from geomx.observe.members import Members
+from geomx.launch.verdict import blames, check_result, lost_link
+from geomx.observe.members import MemberChanges
 from geomx.observe.records import CLOCK, Record, RecordFiles
 from geomx.observe.report import How, closing_table, make_report, write_report
 from geomx.observe.sentences import sentence
@@ -23,7 +23,8 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
 
     Of nodes without records, and of a failure, a line comes first. What those told without which the run went on, or
     before they were started again, is no failure of the run. `report_to`, `trace_to`: files that are written.
-    Raises `ConfigError` where there are no records, or some of another run, `RecordsUnreadable` and `FileUnwritable`.
+    Raises `ConfigError` where there are no records, or some of another run, `RecordsUnreadable` and
+    `FileUnwritable`, and `ResultWrong` as `geomx run` does.
     """
     nodes = run.tree.nodes
     records = RecordFiles(folder).in_unix_time()
@@ -36,7 +37,7 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
     console = Console()
     if silent := [node for node in nodes if node not in told]:
         console.print(f"no records of {', '.join(silent)}: they are left out of the report", markup=False)
-    members = Members(run)
+    members = MemberChanges(run)
     for record in records:
         members.take(record)
     failed = [record for record in blames(_of_last_processes(records)) if not members.is_out(record.node)]
@@ -44,7 +45,8 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
     if failure:
         console.print(failure, markup=False)
     finished = {record.node for record in records if record.name == "finished"}
-    if finished.issuperset(worker for worker in run.workers if not members.is_out(worker)):
+    has_ended = finished.issuperset(worker for worker in run.workers if not members.is_out(worker))
+    if has_ended:
         failure = None  # who was refused may have come back
     ended: How = "failed" if failure else "well"
     report = make_report(run, records, records[-1].t - records[0].t, ended, failure)
@@ -55,6 +57,8 @@ def gather(run: Run, folder: Path, report_to: Path | None = None, trace_to: Path
             trace_to: lambda path: write_trace(records, path),
         }
     )
+    if failure is None and has_ended:
+        check_result(report, folder)
 
 
 def _of_last_processes(records: Sequence[Record]) -> list[Record]:

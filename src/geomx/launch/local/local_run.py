@@ -19,15 +19,15 @@ from geomx.config.files import file_problems
 from geomx.config.reading.document import Document
 from geomx.config.reading.problems import Problem
 from geomx.drive.secret import make_secret
-from geomx.errors import ConfigError, FileUnwritable, ResultWrong
+from geomx.errors import ConfigError, FileUnwritable
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
 from geomx.launch.local.child import Command, Ended
 from geomx.launch.local.outputs import check_outputs, write_outputs
 from geomx.launch.local.ports import Ports
 from geomx.launch.local.processes import Outcome, Supervisor
-from geomx.launch.verdict import first_failure, tells_failure
+from geomx.launch.verdict import check_result, first_failure, tells_failure
 from geomx.observe.live import RunView, view_of
-from geomx.observe.members import Members
+from geomx.observe.members import MemberChanges
 from geomx.observe.records import Record, RecordFiles
 from geomx.observe.report import How, Report, closing_table, make_report, write_report
 from geomx.observe.trace import write_trace
@@ -63,7 +63,7 @@ def run_here(run: Run, options: RunOptions) -> Report:
         records = RecordFiles(folder.records)
         started = time.monotonic()
         with view_of(run, console, options.plain) as view:
-            members = Members(run)
+            members = MemberChanges(run)
             supervisor = Supervisor(
                 view.line,
                 _Tick(view, records, members),
@@ -88,8 +88,8 @@ def _conclude(
     ended: How = "failed" if failure else "interrupted" if outcome.interrupted else "well"
     lost = {loss.name: loss.how for loss in outcome.lost}
     report = make_report(run, kept, wall_s, ended, str(failure) if failure else None, lost)
-    wrong = "" if failure or outcome.interrupted else "; ".join(report["wrong"])
-    folder.keep = folder.keep or bool(wrong)
+    ended_well = failure is None and not outcome.interrupted
+    folder.keep = folder.keep or bool(ended_well and report["wrong"])
     if failure is None:
         console.print(closing_table(report))
     hint = f"`geomx report {folder.path / DESCRIPTION} {folder.records} --json FILE --trace FILE` makes them again"
@@ -110,10 +110,7 @@ def _conclude(
         raise failure
     if outcome.interrupted:
         raise KeyboardInterrupt
-    if wrong:
-        raise ResultWrong(
-            f"the result is wrong: {wrong}. Do not use these weights; report it, with the records in {folder.records}"
-        )
+    check_result(report, folder.records)
     return report
 
 
@@ -203,7 +200,7 @@ class _Losses:
 class _Tick:
     """Shows the records that have come, a few times a second, and learns from them who takes part."""
 
-    def __init__(self, view: RunView, records: RecordFiles, members: Members) -> None:
+    def __init__(self, view: RunView, records: RecordFiles, members: MemberChanges) -> None:
         self._view, self._records, self._members = view, records, members
         self._shown = 0.0
 

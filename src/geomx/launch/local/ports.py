@@ -11,6 +11,8 @@ from geomx.channels import channels
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
 
+TRIES = 8  # another program may have the number that is free for TCP for its datagrams
+
 
 class Ports(ExitStack):
     """Ports that are kept from everybody else until the `with` block ends."""
@@ -23,10 +25,13 @@ class Ports(ExitStack):
         uvloop and PyTorch's stores do), but gives it to nobody who asks for any port, and to no connection as its own
         end. Other systems let nobody listen beside it: there a port is found, and let go.
         """
-        sock = self.enter_context(socket.socket())
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
+        for _ in range(TRIES):
+            sock = self.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", 0))
+            port: int = sock.getsockname()[1]
+            if _is_free_for_datagrams(port):
+                break
         if sys.platform != "linux":
             self.close()
         return port
@@ -74,3 +79,12 @@ def _taken(run: Run, node: str, reason: str) -> ConfigError:
     if node in run.shard_names:
         where = f"global.{'addresses' if key == 'address' else key}[{run.shard_names.index(node)}]"
     return ConfigError(node, [Fault(where, address, "an address of this machine with a free port", reason)])
+
+
+def _is_free_for_datagrams(port: int) -> bool:
+    with socket.socket(type=socket.SOCK_DGRAM) as sock:
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -26,7 +26,7 @@ class Awaited:
         lost_s = max(0.0, peer.session.silent_s(now) - timeout_s)
         if lost_s > self._wait_s:
             why = f"silent for {timeout_s:g} s, and not back within {self._wait_s:g} s more"
-            raise NodeLost(peer.name, f"{why} (run.wait_s)")
+            raise NodeLost(peer.name, f"{why} (run.wait_s)", may_return=True)
         if now - self._told.get(peer.name, -math.inf) >= self._stall_s:
             self._told[peer.name] = now
             self._note("awaited", "warning", peer=peer.name, seconds=self._wait_s - lost_s)

@@ -382,7 +382,12 @@ def _fence(name: str, incarnation: int) -> Refuse:
 
 
 def _mismatch(hello: Hello, session: Session) -> Refuse | None:
-    """Whether the same incarnation has received no less than it has said before."""
+    """Whether the same incarnation has received no less than it has said before.
+
+    Who has received nothing is another process, whose number happens to be that of the former: it takes a greater one.
+    """
+    if not hello.received and session.known_received:
+        return _fence(hello.node, session.incarnation)
     if hello.received < session.known_received:
         said = (
             f"{hello.node} has received {hello.received} messages, and somebody in its name has acknowledged"

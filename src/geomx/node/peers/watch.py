@@ -126,14 +126,20 @@ class Watch:
             peer.session.heard <= self._woke + peer.session.patience.heartbeat_s
         ):  # what lay in the socket is old
             stood = f"it did not run for {self._slept_s:.0f} s (suspended, or no processor time)"
-            return NodeLost(self._host.identity.name, f"{stood}, and then heard nothing from {peer.name}")
+            return NodeLost(
+                self._host.identity.name, f"{stood}, and then heard nothing from {peer.name}", may_return=True
+            )
         if peer.session.breaks_always:
             often = f"{peer.session.fruitless} connections in a row with {self._host.identity.name} broke"
-            return NodeLost(peer.name, f"{often} before one message arrived: check the link between them")
+            return NodeLost(
+                peer.name, f"{often} before one message arrived: check the link between them", may_return=True
+            )
         silent = (
             f"{self._host.identity.name} has heard nothing from it for {peer.session.patience.timeout_s:g} s"
         )
-        return NodeLost(peer.name, f"{silent}: it has ended or hangs, or the link between them is cut")
+        return NodeLost(
+            peer.name, f"{silent}: it has ended or hangs, or the link between them is cut", may_return=True
+        )
 
     def _wait_for_the_missing(self) -> None:
         """Before the run can start: say for whom it waits, soon and every `stall_s`, and give up after `start_s`."""

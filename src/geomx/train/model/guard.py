@@ -32,6 +32,7 @@ class Guard:
             if number not in model_slices.trained and id(parameter) in optimized
         ]
         self._versions: dict[int, int] = {}  # parameter -> its `_version` after our last write
+        self._is_edited = False  # between steps, as a script may where the weights are the workers' own
 
     def written(self, slice_: Slice) -> None:
         """An update has been written into the parameters of this slice."""
@@ -39,8 +40,26 @@ class Guard:
             if part.tensor in self._model_slices.trained and part.tensor not in self._model_slices.hidden:
                 self._versions[part.tensor] = self._model_slices.trained[part.tensor]._version
 
+    def stepped(self) -> None:
+        """The worker's own optimizer has taken a step."""
+        self._versions = {number: self._model_slices.trained[number]._version for number in self._versions}
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether somebody else has written into the weights behind the last step, and never before.
+
+        Else what was written went into the steps behind it: those weights are this run's result.
+        """
+        return self._differs and not self._is_edited
+
+    @property
+    def _differs(self) -> bool:
+        trained = self._model_slices.trained
+        return any(trained[number]._version != version for number, version in self._versions.items())
+
     def check(self) -> None:
         """Raise `Unsupported` for what has changed; every weight is current."""
+        self._is_edited = self._is_edited or self._differs
         if self._grouped() != self._at_attach:
             raise Unsupported(
                 "the optimizer's parameter groups have changed since attach(), where the run's layout was fixed. "

@@ -145,6 +145,7 @@ class GradientSteps(Steps):
             else:
                 self._client.wait(renews=True)
                 self._placement.finish(idle=False)
+                self._guard.stepped()
 
     def require_quiescent(self, operation: str) -> None:
         if self._opened is not None:
@@ -171,6 +172,7 @@ class GradientSteps(Steps):
         self._others_weigh = 0.0
         self._client.wait(renews=True)
         self._placement.finish(idle=True)
+        self._guard.stepped()
         if self._others_weigh:
             self._progress.follow()
 

@@ -129,6 +129,7 @@ class LocalSteps(Steps):
             if is_fine:
                 clip_own(self._model_slices.trained.values(), self._clip_norm)
                 self._optimizer.step()
+                self._guard.stepped()
             self._is_common = False
             self._count(is_fine)
             self.steps += 1
@@ -294,6 +295,7 @@ class LocalSteps(Steps):
             if merge:
                 values = self._merged(slice_, values, merge)
             self._model_slices.scatter(slice_, values)
+            self._guard.written(slice_)
 
     def _merged(self, slice_: Slice, values: torch.Tensor, merge: float) -> torch.Tensor:
         """A mixture with this worker's own weights, unless these are not finite and the run skips that."""

@@ -26,17 +26,17 @@ import msgspec
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion
 from geomx.wire.flow.counts import FlowCounts
-from geomx.wire.flow.inbox import Blocks, Delivery
+from geomx.wire.flow.inbox import Blocks, Delivered
 from geomx.wire.flow.outbox import RELIABLE, BlockOut, FlowTerms
 from geomx.wire.flow.packets import (
     MOST_BLOCKS,
     PIECE_HEAD_BYTES,
-    Ack,
     Head,
     Parity,
     Piece,
     Probe,
     Probed,
+    Receipt,
     Tail,
     unpack,
 )
@@ -250,8 +250,8 @@ class FlowEnd:
             self.receiver.noted(number)
             self._heard(packet, now)
 
-    def _heard(self, packet: Ack | Probe | Probed, now: float) -> None:
-        if isinstance(packet, Ack):
+    def _heard(self, packet: Receipt | Probe | Probed, now: float) -> None:
+        if isinstance(packet, Receipt):
             self._is_of_use |= self.sender.acknowledged(packet, now)
             over = self.sender.take_over()
             for load in over:
@@ -276,7 +276,7 @@ class FlowEnd:
         self._admit(message)
         self.announced(packet.number, message, now)
 
-    def closed(self, now: float) -> list[Delivery]:
+    def closed(self, now: float) -> list[Delivered]:
         """The loads that close now. Raises `ProtocolError` where one is not what was announced."""
         return [_joined(delivery) for delivery in self.receiver.closed(now)]
 
@@ -339,7 +339,7 @@ def _cut(data: memoryview, piece_bytes: int) -> list[BlockOut]:
     ]
 
 
-def _joined(delivery: Delivery) -> Delivery:
+def _joined(delivery: Delivered) -> Delivered:
     """What was cut into bytes is put together. Raises `ProtocolError`."""
     message, blocks = delivery.message, delivery.payload
     assert isinstance(message, Carried)
@@ -354,4 +354,4 @@ def _joined(delivery: Delivery) -> Delivery:
     if end != message.size or not all(blocks.came):
         raise ProtocolError(f"a payload of {end} bytes, where {message.size} were announced")
     plain = msgspec.structs.replace(message, beside=None)
-    return Delivery(delivery.number, plain, bytearray().join(block.data for block in blocks.blocks))
+    return Delivered(delivery.number, plain, bytearray().join(block.data for block in blocks.blocks))

@@ -41,7 +41,7 @@ class Blocks(NamedTuple):
         return sum(len(block.data) for block in self.blocks)
 
 
-class Delivery(NamedTuple):
+class Delivered(NamedTuple):
     """A load has closed: the message that it belongs to, and its payload: `Blocks`, or the bytes as they stand."""
 
     number: int
@@ -197,9 +197,9 @@ class Inbox:
         every, reliable = self.missing
         return inf if reliable else self.closes_at if every else -inf
 
-    def delivery(self) -> Delivery:
+    def delivery(self) -> Delivered:
         came = tuple(block is not None for block in self.blocks)
-        return Delivery(
+        return Delivered(
             self.number,
             self.message,
             Blocks(came, tuple(block for block in self.blocks if block is not None)),

@@ -19,7 +19,7 @@ class Queued(Protocol):
 Item = TypeVar("Item", bound=Queued)
 
 
-class Lanes(Generic[Item]):
+class LaneQueues(Generic[Item]):
     """What waits to be sent, in lanes. True: something does."""
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class Tail(NamedTuple):
         )
 
 
-class Ack(NamedTuple):
+class Receipt(NamedTuple):
     """Which datagrams have come: runs of numbers, both ends inside, the newest first."""
 
     held_s: float
@@ -161,7 +161,7 @@ class Parity(NamedTuple):
         return b"".join((_PARITY.pack(7, *self[:-1]), self.data))
 
 
-Packet = Piece | Tail | Ack | Probe | Probed | Head | Parity
+Packet = Piece | Tail | Receipt | Probe | Probed | Head | Parity
 
 
 def unpack(body: bytes | memoryview) -> Packet:
@@ -200,7 +200,7 @@ def unpack(body: bytes | memoryview) -> Packet:
     raise ProtocolError(f"a datagram of kind {kind} with {len(body)} bytes")
 
 
-def _unpack_ack(body: bytes | memoryview) -> Ack:
+def _unpack_ack(body: bytes | memoryview) -> Receipt:
     _, held, closed_below, closed, low, high = _ACK.unpack_from(body)
     count, rest = divmod(len(body) - _ACK.size, 2)
     if rest or (count and not count % 2) or count > 2 * MOST_TOLD:
@@ -215,7 +215,7 @@ def _unpack_ack(body: bytes | memoryview) -> Ack:
             raise ProtocolError(f"an acknowledgement of datagrams {first} to {last}, behind {above}")
         runs.append((first, last))
         above = first
-    return Ack(held / 1e6, closed_below, closed, tuple(runs))
+    return Receipt(held / 1e6, closed_below, closed, tuple(runs))
 
 
 def _us(seconds: float) -> int:

@@ -18,17 +18,17 @@ from collections.abc import Iterable
 from math import inf
 
 from geomx.errors import ProtocolError
-from geomx.wire.flow.inbox import Delivery, Inbox
+from geomx.wire.flow.inbox import Delivered, Inbox
 from geomx.wire.flow.numbers import Numbers
 from geomx.wire.flow.packets import (
     CLOSED_SHOWN,
     MOST_OPEN,
     MOST_TOLD,
     PIECE_COST_BYTES,
-    Ack,
     Head,
     Parity,
     Piece,
+    Receipt,
     Tail,
 )
 from geomx.wire.flow_messages import Beside
@@ -197,7 +197,7 @@ class FlowReceiver:
 
     # -- what is told -----------------------------------------------------------------------------------------
 
-    def closed(self, now: float) -> Iterable[Delivery]:
+    def closed(self, now: float) -> Iterable[Delivered]:
         """The loads that close now."""
         if now < self._closing_at:
             return
@@ -238,7 +238,7 @@ class FlowReceiver:
         """When to call `closed` and `ack`, if nothing comes before; inf: not at all."""
         return min(self._closing_at, self._ack_at)
 
-    def ack(self, now: float) -> Ack | None:
+    def ack(self, now: float) -> Receipt | None:
         """What is to be told now; None: nothing yet."""
         if self._ack_at > now:
             return None
@@ -246,7 +246,7 @@ class FlowReceiver:
         places = [load - self._closed_below for load in self._closed]
         shown = sum(1 << place for place in places if place < CLOSED_SHOWN)
         held_s = max(now - self._numbers.newest_at, 0.0)
-        return Ack(held_s, self._closed_below, shown, self._numbers.runs[:MOST_TOLD])
+        return Receipt(held_s, self._closed_below, shown, self._numbers.runs[:MOST_TOLD])
 
     @property
     def still_since(self) -> float:

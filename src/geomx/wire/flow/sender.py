@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 from geomx.errors import ProtocolError
 from geomx.wire.flow.congestion import Congestion, Mark
-from geomx.wire.flow.lanes import Lanes
+from geomx.wire.flow.lanes import LaneQueues
 from geomx.wire.flow.outbox import BlockOut, FlowTerms, Item, Outbox
-from geomx.wire.flow.packets import MOST_OPEN, MOST_TAILS, Ack, Piece, Tail
+from geomx.wire.flow.packets import MOST_OPEN, MOST_TAILS, Piece, Receipt, Tail
 from geomx.wire.flow.parity import ParityOut
 from geomx.wire.flow.path import SIZES
 from geomx.wire.flow.receiver import ACK_DELAY_S
@@ -61,7 +61,7 @@ class FlowSender:
         self._loads: dict[int, Outbox] = {}
         self._over_now: list[int] = []
         self.next_load = self._next_number = 0
-        self._lanes: Lanes[Item] = Lanes()
+        self._lanes: LaneQueues[Item] = LaneQueues()
         self._tails: dict[int, None] = {}  # loads of which everything was sent once, the oldest first
         self._tails_at = inf  # when they are to be told
         self._repeats = 0
@@ -234,7 +234,7 @@ class FlowSender:
 
     # -- what is heard ----------------------------------------------------------------------------------------
 
-    def acknowledged(self, ack: Ack, now: float) -> bool:
+    def acknowledged(self, ack: Receipt, now: float) -> bool:
         """The receiver has told what has come. Returns whether any of it is news. Raises `ProtocolError`."""
         if ack.runs and ack.runs[0][1] >= self._next_number:
             raise ProtocolError(f"datagram {ack.runs[0][1]} has come, and {self._next_number} were sent")
