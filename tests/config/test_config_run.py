@@ -140,7 +140,7 @@ OF_A_SITE = {
     "folder": "/var/geomx",
     "restart": "{ most = 1 }",
 }
-SITES = ['site=[{party = "A", serves = ["global"], engine = "local"}, {party = "B", engine = "local"}]']
+SITES = ['site=[{party = "A", serves = ["global"], engine = "slurm"}, {party = "B", engine = "local"}]']
 REGIONS = ['region=[{name = "north"}, {name = "south"}]', "party.A.parent=north", "party.B.parent=south"]
 OTHER_VALUES = {
     "run.name": "other",

@@ -138,7 +138,7 @@ def test_only_a_node_can_be_revoked(keys: Keys) -> None:
 def test_where_all_is_on_this_machine_or_the_description_has_certificates_there_is_the_secret_alone(
     run: Run, tmp_path: Path
 ) -> None:
-    here = run.changed(['site[0].engine="local"', 'site[1].engine="local"'])
+    here = run.changed([f"site[{k}].{change}" for k in (0, 1) for change in ('engine="local"', "hosts=[]")])
     own = run.changed([f"tls.{key}=/etc/{key}.pem" for key in ("certificate", "key", "authority")])
     for each in (here, own):
         assert list(Keys(each, tmp_path / "two.toml").credentials().files) == ["secret"]
