@@ -130,6 +130,19 @@ def test_it_is_told_two_weeks_before_a_certificate_ends(keys: Keys) -> None:
     assert certificate(keys, "A").not_valid_after_utc - datetime.now(UTC) > timedelta(days=89)
 
 
+def test_all_certificates_that_a_node_ever_had_are_revoked_once_and_its_next_one_counts(keys: Keys) -> None:
+    given = [certificate(keys, "A").serial_number]
+    keys.renew()
+    given.append(certificate(keys, "A").serial_number)
+    assert not keys.are_revoked
+    for _ in range(2):
+        keys.revoke(["A"])
+        listed = x509.load_pem_x509_crl(keys.list_of_revoked()["tls/revoked.pem"])
+        assert sorted(each.serial_number for each in listed) == sorted(given)
+        given.append(certificate(keys, "A").serial_number)
+    assert keys.are_revoked
+
+
 def test_only_a_node_can_be_revoked(keys: Keys) -> None:
     with pytest.raises(ConfigError, match="did you mean `A/0`"):
         keys.revoke(["A.0"])

@@ -6,6 +6,7 @@ All of it is in one folder beside the description (`sites.keys` beside `sites.to
     authority.key, .pem      sign certificates; the key stays here
     revoked.pem              what counts no more, signed
     nodes/paris.0.key, .pem  of each node: which one it is stands in the certificate, as `geomx:RUN/NAME`
+    nodes/paris.0.serials    of every certificate that this node was ever given
     bundles/paris.tar        what one site needs, for who brings it there by hand
 
 A site gets the keys of its own nodes, and of nobody else. `cryptography` does the work.
@@ -51,8 +52,7 @@ class Keys:
         """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         common = {"secret": self._secret()}
-        is_here = all(site.engine.split()[0] == "local" for site in self._run.sites)
-        if is_here or self._run.tls.certificate is not None:
+        if not self._has_certificates:
             return Credentials(common)
         common |= {"tls/authority.pem": self._authority()[1].public_bytes(PEM), **self.list_of_revoked()}
         files, settings = {}, {}
@@ -69,6 +69,12 @@ class Keys:
             )
         return Credentials(common, files, settings)
 
+    @property
+    def are_revoked(self) -> bool:
+        """Whether the certificates of some node count no more."""
+        path = self.folder / "revoked.pem"
+        return path.exists() and len(x509.load_pem_x509_crl(path.read_bytes())) > 0
+
     def list_of_revoked(self) -> dict[str, bytes]:
         """The signed list as a job's file."""
         path = self.folder / "revoked.pem"
@@ -83,19 +89,25 @@ class Keys:
         return list(self._run.tree.nodes)
 
     def revoke(self, nodes: Iterable[str]) -> None:
-        """Let the certificates of these nodes count no more; they get new ones. Raises `ConfigError`."""
+        """Let all certificates that these nodes were given count no more; they get new ones. Raises `ConfigError`."""
         known = self._run.tree.nodes
         for node in nodes:
             if node not in known:
                 fault = Fault("--revoke", node, ", ".join(known), nearest(node, known))
                 raise ConfigError("the command line", [fault])
+            if not self._has_certificates:
+                found = "a run whose certificates are not made here"
+                raise ConfigError(
+                    "the command line", [Fault("--revoke", found, "one with sites, and without [tls]")]
+                )
         revoked = list(x509.load_pem_x509_crl(self.list_of_revoked()["tls/revoked.pem"]))
-        now = datetime.now(UTC)
+        gone, now = {each.serial_number for each in revoked}, datetime.now(UTC)
         for node in nodes:
-            _, path = self._of_node(node)
-            certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
-            revoked.append(builder.revocation_date(now).build())
+            self._of_node(node)
+            for serial in map(int, self._path(node, ".serials").read_text().split()):
+                if serial not in gone:
+                    builder = x509.RevokedCertificateBuilder().serial_number(serial)
+                    revoked.append(builder.revocation_date(now).build())
             self._of_node(node, anew=True)
         self._sign_list(revoked)
 
@@ -117,6 +129,11 @@ class Keys:
         path = self.folder / "bundles" / f"{site}.tar"
         _write(path, tar)
         return path
+
+    @property
+    def _has_certificates(self) -> bool:
+        is_here = all(site.engine.split()[0] == "local" for site in self._run.sites)
+        return not is_here and self._run.tls.certificate is None
 
     # -- what is made ---------------------------------------------------------------------------------------------
 
@@ -158,8 +175,13 @@ class Keys:
             builder = builder.add_extension(x509.SubjectAlternativeName([uri]), critical=False)
             identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
             builder = builder.add_extension(identifier, critical=False)
+            signed, serials = builder.sign(signer, None), self._path(node, ".serials")
+            before = serials.read_bytes() if serials.exists() else b""
+            _write(
+                serials, before + b"%d\n" % signed.serial_number
+            )  # first: what is out there can be revoked
             _write(key, _private(new))
-            _write(certificate, builder.sign(signer, None).public_bytes(PEM))
+            _write(certificate, signed.public_bytes(PEM))
         return key, certificate
 
     def _path(self, node: str, ending: str) -> Path:

@@ -137,8 +137,8 @@ def manifests(run: Run, file: Path) -> None:
 def provision(run: Run, file: Path, renew: bool, revoke: Sequence[str], days: int) -> None:
     """Make the run's keys, and a bundle for each site. Raises `ConfigError`, and `SiteError` of sites that run.
 
-    `renew`: new certificates for all nodes. `revoke`: nodes whose certificates count no more, at once on sites that
-    run. `days`: how long new ones count.
+    `renew`: new certificates for all nodes. `revoke`: nodes whose certificates count no more. `days`: how long new
+    ones count. Sites that run get the list of revoked ones at once, whenever there is one: the call may be repeated.
     """
     sites_of(run, file, Credentials())  # raises, before keys are made
     keys = Keys(run, file)
@@ -151,7 +151,7 @@ def provision(run: Run, file: Path, renew: bool, revoke: Sequence[str], days: in
         path = keys.bundle(site.job.name, site.engine.bundled())
         print(f"{site.words}: {path}", flush=True)
     print(f"keep {keys.folder} to yourself, and give each site its own bundle alone", flush=True)
-    if revoke:
+    if keys.are_revoked:
         _send(sites, keys.list_of_revoked())
 
 
@@ -165,7 +165,12 @@ def _send(sites: Sequence[Site], files: Mapping[str, bytes]) -> None:
     failed = [f"{site.words}: {error}" for site, error in zip(runs, sent, strict=True) if error is not None]
     if failed:
         raise SiteError(
-            "\n  ".join(["these sites do not have the list of revoked certificates; call it again", *failed])
+            "\n  ".join(
+                [
+                    "these sites lack the list of revoked certificates; `geomx provision` sends it again",
+                    *failed,
+                ]
+            )
         )
     if runs:
         print(
