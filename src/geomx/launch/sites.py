@@ -226,6 +226,7 @@ def logs(run: Run, file: Path, node: str, lines: int, follow: bool) -> None:
             at += len(chunk)
             _write(chunk)
         elif site.engine.state()[node].state in OVER:
+            _write(site.engine.read(node, "logs", at))  # what it wrote between the two questions
             return
         else:
             time.sleep(FOLLOW_S)
