@@ -1,0 +1,136 @@
+"""Each store keeps its contract: a folder, and a bucket of a server that speaks S3."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from geomx.errors import ConfigError
+from geomx.store.contract import Store, StoreError
+from geomx.store.folder import FolderStore
+from geomx.store.log import Log
+from geomx.store.open import open_store
+
+LARGE = 12 << 20  # S3 takes it in parts
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """The address of a server with a bucket `geomx`."""
+    pytest.importorskip("moto", reason="no server that speaks S3: pip install 'moto[s3,server]'")
+    pytest.importorskip("obstore", reason="pip install 'geomx[store]'")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url, give_up_at = f"http://127.0.0.1:{port}", time.monotonic() + 60
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(urllib.request.Request(f"{url}/geomx", method="PUT")).close()
+                break
+            except OSError:
+                assert time.monotonic() < give_up_at
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "folder":
+        return open_store(f"file://{tmp_path}/a%20run")
+    for key, value in {
+        "ENDPOINT": request.getfixturevalue("bucket"),
+        "ALLOW_HTTP": "true",
+        "REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(f"AWS_{key}", value)
+    for key in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{key}", "test")
+    return open_store(f"s3://geomx/{tmp_path.name}")
+
+
+def test_what_is_put_is_there_until_it_is_removed(store: Store) -> None:
+    assert store.get("r/a") is None
+    assert store.list("r/") == []
+    store.put("r/b", [b"one", memoryview(b"two")])
+    store.put("r/a", [b"old"])
+    store.put("r/a", [b"new"])
+    store.put("s/c", [])
+    assert (store.get("r/a"), store.get("r/b"), store.get("s/c")) == (b"new", b"onetwo", b"")
+    assert store.list("r/") == ["r/a", "r/b"]
+    assert store.list("r/b") == ["r/b"]
+    store.delete(["r/a", "r/not-there"])
+    assert store.list("") == ["r/b", "s/c"]
+
+
+def test_of_several_who_create_at_once_one_does(store: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda number: store.create("term", [b"%d" % number]), range(8)))
+    assert done.count(True) == 1
+    assert store.get("term") == b"%d" % done.index(True)
+
+
+def test_a_large_content_is_whole(store: Store) -> None:
+    content = bytes(range(256)) * (LARGE // 256)
+    store.put("large", [content[: LARGE // 3], content[LARGE // 3 :]])
+    assert store.get("large") == content
+
+
+def test_a_log_goes_on_where_it_was(store: Store) -> None:
+    log = Log(store, "run/global.0")
+    assert list(log.read()) == []
+    log.write([(b"one", [b"1" * 100, b"2"]), (b"two", [])])
+    log.write([(b"three", [b"3"])])
+    again = Log(store, "run/global.0")
+    found = [(number, header, bytes(payload)) for number, header, payload in again.read()]
+    assert found == [(0, b"one", b"1" * 100 + b"2"), (0, b"two", b""), (1, b"three", b"3")]
+    assert again.write([(b"four", [])]) == 2
+    with pytest.raises(StoreError, match=r"another process writes run/global\.0"):
+        log.write([(b"late", [])])
+    again.forget(before=2)
+    assert [header for _, header, _ in Log(store, "run/global.0").read()] == [b"four"]
+
+
+def test_a_log_with_a_gap_or_a_torn_piece_is_told(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    log = Log(store, "l")
+    for _ in range(3):
+        log.write([(b"header", [b"payload"])])
+    piece = tmp_path / "l" / "log-0000000001"
+    whole = piece.read_bytes()
+    for size in (1, len(whole) - 1):
+        piece.write_bytes(whole[:size])
+        with pytest.raises(StoreError, match="is cut off"):
+            list(Log(store, "l").read())
+    piece.unlink()
+    with pytest.raises(StoreError, match="has no log-0000000001, and later ones"):
+        list(Log(store, "l").read())
+
+
+def test_what_was_not_written_whole_is_not_there(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.put("a", [b"1"])
+    (tmp_path / ".new-0123").write_bytes(b"half")
+    assert store.list("") == ["a"]
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file.*is there room, and may you write\?"):
+        store.put("file/a", [b"1"])
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".new")] == [".new-0123"]
+
+
+def test_a_url_that_names_no_store_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"store\.url"):
+        open_store("nowhere")
