@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from fault_rows import BOUND_S, FOR_EVER, LAUNCHER_ENDS, LOST_S, SIGNALS, USUAL, Row
+from fault_rows import BOUND_S, FOLDER, FOR_EVER, LAUNCHER_ENDS, LOST_S, SIGNALS, USUAL, Row
 from fault_seen import Seen, await_end, first_word, last_word, named_by, see
 from launched_runs import LAUNCHER, LaunchedRun, is_alive
 from real_runs import Proxy, RealRun
@@ -146,7 +146,7 @@ def _without(row: Row, run: RealRun) -> list[str]:
 
 
 def _starter(row: Row, run: RealRun, *more: str) -> Callable[..., None]:
-    settings = (*USUAL, *row.settings, *more)
+    settings = tuple(each.replace(FOLDER, str(run.folder)) for each in (*USUAL, *row.settings, *more))
     words = (*row.words, *(["endless"] if _is_endless(row) else ["shard"] if row.continues else []))
 
     def start(nodes: Iterable[str], gates: bool = True) -> None:

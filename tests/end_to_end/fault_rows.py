@@ -34,6 +34,8 @@ CONTINUE = (
     f"lan.timeout_s={LOST_S}", f"wan.timeout_s={LOST_S}",
 )  # fmt: skip
 FOR_EVER = 1_000_000
+FOLDER = "FOLDER"  # in settings: the run's
+STORE = (f"store.url=file://{FOLDER}/store",)
 NODE = re.compile(r"(?<![\w/])(global/\d+|[AB](?:/\d+)?)(?![\w/])")
 SIGNALS = {
     "kill": signal.SIGKILL,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fault_play import play
-from fault_rows import CONTINUE, PATIENT, Row, What, When
+from fault_rows import CONTINUE, PATIENT, STORE, Row, What, When
 from launched_runs import LAUNCHER
 
 pytestmark = pytest.mark.processes
@@ -174,13 +174,29 @@ RETURNS = [
     on("sleep", "A/1", "middle", *BELOW_A, for_s=8, settings=(*BRIEF, *INSIDE), words=JOB, note=JOB[0]),
 ]
 
-EVERY = (*ROWS, *WAITS, *LOSSES, *RETURNS)
+# A global server that has a store is started again, and nobody else ends.
+DURABLE = [
+    *(on("restart", "global/0", when, for_s=for_s, settings=STORE, note="store")
+      for when, for_s in product(("joining", "middle", "end"), (0, 3))),
+    *(on("restart", whom, when, for_s=3, shards=2, settings=STORE, note="store, 2 shards")
+      for whom, when in (*product(("global/0", "global/1"), ("joining", "middle", "end")),
+                         *product(("global/0+global/1",), ("joining", "middle")))),
+    *(on("restart", "global/0", for_s=3, settings=(*STORE, *settings), note=f"store, {note}")
+      for note, settings in OTHERS.items() if note != "dgt"),
+    on("restart", "global/0+A", for_s=3, settings=STORE, note="store"),
+    on("restart", "global/1", for_s=3, shards=2, settings=STORE, words=("clip",), note="store, clip_norm"),
+    on("restart", "global/0", for_s=3, shards=2, settings=STORE, words=("clip",), note="store, clip_norm"),
+    on("sleep", "global/0", for_s=8, settings=STORE, note="store"),
+]  # fmt: skip
+
+EVERY = (*ROWS, *WAITS, *LOSSES, *RETURNS, *DURABLE)
 
 # Played by CI as well: one of each kind of fault, and of what is done about it.
 IN_CI = {
     "stop global/0 middle", "sleep 5 s A middle", "restart 1 s A/1 middle", "cut 5 s A-global/0 middle",
     "idle A/1 middle (a round, turn_s)", "kill A/1 middle (continue)", "restart 0 s B+B/0 middle (continue)",
     "cut 10 s A-global/0 middle (continue)", "term A/1 middle (continue, geomx run)",
+    "restart 3 s global/0 middle (continue, store)", "restart 3 s global/1 middle (continue, store, 2 shards)",
 }  # fmt: skip
 
 

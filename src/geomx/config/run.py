@@ -16,6 +16,7 @@ from geomx.config.compatibility.rules import RULES
 from geomx.config.link_changes import LinkChange, changes_of
 from geomx.config.reading.checking import broken, checked
 from geomx.config.reading.document import Document, read_json, read_text, read_toml
+from geomx.config.reading.extends import extended
 from geomx.config.reading.overrides import apply_overrides
 from geomx.config.tables import (
     BelowTable,
@@ -264,6 +265,7 @@ class Run(Description):
         for key in AGREED:
             table, _, name = key.partition(".")
             manifest[key] = data[table][name]
+        manifest["store"] = bool(self.store.url)  # those below await a shard that has one
         manifest["party"] = ", ".join(self.servers)  # sums are taken in this order
         for kind, names in AGREED_OF_EACH.items():
             for table in data[kind]:
@@ -276,7 +278,8 @@ class Run(Description):
 
 def document_of(text: str, source: str, overrides: Sequence[str] = ()) -> tuple[Document, list[Fault]]:
     """A description's text, changed as on the command line, and the faults of those changes. Raises `ConfigError`."""
-    document = read_json(text, source) if source.endswith(".json") else read_toml(text, source)
+    is_json = source.endswith(".json")
+    document = read_json(text, source) if is_json else extended(read_toml(text, source), source)
     faults = apply_overrides(document, overrides)
     apply_preset(document)
     _name_after_file(document, source)

@@ -14,6 +14,7 @@ import torch
 
 from geomx.channels.memory import reuse_freed_blocks
 from geomx.config import Run
+from geomx.drive.durable import Durable
 from geomx.drive.real import Driver, RecordSink
 from geomx.drive.secret import secret_of
 from geomx.drive.wiring import wire
@@ -51,9 +52,11 @@ def serve(
         optimizers.find("SGD")(
             "SGD"
         )  # torch imports for seconds at the first one: now, not between two heartbeats
-    node = make_node(Topology.of(run, secret_of(run)), name, incarnation=time.time_ns())
+    durable = Durable(run, name) if run.store.url and name in run.shard_names else None
+    incarnation = time.time_ns() if durable is None else durable.incarnation
+    node = make_node(Topology.of(run, secret_of(run)), name, incarnation)
     may_leave = run.run.on_loss == "continue" and name not in run.shard_names
-    run_loop(_until_asked(Driver(node, wire(run, name), recorder), asked, may_leave))
+    run_loop(_until_asked(Driver(node, wire(run, name), recorder, durable=durable), asked, may_leave))
 
 
 async def _until_asked(driver: Driver, asked: Callable[[int], object], may_leave: bool = False) -> None:

@@ -14,13 +14,15 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from geomx.channels.contract import Channel, Connection, FlowConnection, Listener
 from geomx.config import LinkChange
+from geomx.drive.durable import Durable, as_error
 from geomx.errors import ConfigError, Fault, GeomxError, ProtocolError, RunFailed
 from geomx.node.contract import (
     Began,
@@ -40,7 +42,10 @@ from geomx.node.contract import (
     Notify,
     Opened,
     OpenFlow,
+    Persist,
+    Persisted,
     Received,
+    Restored,
     Started,
     Stop,
     Timer,
@@ -106,7 +111,7 @@ class _Traffic:
 
 
 class Driver:
-    """Runs one node. `notify` gets what the node hands its local program."""
+    """Runs one node. `notify` gets what the node hands its local program; `durable`: its log, where it keeps one."""
 
     def __init__(
         self,
@@ -115,7 +120,9 @@ class Driver:
         recorder: RecordSink,
         notify: Callable[[Any], None] = lambda item: None,
         threads: int = 1,
+        durable: Durable | None = None,
     ) -> None:
+        self._durable = durable
         self.node = node
         self._wiring = wiring
         self._recorder = recorder
@@ -139,13 +146,26 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix=f"{self.node.name} job")
+        is_well = False
         try:
+            self._restore()
             await self._listen()
             self.deliver(Started())
             self._use()
             await self._ended
+            is_well = True
         finally:
             await self._close()
+            if self._durable is not None:
+                self._durable.end(is_well)
+
+    def _restore(self) -> None:
+        """Before anybody can come: what a process of this node's name has left."""
+        records = None if self._durable is None else self._durable.records()
+        if records is not None and (first := next(records, None)) is not None:
+            began = time.monotonic()
+            self.deliver(Restored(chain([first], records)))
+            self._recorder.record("restored", "info", seconds=time.monotonic() - began)
 
     def deliver(self, event: Event) -> None:
         """Hand the node an event; on the event loop only."""
@@ -205,6 +225,9 @@ class Driver:
                 self._on_connection(effect)
             case Job():
                 self._start(effect)
+            case Persist():
+                assert self._durable is not None  # such nodes are given one
+                self._durable.write(effect, self._written)
             case Notify():
                 self._notify(effect.item)
             case Note():
@@ -216,15 +239,18 @@ class Driver:
             case Hangup():
                 self._hang_up(effect.conn, effect.reason)
             case Identified():
-                self._peer_of[effect.conn] = effect.peer
-                if self._wiring.listening is not None and effect.conn in self._connections:
-                    self._wiring.listening.shape(self._connections[effect.conn], effect.peer)
+                self._identified(effect)
+            case Stop():
+                self._end(effect.error)
             case Began():
                 self._begin()
             case FirstStep():
                 self._record_usage("first_step")
-            case Stop():
-                self._end(effect.error)
+
+    def _identified(self, effect: Identified) -> None:
+        self._peer_of[effect.conn] = effect.peer
+        if self._wiring.listening is not None and effect.conn in self._connections:
+            self._wiring.listening.shape(self._connections[effect.conn], effect.peer)
 
     def _on_connection(self, effect: Write | OpenFlow) -> None:
         connection = self._connections.get(effect.conn)
@@ -265,6 +291,20 @@ class Driver:
     def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _written(self, future: Future[Any], number: int) -> None:
+        """In the log's thread: a piece is there."""
+        self._call_soon(self._persisted, future, number)
+
+    def _persisted(self, future: Future[Any], number: int) -> None:
+        assert self._durable is not None
+        if self._ended.done():
+            return
+        if (error := future.exception()) is not None:
+            self.deliver(Failed(as_error(error, self.node.name)))
+            return
+        self._durable.go_on(self._written)
+        self.deliver(Persisted(number))
 
     def _set_timer(self, timer: Timer) -> None:
         old = self._timers.pop(timer.key, None)

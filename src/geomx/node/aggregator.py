@@ -12,6 +12,7 @@ from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
+from geomx.node.journal import Record
 from geomx.node.server import Server
 from geomx.node.slices.accumulate import accumulator
 from geomx.node.slices.finite import Sum, annotated, skipped, tried, when
@@ -192,6 +193,12 @@ class Aggregator:
     def agrees(self, turn: Complete) -> bool:
         return True
 
+    def renewed(self, name: str) -> None:
+        """Its parents; see `begin_anew`."""
+
+    def replay(self, record: Record) -> None:
+        """A local server keeps no log: what it knows, those above and below know too."""
+
     def begin_anew(self) -> None:
         self._awaited, self._early = None, []
         self.above.attach_anew()
@@ -243,8 +250,8 @@ class Aggregator:
         )
 
     def _down(self, slice_: Slice, update: Update, payload: Any) -> None:
-        if update.kind == "assign" and payload is not None:
-            kept = self._restoring.pop(slice_.index, {})
+        if update.kind == "assign" and payload is not None and slice_.index in self._restoring:
+            kept = self._restoring.pop(slice_.index)
             self.above.restore(slice_, kept)
             self._server.down.restore(slice_, within("down.", kept))
         self._server.answer(update, payload)

@@ -103,7 +103,21 @@ def asked_to_end(signal_name: str) -> str:
     return f"it was asked to end ({signal_name})"
 
 
-Event = Started | Opened | Received | Closed | Fired | JobDone | Called | Failed
+@dataclass(slots=True, eq=False)
+class Persisted:
+    """What was to be in the log is there, up to this number; see `Persist`."""
+
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class Restored:
+    """Before `Started`: the log that was found, as headers with their payloads (flat uint8 tensors)."""
+
+    records: Iterable[tuple[bytes, Payload]]
+
+
+Event = Started | Opened | Received | Closed | Fired | JobDone | Called | Failed | Persisted | Restored
 
 # -- effects -------------------------------------------------------------------------------------------
 
@@ -178,6 +192,18 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
+class Persist:
+    """Write a record into the node's log, behind those before; answered by `Persisted` with this number or a later.
+
+    `payload`: pieces that follow each other.
+    """
+
+    number: int
+    header: bytes
+    payload: Sequence[Payload] = ()
+
+
+@dataclass(slots=True, eq=False)
 class Notify:
     """Hand something to the local program (the training loop)."""
 
@@ -211,7 +237,19 @@ class Stop:
 
 
 Effect = (
-    Dial | Write | OpenFlow | Hangup | Identified | Timer | Job | Notify | Note | Began | FirstStep | Stop
+    Dial
+    | Write
+    | OpenFlow
+    | Hangup
+    | Identified
+    | Timer
+    | Job
+    | Persist
+    | Notify
+    | Note
+    | Began
+    | FirstStep
+    | Stop
 )
 
 

@@ -38,7 +38,7 @@ def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | W
     up, down, classes = _up_edges(topology, name)
     dials = dict.fromkeys(parents, topology.above(name).patience)
     losses = topology.losses_at(tree.cohort_at(name, 1) if tree.is_worker(name) else name)
-    returning = frozenset(name for name in parents if not tree.is_shard(name))
+    returning = frozenset(name for name in parents if topology.is_durable or not tree.is_shard(name))
     if tree.is_worker(name):
         job = topology.job_of(name) if losses.on_loss == "continue" else frozenset[str]()
         return Worker(identity, topology.limits, tree, dials, up, down, classes, losses, returning, job)
@@ -65,11 +65,11 @@ def _shard(topology: Topology, name: str, incarnation: int) -> Server:
     def sink(server: Server) -> Root:
         def send(shard: str, message: Message) -> None:
             peer = server.peer(shard)
-            assert peer is not None  # shards start only together
-            server.send(peer, message)
+            if peer is not None and not server.journal.is_replaying:  # what it misses, `Top.renewed` tells it
+                server.send(peer, message)
 
         above = "" if name == lead else lead
-        clipping = Clipping(send, others, above)
+        clipping = Clipping(send, others, above, server.journal.write)
 
         def top(root: Root) -> Top:
             return Top(server, root.hyper, clipping, topology.losses, send, shards)
@@ -100,6 +100,7 @@ def _shard(topology: Topology, name: str, incarnation: int) -> Server:
         step_controller=policy if name == lead and isinstance(policy, StepController) else None,
         same_data=SameDataWatch(topology.tree, topology.strict) if name == lead else None,
         losses=topology.losses,
+        is_durable=topology.is_durable,
     )
 
 

@@ -20,6 +20,7 @@ import torch
 
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Part, Slice
+from geomx.node.journal import Journal, Record
 from geomx.node.members.reception import Reception
 from geomx.node.members.top import Top
 from geomx.node.slices.clipping import Clipping
@@ -50,8 +51,8 @@ from geomx.node.slices.update_stream import UpdateEncoder, codec_for
 from geomx.optim.clip import square_sum
 from geomx.optim.contract import Compensation, RootOptimizer, SliceState
 from geomx.rounds.round import Round
-from geomx.wire.messages import Fetch, Hyperparameters, State, Update, Value
-from geomx.wire.roster_messages import Complete
+from geomx.wire.messages import Fetch, Hyper, Hyperparameters, Scale, State, Update, Value
+from geomx.wire.roster_messages import Complete, Roster
 
 HYPERS_KEPT = 8192
 OptimizerFactory = Callable[[str], RootOptimizer]
@@ -70,6 +71,8 @@ class RootHost(Protocol):
     def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]: ...
     @property
     def down(self) -> UpdateEncoder: ...
+    @property
+    def journal(self) -> Journal: ...
 
 
 class Root:
@@ -180,7 +183,20 @@ class Root:
         return self.above.whole.agrees(turn)
 
     def begin_anew(self) -> None:
-        """A shard that is lost ends the run."""
+        """Nobody is above."""
+
+    def renewed(self, name: str) -> None:
+        self.above.renewed(name)
+
+    def replay(self, record: Record) -> None:
+        """What is not of one slice."""
+        if isinstance(record, Hyper):
+            self._server.journal.hyper(record)
+            self.hyper(record.digest, record.values)
+        elif isinstance(record, Scale):
+            self._clipping.message(record)
+        elif isinstance(record, Roster):
+            self.above.replay(record)
 
     def hand_over(self) -> None:
         """Nobody goes on without a shard."""

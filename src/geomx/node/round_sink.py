@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from geomx.layout import Layout, Slice
+from geomx.node.journal import Record
 from geomx.node.peers.peer import Handler
 from geomx.rounds.round import Round
 from geomx.wire.messages import Calling, Fetch, Hyperparameters, Sampled, State, Stepped, Value
@@ -58,6 +59,12 @@ class RoundSink(Protocol):
 
     def begin_anew(self) -> None:
         """Nobody above knows this server any more."""
+
+    def renewed(self, name: str) -> None:
+        """A node beside this one is there for the first time, or was started again."""
+
+    def replay(self, record: Record) -> None:
+        """This stands in the log of who was here before."""
 
     def hand_over(self) -> None:
         """This server leaves, and others go on: give them what it has not shared."""

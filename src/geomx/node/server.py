@@ -10,17 +10,18 @@ wait -> the sink's jobs -> `answer`, an `Update` to every child.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 
-from geomx.errors import GeomxError, NodeLost, ProtocolError
+from geomx.errors import GeomxError, NodeLost, ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.contract import Began
+from geomx.node.contract import Began, Effect, Note
 from geomx.node.edges import ChildEdges
+from geomx.node.journal import ClosedRound, Journal, Record, read, round_of
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.ending import Ending
 from geomx.node.members.reception import Reception
@@ -34,7 +35,7 @@ from geomx.node.slices.blocks import Receipts, flows_to, receipted
 from geomx.node.slices.handed_over import HandedOver
 from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.joined import Joined
-from geomx.node.slices.payloads import check_size
+from geomx.node.slices.payloads import check_size, pack_layout
 from geomx.node.slices.update_stream import UpdateEncoder, codec_of, decoded
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
@@ -63,8 +64,12 @@ from geomx.wire.messages import (
     payload_size,
 )
 from geomx.wire.roster_messages import MOST_TURNS, Asks, Lost, Message
-from geomx.wire.session import Patience
+from geomx.wire.session import Patience, Session
 
+NOT_DURABLE = (
+    "has a store, and only the workers have the weights, since the optimizer runs there (clip_norm moves it there); "
+    'set optimizer.place = "server", or no store.url'
+)
 MOST_WEIGHT = 1e300  # of one contribution, so that sums are finite
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 
@@ -91,6 +96,7 @@ class Server(BaseNode):
         flows: Mapping[str, FlowTerms] | None = None,
         losses: Losses | None = None,
         returning: frozenset[str] | None = None,
+        is_durable: bool = False,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
         flows = {**(flows or {}), **flows_to(edges.children, edges.classes)}
@@ -99,6 +105,7 @@ class Server(BaseNode):
         super().__init__(identity, limits, dials or {}, expects, flows, returning)
         self._edges = edges
         self._policy = policy
+        self.journal = Journal(self.emit if is_durable else None)
         self._step_control = StepControl(step_controller, self.tell)
         self._same_data = same_data
         self.members = Members(tree, identity.name)
@@ -115,13 +122,17 @@ class Server(BaseNode):
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_begun = False
-        self._ending = Ending(self, edges.children, self._dials, self._losses)
+        beside = (*(others or ()), *self._dials) if is_durable else ()
+        self._ending = Ending(self, edges.children, self._dials, self._losses, beside)
         self._awaited = Awaited(self._losses.awaited_s, self.limits.stall_s, self.note)
 
     # -- the sink's view ----------------------------------------------------------------------------------------
 
     def answer(self, update: Update, payload: Any, staleness: int = 0) -> None:
         """Send a slice's update to the children of its cohort. `staleness`: of what it answers, for the record."""
+        self.journal.behind(partial(self._answer, update, payload, staleness))
+
+    def _answer(self, update: Update, payload: Any, staleness: int) -> None:
         slice_ = self._slice(update.slice)
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
@@ -138,6 +149,13 @@ class Server(BaseNode):
             self._is_begun = True
             self.emit(Began())
         self._gathering.answered(slice_, update.cohort, update.turn, self._now)
+
+    def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None:
+        """See `BaseNode.run_job`; what is replayed is done at once."""
+        if self.journal.is_replaying:
+            then(function())
+        else:
+            super().run_job(function, then, cost_bytes)
 
     def has_begun(self) -> bool:
         """Whether all slices here have had their first values."""
@@ -172,6 +190,7 @@ class Server(BaseNode):
         if isinstance(message, Push):
             self._on_push(peer.name, leaves, message, payload)
         elif isinstance(message, Hyper):
+            self.journal.hyper(message)
             self.sink.above.hyper(message.digest, message.values)
         elif isinstance(message, Attach):
             self.reception.attach(peer, message, payload)
@@ -206,6 +225,11 @@ class Server(BaseNode):
 
     def adopt(self, layout: Layout, settings: dict[str, Value]) -> None:
         """The model is known."""
+        if self.journal.is_kept:
+            if not self.reception.serves_weights:
+                raise Unsupported(f"{self.name} {NOT_DURABLE}")
+            body = pack_layout(layout)
+            self.journal.write(Attach(layout.fingerprint, settings, body.numel()), [body])
         mine = self.sink.holds(layout)
         self._mine = frozenset(slice_.index for slice_ in mine)
         self._trained = sum(slice_.role in ("weight", "ledger") for slice_ in mine)
@@ -216,6 +240,8 @@ class Server(BaseNode):
         if first:
             self.reception.leaves(peer)
             self._gathering.sent_by_former(set(self._edges.children.get(peer.name, ())))
+            if peer.name not in self._edges.children:
+                self.sink.renewed(peer.name)
         self._awaited.back(peer)
         self.attendance.back(peer)
         self._ending.opened(peer, first)
@@ -257,7 +283,9 @@ class Server(BaseNode):
         self.after(at - self._now, key, lambda: then(self._now))
 
     def _closed(self, slice_: Slice, round_: Round) -> None:
-        self.handed_over.join(slice_, round_)
+        if not self.journal.is_replaying:
+            self.handed_over.join(slice_, round_)
+        self.journal.closed(slice_.index, round_)
         self.reception.state.closed(round_)
         self._turns.closed(round_)
         if round_.cohort == EVERYONE and self._policy.sync_group != "run" and round_.turn > self._last_call:
@@ -272,6 +300,49 @@ class Server(BaseNode):
             )
         check_reached(message)
         self.reception.state.reached(message)
+
+    def renews(self, peer: Peer) -> bool:
+        """Shards that keep logs."""
+        return self.journal.is_kept and self.sink.is_top and peer.name not in self._edges.children
+
+    def readmits(self, peer: Peer) -> bool:
+        """Where another shard may have been started again, so that all below begin anew."""
+        return self.journal.is_kept
+
+    def look(self) -> None:
+        """Close what is due."""
+        self._gathering.look(self._now)
+
+    # -- the log ------------------------------------------------------------------------------------------------
+
+    def on_persisted(self, number: int) -> None:
+        self.journal.stored(number)
+
+    def on_restored(self, records: Iterable[tuple[bytes, Any]]) -> None:
+        with self.journal.replaying():
+            for header, payload in records:
+                self._replay(read(header), payload)
+        self._effects = [effect for effect in self._effects if _is_told_again(effect)]
+        self.attendance.begins_again()
+
+    def _replay(self, record: Record, payload: Any) -> None:
+        if isinstance(record, ClosedRound):
+            slice_, round_ = self._slice(record.slice), round_of(record, payload)
+            if record.cohort == EVERYONE and self._policy.sync_group != "run":
+                self._gathering.at_barrier(round_.origins.keys(), record.turn, self._now)
+            for _, push, _ in round_.contributions:
+                self._turns.opened(push, next(iter(push.origins)), self._now)
+            self._gathering.turns.passed(record.slice, record.cohort, record.turn)
+            self._closed(slice_, round_)
+        elif isinstance(record, Attach):
+            self.reception.take_model(record, payload)
+        elif isinstance(record, Leave):
+            self.members.leave(record.origins, record.turns)
+            self._step_control.left(record.origins)
+            if record.early:
+                self.attendance.depart(dict.fromkeys(record.origins, record.turns))
+        else:
+            self.sink.replay(record)
 
     # -- who takes part -----------------------------------------------------------------------------------------
 
@@ -323,6 +394,11 @@ class Server(BaseNode):
         for leaves in self._edges.children.values():
             self.tell(Advice(leaves[0], text))
 
+    def _acknowledge(self, peer: Peer, session: Session) -> None:
+        session.release()
+        if peer.session is session:
+            self.acknowledge(peer)
+
     def _children(self, cohort: str) -> tuple[str, ...]:
         """The children below which a cohort's members are."""
         if cohort not in self._children_of:
@@ -343,6 +419,8 @@ class Server(BaseNode):
         if self.members.has_left(message.origins):
             self.acknowledge(peer)
             return
+        self.journal.write(message)
+        peer.session.hold()
         self.members.leave(message.origins, message.turns)
         turn = max(message.turns.values(), default=-1)
         early = {"early": True} if message.early else {}
@@ -352,7 +430,7 @@ class Server(BaseNode):
         if message.early:
             self.attendance.depart(dict.fromkeys(message.origins, message.turns))
         self._step_control.left(message.origins)
-        self.acknowledge(peer)
+        self.journal.behind(partial(self._acknowledge, peer, peer.session))
         self._gathering.look(self._now)
         self._ending.look()
 
@@ -420,3 +498,11 @@ class Server(BaseNode):
         if self.reception.layout is None or index not in self._mine:
             raise ProtocolError(f"slice {index} is not held by {self.name}")
         return self.reception.layout.slices[index]
+
+
+def _is_told_again(effect: Effect) -> bool:
+    """Of what has happened before: the process before this one may have died with it on its lips."""
+    if isinstance(effect, Note) and effect.name == "round":
+        effect.fields["again"] = True
+        return True
+    return isinstance(effect, Began)

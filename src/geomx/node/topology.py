@@ -62,6 +62,7 @@ class Topology:
     seed: int = 0
     skips: bool = False  # whether contributions that are not finite are skipped, and the run goes on
     strict: bool = False  # whether what is known to cost accuracy ends the run
+    is_durable: bool = False  # whether shards keep a log, and may be started again
     secret: bytes = field(default=b"", repr=False)  # of the run, see `geomx.wire.proof`
 
     @classmethod
@@ -85,6 +86,7 @@ class Topology:
             seed=run.run.seed,
             skips=run.run.on_nonfinite == "skip",
             strict=run.run.strict,
+            is_durable=bool(run.store.url),
             secret=secret,
         )
 

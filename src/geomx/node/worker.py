@@ -246,8 +246,8 @@ class Worker(BaseNode):
             return None if payload is None else down.unpack(slice_, update.kind, payload, update.cohort)
 
         def done(values: torch.Tensor | None) -> None:
-            if update.kind == "assign" and values is not None:
-                self._uplink.restore(slice_, self._restoring.pop(slice_.index, {}))
+            if update.kind == "assign" and values is not None and slice_.index in self._restoring:
+                self._uplink.restore(slice_, self._restoring.pop(slice_.index))
             self.emit(Notify(Arrived(update, values)))
 
         self._uplink.slice_jobs.run(slice_.index, work, done, down.codec.cost_bytes(slice_))

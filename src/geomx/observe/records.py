@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -171,6 +171,7 @@ class RecordFiles:
         self._folder = folder
         self._read_to: dict[Path, int] = {}
         self._offsets: dict[Path, float] = {}  # of each file's clock now, from Unix time
+        self._rounds: dict[Path, set[tuple[str, int]]] = defaultdict(set)  # that a file has told of
 
     def path_of(self, node: str) -> Path:
         """Where a node's records are."""
@@ -212,9 +213,20 @@ class RecordFiles:
                 at = self._read_to.get(path, 0)
                 self._read_to[path] = at + len(line)
                 try:
-                    yield _decode(line)
+                    record = _decode(line)
                 except msgspec.DecodeError as error:
                     raise RecordsUnreadable(f"{path}: no record at byte {at}: {error}") from error
+                if not self._is_repeated(path, record):
+                    yield record
+
+    def _is_repeated(self, path: Path, record: Record) -> bool:
+        """A shard that was started again tells all rounds of its log: those that it has told before as well."""
+        if record.name != "round":
+            return False
+        rounds, key = self._rounds[path], (record.fields.get("cohort", ""), record.fields["turn"])
+        is_repeated = key in rounds and record.fields.get("again", False)
+        rounds.add(key)
+        return bool(is_repeated)
 
     def _shifted(self, path: Path) -> Iterator[Record]:
         """One file's new records in Unix time. A process that was started again has told of its clock anew."""

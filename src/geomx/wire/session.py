@@ -58,8 +58,24 @@ class Session:
     """The state of one edge, at one of its ends. Times are the `now` of the node's events."""
 
     __slots__ = (
-        "_above", "_ack_bytes", "_ack_messages", "_fruitless_since", "_known_at_opening", "breaks_always", "conn",
-        "fruitless", "heard", "incarnation", "patience", "peer", "received", "sent", "spoke", "unacknowledged",
+        "_above",
+        "_ack_bytes",
+        "_ack_messages",
+        "_fruitless_since",
+        "_held",
+        "_holds",
+        "_known_at_opening",
+        "breaks_always",
+        "conn",
+        "fruitless",
+        "heard",
+        "incarnation",
+        "patience",
+        "peer",
+        "received",
+        "sent",
+        "spoke",
+        "unacknowledged",
     )  # fmt: skip
 
     def __init__(self, peer: str, incarnation: int, patience: Patience, now: float) -> None:
@@ -73,6 +89,8 @@ class Session:
         self._above: set[int] = set()
         self._ack_messages = 0
         self._ack_bytes = 0
+        self._holds = 0
+        self._held: int | None = None
         self.heard = now
         self.spoke = now
         self.fruitless = 0  # connections in a row on which nothing that is kept got through
@@ -153,7 +171,19 @@ class Session:
         """The watermark, to be put into an Ack, Beat, Hello or Welcome that leaves now."""
         self._ack_messages = self._ack_bytes = 0
         self.spoke = now
-        return self.received
+        return self.received if self._held is None else min(self.received, self._held)
+
+    def hold(self) -> None:
+        """Acknowledge nothing from the last message on that was delivered, until as many `release`."""
+        self._holds += 1
+        if self._held is None:
+            self._held = self.received - 1
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+        self._holds -= 1
+        if not self._holds:
+            self._held = None
 
     # -- connections ----------------------------------------------------------------------------------
 

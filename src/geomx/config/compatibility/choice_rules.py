@@ -7,15 +7,17 @@ description.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from geomx.channels import channels
 from geomx.channels.contract import Channel, EdgeSettings, ShapingChannel
-from geomx.config.compatibility.lossy_channels import LAN, edge_tables
+from geomx.config.compatibility.lossy_channels import LAN, WAN, channels_that_lose, edge_tables, named
 from geomx.config.reading.document import Document
 from geomx.config.reading.problems import KeyPath, Problem, shown
 from geomx.config.run import Run
 from geomx.config.tables import EdgeTable
+from geomx.config.tables.sites import engines
 from geomx.errors import ConfigError
 from geomx.optim import compensations, optimizers
 from geomx.sync import policies
@@ -37,6 +39,26 @@ def check_choices(run: Run) -> None:
         raise ConfigError(f"run {run.run.name}", Document({}).faults(problems))
 
 
+def _of_engines(run: Run) -> Iterator[Problem]:
+    """An engine is made when its job is known; its parameters are known before."""
+    for index, site in enumerate(run.sites):
+        try:
+            engines.bound(site.engine)
+        except ConfigError as error:
+            for fault in error.faults:
+                found = f"{fault.where}: {fault.found}"
+                yield Problem(("site", index, "engine"), found, fault.allowed, fault.hint)
+
+
+def _of_store(run: Run) -> Iterator[Problem]:
+    """A shard's log has whole payloads."""
+    with suppress(ConfigError):  # which is told elsewhere
+        for path, classes in channels_that_lose(run).items():
+            if path == WAN and classes.loses:
+                found = f"{named(run, path)} with store.url"
+                yield Problem((*path, "channel"), found, "a channel that loses nothing", "or no store.url")
+
+
 def problems_of_choices(run: Run) -> list[Problem]:
     """The same, as problems at keys."""
     making = _Making()
@@ -52,6 +74,9 @@ def problems_of_choices(run: Run) -> list[Problem]:
     for path, channel in made.items():
         if channel is not None:
             problems += _of_channel(run, path, channel)
+    problems += _of_engines(run)
+    if run.store.url:
+        problems += _of_store(run)
     if policy is not None:
         problems += [*_of_parties(run, policy), *_of_restarts(run, policy), *_of_steps(run, policy)]
         problems += _of_tiers(run, policy)

@@ -13,6 +13,7 @@ from geomx.config.tables.description import (
     LimitsTable,
     OptimizerTable,
     RunTable,
+    StoreTable,
     SyncTable,
     WorkerTable,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "RunTable",
     "ServerTable",
     "SiteTable",
+    "StoreTable",
     "SyncTable",
     "Table",
     "TlsTable",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from geomx.config.reading.forms import TextForm
 from geomx.config.tables.base import Table
 from geomx.config.tables.edges import LanTable, TlsTable, WanTable
 from geomx.config.tables.links import EventTable
@@ -30,6 +31,8 @@ from geomx.config.value_types import (
 from geomx.layout import PACK_BELOW
 from geomx.rounds.losses import OnLoss
 
+URL = r"(file:///.+|[a-z][a-z0-9+.-]*://[^/\s].*)?"
+
 
 class RunTable(Table):
     """The run as a whole."""
@@ -37,7 +40,7 @@ class RunTable(Table):
     name: RunName = Field(description="Name of the run.")
     script: File | None = Field(
         None,
-        description="Training script of `geomx run`; `geomx worker` takes a command.",
+        description="Training script of `geomx run` and `geomx up`; `geomx worker` takes a command.",
     )
     arguments: tuple[Argument, ...] = Field((), strict=False, description="Its command-line arguments.")
     files: tuple[Argument, ...] = Field(
@@ -195,6 +198,18 @@ class LimitsTable(Table):
     )
 
 
+class StoreTable(Table):
+    """Where the global servers keep what outlives them. See [machines that come and go](machines-come-and-go.md)."""
+
+    url: Annotated[str, TextForm("`file:///...`, or a bucket's URL, such as `s3://bucket/folder`", URL)] = (
+        Field(
+            "",
+            description="A folder or a bucket, of this run alone. A global server that dies can be started again where "
+            "it is reached. Default: none, and the run ends with it.",
+        )
+    )
+
+
 class Description(Table):
     """All tables of a run; each is valid by itself."""
 
@@ -211,6 +226,7 @@ class Description(Table):
     wan: WanTable = Field(default_factory=WanTable)
     lan: LanTable = Field(default_factory=LanTable)
     limits: LimitsTable = Field(default_factory=LimitsTable)
+    store: StoreTable = Field(default_factory=StoreTable)
     tls: TlsTable = Field(default_factory=TlsTable)
     events: tuple[EventTable, ...] = Field((), alias="event", strict=False, max_length=MOST_EVENTS)
     sites: tuple[SiteTable, ...] = Field((), alias="site", strict=False, max_length=MOST_SITES)

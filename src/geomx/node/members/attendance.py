@@ -93,6 +93,9 @@ class Attendance:
         self._members = host.members
         self.roster = Roster(0)  # the newest
         self._absences = Absences()
+        self._unheard = frozenset[
+            str
+        ]()  # children to come to a shard that was started again: to leave, at least
         self._is_in = False  # this server, if it is no shard, has joined the run
         self._later: dict[int, Roster] = {}  # that have overtaken others, by number
         self._unsettled: dict[str, int] = {}  # whom something was told of, with the incarnation
@@ -204,11 +207,27 @@ class Attendance:
         self._gathering.resume(self._host.now)
         self._take_next()
 
+    def tells_again(self) -> None:
+        """The first shard was started again: what it was told, and has not settled, it has to hear once more."""
+        self._unsettled, self._told_at = {}, {}
+        for name, incarnation in list(self._asking.items()):
+            self.asks(name, incarnation)
+
+    def begins_again(self) -> None:
+        """This shard was started again: who does not come back is lost, once it was awaited for long enough."""
+        self._unheard = frozenset(self._children)
+        for name in self._children:
+            self._gone.setdefault(name, (0, self._host.now))
+
     def told(self, roster: Roster) -> None:
         """A roster has come; they are taken in the order of their numbers, by whoever has something of the run."""
         if roster.number > self.roster.number and not (self._is_in or self._host.sink.is_top):
             self._take(roster)
-        elif roster.number > self.roster.number:
+        elif roster.number <= self.roster.number:
+            if self._host.sink.is_top and self._held_for > roster.number:  # the first shard decides anew
+                self._held_for = 0
+                self._gathering.resume(self._host.now)
+        else:
             if len(self._later) >= MOST_LATER:
                 raise ProtocolError(
                     f"{MOST_LATER} rosters have come, and not number {self.roster.number + 1}"
@@ -219,8 +238,9 @@ class Attendance:
     @property
     def absent(self) -> bool:
         """Whether somebody is out and away, who may come and has not heard that the run has ended."""
-        away = (leaves for name, leaves in self._children.items() if self._host.peer(name) is None)
-        return any(not self._members.has_left(leaves) for leaves in away)
+        away = {name: leaves for name, leaves in self._children.items() if self._host.peer(name) is None}
+        is_unheard = not self._unheard.isdisjoint(away)
+        return is_unheard or any(not self._members.has_left(leaves) for leaves in away.values())
 
     def named(self, cohort: str, turn: int) -> None:
         """A turn that counts as a whole is complete on all shards."""

@@ -33,7 +33,10 @@ class EndingHost(Protocol):
 
 
 class Ending:
-    """See the module's text. `children`: by name, the workers below each; `parents`: whom the server dials."""
+    """See the module's text. `children`: by name, the workers below each; `parents`: whom the server dials.
+
+    `beside`: other shards, where they may be started again.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,9 @@ class Ending:
         children: Mapping[str, tuple[str, ...]],
         parents: Iterable[str],
         losses: Losses,
+        beside: Iterable[str] = (),
     ) -> None:
+        self._beside = tuple(beside)
         self._host, self._children, self._parents, self._losses = host, children, tuple(parents), losses
         self._is_over = False  # the run has ended without anybody of this server's
         self._retires = False  # it is to leave
@@ -95,8 +100,19 @@ class Ending:
         if self._hands_over:
             self._hands_over = False
             host.sink.hand_over()
+        if any(map(self._may_come, self._peers(self._beside))):
+            return
         if not any(map(self._awaits, self._peers(self._parents))):
             host.stop(in_order=host.sink.above.quiet)
+
+    def _may_come(self, peer: Peer) -> bool:
+        """Whether a shard beside this one is being started again: those below need all shards to leave in order.
+
+        The first ends last.
+        """
+        if peer.has_gone or peer.session.is_open:
+            return not (peer.has_gone or peer.dialled)
+        return self._host.now - peer.away_at <= self._losses.awaited_s
 
     def may_go(self, peer: Peer) -> bool:
         """Whether a peer's silence is no loss, because it has left."""

@@ -41,6 +41,7 @@ class ReceptionHost(Protocol):
 
     def adopt(self, layout: Layout, settings: dict[str, Value]) -> None: ...
     def peer(self, name: str) -> Peer | None: ...
+    def readmits(self, peer: Peer) -> bool: ...
     def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None: ...
     def emit(self, effect: Effect) -> None: ...
 
@@ -71,10 +72,8 @@ class Reception:
     def attach(self, peer: Peer, message: Attach, payload: Any) -> None:
         """A child says its model and optimizer. Raises `Refused` where others have another."""
         if self.layout is None:  # the first that comes is the run's
-            self.layout = unpack_layout(payload, message.fingerprint)
-            self._settings = message.settings
-            self._edges.down.begin(aggregates=not self.serves_weights)
-            self._host.adopt(self.layout, message.settings)
+            self.take_model(message, payload)
+        assert self.layout is not None
         ours = {"model.fingerprint": self.layout.fingerprint, **self._settings}
         differences = compare({"model.fingerprint": message.fingerprint, **message.settings}, ours)
         if differences:
@@ -89,6 +88,13 @@ class Reception:
             self._let_in(peer)
         elif peer not in self._waiting:
             self._waiting.append(peer)
+
+    def take_model(self, message: Attach, payload: Any) -> None:
+        """This is the run's model."""
+        self.layout = unpack_layout(payload, message.fingerprint)
+        self._settings = message.settings
+        self._edges.down.begin(aggregates=not self.serves_weights)
+        self._host.adopt(self.layout, message.settings)
 
     def _passed(self, peer: Peer) -> None:
         """Of a child that has told how many steps those below have taken: means before these are over.
@@ -235,7 +241,7 @@ class Reception:
         }
 
     def _let_in(self, peer: Peer) -> None:
-        if self._members.has_left(self._edges.children[peer.name]):
+        if self._members.has_left(self._edges.children[peer.name]) and not self._host.readmits(peer):
             self._host.send(peer, Over(has_left=True))
         elif peer.name in self._members.out:
             self._host.attendance.asks(peer.name, peer.session.incarnation)

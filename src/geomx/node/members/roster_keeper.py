@@ -70,6 +70,17 @@ class RosterKeeper:
         self._answers: dict[str, Held] = {}  # by shard
         self._settled: dict[str, int] = {}  # the incarnations of whom a roster has settled
 
+    def resume(self, roster: Roster) -> None:
+        """This was decided before this shard was started again."""
+        self._number, self._slowest_pace = roster.number, roster.pace
+        self._settled |= roster.settles
+
+    def renewed(self, shard: str) -> None:
+        """Another shard was started again: it may not have heard for what all hold."""
+        if self._deciding is not None and shard not in self._answers:
+            lost, asking = self._deciding
+            self._send(shard, Hold(self._number + 1, tuple(dict.fromkeys((*lost, *asking)))))
+
     def told(self, message: Lost | Asks) -> None:
         """Somebody is lost, or asks to be let in. A run of which all have left is over."""
         if self._members.all_left:

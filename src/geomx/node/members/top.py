@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from geomx.errors import ProtocolError
+from geomx.node.journal import Journal
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.roster_keeper import RosterKeeper
 from geomx.node.members.whole_turns import WholeTurns
@@ -28,6 +29,8 @@ from geomx.wire.messages import (
 )
 from geomx.wire.roster_messages import Asks, Close, Complete, Held, Hold, Lost, Message, Roster
 
+MOST_KEPT = 64  # rosters
+
 
 class Shard(Protocol):
     """The server that is one."""
@@ -35,8 +38,10 @@ class Shard(Protocol):
     name: str
     members: Members
     attendance: Attendance
+    journal: Journal
 
     def has_begun(self) -> bool: ...
+    def look(self) -> None: ...
 
 
 class Top:
@@ -60,6 +65,7 @@ class Top:
         others = () if lead else shards[1:]
         self._server, self.hyper, self._clipping = server, hyper, clipping
         self._send, self._others, self._lead = send, others, lead
+        self._decided: dict[int, Roster] = {}  # the newest
         self.whole = WholeTurns(server.name, shards, send, server.attendance.named)
         self._keeper = RosterKeeper(
             server.members, losses, others, server.attendance, send, self._publish, server.has_begun
@@ -80,6 +86,8 @@ class Top:
         elif isinstance(message, Close) and self._lead:
             self._server.attendance.named(message.cohort, message.turn)
         elif isinstance(message, Roster) and self._lead:
+            if message.number > self._server.attendance.roster.number:
+                self._server.journal.write(message)
             self._server.attendance.told(message)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent to a shard beside it")
@@ -102,7 +110,35 @@ class Top:
     def leave(self, turns: dict[str, int], origins: tuple[str, ...], early: bool = False) -> None:
         """Nobody above needs to know."""
 
+    def renewed(self, shard: str) -> None:
+        """Another shard was started again, or there for the first time: it hears what it may have missed."""
+        self.whole.renewed()
+        self._clipping.renewed()
+        if self._lead:
+            self._server.attendance.tells_again()
+        else:
+            self._keeper.renewed(shard)
+            for roster in (*self._decided.values(), self._server.attendance.roster):
+                self._send(shard, roster)
+        self._server.look()
+
+    def replay(self, roster: Roster) -> None:
+        """This was decided before."""
+        self._keep(roster)
+        self._keeper.resume(roster)
+        self._server.attendance.told(roster)
+
     def _publish(self, roster: Roster) -> None:
+        self._server.journal.write(roster)
+        self._server.journal.behind(lambda: self._tell(roster))
+
+    def _keep(self, roster: Roster) -> None:
+        self._decided[roster.number] = roster
+        if len(self._decided) > MOST_KEPT:
+            del self._decided[next(iter(self._decided))]
+
+    def _tell(self, roster: Roster) -> None:
+        self._keep(roster)
         for shard in self._others:
             self._send(shard, roster)
         self._server.attendance.told(roster)

@@ -28,7 +28,12 @@ class WholeTurns:
         self._me, self._shards, self._send, self._named = me, tuple(shards), send, named
         self._told: dict[tuple[str, int], int] = {}  # to the first shard: by which roster
         self._complete: dict[tuple[str, int], dict[str, int]] = {}  # by shard: by which roster
+        self._closing: dict[tuple[str, int], int] = {}  # turns that were named, by which roster
         self._table: Sequence[int] = ()  # which shard holds each slice, by number
+
+    def renewed(self) -> None:
+        """Another shard was started again: tell it once more."""
+        self._told.clear()
 
     def begin(self, table: Sequence[int]) -> None:
         """The model is known."""
@@ -49,7 +54,9 @@ class WholeTurns:
 
     def complete(self, shard: str, message: Complete) -> None:
         """Another shard has all of a turn."""
-        if self._has_come(shard, message):
+        if (message.cohort, message.turn) in self._closing:  # it was started again
+            self._send(shard, Close(message.cohort, message.turn))
+        elif self._has_come(shard, message):
             self._named(message.cohort, message.turn)
 
     def _has_come(self, shard: str, message: Complete) -> bool:
@@ -61,6 +68,8 @@ class WholeTurns:
         if not holders or any(come.get(holder) != message.number for holder in holders):
             return False
         del self._complete[message.cohort, message.turn]
+        self._closing[message.cohort, message.turn] = message.number
+        self._forget(self._closing)
         for other in holders - {self._me}:
             self._send(other, Close(message.cohort, message.turn))
         return True

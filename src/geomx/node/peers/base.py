@@ -12,7 +12,7 @@ Subclasses say who handles whose messages, answer `on_open` and `on_tick`, and l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,9 @@ from geomx.node.contract import (
     Note,
     Opened,
     OpenFlow,
+    Persisted,
     Received,
+    Restored,
     Started,
     Stop,
     Timer,
@@ -109,6 +111,8 @@ class BaseNode(ABC):
             Fired: self._on_fired,
             JobDone: self._on_job_done,
             Called: self._on_called,
+            Persisted: lambda event: self.on_persisted(event.number),
+            Restored: lambda event: self.on_restored(event.records),
             Failed: lambda event: raise_failed(event.error, event.conn, self._by_conn),
         }
         self._farewell: Farewell | None = None
@@ -170,6 +174,14 @@ class BaseNode(ABC):
         """Whether a peer that was restarted can take part again."""
         return True
 
+    def renews(self, peer: Peer) -> bool:
+        """Whether a peer that was started again knows all that counts, so that both go on in a new session."""
+        return False
+
+    def readmits(self, peer: Peer) -> bool:
+        """Whether a peer that has left may come once more: another shard may not know it, and have it begin anew."""
+        return False
+
     def is_gone(self, peer: Peer) -> bool:
         """Whether a peer that has closed its connection counts as lost before it has been silent for too long."""
         return False
@@ -192,6 +204,12 @@ class BaseNode(ABC):
     def is_idle(self) -> bool:
         """Whether this node itself has nothing to do before something comes."""
         return True
+
+    def on_persisted(self, number: int) -> None:
+        """So many records are in this node's log."""
+
+    def on_restored(self, records: Iterable[tuple[bytes, Any]]) -> None:
+        """This node is started in the place of one that has left a log."""
 
     def on_lost(self, peer: Peer) -> None:
         """A peer has been silent for too long; called twice in every heartbeat."""
@@ -267,7 +285,8 @@ class BaseNode(ABC):
         """End this node: hang up everywhere, then tell the driver. `in_order`: those above know that it has left."""
         reason = str(error) if error else "the run has ended"
         if error is None and in_order:
-            self._effects += [Write(conn, 0, Gone()) for conn, peer in self._by_conn.items() if peer.dialled]
+            told = [conn for conn, peer in self._by_conn.items() if peer.dialled or self.renews(peer)]
+            self._effects += [Write(conn, 0, Gone()) for conn in told]
         for conn in [*self._by_conn, *self._handshake.connections]:
             self._effects.append(Hangup(conn, reason))
         self._effects.append(Stop(error))

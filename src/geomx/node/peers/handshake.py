@@ -57,6 +57,8 @@ class HandshakeHost(Protocol):
     def may_go(self, peer: Peer) -> bool: ...
     def may_return(self, peer: Peer) -> bool: ...
     def returns(self, peer: Peer) -> bool: ...
+    def renews(self, peer: Peer) -> bool: ...
+    def readmits(self, peer: Peer) -> bool: ...
     def begin_anew(self, reason: str) -> bool: ...
 
 
@@ -174,7 +176,9 @@ class Handshake:
         if not is_proved(welcome.proof, self._proof(conn, "listens", run, peer.name, welcome.incarnation)):
             self._dial_anew(conn, peer, MEANS["proof"])
             return
-        if peer.session.incarnation not in (0, welcome.incarnation):
+        if self._is_renewed(peer, welcome.incarnation):
+            pass
+        elif peer.session.incarnation not in (0, welcome.incarnation):
             if self._host.returns(peer) and self._host.begin_anew(f"{peer.name} was restarted"):
                 return
             lost = NodeLost(peer.name, RESTARTED)
@@ -187,6 +191,14 @@ class Handshake:
         del self._dialled[conn]
         self._open(conn, peer, welcome.received)
 
+    def _is_renewed(self, peer: Peer, incarnation: int) -> bool:
+        """Whether a peer that we dial was started again, and both go on: then in a new session."""
+        if peer.session.incarnation in (0, incarnation) or not self._host.renews(peer):
+            return False
+        peer.session = Session(peer.name, 0, peer.session.patience, self._host.now)
+        peer.joined = False
+        return True
+
     def _on_refuse(self, conn: int, peer: Peer, refusal: Refuse) -> None:
         me, now = self._host.identity, self._host.now
         if refusal.code == "held":
@@ -198,6 +210,8 @@ class Handshake:
             self._host.identity = replace(
                 me, incarnation=refusal.newest + 1
             )  # this machine's clock is behind
+            self._dial_anew(conn, peer, refusal.reason)
+        elif refusal.code == "ended" and self._is_renewed(peer, -1):
             self._dial_anew(conn, peer, refusal.reason)
         elif refusal.code != "ended" or not self._host.begin_anew(shown(refusal.reason, MOST_OF_A_REASON)):
             raise self._refused(peer, refusal)
@@ -312,7 +326,7 @@ class Handshake:
             return Refuse("ended", is_new) if hello.received > session.sent else _mismatch(hello, session)
         if hello.received:
             return Refuse("ended", is_new)
-        if self._host.may_go(known):
+        if self._host.may_go(known) and not self._host.readmits(known):
             return Refuse("identity", f"{hello.node} has left this run, which continues without it")
         if (
             session.is_open

@@ -13,6 +13,7 @@ from geomx.rounds.round import Round
 from geomx.wire.messages import Norms, Scale
 from geomx.wire.roster_messages import Message
 
+MOST_KNOWN = 256
 NORMS_SENT = 4096  # at a time: more would not fit into a header
 
 
@@ -23,9 +24,19 @@ class _TurnNorm:
 
 
 class Clipping:
-    """`send(peer, message)` reaches another shard; `followers` report to us, and we to `lead`, if there is one."""
+    """`send(peer, message)` reaches another shard; `followers` report to us, and we to `lead`, if there is one.
 
-    def __init__(self, send: Callable[[str, Message], None], followers: tuple[str, ...], lead: str) -> None:
+    `write`: puts the total of a turn into the log.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[str, Message], None],
+        followers: tuple[str, ...],
+        lead: str,
+        write: Callable[[Scale], None],
+    ) -> None:
+        self._write = write
         self._send = send
         self._followers = followers
         self._lead = lead
@@ -33,6 +44,7 @@ class Clipping:
         self._mine: frozenset[int] = frozenset()
         self._trained: frozenset[int] = frozenset()
         self._turns: dict[tuple[str, int], _TurnNorm] = {}  # by cohort and turn
+        self._known: dict[tuple[str, int], float] = {}  # totals, the newest
 
     def start(self, clip_norm: float, mine: frozenset[int], trained: frozenset[int]) -> None:
         """Clip to `clip_norm`. `mine`: the trained slices of this shard; `trained`: of all shards."""
@@ -53,16 +65,28 @@ class Clipping:
         current = self._turns.setdefault((cohort, turn), _TurnNorm())
         current.squares[index] = square
         current.resume.append(resume)
+        self._report(cohort, turn, current)
+        self._total(cohort, turn, current)
+
+    def _report(self, cohort: str, turn: int, current: _TurnNorm) -> None:
         if self._lead and self._mine <= current.squares.keys():
             squares = list(current.squares.items())
             for start in range(0, len(squares), NORMS_SENT):
                 self._send(self._lead, Norms(cohort, turn, dict(squares[start : start + NORMS_SENT])))
-        self._total(cohort, turn, current)
+
+    def renewed(self) -> None:
+        """Another shard was started again: tell the first once more what waits for its word."""
+        for (cohort, turn), current in self._turns.items():
+            self._report(cohort, turn, current)
 
     def message(self, message: Norms | Scale) -> None:
         """From another shard: its squares, or the total."""
+        key = message.cohort, message.turn
         if isinstance(message, Scale):
             self._apply(message.cohort, message.turn, message.square)
+        elif key in self._known and key not in self._turns:  # of a shard that was started again
+            for name in self._followers:
+                self._send(name, Scale(*key, self._known[key]))
         else:
             current = self._turns.setdefault((message.cohort, message.turn), _TurnNorm())
             current.squares.update(message.squares)
@@ -78,6 +102,10 @@ class Clipping:
         self._apply(cohort, turn, square)
 
     def _apply(self, cohort: str, turn: int, square: float) -> None:
+        self._write(Scale(cohort, turn, square))
+        self._known[cohort, turn] = square
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
         scale = scale_of(self._clip_norm, square)
         for resume in self._turns.pop((cohort, turn), _TurnNorm()).resume:
             resume(scale)

@@ -200,6 +200,10 @@ class UpdateDecoder:
             return [(update, payload)]
         key = slice_.index, update.cohort
         at = self._versions.of(slice_, update.cohort)
+        if (
+            update.kind == "assign" and 0 <= update.base == at
+        ):  # those above were started again, and this end was not
+            return [(msgspec.structs.replace(update, size=0), None)]
         is_delta = self.deltas and codec_for(slice_, update.kind, self.codec) is not DENSE
         if is_delta and update.base != at:
             early = self._early.setdefault(key, {})
