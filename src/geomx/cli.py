@@ -313,7 +313,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     name = _server_name(run, arguments)
     with Ports() as ports:
         ports.claim(run, name, by="geomx serve")  # before seconds are spent on PyTorch
-        run = _load(arguments, "tls", "proof")
+        run = _load(arguments, "tls", "proof", "hand")
         from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
         logging.basicConfig(level=logging.INFO, format=LOG_LINE, datefmt="%H:%M:%S", stream=sys.stdout)
@@ -347,7 +347,11 @@ def _worker(arguments: argparse.Namespace) -> None:
     from geomx.launch.environment import ProcessPlace, environment_of, read_place  # noqa: PLC0415 (only needed here)
     from geomx.launch.script import through  # noqa: PLC0415
 
-    run, overrides, rank = _load(arguments, "tls", "proof"), tuple(arguments.overrides), arguments.rank
+    run, overrides, rank = (
+        _load(arguments, "tls", "proof", "hand"),
+        tuple(arguments.overrides),
+        arguments.rank,
+    )
     workers = run.workers_of(arguments.party)
     allowed = f"0 to {len(workers) - 1}, since {arguments.party} has {len(workers)}"
     if rank is None and run.party(arguments.party).inside != "collective":

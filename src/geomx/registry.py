@@ -109,6 +109,11 @@ class Registry(Generic[T]):
                     given[key] = _value(text, type(known[key].default))
                 except ValueError:
                     faults.append(_wrong(key, text, type(known[key].default)))
+        for key, parameter in known.items():
+            if parameter.default is parameter.empty and key not in (
+                each.partition("=")[0] for each in settings
+            ):
+                faults.append(Fault(key, "nothing", f"{key}=..., which it needs"))
         if faults:
             raise ConfigError(f"{self.what} `{spec}`", faults)
         return partial(kind, **given)

@@ -193,6 +193,7 @@ OTHER_VALUES = {
     **{f"{tier}.timeout_s": "99" for tier in ("wan", "lan")},
     **{f"{tier}.link": "{loss = 0.9}" for tier in ("wan", "lan")},
     **{f"limits.{key}": "9" for key in ("start_s", "stall_s", "stop_s", "turn_s")},
+    "store.url": "file:///var/lib/run",
     **{f"site[0].{key}": value for key, value in OF_A_SITE.items()},
     **{f"tls.{key}": "other.pem" for key in ("certificate", "key", "authority", "revoked")},
     "tls.hosts": "false",
@@ -208,6 +209,7 @@ TOGETHER = {
     "party.A.dataset_size": ["sync.weight=dataset_size", "party.A.dataset_size=1", "party.B.dataset_size=1"],
     "party.A.parent": [*REGIONS, "region.north.parent=south", "party.B.parent=north"],
     **{f"region.north.{key}": REGIONS for key in OF_A_REGION},
+    "store.url": ["run.on_loss=wait"],
     **{f"site[0].{key}": ["run.on_loss=continue", *SITES] for key in OF_A_SITE},
     "region.north.listen": [*REGIONS, "region.north.address=localhost:3"],
     **{
@@ -234,6 +236,7 @@ def test_the_manifest_differs_exactly_where_nodes_must_agree(key):
     before = two_parties(*together)
     after = two_parties(*together, f"{key}={OTHER_VALUES[key]}")
     agreed = {*AGREED, *(f"party.A.{name}" for name in (*AGREED_OF_EACH["party"], "name")), "run.preset"}
+    agreed.add("store.url")
     agreed |= {"region.north.parent", "region.north.below"}
     assert before != after
     assert (before.manifest() != after.manifest()) == (key in agreed)

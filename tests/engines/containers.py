@@ -5,6 +5,8 @@ This machine's files are its image, under a layer that nobody can write to; geom
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +85,9 @@ class Container:
 
     def end(self) -> None:
         if self.process.poll() is None:
-            self.process.kill()
+            os.killpg(
+                self.process.pid, signal.SIGKILL
+            )  # who has changed its user does not die with its parent
         self.process.wait()
 
 

@@ -26,7 +26,7 @@ USER = ("boston", 2)
 START_S, WAIT_S = 20.0, 60.0
 NETWORK = {
     "congestion": "bbr",
-    "site": [{"name": "paris", "hosts": 2}, {"name": "tokyo"}, {"name": "boston", "hosts": 2, "nat": True}],
+    "site": [{"name": "paris", "hosts": 3}, {"name": "tokyo"}, {"name": "boston", "hosts": 2, "nat": True}],
     "default": {"rate_mbps": 200, "delay_ms": 5},
 }
 # Runs $@ where `/` is this machine's, under a layer that is its own. $1: a folder; $2: the layer's size.
@@ -42,13 +42,28 @@ mount -t proc proc $layer/root/proc
 mkdir -p $layer/root/run/sshd
 exec chroot $layer/root "$@"
 """
+# Within: root's own systemd, as where root lingers. $1: where it is; then sshd.
+MANAGED = """
+bus=unix:path=/run/user/0/bus
+mount -t tmpfs cgroup /sys/fs/cgroup
+mkdir /sys/fs/cgroup/systemd
+mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
+mkdir -p /run/systemd/system /run/user/0 /var/lib/systemd/linger
+touch /var/lib/systemd/linger/root
+export XDG_RUNTIME_DIR=/run/user/0 DBUS_SESSION_BUS_ADDRESS=$bus
+dbus-daemon --session --address=$bus --fork
+$1 --user &
+shift
+exec env -u XDG_RUNTIME_DIR -u DBUS_SESSION_BUS_ADDRESS "$@"
+"""
+SYSTEMD = "/usr/lib/systemd/systemd"
 
 lacks = system.missing_here() + ([] if Path(SSHD).exists() else ["no sshd: apt install openssh-server"])
 needs_machines = pytest.mark.skipif(bool(lacks), reason="; ".join(lacks))
 
 
 class Machines:
-    """A lab with machines `paris`, `paris2`, `tokyo` and `boston`, by those names in `config`."""
+    """A lab with machines `paris`, `paris2`, `paris3`, `tokyo` and `boston`, by those names in `config`."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -70,6 +85,7 @@ class Machines:
     names: Mapping[str, tuple[str, int]] = {
         "paris": ("paris", 1),
         "paris2": ("paris", 2),
+        "paris3": ("paris", 3),
         "tokyo": ("tokyo", 1),
         "boston": ("boston", 1),
     }
@@ -80,8 +96,8 @@ class Machines:
     def _key(self, path: Path) -> None:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
 
-    def start(self, name: str, size: str = "1g") -> None:
-        """Switch a machine on."""
+    def start(self, name: str, size: str = "1g", managed: bool = False) -> None:
+        """Switch a machine on. `managed`: its user has a systemd that goes on when nobody is logged in."""
         site, host = self.names[name]
         key = self.folder / f"{name}.key"
         if not key.exists():
@@ -107,10 +123,11 @@ class Machines:
             str(self.folder / f"{name}.layer"),
             size,
         ]
+        manager = ["sh", "-c", MANAGED, "sh", SYSTEMD] if managed else []
         with (self.folder / f"{name}.log").open("w") as log:
             self.lab.popen(
                 site,
-                [*layer, SSHD, "-D", "-e", "-f", str(config)],
+                [*layer, *manager, SSHD, "-D", "-e", "-f", str(config)],
                 host,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -138,7 +155,7 @@ class Machines:
         """Wait until a node has written these words."""
         give_up_at = time.monotonic() + WAIT_S
         while words not in (log := self.geomx("logs", file, node, "--lines", "500").stdout):
-            assert time.monotonic() < give_up_at, log
+            assert time.monotonic() < give_up_at, f"{log}\n{self.geomx('status', file).stdout}"
             time.sleep(0.5)
 
     def call(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:

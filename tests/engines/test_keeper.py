@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -61,10 +62,11 @@ def packed(nodes: dict[str, str], most: int = 2, **files: bytes) -> bytes:
         "stop_s": 4,
     }
     keep = f'#!/bin/sh\ncd "$(dirname "$0")"\nexec {sys.executable} keeper.py .\n'
-    own = {"job.json": json.dumps(job), "keep.sh": keep, "keeper.py": Path(keeper.__file__).read_text()}
+    own = {"keep.sh": keep.encode(), "keeper.py": Path(keeper.__file__).read_bytes()}
+    last = {"job.json": json.dumps(job).encode()}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in {**{name: text.encode() for name, text in own.items()}, **files}.items():
+        for name, content in {**own, **files, **last}.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -80,6 +82,12 @@ def told(folder: Path, node: str, until: Callable[[Any], bool]) -> Any:
     return found
 
 
+def logged(folder: Path) -> str:
+    """What paris/0 has printed."""
+    found = json.loads(ask("read", str(folder), "logs", '{"paris.0": 0}'))
+    return base64.b64decode(found.get("paris.0", "")).decode()
+
+
 def test_a_node_that_was_killed_is_started_again_as_often_as_it_may(folder: Path) -> None:
     ask("start", str(folder), data=packed({"paris/0": SLEEPS}, most=1))
     first = told(folder, "paris/0", lambda node: node["state"] == "running")
@@ -89,8 +97,7 @@ def test_a_node_that_was_killed_is_started_again_as_often_as_it_may(folder: Path
     os.kill(again["pid"], signal.SIGKILL)
     down = told(folder, "paris/0", lambda node: node["state"] == "failed")
     assert down["how"] == "was killed by SIGKILL, and was started again 1 times within 600 s"
-    log = ask("read", str(folder), "logs/paris.0", "0")
-    assert log == "keeper: paris/0 was killed by SIGKILL; it is started again\n"
+    assert logged(folder) == "keeper: paris/0 was killed by SIGKILL; it is started again\n"
 
 
 @pytest.mark.parametrize(
@@ -107,16 +114,15 @@ def test_who_ends_by_itself_is_started_again_only_if_it_lost_the_others(
 def test_two_that_start_at_once_start_one_run(folder: Path) -> None:
     data = packed({"paris": SLEEPS})
     argv = [sys.executable, on_machine.__file__, "start", str(folder)]
-    both = [
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    said = [process.communicate(data)[1].decode() for process in both]
-    assert sorted(process.returncode for process in both) == [0, 3]
-    assert any(
-        "another `geomx up` or `geomx down` is at work" in text or "run here already" in text for text in said
-    )
-    assert "run here already" in ask("start", str(folder), data=data, status=3)
+    first = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    give_up_at = time.monotonic() + WAIT_S
+    while not folder.with_name("paris.0.claim").exists():  # it waits for its files
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+    assert "another `geomx up` or `geomx down` is at work" in ask("start", str(folder), data=data, status=3)
+    first.communicate(data)
+    assert first.returncode == 0
+    assert json.loads(ask("start", str(folder), data=data)) == {"by": ""}
     assert told(folder, "paris", lambda node: node["state"] == "running")["restarts"] == 0
 
 
@@ -138,7 +144,7 @@ def test_what_scripts_have_written_outlives_the_run_and_nothing_else_does(folder
 def test_nodes_end_with_their_keeper_and_that_is_told(folder: Path) -> None:
     ask("start", str(folder), data=packed({"paris": SLEEPS}))
     node = told(folder, "paris", lambda node: node["state"] == "running")["pid"]
-    os.kill(int((folder / "lock0").read_text()), signal.SIGKILL)
+    os.kill(int((folder / "lock0").read_text().split()[0]), signal.SIGKILL)
     found = told(folder, "paris", lambda node: node["state"] == "failed")
     assert found["how"].startswith("was killed with its keeper")
     give_up_at = time.monotonic() + WAIT_S
@@ -152,7 +158,7 @@ def test_a_node_that_does_not_end_when_asked_is_killed(folder: Path) -> None:
     stubborn = f"{deaf}; {SLEEPS}"
     ask("start", str(folder), data=packed({"paris/0": stubborn}))
     give_up_at = time.monotonic() + WAIT_S
-    while "up" not in ask("read", str(folder), "logs/paris.0", "0"):
+    while "up" not in logged(folder):
         assert time.monotonic() < give_up_at
         time.sleep(0.05)
     ask("stop", str(folder))
@@ -168,4 +174,59 @@ def test_what_a_login_prints_is_not_taken_for_an_answer(tmp_path: Path) -> None:
     site = SiteTable(party="paris", engine="local", folder=str(tmp_path), setup=("echo welcome", "echo '{}'"))
     engine = Local(Job("run", "paris", site, (JobNode("paris", ()),), {}, 1.0))
     assert [state.state for state in engine.state().values()] == ["absent"]
-    assert engine.read("paris", "logs", 0) == b""
+    assert engine.read("logs", {"paris": 0}) == {}
+
+
+def test_files_that_are_broken_stand_in_nobody_s_way(folder: Path) -> None:
+    ask("start", str(folder), data=packed({"paris/0": SLEEPS}, secret=b"hush"))
+    node = told(folder, "paris/0", lambda node: node["state"] == "running")["pid"]
+    (folder / "work" / "mine").mkdir()
+    (folder / "work" / "__pycache__").symlink_to("mine")
+    (folder / "state" / "paris.0").write_text("{")
+    assert json.loads(ask("state", str(folder)))["paris/0"]["state"] == "running"
+    for name in ("placed.json", "job.json"):
+        (folder / name).write_text("")
+    ask("stop", str(folder), "purge")
+    assert not folder.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(node, 0)
+
+
+def test_a_part_of_the_files_starts_nothing(folder: Path) -> None:
+    data = packed({"paris": SLEEPS})
+    assert "not all files have come" in ask(
+        "start", str(folder), data=data[: 2 * tarfile.BLOCKSIZE], status=3
+    )
+    assert json.loads(ask("state", str(folder))) == {}
+
+
+@pytest.mark.parametrize("name", ["", "paris.0", "paris.0/work"])
+def test_a_folder_that_others_may_write_is_not_trusted(folder: Path, name: str) -> None:
+    (folder / "work").mkdir(parents=True)
+    (folder.parent / name).chmod(0o777)
+    said = ask("start", str(folder), data=packed({}), status=3)
+    assert "is no folder that you alone may write" in said
+    assert not (folder / "keeper.py").exists()
+
+
+def test_a_keeper_of_another_machine_is_not_ended_from_here(folder: Path) -> None:
+    ask("start", str(folder), data=packed({"paris": SLEEPS}))
+    keeper_here = (folder / "lock0").read_text()
+    with (folder / "lock0").open("r+") as lock:
+        lock.write(f"{os.getpid()} elsewhere")
+        lock.truncate()
+    assert f"process {os.getpid()} on elsewhere, is not to be ended from here" in ask(
+        "stop", str(folder), status=3
+    )
+    (folder / "lock0").write_text(keeper_here)
+
+
+def test_a_full_disk_ends_no_node(tmp_path: Path) -> None:
+    kept = keeper.Kept.__new__(keeper.Kept)
+    kept._folder, kept._node = tmp_path, {"file": "paris"}
+    kept._restarts, kept._process, kept._untold = [], None, ""
+    kept._tell("running")  # there is no folder for it
+    assert kept._untold
+    (tmp_path / "state").mkdir()
+    kept._write()
+    assert (json.loads((tmp_path / "state" / "paris").read_text())["state"], kept._untold) == ("running", "")

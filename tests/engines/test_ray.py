@@ -20,7 +20,7 @@ from transcripts import play
 
 lacks = "" if importlib.util.find_spec("ray") else "no Ray: pip install 'geomx[ray]'"
 pytestmark = [pytest.mark.engines, pytest.mark.grids, pytest.mark.skipif(bool(lacks), reason=lacks)]
-WAIT_S = 45.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def geomx(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=with_source(os.environ), capture_output=True, text=True, check=False)
 
 
-def described(folder: Path, clusters: tuple[str, str], epochs: int = 30, cpus: int = 1) -> Path:
+def described(folder: Path, clusters: tuple[str, str], epochs: int = 100, cpus: int = 1) -> Path:
     copy_examples(folder)
     common = f'python = "{sys.executable}"\nsetup = ["export PYTHONPATH={ROOT / "src"} OMP_NUM_THREADS=1"]'
     (folder / "rays.toml").write_text(
@@ -124,7 +124,7 @@ def test_a_run_over_two_clusters_from_up_to_down(tmp_path: Path, clusters: tuple
             )
             time.sleep(0.5)
         assert geomx("up", file).stdout.count("runs already") == 2
-        verb = [sys.executable, "-m", "geomx.launch.ray", "state", clusters[1], "geomx-rays-tokyo"]
+        verb = [sys.executable, "-m", "geomx.launch.ray", "state", clusters[1], "geomx.rays.tokyo"]
         told = json.loads(
             subprocess.run(verb, env=with_source(os.environ), capture_output=True, check=True).stdout
         )
@@ -137,11 +137,8 @@ def test_a_run_over_two_clusters_from_up_to_down(tmp_path: Path, clusters: tuple
     finally:
         down = geomx("down", file)
     assert down.returncode == 0, down.stderr
-    told = subprocess.run(
-        verb, env=with_source(os.environ), capture_output=True, text=True, check=True
-    ).stdout
-    assert all(each["state"] == "failed" for each in json.loads(told).values())
-    assert not list(Path("/tmp").glob("geomx-rays-*"))
+    assert "nothing of this run is on its sites" in geomx("status", file).stdout
+    assert not list(Path("/tmp").glob("geomx.rays.*"))
 
 
 def test_the_page_s_transcript(tmp_path: Path, clusters: tuple[str, str]) -> None:

@@ -26,9 +26,11 @@ def play(page: str, folder: Path, geomx: Call, instead: Mapping[str, str]) -> No
     for words, own in instead.items():
         assert words in toml, words
         toml = toml.replace(words, own)
-    (folder / "sites.toml").write_text(
-        toml.replace("[[site]]\n", f'[[site]]\nfolder = "{folder}/runs"\n{SOURCE}')
-    )
+    start, *sites = toml.split("[[site]]\n")
+    place = f'folder = "{folder}/runs"\n'
+    places = ("" if 'engine = "ray ' in site else place for site in sites)
+    own_sites = (f"[[site]]\n{at}{SOURCE}{site}" for at, site in zip(places, sites, strict=True))
+    (folder / "sites.toml").write_text("".join([start, *own_sites]))
     try:
         for step in console.split("$ geomx ")[1:]:
             command, _, expected = step.partition("\n")

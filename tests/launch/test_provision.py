@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ssl
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -100,6 +101,19 @@ async def test_who_is_revoked_loses_its_connection_and_gets_no_other(keys: Keys)
 
 
 @on_each_loop
+async def test_a_handshake_that_was_under_way_when_the_list_came_is_of_no_use(keys: Keys) -> None:
+    server, client = of_node(keys, "A"), of_node(keys, "A/0")
+    keys.revoke(["A/0"])
+    assert server.revocation is not None
+    server.revocation._read()
+    server.server.verify_flags &= ~ssl.VERIFY_CRL_CHECK_LEAF  # as if it had looked at the list before
+    client.client.verify_flags &= ~ssl.VERIFY_CRL_CHECK_LEAF
+    async with pair(Tcp(tls=Contexts(server.server, client.client, server.revocation))) as (_, _, _, theirs):
+        assert await theirs.until_closed() == "its certificate is revoked"
+    assert server.server.num_tickets == 0  # nor can one of before be gone on with
+
+
+@on_each_loop
 async def test_who_has_expired_is_refused_and_that_is_told(keys: Keys) -> None:
     keys.renew(days=0)
     assert keys.expiring()[0] == f"the certificate of global/0 has ended on {datetime.now(UTC):%Y-%m-%d}"
@@ -114,11 +128,12 @@ async def test_who_has_expired_is_refused_and_that_is_told(keys: Keys) -> None:
 
 
 async def refused(channel: Tcp, address: str, witness: Witness, why: str) -> None:
-    """Dial, and see that the listening side refuses for this reason."""
-    dialler = Witness()
+    """Dial, and see that the listening side refuses for this reason, and that both sides tell it."""
+    connection, dialler = None, Witness()
     with contextlib.suppress(OSError):
-        await channel.dial(address, dialler)
-        await dialler.until_closed()
+        connection = await channel.dial(address, dialler)
+    if connection is not None:
+        assert (await dialler.until_closed()).startswith("TLS: SSLV3_ALERT_CERTIFICATE_")
     await witness.until(lambda: why in witness.refusals)
 
 
@@ -155,3 +170,48 @@ def test_where_all_is_on_this_machine_or_the_description_has_certificates_there_
     own = run.changed([f"tls.{key}=/etc/{key}.pem" for key in ("certificate", "key", "authority")])
     for each in (here, own):
         assert list(Keys(each, tmp_path / "two.toml").credentials().files) == ["secret"]
+
+
+def test_keys_that_were_cut_off_or_are_of_another_name_are_made_anew(
+    run: Run, keys: Keys, tmp_path: Path
+) -> None:
+    (keys.folder / "nodes" / "A.pem").write_text("")
+    (keys.folder / "nodes" / "B.key").write_bytes((keys.folder / "nodes" / "B.0.key").read_bytes())
+    before = certificate(keys, "A/0")
+    keys.credentials()
+    assert certificate(keys, "A/0") == before
+    of_node(keys, "A"), of_node(keys, "B")  # each a pair again
+    named = Keys(run.changed(['run.name="other"']), tmp_path / "two.toml")
+    named.credentials()
+    uris = certificate(keys, "A").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert uris.get_values_for_type(x509.UniformResourceIdentifier) == ["geomx:other/A"]
+
+
+@pytest.mark.parametrize("name", ["authority.pem", "authority.key", "revoked.pem"])
+def test_an_authority_that_is_broken_is_told_with_what_to_do(keys: Keys, name: str) -> None:
+    (keys.folder / name).write_text("")
+    with pytest.raises(ConfigError, match=r"bring .* back from a copy, or remove it"):
+        keys.revoke(["A"])
+
+
+def test_two_who_make_keys_at_once_make_one_authority(run: Run, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: Keys(run, tmp_path / "two.toml").credentials(), range(4)))
+    assert all(each == made[0] for each in made)
+
+
+def test_the_list_of_who_is_revoked_counts_where_a_clock_is_behind(keys: Keys) -> None:
+    listed = x509.load_pem_x509_crl((keys.folder / "revoked.pem").read_bytes())
+    assert datetime.now(UTC) - listed.last_update_utc > timedelta(hours=23)
+
+
+def test_no_key_travels_as_a_file_of_the_script_s(run: Run, keys: Keys, tmp_path: Path) -> None:
+    more = run.changed(['run.files=["**/*"]'])
+    (job, _) = jobs_of(more, tmp_path / "two.toml", keys.credentials())
+    assert {name for name in job.files if name.startswith("work/")} == {
+        "work/train.py",
+        "work/.geomx-run.json",
+    }
+    for pattern in ("/etc/passwd", "", "**x", "../*.py"):
+        with pytest.raises(ConfigError, match=r"run\.files.*it matches none that may travel"):
+            jobs_of(run.changed([f'run.files=["{pattern}"]']), tmp_path / "two.toml", keys.credentials())

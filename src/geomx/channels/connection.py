@@ -212,7 +212,10 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
-            self._transport.close()
+            try:
+                self._transport.close()
+            except RuntimeError:  # uvloop's, of TLS that the peer has ended at this moment
+                self._transport.abort()
 
     def urgency(self) -> int | None:
         """For the pacer; see `Sender`."""

@@ -38,6 +38,8 @@ class Revocation:
     def admit(self, connection: object, serial: int | None, end: End) -> None:
         """End this connection by `end(reason)`, a method of it, once its peer's certificate is on the list."""
         self._connections[connection] = serial, weakref.WeakMethod(end)
+        if serial in self._serials:  # the list came while it shook hands
+            asyncio.get_running_loop().call_soon(end, REASON)
         if not self._watching:
             self._watching = True
             _again(weakref.ref(self))

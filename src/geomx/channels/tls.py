@@ -1,8 +1,9 @@
 """TLS 1.3 with a certificate on both sides: who has none from our authority does not get in.
 
 The dialling side also checks the host's name. With TLS 1.3 a client that is refused still sees its handshake
-succeed; the refusal shows at its first read, and asyncio ends the connection before the reason has left. So a
-connection counts for nothing before the peer's `Welcome`, and it is the listening side that tells why (`report_to`).
+succeed; the refusal shows at its first read. So a connection counts for nothing before the peer's `Welcome`. Event
+loops end the connection before the reason has left: `_Handshake` sends it. No session is resumed, since that would
+look at no certificate.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import ssl
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -25,7 +27,7 @@ MOST_HANDSHAKES = 256  # under way at a time
 class Contexts(NamedTuple):
     """What the listening and the dialling side of a channel use."""
 
-    server: ssl.SSLContext
+    server: _Context
     client: ssl.SSLContext
     revocation: Revocation | None = None
 
@@ -56,6 +58,7 @@ def contexts(
     if unreadable:
         raise ConfigError("tls", unreadable)
     server = _context(ssl.PROTOCOL_TLS_SERVER, **files)
+    server.num_tickets = 0
     client = _context(ssl.PROTOCOL_TLS_CLIENT, **files)
     client.check_hostname = hosts
     return Contexts(server, client, None if revoked is None else _revocation(Path(revoked), server, client))
@@ -73,17 +76,49 @@ def _revocation(path: Path, *contexts: ssl.SSLContext) -> Revocation:
 def report_to(context: ssl.SSLContext, refused: Callable[[str], None]) -> None:
     """Call `refused(reason)` whenever a handshake with this context fails; event loops themselves keep silent."""
 
-    class _ReportingSSLObject(ssl.SSLObject):
-        def do_handshake(self) -> None:
-            try:
-                super().do_handshake()
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                raise
-            except ssl.SSLError as error:
-                refused(reason_of(error))
-                raise
+    class _Reporting(_Handshake):
+        def failed(self, error: ssl.SSLError) -> None:
+            refused(reason_of(error))
+            super().failed(error)
 
-    context.sslobject_class = _ReportingSSLObject
+    context.sslobject_class = _Reporting
+
+
+class _Context(ssl.SSLContext):
+    """Of the listening side: its handshakes know whom they speak to. `dialled`: the socket of the one that begins."""
+
+    dialled: int | None = None
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *more: Any, **named: Any
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *more, **named)
+        if isinstance(made, _Handshake):
+            made.outgoing, made.file = outgoing, self.dialled
+        return made
+
+
+class _Handshake(ssl.SSLObject):
+    """One that tells who has dialled why it fails: nothing else is on its way to them by then."""
+
+    outgoing: ssl.MemoryBIO | None = None
+    file: int | None = None
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self.failed(error)
+            raise
+
+    def failed(self, error: ssl.SSLError) -> None:
+        """Send what OpenSSL says of it."""
+        del error
+        if self.outgoing is not None and self.file is not None:
+            with suppress(OSError):
+                os.write(self.file, self.outgoing.read())
 
 
 def certified_uris(certificate: Mapping[str, Any] | None) -> tuple[str, ...] | None:
@@ -116,10 +151,11 @@ class TlsDoor:
     `make`: the connection of somebody whose handshake is over. A flood pushes out the oldest of itself.
     """
 
-    def __init__(self, context: ssl.SSLContext, make: Callable[[], asyncio.BufferedProtocol]) -> None:
+    def __init__(self, context: _Context, make: Callable[[], asyncio.BufferedProtocol]) -> None:
         self._context = context
         self._make = make
         self._under_way: dict[asyncio.Transport, asyncio.Task[None]] = {}  # the oldest first
+        self._beginning = asyncio.Lock()
 
     def arriving(self) -> asyncio.Protocol:
         """The protocol of somebody who has just dialled."""
@@ -135,14 +171,23 @@ class TlsDoor:
 
     async def _shake_hands(self, arriving: _Arriving, transport: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()
-        shaking = loop.create_task(
-            loop.start_tls(
-                transport, arriving, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_LIMIT_S
-            )
-        )
         try:
-            for _ in range(2):  # one turn of the loop in which it begins, and one in which it may read
-                await asyncio.sleep(0)
+            async with self._beginning:
+                if transport.is_closing():
+                    return
+                self._context.dialled = transport.get_extra_info("socket").fileno()
+                shaking = loop.create_task(
+                    loop.start_tls(
+                        transport,
+                        arriving,
+                        self._context,
+                        server_side=True,
+                        ssl_handshake_timeout=HANDSHAKE_LIMIT_S,
+                    )
+                )
+                for _ in range(2):  # one turn of the loop in which it begins, and one in which it may read
+                    await asyncio.sleep(0)
+                self._context.dialled = None
             if not shaking.done() and (hello := arriving.take_early()):
                 feed(cast(asyncio.BufferedProtocol, transport.get_protocol()), hello)
             secured = await shaking
@@ -218,8 +263,8 @@ def _no_passphrase() -> str:
     return ""
 
 
-def _context(protocol: int, certificate: Path, key: Path, authority: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _context(protocol: int, certificate: Path, key: Path, authority: Path) -> _Context:
+    context = _Context(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     try:

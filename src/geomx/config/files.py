@@ -7,6 +7,8 @@ description says.
 
 "proof": nodes that are started by hand, and so have addresses, need a secret or TLS where they send datagrams.
 `geomx run` makes a secret.
+
+"hand": this machine starts a node by hand. Where there are sites, the rules ask for no secret: `geomx up` makes one.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from pathlib import Path
 from typing import Literal
 
 from geomx.channels.tls import contexts
+from geomx.config.addresses import is_loopback
 from geomx.config.compatibility.lossy_channels import proof_problems
 from geomx.config.paths import nearest_file
 from geomx.config.reading.problems import Problem
 from geomx.config.tables import Description
 from geomx.errors import ConfigError
 
-Needed = Literal["script", "secret", "tls", "proof"]
+Needed = Literal["script", "secret", "tls", "proof", "hand"]
 LEAST_CHARACTERS = 16
 EVERY_FILE: tuple[Needed, ...] = ("script", "secret", "tls")
 
@@ -40,6 +43,8 @@ def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FIL
     if "proof" in needed and (described.global_.addresses or any(server.address for server in servers)):
         yield from proof_problems(described)
     tls = described.tls
+    if "hand" in needed and described.sites and secret is None and tls.certificate is None:
+        yield from _secret_by_hand(described)
     if "tls" in needed and tls.certificate is not None and tls.key is not None and tls.authority is not None:
         try:
             contexts(tls.certificate, tls.key, tls.authority, tls.revoked, tls.hosts)  # as a node will
@@ -48,6 +53,16 @@ def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FIL
                 near = nearest_file(Path(fault.found)) if not Path(fault.found).exists() else ""
                 hint = "; ".join(filter(None, (fault.hint, near)))
                 yield Problem(tuple(fault.where.split(".")), fault.found, fault.allowed, hint)
+
+
+def _secret_by_hand(described: Description) -> Iterator[Problem]:
+    """Whoever can reach a port would be a member of the run."""
+    servers = (*described.regions, *described.parties)
+    reached = [*described.global_.addresses, *(described.global_.listen or ())]
+    reached += [address for server in servers for address in (server.address, server.listen) if address]
+    if not all(map(is_loopback, reached)):
+        allowed = "path of a file, for nodes that `geomx up` does not start"
+        yield Problem(("run", "secret_file"), "nothing", allowed, "make one with `geomx secret FILE`")
 
 
 def _secret_problems(secret: Path) -> Iterator[Problem]:

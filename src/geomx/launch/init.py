@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,12 @@ QUESTIONS = {
     "workers": "Workers at each site [1]: ",
     "address": "How the other sites reach the first one, as HOST[:PORT] [{default}]: ",
 }
-ENGINES = ("local", "slurm", "kubernetes", "ray")
+ENGINES = {
+    "local": "local",
+    "slurm": "slurm",
+    "kubernetes": "kubernetes image=REGISTRY/geomx:0.1",
+    "ray": "ray",
+}  # of a site that is one word
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,11 @@ def init(file: Path, answers: Answers, ask: Callable[[str], str] = input) -> str
         return ask(QUESTIONS[name].format(default=default)).strip() or default
 
     script = answered("script", answers.script, "train.py")
-    sites = dict(_site(word) for word in answered("sites", " ".join(answers.sites) or None).split())
+    words = answered("sites", " ".join(answers.sites) or None).split()
+    sites = dict(map(_site, words))
+    if len(sites) < len(words):
+        hint = "give the hosts of one site in one word: NAME=HOST,HOST"
+        raise ConfigError("the command line", [Fault("--sites", " ".join(words), "each name once", hint)])
     if not sites:
         raise ConfigError("the command line", [Fault("--sites", "nothing", "one site or more, as NAME=HOST")])
     workers = answered("workers", None if answers.workers is None else str(answers.workers), "1")
@@ -59,7 +69,11 @@ def init(file: Path, answers: Answers, ask: Callable[[str], str] = input) -> str
     address = answered("address", answers.address, host)
     text = _description(script, sites, workers, address if ":" in address else f"{address}:{PORT}")
     Run.parse(text, str(file))  # raises where the answers make no run
-    file.write_text(text)
+    try:
+        file.write_text(text)
+    except OSError as error:
+        fault = Fault("FILE", f"{file}: {error.strerror}", "a new file in a folder that is there")
+        raise ConfigError("the command line", [fault]) from error
     return f"{file} is written: look at it, then `geomx up {file}` and `geomx attach {file}`"
 
 
@@ -71,7 +85,8 @@ def _site(word: str) -> tuple[str, list[str]]:
 
 
 def _description(script: str, sites: dict[str, list[str]], workers: str, address: str) -> str:
-    lines = ["[run]", f'script = "{script}"', 'on_loss = "continue"']
+    name = f"{Path(script).stem}-{secrets.token_hex(2)}"  # by which sites tell runs apart
+    lines = ["[run]", f'name = "{name}"', f'script = "{script}"', 'on_loss = "continue"']
     lines += ["", "[global]", f'addresses = ["{address}"]']
     for name in sites:
         lines += ["", "[[party]]", f'name = "{name}"', f"workers = {workers}"]
@@ -79,5 +94,5 @@ def _description(script: str, sites: dict[str, list[str]], workers: str, address
         lines += ["", "[[site]]", f'party = "{name}"']
         lines += ['serves = ["global"]'] if index == 0 else []
         hosts = ", ".join(f'"{host}"' for host in where)
-        lines += [f'engine = "{where[0]}"'] if where[0] in ENGINES else [f"hosts = [{hosts}]"]
+        lines += [f'engine = "{ENGINES[where[0]]}"'] if where[0] in ENGINES else [f"hosts = [{hosts}]"]
     return "\n".join([*lines, ""])

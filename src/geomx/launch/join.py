@@ -96,7 +96,7 @@ def _description(run: str | Path | Run | None, place: ProcessPlace) -> Run | Non
         check_choices(run)
         return run
     if run is not None:
-        return load_whole(run, needed=("tls", "proof"))
+        return load_whole(run, needed=("tls", "proof", "hand"))
     return None if place.run is None else load_whole(place.run, place.overrides, ("tls", "proof"))
 
 

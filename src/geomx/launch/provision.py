@@ -9,18 +9,21 @@ All of it is in one folder beside the description (`sites.keys` beside `sites.to
     nodes/paris.0.serials    of every certificate that this node was ever given
     bundles/paris.tar        what one site needs, for who brings it there by hand
 
-A site gets the keys of its own nodes, and of nobody else. `cryptography` does the work.
+A site gets the keys of its own nodes, and of nobody else. What was cut off while it was made, or is of a run of another
+name, is made anew. `cryptography` does the work.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.x509.oid import NameOID
@@ -29,13 +32,13 @@ from geomx.config import Run
 from geomx.drive.secret import make_secret, secret_of
 from geomx.errors import ConfigError, Fault, nearest
 from geomx.launch.engines.contract import Credentials
+from geomx.launch.engines.jobs import keys_of
 from geomx.wire.proof import SCHEME
 
 DAYS = 90  # of a node's certificate
 TOLD_DAYS = 14  # before one ends
 AUTHORITY_DAYS = 3650
 PEM = serialization.Encoding.PEM
-Made = TypeVar("Made", x509.CertificateBuilder, x509.CertificateRevocationListBuilder)
 
 
 class Keys:
@@ -43,14 +46,17 @@ class Keys:
 
     def __init__(self, run: Run, file: Path) -> None:
         self._run = run
-        self.folder = file.absolute().with_suffix(".keys")
+        self.folder = keys_of(file)
 
     def credentials(self) -> Credentials:
         """What each node shows the others: the run's secret, and by TLS its certificate.
 
         A description that names TLS files of its own keeps them; one whose sites are all this machine needs none.
         """
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        with self._alone():
+            return self._credentials()
+
+    def _credentials(self) -> Credentials:
         common = {"secret": self._secret()}
         if not self._has_certificates:
             return Credentials(common)
@@ -73,7 +79,7 @@ class Keys:
     def are_revoked(self) -> bool:
         """Whether the certificates of some node count no more."""
         path = self.folder / "revoked.pem"
-        return path.exists() and len(x509.load_pem_x509_crl(path.read_bytes())) > 0
+        return path.exists() and len(self._listed()) > 0
 
     def list_of_revoked(self) -> dict[str, bytes]:
         """The signed list as a job's file."""
@@ -84,8 +90,9 @@ class Keys:
 
     def renew(self, days: int = DAYS) -> list[str]:
         """Make a new certificate for each node, whose old one counts until it ends; gives the nodes."""
-        for node in self._run.tree.nodes:
-            self._of_node(node, days, anew=True)
+        with self._alone():
+            for node in self._run.tree.nodes:
+                self._of_node(node, days, anew=True)
         return list(self._run.tree.nodes)
 
     def revoke(self, nodes: Iterable[str]) -> None:
@@ -100,28 +107,28 @@ class Keys:
                 raise ConfigError(
                     "the command line", [Fault("--revoke", found, "one with sites, and without [tls]")]
                 )
-        revoked = list(x509.load_pem_x509_crl(self.list_of_revoked()["tls/revoked.pem"]))
-        gone, now = {each.serial_number for each in revoked}, datetime.now(UTC)
-        for node in nodes:
-            self._of_node(node)
-            for serial in map(int, self._path(node, ".serials").read_text().split()):
-                if serial not in gone:
+        with self._alone():
+            self.list_of_revoked()
+            revoked = list(self._listed())
+            gone, now = {each.serial_number for each in revoked}, datetime.now(UTC)
+            for node in nodes:
+                newest = x509.load_pem_x509_certificate(self._of_node(node)[1].read_bytes())
+                given = {int(each) for each in self._path(node, ".serials").read_text().split()}
+                for serial in (given | {newest.serial_number}) - gone:
                     builder = x509.RevokedCertificateBuilder().serial_number(serial)
                     revoked.append(builder.revocation_date(now).build())
-            self._of_node(node, anew=True)
-        self._sign_list(revoked)
+                self._of_node(node, anew=True)
+            self._sign_list(revoked)
 
-    def expiring(self) -> list[str]:
-        """A line of each node whose certificate ends within two weeks, or has ended."""
+    def expiring(self, within: timedelta = timedelta(days=TOLD_DAYS)) -> list[str]:
+        """A line of each node whose certificate ends within this time, or has ended."""
         lines, now = [], datetime.now(UTC)
         for node in self._run.tree.nodes:
-            path = self._path(node, ".pem")
-            if path.exists():
-                ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-                if ends - now < timedelta(days=TOLD_DAYS):
-                    lines.append(
-                        f"the certificate of {node} {'ends' if ends > now else 'has ended'} on {ends:%Y-%m-%d}"
-                    )
+            with suppress(OSError, ValueError):  # it will be made
+                found = x509.load_pem_x509_certificate(self._path(node, ".pem").read_bytes())
+                if (ends := found.not_valid_after_utc) - now < within:
+                    word = "ends" if ends > now else "has ended"
+                    lines.append(f"the certificate of {node} {word} on {ends:%Y-%m-%d}")
         return lines
 
     def bundle(self, site: str, tar: bytes) -> Path:
@@ -145,6 +152,14 @@ class Keys:
             make_secret(path)
         return secret_of(self._run.changed([f'run.secret_file="{path}"']))
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else makes keys in this folder meanwhile."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        with os.fdopen(os.open(self.folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def _authority(self) -> tuple[ed25519.Ed25519PrivateKey, x509.Certificate]:
         key, certificate = self.folder / "authority.key", self.folder / "authority.pem"
         if not key.exists():
@@ -155,27 +170,36 @@ class Keys:
             usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
             builder = builder.add_extension(usage, critical=True)
             identifier = x509.SubjectKeyIdentifier.from_public_key(new.public_key())
-            _write(key, _private(new))
-            _write(
-                certificate,
-                builder.add_extension(identifier, critical=False).sign(new, None).public_bytes(PEM),
-            )
-        loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-        assert isinstance(loaded, ed25519.Ed25519PrivateKey)
-        return loaded, x509.load_pem_x509_certificate(certificate.read_bytes())
+            signed = builder.add_extension(identifier, critical=False).sign(new, None)
+            _write(certificate, signed.public_bytes(PEM))
+            _write(key, _private(new))  # last: whoever has it has both
+        try:
+            return _loaded(key, certificate)
+        except (OSError, ValueError) as error:
+            raise self._broken("authority", error) from error
+
+    def _listed(self) -> x509.CertificateRevocationList:
+        try:
+            return x509.load_pem_x509_crl((self.folder / "revoked.pem").read_bytes())
+        except (OSError, ValueError) as error:
+            raise self._broken("revoked.pem", error) from error
+
+    def _broken(self, name: str, error: Exception) -> ConfigError:
+        hint = f"bring {self.folder} back from a copy, or remove it: then all nodes get new keys"
+        return ConfigError(str(self.folder), [Fault(name, str(error), "what geomx has written there", hint)])
 
     def _of_node(self, node: str, days: int = DAYS, anew: bool = False) -> tuple[Path, Path]:
         """A node's key and certificate."""
         key, certificate = self._path(node, ".key"), self._path(node, ".pem")
-        if anew or not certificate.exists():
-            signer, authority = self._authority()
+        signer, authority = self._authority()
+        uri = x509.UniformResourceIdentifier(f"{SCHEME}{self._run.run.name}/{node}")
+        if anew or not _are_right(key, certificate, authority, uri):
             new = ed25519.Ed25519PrivateKey.generate()
-            uri = x509.UniformResourceIdentifier(f"{SCHEME}{self._run.run.name}/{node}")
             builder = _certificate(_name(node), authority.subject, new.public_key(), days)
             builder = builder.add_extension(x509.SubjectAlternativeName([uri]), critical=False)
             identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-            builder = builder.add_extension(identifier, critical=False)
-            signed, serials = builder.sign(signer, None), self._path(node, ".serials")
+            signed = builder.add_extension(identifier, critical=False).sign(signer, None)
+            serials = self._path(node, ".serials")
             before = serials.read_bytes() if serials.exists() else b""
             _write(
                 serials, before + b"%d\n" % signed.serial_number
@@ -188,15 +212,13 @@ class Keys:
         return self.folder / "nodes" / f"{node.replace('/', '.')}{ending}"
 
     def _sign_list(self, revoked: Sequence[x509.RevokedCertificate]) -> None:
-        """Newer than the list before by a second at least: OpenSSL takes the newest that it knows."""
+        """From yesterday on, since clocks may differ; newer than the list before: OpenSSL takes the newest it knows."""
         signer, authority = self._authority()
-        path, now = self.folder / "revoked.pem", datetime.now(UTC)
+        path, at = self.folder / "revoked.pem", datetime.now(UTC) - timedelta(days=1)
         if path.exists():
-            before = x509.load_pem_x509_crl(path.read_bytes()).last_update_utc
-            now = max(now, before + timedelta(seconds=1))
+            at = max(at, self._listed().last_update_utc + timedelta(seconds=1))
         builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
-        # Before now: a node's clock may be behind.
-        builder = builder.last_update(now).next_update(now + timedelta(days=AUTHORITY_DAYS))
+        builder = builder.last_update(at).next_update(at + timedelta(days=AUTHORITY_DAYS))
         for each in revoked:
             builder = builder.add_revoked_certificate(each)
         _write(path, builder.sign(signer, None).public_bytes(PEM))
@@ -216,6 +238,28 @@ def _certificate(
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=days))
     )
+
+
+def _loaded(key: Path, certificate: Path) -> tuple[ed25519.Ed25519PrivateKey, x509.Certificate]:
+    """A pair that fits. Raises OSError and ValueError."""
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+    if not isinstance(private, ed25519.Ed25519PrivateKey) or private.public_key() != loaded.public_key():
+        raise ValueError(f"{key} is not the key of {certificate}")
+    return private, loaded
+
+
+def _are_right(
+    key: Path, certificate: Path, authority: x509.Certificate, uri: x509.UniformResourceIdentifier
+) -> bool:
+    """Whether a node's pair is whole, of this authority, and names this node of this run."""
+    try:
+        loaded = _loaded(key, certificate)[1]
+        loaded.verify_directly_issued_by(authority)
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return False
+    return uri in names
 
 
 def _name(text: str) -> x509.Name:

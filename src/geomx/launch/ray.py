@@ -1,6 +1,6 @@
 """Nodes as actors of a Ray cluster: what `geomx.launch.engines.ray` calls on a machine of the cluster.
 
-    python -m geomx.launch.ray VERB NAMESPACE [WORDS]      facts as JSON on stdin and stdout
+    python -m geomx.launch.ray VERB ADDRESS NAMESPACE [WORDS]      facts as JSON on stdin and stdout
 
 Each node is a detached actor of its own name, in a bundle of one placement group. The actor keeps the node's process;
 where that was killed, or lost the others, the actor ends itself, and Ray starts it again, here or elsewhere. So does
@@ -19,22 +19,25 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
+from cryptography import x509
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.state import list_actors
 
-from geomx.launch.engines.contract import file_name
-from geomx.launch.engines.keeper import LOST_STATUS
+from geomx.launch.engines.contract import CHUNK, file_name
+from geomx.launch.engines.keeper import LOST_STATUS, die_with
+from geomx.launch.engines.machines import SETUP_FAILED
 from geomx.launch.engines.on_machine import Refused
 
 GROUP = "geomx"
-ASK_S, PLACED_S, STOPPED_S = 10.0, 30.0, 60.0
+ASK_S, PLACED_S = 10.0, 30.0
+REVOKED = "tls/revoked.pem"
 STATES = {
     "PENDING_CREATION": "starting",
     "DEPENDENCIES_UNREADY": "starting",
@@ -44,14 +47,25 @@ STATES = {
 
 
 class Node:
-    """The actor of one node. `files`: by path, as in a job's folder anywhere. `server`: whose host is `{HOST}`."""
+    """The actor of one node.
+
+    `files`: by path, as in a job's folder anywhere. `nodes`: all of the party. `server`: whose host is `{HOST}`.
+    `setup`: shell commands before the process.
+    """
 
     def __init__(
-        self, node: Mapping[str, Any], files: Mapping[str, bytes], server: str, namespace: str
+        self,
+        node: Mapping[str, Any],
+        files: Mapping[str, bytes],
+        nodes: Sequence[str],
+        server: str,
+        setup: Sequence[str],
+        namespace: str,
     ) -> None:
         self._node, self._since = node, time.time()
         self._folder = _folder_of(namespace, node["name"])
-        self.send(files)
+        self.send({name: content for name, content in files.items() if name != REVOKED})
+        self._take_revoked(files.get(REVOKED), [name for name in nodes if name != node["name"]], namespace)
         host = ray.util.get_node_ip_address()
         if server and server != node["name"]:
             host = ray.get(ray.get_actor(server, namespace).host.remote())
@@ -59,17 +73,27 @@ class Node:
             sys.executable if word == "PYTHON" else word.replace("{HOST}", host) for word in node["argv"]
         ]
         given = {name: value.replace("{HOST}", host) for name, value in node["environment"].items()}
+        actor = os.getpid()
+        script = "\n".join([*(f"{line} || exit {SETUP_FAILED}" for line in setup), 'exec "$@"'])
         self._process = subprocess.Popen(
-            words,
+            ["sh", "-c", script, "sh", *words],
             cwd=self._folder / "work",
             env={**os.environ, "PYTHONUNBUFFERED": "1", **given},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=lambda: die_with(actor),  # noqa: PLW1509 (nothing is imported in it)
         )
         self._is_stopping = False
         threading.Thread(target=self._keep, daemon=True).start()
+
+    def _take_revoked(self, first: bytes | None, others: Sequence[str], namespace: str) -> None:
+        """The list of revoked certificates: the newest that is here or that another node has, else the job's."""
+        if first is None or (self._folder / REVOKED).exists():
+            return
+        lists = [_asked(namespace, other, "read", REVOKED, 0) for other in others]
+        self.send({REVOKED: max([first, *filter(None, lists)], key=_listed_at)})
 
     def _keep(self) -> None:
         """Show what the process writes, until it ends; where it is to begin again, end this actor."""
@@ -80,6 +104,8 @@ class Node:
                 sys.stdout.buffer.write(line)
                 sys.stdout.flush()
         status = self._process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it has left behind
         if (status < 0 or status == LOST_STATUS) and not self._is_stopping:
             os._exit(1)
         self._since = time.time()
@@ -101,11 +127,10 @@ class Node:
             "pid": self._process.pid,
         }
 
-    def read(self, file: str, offset: int) -> bytes:
-        """Up to 1 MiB of a file of its folder, from an offset; a negative one counts from its end."""
+    def read(self, file: str, offset: int) -> bytes | None:
+        """Up to `CHUNK` bytes of a file of its folder, from an offset; a negative one counts from its end."""
         path = self._folder / file
-        content = path.read_bytes() if path.exists() else b""
-        return content[offset:][: 1 << 20]
+        return path.read_bytes()[offset:][:CHUNK] if path.exists() else None
 
     def send(self, files: Mapping[str, bytes]) -> None:
         """Put files in place, each whole, for their owner alone."""
@@ -118,16 +143,19 @@ class Node:
             new.replace(path)
 
     def stop(self, within_s: float) -> None:
-        """End the process, and remove its files."""
+        """End the process, by force behind `within_s`, and remove its files."""
         self._is_stopping = True
         for number in (signal.SIGINT, signal.SIGKILL):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, number)
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     self._process.wait(within_s)
-                except subprocess.TimeoutExpired:
-                    continue
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _listed_at(content: bytes) -> float:
+    """When a list of revoked certificates was signed."""
+    return x509.load_pem_x509_crl(content).last_update_utc.timestamp()
 
 
 def _folder_of(namespace: str, node: str) -> Path:
@@ -166,13 +194,17 @@ def start(namespace: str) -> str:
             num_cpus=asked["CPU"],
             num_gpus=asked.get("GPU", 0),
             scheduling_strategy=where,
-        ).remote(node, own, server, namespace)
+        ).remote(node, own, [each["name"] for each in nodes], server, job["setup"], namespace)
     return ""
 
 
 def state(namespace: str) -> dict[str, Any]:
-    """What became of each node, by name."""
-    found = {}
+    """What became of each node, by name; of a job that was stopped, or never started, nothing."""
+    found: dict[str, Any] = {}
+    try:
+        get_placement_group(GROUP)
+    except ValueError:
+        return found
     for actor in list_actors(filters=[("ray_namespace", "=", namespace)], detail=True, limit=10_000):
         told: dict[str, Any] = {
             "state": STATES.get(actor.state, "running"),
@@ -198,9 +230,16 @@ def _asked(namespace: str, node: str, method: str, *arguments: Any) -> Any:
         return None
 
 
-def read(namespace: str, node: str, file: str, offset: str) -> str:
-    """Bytes of a node's file, in base64."""
-    return base64.b64encode(_asked(namespace, node, "read", file, int(offset)) or b"").decode()
+def read(namespace: str, file: str, offsets: str) -> dict[str, str]:
+    """Bytes of each node's log or records (`offsets`: by node, as JSON), in base64."""
+    ending = ".jsonl" if file == "records" else ""
+    found = {
+        node: _asked(namespace, node, "read", f"{file}/{file_name(node)}{ending}", at)
+        for node, at in json.loads(offsets).items()
+    }
+    return {
+        node: base64.b64encode(content).decode() for node, content in found.items() if content is not None
+    }
 
 
 def send(namespace: str) -> str:
@@ -213,19 +252,17 @@ def send(namespace: str) -> str:
 
 def stop(namespace: str, within_s: str) -> str:
     """End all nodes, workers first, and give their resources back."""
-    names = sorted(state(namespace), key=lambda name: "/" not in name or name.startswith("global/"))
-    asked = []
-    for name in names:
-        try:
-            actor = ray.get_actor(name, namespace)
-        except ValueError:
-            continue
-        asked.append(actor)
-        actor.stop.remote(float(within_s) / 2)
-    for actor in asked:
-        with suppress(ray.exceptions.RayError):
-            ray.get(actor.stop.remote(float(within_s) / 2), timeout=STOPPED_S)
-        ray.kill(actor, no_restart=True)
+    found = state(namespace)
+    workers = [name for name in found if "/" in name and not name.startswith("global/")]
+    for names in (workers, [name for name in found if name not in workers]):
+        actors = []
+        for name in names:
+            with suppress(ValueError):
+                actors.append(ray.get_actor(name, namespace))
+        ends = [actor.stop.remote(float(within_s) / 2) for actor in actors]
+        ray.wait(ends, num_returns=len(ends), timeout=float(within_s) + ASK_S) if ends else None
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
     with suppress(ValueError):
         remove_placement_group(get_placement_group(GROUP))
     return ""

@@ -23,6 +23,7 @@ EXAMPLES = {
     "attach": ("sites.toml",),
     "down": ("sites.toml", "sites.toml --records records"),
 }
+MOST_DAYS = 3650  # as the authority's own
 Add = Callable[..., argparse.ArgumentParser]
 Read = Callable[[argparse.Namespace], Run]
 
@@ -64,7 +65,7 @@ def add(of_run: Add, plain: Add, read: Read) -> None:
     text = "its certificate counts no more, at once on sites that run (may be repeated)"
     added.add_argument("--revoke", action="append", default=[], metavar="NODE", help=text)
     text = "for how many days new ones count (default: %(default)s)"
-    added.add_argument("--days", type=int, default=90, metavar="N", help=text)
+    added.add_argument("--days", type=_days, default=90, metavar="N", help=text)
 
     command("status", _status, "show what runs where")
     text = "print what a node has written, wherever it runs"
@@ -83,6 +84,12 @@ def add(of_run: Add, plain: Add, read: Read) -> None:
     text = "get the nodes' records before, for `geomx report`"
     added.add_argument("--records", type=Path, metavar="FOLDER", help=text)
     added.add_argument("--purge", action="store_true", help="remove what its scripts have written there, too")
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days from 1 to {MOST_DAYS}")
+    return int(text)
 
 
 # What the actions import takes its time, so each imports its own.

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,16 @@ from rich.text import Text
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault
 from geomx.launch.engines import engines
-from geomx.launch.engines.contract import Credentials, Engine, Job, NodeState, SiteError
+from geomx.launch.engines.contract import (
+    CHUNK,
+    Credentials,
+    Engine,
+    FileOf,
+    Job,
+    JobNode,
+    NodeState,
+    SiteError,
+)
 from geomx.launch.engines.jobs import find, jobs_of
 from geomx.launch.local.gather import gather
 from geomx.launch.provision import Keys
@@ -32,6 +42,7 @@ from geomx.observe.records import Record, RecordFiles
 
 STATE_S, LOOK_S, FOLLOW_S = 5.0, 1.0, 0.5
 STYLES = {"running": "green", "ended": "dim", "failed": "bold red", "waiting": "yellow", "absent": "yellow"}
+NOT_UP = "nothing of this run is on its sites: `geomx up {}` starts it"
 NEWS = {
     "absent": "is gone",
     "starting": "starts",
@@ -40,7 +51,8 @@ NEWS = {
     "failed": "stays down",
     "stopped": "was stopped",
 }
-OVER = ("ended", "failed", "stopped", "absent")
+LOST = ("absent", "failed", "stopped")
+OVER = ("ended", *LOST)
 Answer = TypeVar("Answer")
 
 
@@ -69,13 +81,18 @@ def up(run: Run, file: Path, *, only_print: bool = False) -> None:
     `SiteError` where a site is not ready, before anything starts anywhere; or where one did not start, with what runs.
     """
     sites_of(run, file, Credentials())  # raises, before keys are made
+    keys = Keys(run, file)
+    if ended := keys.expiring(within=timedelta()):
+        raise SiteError(
+            "\n  ".join([f"nothing was started: `geomx provision {file} --renew`, since", *ended])
+        )
     _tell_what_expires(run, file)
-    sites = sites_of(run, file, Keys(run, file).credentials())
+    sites = sites_of(run, file, keys.credentials())
     if only_print:
         for site in sites:
             print(f"# {site.words}\n{site.engine.printed()}")
         return
-    missing = list(_missing(sites))
+    missing = list(_missing(sites, file))
     answers = _of_each(missing, lambda site: site.engine.prepare())
     faults = [
         f"{site.words}: {line}"
@@ -85,7 +102,12 @@ def up(run: Run, file: Path, *, only_print: bool = False) -> None:
     if faults:
         raise SiteError("\n  ".join(["nothing was started, since", *faults]))
     failed = []
-    for site, started in zip(missing, _of_each(missing, lambda site: site.engine.start()), strict=True):
+    try:
+        begun = _of_each(missing, lambda site: site.engine.start())
+    except KeyboardInterrupt:
+        print(f"what has started by now runs: `geomx status {file}`, `geomx down {file}`", flush=True)
+        raise
+    for site, started in zip(missing, begun, strict=True):
         if isinstance(started, SiteError):
             failed.append(f"{site.words}: {started}")
         else:
@@ -95,20 +117,37 @@ def up(run: Run, file: Path, *, only_print: bool = False) -> None:
         raise SiteError("\n  ".join([f"these sites did not start; mend it, {again}", *failed]))
 
 
-def _missing(sites: Sequence[Site]) -> Iterator[Site]:
-    """Those to start: where nothing runs, unless they have ended well and others of the run go on. Says of the rest."""
+def _missing(sites: Sequence[Site], file: Path) -> Iterator[Site]:
+    """Those to start: on one of whose machines nothing runs, unless it has ended well. Says of the rest.
+
+    Raises `SiteError` where the whole run is over: what it has left would be lost.
+    """
     states = _of_each(sites, lambda site: site.engine.state())
     told = [{} if isinstance(found, SiteError) else found for found in states]
-    goes_on = any(each.state not in OVER for found in told for each in found.values())
+    every = [each.state for found in told for each in found.values()]
+    if any(each != "absent" for each in every) and all(each in OVER for each in every):
+        raise SiteError(
+            f"it has run: `geomx down {file} --records FOLDER` first, which keeps what it came to"
+        )
     for site, found in zip(sites, told, strict=True):
-        if any(each.state not in OVER for each in found.values()):
-            down = ", ".join(name for name, each in found.items() if each.state in ("failed", "stopped"))
-            without = f", without {down}" if down else ""
-            print(f"{site.words}: runs already{without}", flush=True)
-        elif goes_on and found and all(each.state == "ended" for each in found.values()):
+        machines = [
+            [found[node.name] for node in nodes if node.name in found] for nodes in _by_machine(site.job)
+        ]
+        lost = [all(each.state in LOST for each in here) for here in machines]
+        if any(lost):
+            yield site
+        elif all(each.state in OVER for each in found.values()):
             print(f"{site.words}: has ended, and the run goes on", flush=True)
         else:
-            yield site
+            down = ", ".join(name for name, each in found.items() if each.state in LOST)
+            print(f"{site.words}: runs already{f', without {down}' if down else ''}", flush=True)
+
+
+def _by_machine(job: Job) -> list[list[JobNode]]:
+    found = defaultdict[int, list[JobNode]](list)
+    for node in job.nodes:
+        found[node.machine].append(node)
+    return list(found.values())
 
 
 def _counted(job: Job) -> str:
@@ -185,12 +224,14 @@ def status(run: Run, file: Path) -> bool:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("node", "site", "machine", "state", "since", "restarts"):
         table.add_column(heading, justify="right" if heading == "restarts" else "left", no_wrap=True)
+    states: dict[str, NodeState] = {}
     is_well, now, words = True, time.time(), defaultdict[str, list[str]](list)
     for site, found in zip(sites, _of_each(sites, lambda site: site.engine.state()), strict=True):
         if isinstance(found, SiteError):
             is_well = False
             words[str(found)].append(site.words)
             continue
+        states |= found
         for name, each in found.items():
             is_well = is_well and each.state != "failed"
             since = "" if each.since is None else clock(max(0.0, now - each.since))
@@ -203,8 +244,15 @@ def status(run: Run, file: Path) -> bool:
         console.print(table)
     for how, names in words.items():
         console.print(f"{', '.join(names)}: {how}", markup=False, soft_wrap=True)
+    is_here = [each for each in states.values() if each.state != "absent"]
+    if states and not is_here:
+        print(NOT_UP.format(file), flush=True)
+    elif not is_well:
+        print(
+            f"`geomx attach {file}` tells why, `geomx logs {file} NODE` what a node has printed", flush=True
+        )
     _tell_what_expires(run, file)
-    return is_well
+    return is_well and bool(is_here)
 
 
 def _tell_what_expires(run: Run, file: Path) -> None:
@@ -217,27 +265,32 @@ def logs(run: Run, file: Path, node: str, lines: int, follow: bool) -> None:
     """Print the last lines that a node has written, and what comes with `follow`, until it has ended."""
     sites = sites_of(run, file)
     site = sites[find([site.job for site in sites], node)]
-    chunk = site.engine.read(node, "logs", -(1 << 20))
+    chunk, at = b"", 0
+    is_more = True
+    while is_more:
+        read = _more(site, "logs", {node: at}).get(node, b"")
+        chunk, at, is_more = (chunk + read)[-CHUNK:], at + len(read), len(read) >= CHUNK - 1
+    if at == 0 and not follow and site.engine.state()[node].state == "absent":
+        raise SiteError(NOT_UP.format(file))
     kept = chunk.splitlines(keepends=True)[-lines:] if lines else []
     _write(b"".join(kept))
-    at = len(chunk) if len(chunk) < 1 << 20 else _size_of(site, node)
-    while follow:
-        if chunk := site.engine.read(node, "logs", at):
-            at += len(chunk)
-            _write(chunk)
-        elif site.engine.state()[node].state in OVER:
-            _write(site.engine.read(node, "logs", at))  # what it wrote between the two questions
-            return
-        else:
+    is_over = False
+    while follow and not is_over:
+        is_over = site.engine.state()[node].state in OVER  # asked before: it may write until then
+        while more := _more(site, "logs", {node: at}).get(node):
+            at += len(more)
+            _write(more)
+        if not is_over:
             time.sleep(FOLLOW_S)
 
 
-def _size_of(site: Site, node: str) -> int:
-    """How long a node's log is by now."""
-    at = 0
-    while chunk := site.engine.read(node, "logs", at):
-        at += len(chunk)
-    return at
+def _more(site: Site, file: FileOf, offsets: Mapping[str, int]) -> dict[str, bytes]:
+    """What each file has behind its offset; of one that has begun anew, as on another machine, all."""
+    known = {node: max(0, at - 1) for node, at in offsets.items()}
+    found = site.engine.read(file, known)
+    anew = [node for node, content in found.items() if offsets[node] and not content]
+    more = {node: content[offsets[node] - known[node] :] for node, content in found.items()}
+    return more | (dict(site.engine.read(file, dict.fromkeys(anew, 0))) if anew else {})
 
 
 def _write(data: bytes) -> None:
@@ -248,33 +301,37 @@ def _write(data: bytes) -> None:
 def attach(run: Run, file: Path, plain: bool) -> bool:
     """Show how far the run is, as `geomx run` does, until all its nodes have ended; gives whether they ended well.
 
-    Ends with the table of the whole run, and raises `ResultWrong` as `geomx run` does.
+    Ends with the table of the whole run, and raises `ResultWrong` as `geomx run` does; `SiteError` where nothing runs.
     """
     sites = sites_of(run, file)
     with tempfile.TemporaryDirectory(prefix="geomx-attach-") as folder:
         mirror = Mirror(sites, Path(folder))
-        states: Mapping[str, NodeState] = {}
-        with view_of(run, Console(), plain) as view:
-            asked = 0.0
-            for fault in mirror.new():
-                view.say(fault)
-            while True:
-                view.show(mirror.records(), time.monotonic())
-                if time.monotonic() - asked > STATE_S:
-                    states = _told_of_changes(sites, states, view.say)
-                    asked = time.monotonic()
-                if states and all(each.state in OVER for each in states.values()):
-                    for _ in mirror.new():
-                        pass
+        states = _told_of_changes(sites, {}, lambda text: print(text, flush=True))
+        if all(each.state == "absent" for each in states.values()):
+            raise SiteError(NOT_UP.format(file))
+        try:
+            with view_of(run, Console(), plain) as view:
+                asked = time.monotonic()
+                while True:
+                    is_over = all(each.state in OVER for each in states.values())
+                    for fault in mirror.new():
+                        view.say(fault)
                     view.show(mirror.records(), time.monotonic())
-                    break
-                time.sleep(LOOK_S)
-                for fault in mirror.new():
-                    view.say(fault)
+                    if is_over:
+                        break
+                    time.sleep(LOOK_S)
+                    if time.monotonic() - asked > STATE_S:
+                        states = _told_of_changes(sites, states, view.say)
+                        asked = time.monotonic()
+        except KeyboardInterrupt:
+            print(f"detached: the run goes on; `geomx down {file}` ends it", flush=True)
+            raise
         if any(Path(folder).iterdir()):
             gather(run, Path(folder))  # as `geomx run` ends
         else:
             print("no records can be had of this run any more, so nothing says what it came to", flush=True)
+        if failed := [name for name, each in states.items() if each.state == "failed"]:
+            print(f"what a node has printed: `geomx logs {file} NODE`, such as {failed[-1]}", flush=True)
         return all(each.state == "ended" for each in states.values())
 
 
@@ -319,13 +376,16 @@ class Mirror:
                 yield f"{site.words}: {fault}"
 
     def _fetch(self, site: Site) -> None:
-        for node in site.job.nodes:
-            at = self._at.get(node.name, 0)
-            while chunk := site.engine.read(node.name, "records", at):
-                with self._files.path_of(node.name).open("ab") as file:
-                    file.write(chunk)
-                at += len(chunk)
-                self._at[node.name] = at
+        """What is there by now, and not what comes while it is asked for."""
+        wanted = {node.name: self._at.get(node.name, 0) for node in site.job.nodes}
+        while wanted:
+            found = _more(site, "records", wanted)
+            for node, content in found.items():
+                with self._files.path_of(node).open("ab") as file:
+                    file.write(content)
+                wanted[node] = wanted[node] + len(content)
+                self._at[node] = wanted[node]
+            wanted = {node: wanted[node] for node, content in found.items() if len(content) >= CHUNK - 1}
 
     def records(self) -> list[Record]:
         """Those that have come since, on this machine's clock."""
@@ -342,6 +402,7 @@ def down(run: Run, file: Path, records: Path | None, purge: bool) -> None:
         records.mkdir(parents=True, exist_ok=True)
         for fault in Mirror(sites, records).new():
             print(f"geomx: {fault}", file=sys.stderr, flush=True)
+        print(f"records are in {records}: `geomx report {file} {records}`", flush=True)
     failed = []
     for site, left in zip(sites, _of_each(sites, lambda site: site.engine.stop(purge)), strict=True):
         if isinstance(left, SiteError):

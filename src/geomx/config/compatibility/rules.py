@@ -11,7 +11,7 @@ from geomx.config.link_changes import KEYS
 from geomx.config.reading.checking import Rule, Values, change_something
 from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
 from geomx.config.tables import BelowTable, RunTable
-from geomx.config.tables.sites import GLOBAL
+from geomx.config.tables.sites import GLOBAL, SiteTable
 from geomx.config.value_types import MOST_WORKERS
 from geomx.errors import nearest
 
@@ -255,6 +255,16 @@ def _cuts_heal(values: Values) -> Iterator[Problem]:
     yield from reversed(problems)
 
 
+def _durable(values: Values) -> Iterator[Problem]:
+    """Others must be awaited, or go on, while a global server is started again."""
+    store, on_loss = values["store"], values["run"].get("on_loss")
+    if store.get("url") and on_loss == "stop":
+        allowed = "only with run.on_loss = `wait` or `continue`"
+        yield Problem(
+            ("store", "url"), shown(store["url"]), allowed, "else nobody waits for who is started again"
+        )
+
+
 def _sites(values: Values) -> Iterator[Problem]:
     """Each node has one place, where there are sites."""
     placed: dict[str, str] = {}  # what runs where: each party, region, `global`
@@ -297,14 +307,22 @@ def _hosts_of_site(values: Values, site: dict[str, Any], path: KeyPath) -> Itera
     if kind == "ssh" and hosts and each and workers and each * len(hosts) < workers:
         allowed = f"{-(-workers // len(hosts))} or more: {workers} workers on {len(hosts)} machines"
         yield Problem((*path, "workers_each"), shown(each), allowed)
-    for key in ("hosts", "workers_each"):
-        if kind == "local" and site.get(key):
-            yield Problem(
-                (*path, key), shown(site[key]), "only with other engines", "`local` is this machine"
-            )
+    for key, why in WITHOUT_EFFECT.get(str(kind), {}).items():
+        if site.get(key) and site[key] != SiteTable.model_fields[key].default:
+            yield Problem((*path, key), shown(site[key]), "only with other engines", why)
+    if kind in ("slurm", "ray") and hosts and len(hosts) > 1:
+        yield Problem((*path, "hosts"), shown(hosts), "one at most", "it is where the engine is asked")
     if site.get("restart") and values["run"].get("on_loss") == "stop":
         allowed = "only with run.on_loss = `wait` or `continue`"
         yield Problem((*path, "restart"), "a table", allowed, "else the run ends with each of its nodes")
+
+
+PLACED = "the cluster places the nodes"
+WITHOUT_EFFECT = {
+    "local": {"hosts": "`local` is this machine", "workers_each": "`local` is this machine"},
+    "ray": {"workers_each": PLACED, "folder": PLACED},
+    "kubernetes": {"hosts": "`kubectl` asks the cluster", "workers_each": PLACED, "folder": PLACED},
+}
 
 
 RULES: tuple[Rule, ...] = (
@@ -317,6 +335,7 @@ RULES: tuple[Rule, ...] = (
     _sizes_where_they_count,
     _patience,
     _losses_where_they_count,
+    _durable,
     _whole_tls,
     _proof_beyond_loopback,
     _arguments_for_a_script,

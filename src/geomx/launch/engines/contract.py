@@ -13,6 +13,7 @@ NodeIs = Literal["absent", "starting", "running", "waiting", "ended", "failed", 
 FileOf = Literal["logs", "records"]
 NEVER = RestartTable(most=0)
 PYTHON = "PYTHON"  # among a node's words: the site's Python
+CHUNK = 1 << 20
 HOST = "{HOST}"  # within them: the first of the machines that an engine has chosen
 
 
@@ -77,10 +78,6 @@ class Job:
         """The nodes of one machine."""
         return tuple(node for node in self.nodes if node.machine == machine)
 
-    def machine_of(self, node: str) -> int:
-        """On which machine a node of this job runs."""
-        return next(each.machine for each in self.nodes if each.name == node)
-
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
@@ -126,15 +123,15 @@ class Engine(Protocol):
         """What is in the way of a start, a line each, with what to do; nothing is changed. Empty: all is well."""
 
     def start(self) -> str:
-        """Start the job, or raise `SiteError` where it runs already; says by what it was started, in words."""
+        """Start what of the job does not run, or raise `SiteError` where all does; says by what it was started."""
 
     def state(self) -> Mapping[str, NodeState]:
         """What became of each node of the job."""
 
-    def read(self, node: str, file: FileOf, offset: int) -> bytes:
-        """Some bytes of a node's log or records from an offset on; none: there are no more by now.
+    def read(self, file: FileOf, offsets: Mapping[str, int]) -> Mapping[str, bytes]:
+        """Up to `CHUNK` bytes of the log or the records of each of these nodes, from an offset on.
 
-        A negative offset counts from the end.
+        A negative offset counts from the end. A node is left out where there is nothing of it.
         """
 
     def send(self, files: Mapping[str, bytes]) -> None:

@@ -40,7 +40,7 @@ def jobs_of(run: Run, file: Path, credentials: Credentials | None = None) -> lis
     shown, files = credentials or Credentials(), {}
     if credentials is not None:
         root, script = _script(run, file)
-        files = {**shown.files, **_files(run, root), **_description(run)}
+        files = {**shown.files, **_files(run, root, keys_of(file)), **_description(run)}
     jobs = []
     for site in run.sites:
         nodes = tuple(_nodes(run, site, script, shown.settings))
@@ -108,25 +108,32 @@ def _script(run: Run, file: Path) -> tuple[Path, str]:
     return root, script.relative_to(root).as_posix()
 
 
-def _files(run: Run, root: Path) -> dict[str, bytes]:
-    """Python's files below the script's folder, and those that `run.files` names."""
+def keys_of(file: Path) -> Path:
+    """The folder with the keys of a run, beside its description."""
+    return file.absolute().with_suffix(".keys")
+
+
+def _files(run: Run, root: Path, keys: Path) -> dict[str, bytes]:
+    """Python's files below the script's folder, and those that `run.files` names; never a key."""
+
+    def fault(found: str, allowed: str, hint: str) -> ConfigError:
+        return ConfigError(f"run {run.run.name}", [Fault("run.files", found, allowed, hint)])
+
     found = set(_code_below(root))
     for pattern in run.run.files:
-        matches = [path for path in root.glob(pattern) if path.is_file()]
+        try:
+            matches = {path for path in root.glob(pattern) if path.is_file() and ".." not in path.parts}
+        except (ValueError, NotImplementedError, IndexError):  # `""`, `"/etc"`, `"**x"`
+            matches = set()
+        matches -= {path for path in matches if keys in path.parents or path == run.run.secret_file}
         if not matches:
-            fault = Fault("run.files", pattern, f"a pattern of files below {root}", "it matches none")
-            raise ConfigError(f"run {run.run.name}", [fault])
-        found.update(matches)
+            raise fault(pattern, f"a pattern of files below {root}", "it matches none that may travel")
+        found |= matches
     size = sum(path.stat().st_size for path in found)
     if size > MOST_BYTES:
         largest = max(found, key=lambda path: path.stat().st_size)
-        fault = Fault(
-            "run.files",
-            f"{size >> 20} MiB in {len(found)} files",
-            f"{MOST_BYTES >> 20} MiB at most",
-            f"the largest is {largest}: bring data to the sites by other means",
-        )
-        raise ConfigError(f"run {run.run.name}", [fault])
+        hint = f"the largest is {largest}: bring data to the sites by other means"
+        raise fault(f"{size >> 20} MiB in {len(found)} files", f"{MOST_BYTES >> 20} MiB at most", hint)
     return {f"work/{path.relative_to(root).as_posix()}": path.read_bytes() for path in sorted(found)}
 
 
@@ -161,7 +168,7 @@ def _nodes(
             name,
             (*geomx, "serve", DESCRIPTION, *role, *_places(run, name), *settings.get(name, ())),
             serves=True,
-            vital=run.tree.is_shard(name),
+            vital=run.tree.is_shard(name) and not run.store.url,
             environment=environment,
             listens=(run.listen_address_of(name),),
             dials=_dialled(run, name),
@@ -220,8 +227,11 @@ def _each(run: Run, site: SiteTable) -> int:
 
 
 def _dialled(run: Run, node: str) -> tuple[str, ...]:
-    """The addresses that a node dials."""
-    return () if run.tree.is_shard(node) else tuple(map(run.address_of, run.tree.parents(node)))
+    """The addresses that a node dials, of those that are there before the run is."""
+    if run.tree.is_shard(node):
+        return ()
+    parents = (each for each in run.tree.parents(node) if _kind(_site_of(run, each)) != "kubernetes")
+    return tuple(map(run.address_of, parents))
 
 
 def find(jobs: Sequence[Job], node: str) -> int:

@@ -35,12 +35,9 @@ def keep(place: str, machine: str = "0", host: str = "") -> None:
     """Start the folder's nodes of a machine and see to them until the last has ended. `host`: of the first machine."""
     folder = Path(place).absolute()
     lock = (folder / f"lock{machine}").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SystemExit(f"another keeper has {folder}") from None
+    _take(lock, folder)
     lock.truncate(0)
-    lock.write(str(os.getpid()))
+    lock.write(f"{os.getpid()} {socket.gethostname()}")
     lock.flush()
     job = json.loads((folder / "job.json").read_text())
     stops: list[float] = []
@@ -60,6 +57,16 @@ def keep(place: str, machine: str = "0", host: str = "") -> None:
                 node.signal(signal.SIGTERM)
         if stops:
             _stop(kept, time.monotonic() - stops[0], float(job["stop_s"]))
+
+
+def _take(lock: Any, folder: Path) -> None:
+    """Who only asks whether it is taken has it for a moment."""
+    for _ in range(20):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(POLL_S)
+    raise SystemExit(f"another keeper has {folder}")
 
 
 def _stop(kept: list[Kept], since_s: float, stop_s: float) -> None:
@@ -83,6 +90,7 @@ class Kept:
         self._process: subprocess.Popen[bytes] | None = None
         self._again_at: float | None = None
         self._sent = 0
+        self._untold = ""  # of its state, for lack of room
         self.is_over = False
         self._begin()
 
@@ -97,17 +105,22 @@ class Kept:
         if not any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
             environment["OMP_NUM_THREADS"] = str(self._threads)
         keeper = os.getpid()
-        with self._log().open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._said(word) for word in self._node["argv"]],
-                cwd=str(self._folder / "work"),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=lambda: _die_with(keeper),  # noqa: PLW1509 (the keeper has one thread)
-            )
+        try:
+            with self._log().open("ab") as log:
+                self._process = subprocess.Popen(
+                    [self._said(word) for word in self._node["argv"]],
+                    cwd=str(self._folder / "work"),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=lambda: die_with(keeper),  # noqa: PLW1509 (the keeper has one thread)
+                )
+        except OSError as error:  # no room on the disk, or for a process: there may be some later
+            self._again_at = time.monotonic() + BACKOFF_S[-1]
+            self._tell("waiting", f"could not be started: {error.strerror or error}")
+            return
         self._tell("running")
 
     def _said(self, word: str) -> str:
@@ -117,6 +130,8 @@ class Kept:
     def look(self, stopping: bool) -> None:
         """Note that it has ended, and start it again where it is to be."""
         now = time.monotonic()
+        if self._untold:
+            self._write()
         if self._process is not None:
             if self._process.poll() is None:
                 return
@@ -146,7 +161,7 @@ class Kept:
             return
         self._again_at = now + BACKOFF_S[min(len(recent), len(BACKOFF_S) - 1)]
         self._restarts.append(now)
-        with self._log().open("a") as log:
+        with suppress(OSError), self._log().open("a") as log:
             log.write(f"keeper: {self.name} {how}; it is started again\n")
         self._tell("waiting", how)
 
@@ -168,10 +183,16 @@ class Kept:
             "pid": self._process.pid if self._process else None,
             "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         }
+        self._untold = json.dumps(told)
+        self._write()
+
+    def _write(self) -> None:
         path = self._folder / "state" / self._node["file"]
         new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(told))
-        new.replace(path)
+        with suppress(OSError):
+            new.write_text(self._untold)
+            new.replace(path)
+            self._untold = ""
 
 
 def _how(status: int) -> str:
@@ -188,7 +209,7 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _die_with(keeper: int) -> None:
+def die_with(keeper: int) -> None:
     """In the child: have the kernel kill it when its keeper ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

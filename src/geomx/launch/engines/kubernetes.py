@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from geomx.config.tables.sites import SiteTable
 from geomx.launch.engines.contract import (
+    CHUNK,
     Dialled,
     FileOf,
     Job,
@@ -18,7 +20,8 @@ from geomx.launch.engines.contract import (
     SiteError,
     file_name,
 )
-from geomx.launch.engines.manifests import HOME, WORKERS, Manifests, label
+from geomx.launch.engines.machines import last_line
+from geomx.launch.engines.manifests import HOME, WORKERS, Manifests, encoded, label
 
 # By the server, which keeps no copy of what was applied beside it: that would hold the keys, and at most 256 KiB.
 APPLY = ("apply", "--server-side", "-f", "-")
@@ -35,7 +38,7 @@ class Kubernetes:
         self,
         job: Job,
         *,
-        image: str = "",
+        image: str,
         context: str = "",
         namespace: str = "",
         cpus: str = "",
@@ -59,14 +62,10 @@ class Kubernetes:
     @staticmethod
     def dialled(site: SiteTable, run: str, server: str, machines: int) -> Dialled:
         """See `Engine`: by the name of its Service."""
-        return Dialled(label(f"{run}-{server}"), "0.0.0.0")
+        return Dialled(label(f"{run}/{server}"), "0.0.0.0")
 
     def prepare(self) -> Sequence[str]:
         """See `Engine`. The cluster's own admission judges the objects, quota included."""
-        if not self._manifests.image:
-            return [
-                'no image: `engine = "kubernetes image=REGISTRY/geomx:0.1"`; the repository\'s Dockerfile makes one'
-            ]
         try:
             self._call(*APPLY, "--dry-run=server", given=self._manifests.written())
         except SiteError as error:
@@ -75,47 +74,48 @@ class Kubernetes:
 
     def start(self) -> str:
         """See `Engine`."""
-        states = {each.state for each in self.state().values()}
-        if not states <= {"absent", "ended", "failed"}:
+        if any(each.state != "absent" for each in self.state().values()):  # and a Job cannot be changed
             raise SiteError(f"{self._where}: its objects are there already: `geomx down` first")
-        if states != {"absent"}:  # of a run that is over; a Job cannot be changed
-            self.stop(purge=True)
         self._call(*APPLY, given=self._manifests.written())
         return f"{self._where}: Kubernetes"
 
     def state(self) -> Mapping[str, NodeState]:
         """See `Engine`."""
-        pods = json.loads(self._call("get", "pods", "-o", "json", "-l", self._selector))["items"]
-        newest: dict[str, Any] = {}
-        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
-            newest[self._node_of(pod)] = pod
+        pods = self._pods()
         return {
-            node.name: state_of(newest[node.name]) if node.name in newest else NodeState("absent")
+            node.name: state_of(pods[node.name]) if node.name in pods else NodeState("absent")
             for node in self._job.nodes
         }
 
-    def read(self, node: str, file: FileOf, offset: int) -> bytes:
+    def read(self, file: FileOf, offsets: Mapping[str, int]) -> Mapping[str, bytes]:
         """See `Engine`. Records can be read while their pod runs."""
-        if (pod := self._pod_of(node)) is None:
-            return b""
+        pods, found = self._pods(), {}
+        for node, offset in offsets.items():
+            if node not in pods:
+                continue
+            pod = str(pods[node]["metadata"]["name"])
+            with suppress(SiteError):  # it has ended, or not begun
+                found[node] = self._read_of(pod, node, file, offset)
+        return found
+
+    def _read_of(self, pod: str, node: str, file: FileOf, offset: int) -> bytes:
         if file == "logs":
-            written = self._call("logs", pod)
-            return written[offset:]
-        path = f"{HOME}/records/{file_name(node)}.jsonl"
+            return self._call("logs", pod)[offset:][:CHUNK]
         start = f"+{offset + 1}" if offset >= 0 else str(-offset)
-        try:
-            return self._call("exec", pod, "--", "tail", "-c", start, path)
-        except SiteError:  # it has ended, or not begun
-            return b""
+        path = f"{HOME}/records/{file_name(node)}.jsonl"
+        return self._call("exec", pod, "--", "tail", "-c", start, path)[:CHUNK]
 
     def send(self, files: Mapping[str, bytes]) -> None:
-        """See `Engine`. A pod's copy of a Secret follows within a minute; containers have copies of their own."""
-        for node in self._job.nodes:
-            if (pod := self._pod_of(node.name)) is None:
+        """See `Engine`. In the Secret for containers that begin later, and in the folders of those that run."""
+        patch = json.dumps({"data": encoded(files)})
+        self._call("patch", "secret", self._manifests.name, "--type=merge", "-p", patch)
+        for pod in self._pods().values():
+            if pod["status"].get("phase") != "Running":
                 continue
             for name, content in files.items():
                 put = f"umask 077; cat > {HOME}/{name}.new && mv {HOME}/{name}.new {HOME}/{name}"
-                self._call("exec", "-i", pod, "--", "sh", "-c", put, given=content)
+                words = ("exec", "-i", str(pod["metadata"]["name"]), "--", "sh", "-c", put)
+                self._call(*words, given=content)
 
     def stop(self, purge: bool) -> Sequence[str]:
         """See `Engine`. What scripts have written was in the pods, and goes with them."""
@@ -148,12 +148,11 @@ class Kubernetes:
             return f"{self._job.site.party}/{index}"
         return next(node.name for node in self._job.nodes if label(node.name) == labels["geomx/node"])
 
-    def _pod_of(self, node: str) -> str | None:
+    def _pods(self) -> dict[str, Any]:
+        """The newest pod of each node that has one."""
         pods = json.loads(self._call("get", "pods", "-o", "json", "-l", self._selector))["items"]
-        mine = [pod for pod in pods if self._node_of(pod) == node]
-        if not mine:
-            return None
-        return str(max(mine, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["metadata"]["name"])
+        pods.sort(key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        return {self._node_of(pod): pod for pod in pods}
 
     def _call(self, *words: str, given: bytes = b"") -> bytes:
         try:
@@ -163,8 +162,8 @@ class Kubernetes:
                 "this machine has no `kubectl`: install it, or apply what `--print` shows elsewhere"
             ) from None
         if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without a word"]
-            raise SiteError(f"{self._where} {words[0]}: {said[-1]}")
+            said = last_line(done.stderr.decode("utf-8", "replace")) or "it ended without a word"
+            raise SiteError(f"{self._where} {words[0]}: {said}")
         return done.stdout
 
 

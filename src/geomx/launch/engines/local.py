@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 from geomx.launch.engines.contract import Job
@@ -22,11 +21,10 @@ class Here(Shell):
     name = "this machine"
     python = sys.executable
 
-    def run(self, command: str, data: bytes) -> tuple[int, bytes, str]:
+    def words(self, command: str) -> list[str]:
         """See `Shell`."""
-        done = subprocess.run(["sh", "-c", command], input=data, capture_output=True, check=False)
-        return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
+        return ["sh", "-c", command]
 
     def by_hand(self, command: str) -> str:
         """See `Shell`."""
-        return f"nohup setsid {command} &"
+        return command

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import shlex
+import subprocess
 import tarfile
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +22,8 @@ from geomx.launch.engines.contract import Dialled, FileOf, Job, JobNode, NodeSta
 
 LEAST_FREE_MB = 500
 CLOCK_S = 60.0  # by which clocks may differ: certificates begin and end at a moment
+ANSWER_S = 120.0
+CHANGES = ("start", "submit", "stop")  # which may take as long as a site's `setup`, or its nodes' end
 LEAST_PYTHON = (3, 11)
 SETUP_FAILED = 99
 NOT_FOUND = (126, 127)  # the shell's, for a command that it cannot run
@@ -39,13 +43,33 @@ class Shell(ABC):
     name: str
     python = "python3"
 
-    @abstractmethod
-    def run(self, command: str, data: bytes) -> tuple[int, bytes, str]:
+    def run(self, command: str, data: bytes = b"", within_s: float = ANSWER_S) -> tuple[int, bytes, str]:
         """Run a shell's command with this stdin; gives status, stdout, stderr. `SiteError`: the machine is away."""
+        try:
+            done = subprocess.run(
+                self.words(command), input=data, capture_output=True, check=False, timeout=within_s
+            )
+        except subprocess.TimeoutExpired:
+            hint = "is it overloaded, or does a disk of its not answer?"
+            raise SiteError(f"{self.name}: no answer within {within_s:g} s: {hint}") from None
+        except FileNotFoundError:
+            raise SiteError(f"this machine has no `{self.words(command)[0]}`: install it") from None
+        return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
+
+    @abstractmethod
+    def words(self, command: str) -> list[str]:
+        """What is called here."""
 
     @abstractmethod
     def by_hand(self, command: str) -> str:
         """How a user runs it."""
+
+    def must(self, command: str, data: bytes = b"") -> str:
+        """What a command prints. Raises `SiteError` with its last words where it fails."""
+        status, out, err = self.run(command, data)
+        if status:
+            raise SiteError(f"{self.name}: {last_line(err) or f'it ended with status {status}'}")
+        return out.decode("utf-8", "replace")
 
 
 class Place:
@@ -57,6 +81,11 @@ class Place:
         self._job = job
         # Machines may share a disk, and sites a machine.
         self.folder = str(PurePosixPath(job.site.folder, job.run, f"{job.name}.{number}"))
+
+    def path(self, name: str) -> str:
+        """Of a file in it, for a shell."""
+        path = f"{self.folder}/{name}"
+        return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
     def ask(self, verb: str, *words: str, data: bytes = b"") -> Any:
         """What `on_machine.py` answers to a verb, with this stdin. Raises `SiteError`."""
@@ -72,10 +101,13 @@ class Place:
         python = shlex.join([self._python, "-c", BOOT, verb, *place, *words])
         setup = "".join(f"{line} || exit {SETUP_FAILED}\n" for line in site.setup)
         code = Path(on_machine.__file__).read_bytes()
-        status, out, err = self.shell.run(f"{setup}exec {python}", b"%d\n%s%s" % (len(code), code, data))
+        within_s = on_machine.START_S + self._job.stop_s if verb in CHANGES else ANSWER_S
+        status, out, err = self.shell.run(
+            f"{setup}exec {python}", b"%d\n%s%s" % (len(code), code, data), within_s
+        )
         if status == 0:
             return out.partition(MARK.encode())[2]
-        last = (err.strip().splitlines() or [f"it ended with status {status}"])[-1]
+        last = last_line(err) or f"it ended with status {status}"
         if status == SETUP_FAILED:
             raise SiteError(f"{name}: its `setup` failed: {last}")
         if status in NOT_FOUND:
@@ -118,27 +150,30 @@ class Place:
             "within_s": restart.within_s,
             "stop_s": self._job.stop_s,
         }
-        own = {
-            "job.json": json.dumps(described, indent=1).encode(),
-            "keeper.py": Path(keeper.__file__).read_bytes(),
-        }
-        return {**self._job.files, **own, **more}
+        own = {"keeper.py": Path(keeper.__file__).read_bytes()}
+        last = {"job.json": json.dumps(described, indent=1).encode()}  # says that all have come
+        return {**self._job.files, **own, **more, **last}
 
     def keep(self, *words: str) -> str:
         """A shell's script that is the keeper of this folder; `words`: behind the folder."""
         site = self._job.site
-        keep = f"exec {self._python} keeper.py . {' '.join(words)}".rstrip()
-        return "\n".join(["#!/bin/sh", 'cd "$(dirname "$0")" || exit', *site.setup, keep, ""])
+        place = ['cd "$(dirname "$0")" || exit', "here=$PWD"]
+        keep = f'exec {shlex.quote(self._python)} "$here/keeper.py" "$here" {" ".join(words)}'.rstrip()
+        return "\n".join(["#!/bin/sh", *place, *site.setup, keep, ""])
 
     def state(self, hosts: bool = False) -> dict[str, NodeState]:
         """What became of the nodes, as their keepers have written it. `hosts`: with each machine's own name."""
         told = self.ask("state")
         return {node.name: state_of(told.get(node.name, {}), self.shell.name, hosts) for node in self.nodes}
 
-    def read(self, node: str, file: FileOf, offset: int) -> bytes:
-        """See `Engine`."""
-        name = file_name(node) + (".jsonl" if file == "records" else "")
-        return self._tell("read", f"{file}/{name}", str(offset))
+    def read(self, file: FileOf, offsets: Mapping[str, int]) -> dict[str, bytes]:
+        """See `Engine`; nodes that do not run here are left out."""
+        ending = ".jsonl" if file == "records" else ""
+        nodes = {file_name(node.name) + ending: node.name for node in self.nodes if node.name in offsets}
+        if not nodes:
+            return {}
+        found = self.ask("read", file, json.dumps({name: offsets[node] for name, node in nodes.items()}))
+        return {nodes[name]: base64.b64decode(content) for name, content in found.items()}
 
     def stop(self, purge: bool) -> list[str]:
         """End the keeper that works on this machine, and remove the files. See `Engine.stop`."""
@@ -179,16 +214,21 @@ class OnMachines:
         by = self._on_each(
             lambda place: place.place("start", machines=_alone(place), more=_keeper(place))["by"]
         )
-        return "; ".join(f"{place.shell.name}: {each}" for place, each in zip(self._places, by, strict=True))
+        started = [
+            f"{place.shell.name}: {each}" for place, each in zip(self._places, by, strict=True) if each
+        ]
+        if not started:
+            raise SiteError("its nodes run already: `geomx status`, or `geomx down` first")
+        return "; ".join(started)
 
     def state(self) -> Mapping[str, NodeState]:
         """See `Engine`."""
         return {name: state for states in self._on_each(Place.state) for name, state in states.items()}
 
-    def read(self, node: str, file: FileOf, offset: int) -> bytes:
+    def read(self, file: FileOf, offsets: Mapping[str, int]) -> Mapping[str, bytes]:
         """See `Engine`."""
-        place = next(place for place in self._places if any(each.name == node for each in place.nodes))
-        return place.read(node, file, offset)
+        found = self._on_each(lambda place: place.read(file, offsets))
+        return {node: content for each in found for node, content in each.items()}
 
     def send(self, files: Mapping[str, bytes]) -> None:
         """See `Engine`."""
@@ -214,13 +254,21 @@ class OnMachines:
     def printed(self) -> str:
         """See `Engine`."""
         return "\n".join(
-            place.printed(list(place.files(_alone(place), _keeper(place))), f"sh {place.folder}/keep.sh")
+            place.printed(
+                list(place.files(_alone(place), _keeper(place))),
+                f"nohup setsid sh {place.path('keep.sh')} > /dev/null 2>&1 &",
+            )
             for place in self._places
         )
 
     def _on_each(self, do: Callable[[Place], Answer]) -> list[Answer]:
         with ThreadPoolExecutor(max(1, len(self._places))) as pool:
             return list(pool.map(do, self._places))
+
+
+def last_line(text: str) -> str:
+    """The last line that says anything; "": none does."""
+    return (text.strip().splitlines() or [""])[-1].strip()
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:
@@ -277,10 +325,18 @@ def problems_of(found: Mapping[str, Any], asked_at: tuple[float, float], python:
     ]
     if not found["keeps"]:  # else its own nodes have them
         lines += [
-            f"no server can listen at {address} ({why}): end what has it, or give another address or `listen`"
+            f"no server can listen at {address} ({why}): {_remedy_of_taken(why)}"
             for address, why in found["taken"].items()
         ]
     return lines
+
+
+def _remedy_of_taken(why: str) -> str:
+    if "assign" in why:
+        return (
+            "is it this machine's? Where others reach it by another address, give one of its own as `listen`"
+        )
+    return "end what has it, or give another address or `listen`"
 
 
 def _as_json(node: JobNode, machine: int, most: int) -> dict[str, Any]:

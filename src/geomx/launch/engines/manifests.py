@@ -38,8 +38,16 @@ mkdir -p {HOME}/work {HOME}/records || exit
 for part in code keys; do cp -rL {GIVEN}/$part/. {HOME}/ || exit; done
 rm -rf {HOME}/..?*; cd {HOME}/work || exit
 """
-# A StatefulSet starts again whoever ends; a server that has ended well is to stay so.
-SERVE = f'"$@" || exit; touch {HOME}/ended; exec sleep infinity\n'
+# A StatefulSet starts again whoever ends; a server that has ended well is to stay so. Signals come to the shell.
+SERVE = f"""\
+"$@" & node=$!
+trap 'kill -TERM $node' TERM
+until wait $node; status=$?; ! kill -0 $node 2> /dev/null; do :; done
+[ $status = 0 ] || exit $status
+touch {HOME}/ended
+trap 'exit 0' TERM
+sleep infinity & wait
+"""
 WORK = 'exec "$@"\n'
 Object = dict[str, Any]
 
@@ -66,8 +74,9 @@ class Manifests:
         }
 
     @property
-    def _name(self) -> str:
-        return label(f"{self.job.run}-{self.job.name}")
+    def name(self) -> str:
+        """Of the Secret and the ConfigMap."""
+        return label(f"{self.job.run}/{self.job.name}")
 
     def written(self) -> bytes:
         """All objects as YAML, in the order in which they are needed."""
@@ -83,11 +92,11 @@ class Manifests:
                 raise SiteError(
                     f"{what} have more than {MOST_BYTES:,} bytes: build large files into the image"
                 )
-        yield self._object("v1", "Secret", self._name, type="Opaque", data=_encoded(keys))
+        yield self._object("v1", "Secret", self.name, type="Opaque", data=encoded(keys))
         texts = {name: content for name, content in code.items() if _is_text(content)}
-        others = _encoded({name: content for name, content in code.items() if name not in texts})
+        others = encoded({name: content for name, content in code.items() if name not in texts})
         data = {_key(name): content.decode() for name, content in texts.items()}
-        yield self._object("v1", "ConfigMap", self._name, data=data, binaryData=others)
+        yield self._object("v1", "ConfigMap", self.name, data=data, binaryData=others)
         for node in self.job.nodes:
             if node.serves:
                 yield from self._server(node)
@@ -125,7 +134,7 @@ class Manifests:
     def _workers(self, workers: Sequence[JobNode]) -> Iterator[Object]:
         """All workers are one Job: what differs among them is their index."""
         first, party, count = workers[0], self.job.site.party, len(workers)
-        name = f"{self._name}-worker"
+        name = label(f"{self.job.run}/{party}/worker")
         labels = {**self.labels, "geomx/node": WORKERS}
         own = f"/{file_name(first.name)}."
         argv = [word.replace(own, f"/{party}.{INDEX}.") for word in first.argv]
@@ -207,8 +216,8 @@ class Manifests:
             if not name.startswith(KEYS)
         ]
         volumes: list[Object] = [
-            {"name": "code", "configMap": {"name": self._name, "items": code}},
-            {"name": "keys", "secret": {"secretName": self._name, "items": keys, "defaultMode": 0o440}},
+            {"name": "code", "configMap": {"name": self.name, "items": code}},
+            {"name": "keys", "secret": {"secretName": self.name, "items": keys, "defaultMode": 0o440}},
             {"name": "run", "emptyDir": {}},
             {"name": "tmp", "emptyDir": {}},
         ]
@@ -240,7 +249,7 @@ class Manifests:
 
     def _name_of(self, node: JobNode) -> str:
         """Of a server's objects: what others of this site dial, too."""
-        return label(f"{self.job.run}-{node.name}")
+        return label(f"{self.job.run}/{node.name}")
 
 
 def _resources(cpus: str, memory: str, gpus: int) -> Object:
@@ -250,9 +259,9 @@ def _resources(cpus: str, memory: str, gpus: int) -> Object:
 
 
 def label(text: str) -> str:
-    """A name as the cluster allows it. Where that would not be unique, with a digest of the name behind it."""
+    """A path of names as the cluster allows it. Where another one could give the same, with a digest behind it."""
     made = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:48].strip("-")
-    if made == text or made == text.replace("/", "-"):
+    if "-" not in text and made == text.replace("/", "-"):
         return made
     return f"{made}-{hashlib.blake2b(text.encode(), digest_size=3).hexdigest()}"
 
@@ -263,7 +272,8 @@ def _key(path: str) -> str:
     return plain if plain == path else f"{plain}.{hashlib.blake2b(path.encode(), digest_size=4).hexdigest()}"
 
 
-def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
+def encoded(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Files as the data of a Secret."""
     return {_key(name): base64.b64encode(content).decode() for name, content in files.items()}
 
 

@@ -11,34 +11,39 @@ One folder holds what runs on one machine, or on several that share a disk:
     work/        where the nodes run, with the script and the description; what a script writes stays here when all
                  else is removed
     logs/, records/, state/        one file a node
-    lock0, ...   locked by the keeper of each machine as long as it lives
+    lock0, ...   locked by the keeper of each machine as long as it lives; its process and its machine
 
 Everything here is of Python's own library, and of 3.8: other versions are to be told, not to fail.
 """
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import io
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 POLL_S = 0.1
-START_S = 15.0  # for a keeper to take its lock
+START_S = 300.0  # for a keeper to take its lock, behind the site's `setup`
+END_S = 15.0  # for it to end, behind its nodes
 DIAL_S = 5.0
 PLACED = "placed.json"  # the names of the files that `start` has placed
 CHUNK = 1 << 20
+LINGERING = Path("/var/lib/systemd/linger")  # `loginctl enable-linger` puts a file there
 
 Json = Any  # an object of any keys: `dict[str, Any]` is no name before Python 3.9
 
@@ -52,7 +57,9 @@ def main() -> None:
     os.umask(0o077)
     verb, *words = sys.argv[1:]
     try:
-        print_if(VERBS[verb](*words))
+        answer = VERBS[verb](*words)
+        if answer is not None:
+            print(json.dumps(answer))
     except Refused as error:
         print(error, file=sys.stderr)
         raise SystemExit(3) from None
@@ -60,14 +67,6 @@ def main() -> None:
         place = f"{error.filename}: " if error.filename else ""
         print(f"{place}{error.strerror or error}", file=sys.stderr)
         raise SystemExit(3) from None
-
-
-def print_if(answer: Any) -> None:
-    """Facts as JSON, bytes as they are."""
-    if isinstance(answer, bytes):
-        sys.stdout.buffer.write(answer)
-    elif answer is not None:
-        print(json.dumps(answer))
 
 
 # -- before anything starts ------------------------------------------------------------------------------------
@@ -91,7 +90,6 @@ def probe() -> Json:
         "keeps": _has_keeper(folder),
         "unreached": {address: why for address in asked["dials"] if (why := _unreached(address))},
         "taken": {address: why for address in asked["listens"] if (why := _taken(address))},
-        "cores": len(os.sched_getaffinity(0)),
     }
 
 
@@ -137,37 +135,67 @@ def _taken(address: str) -> str:
 
 
 def start(place: str) -> Json:
-    """Unpack the files (a tar on stdin) into a folder, and start its keeper, unless it has one that lives."""
+    """Unpack the files (a tar on stdin) into a folder, and start its keeper; `by` is empty where it has one."""
     with _placed(_folder(place)) as folder:
-        unit = _start_by_systemd(folder)
+        if folder is None:
+            return {"by": ""}
+        began = time.monotonic()
+        unit, session = _start_by_systemd(folder), None
         if not unit:
-            _start_session(folder)
-        give_up_at = time.monotonic() + START_S
+            session = _start_session(folder)
         while not _has_keeper(folder):
-            if time.monotonic() > give_up_at:
+            has_ended = session is not None and session.poll() is not None
+            if has_ended or time.monotonic() > began + START_S:
+                _end_start(unit, session)
                 raise Refused(f"the keeper did not start: {_tail(folder / 'logs' / 'keeper')}")
             time.sleep(POLL_S)
-        return {"folder": str(folder), "by": unit or "a session of its own"}
+        return {"by": f"systemd, as {unit}" if unit else "a session of its own"}
+
+
+def _end_start(unit: str, session: subprocess.Popen[bytes] | None) -> None:
+    if session is None:
+        subprocess.run(["systemctl", "--user", "stop", unit], check=False)
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(session.pid, signal.SIGKILL)
 
 
 def submit(place: str, *command: str) -> Json:
     """Unpack the files, and run a command there that has others start the keepers; `said`: what it printed."""
     with _placed(_folder(place)) as folder:
+        if folder is None:
+            raise Refused("its nodes run already: `geomx status`, or `geomx down` first")
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Refused(f"{command[0]}: {_last_line(done.stderr)}")
         (folder / "submitted").write_text(done.stdout.strip())
-        return {"folder": str(folder), "said": done.stdout.strip()}
+        return {"said": done.stdout.strip()}
 
 
 @contextmanager
-def _placed(folder: Path) -> Iterator[Path]:
+def _placed(folder: Path) -> Iterator[Path | None]:
+    """The folder with the files in it; None: its nodes run."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for own in (folder.parent, folder, folder / "work"):
+        _check_ours(own)
     with _alone(folder):
         if _has_keeper(folder):
-            raise Refused(f"its nodes run here already, in {folder}: `geomx status`, or `geomx down` first")
-        _unpack(folder, sys.stdin.buffer.read())
-        yield folder
+            yield None
+        else:
+            _unpack(folder, sys.stdin.buffer.read())
+            yield folder
+
+
+def _check_ours(path: Path) -> None:
+    """Nobody else may have made it, or be able to change what is in it: its files are run, and some are keys."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise Refused(
+            f"{path} is no folder that you alone may write: name another one as the site's `folder`"
+        )
 
 
 @contextmanager
@@ -193,17 +221,18 @@ def _folder(place: str) -> Path:
 
 
 def _unpack(folder: Path, tar: bytes) -> None:
-    """Files that only their owner may read; of a run before only what its scripts have written stays."""
-    _clear(folder)
-    placed = []
+    """Files that only their owner may read. What an earlier start has logged and recorded stays, as in any restart."""
+    _clear(folder, ("work", "logs", "records"))
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        for member in archive:
-            target = _target(folder, member)
+        members = [(member, _target(folder, member)) for member in archive]
+        if not members or members[-1][0].name != "job.json":
+            raise Refused("not all files have come: `geomx up` again")
+        folder.mkdir(exist_ok=True)
+        (folder / PLACED).write_text(json.dumps([member.name for member, _ in members]))
+        for member, target in members:
             target.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(_content(archive, member))
-            placed.append(member.name)
-    (folder / PLACED).write_text(json.dumps(placed))
     for name in ("work", "logs", "records", "state"):
         (folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -220,46 +249,56 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return source.read()
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: Path, stays: Sequence[str] = ("work",)) -> None:
     """Remove what was placed here, and what geomx and Python have made of it."""
     work = folder / "work"
-    placed = json.loads((folder / PLACED).read_text()) if (folder / PLACED).exists() else []
-    for name in placed:
+    for name in _json(folder / PLACED) or ():
         if name.startswith("work/") and (folder / name).exists():
             (folder / name).unlink()
-    for made in list(work.rglob("__pycache__")):
-        shutil.rmtree(made)
-    for inner in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):
-        if not any(inner.iterdir()):
+    inside = sorted((path for path in work.rglob("*") if _is_folder(path)), reverse=True)
+    for inner in inside:
+        if inner.name == "__pycache__":
+            shutil.rmtree(inner)
+        elif inner.exists() and not any(inner.iterdir()):
             inner.rmdir()
     for path in folder.iterdir() if folder.exists() else ():
-        if path.is_dir() and path != work:
-            shutil.rmtree(path)
-        elif path != work:
+        if not _is_folder(path):
             path.unlink()
+        elif path.name not in stays:
+            shutil.rmtree(path)
+
+
+def _is_folder(path: Path) -> bool:
+    """And no link to one: a script may have made it."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _json(path: Path) -> Any:
+    """What is in the file; None: there is none, or no room was left for all of it."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _start_by_systemd(folder: Path) -> str:
     """As a unit of the user's own systemd, which outlives a session; "": there is none, or it would not."""
-    if not shutil.which("systemd-run") or not os.environ.get("XDG_RUNTIME_DIR"):
-        return ""
-    shown = subprocess.run(
-        ["loginctl", "show-user", str(os.getuid()), "-p", "Linger", "--value"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if shown.stdout.strip() != "yes":
+    me = pwd.getpwuid(os.getuid())
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{me.pw_uid}"
+    lingers = (LINGERING / me.pw_name).exists() and Path(runtime, "systemd", "private").exists()
+    if not lingers or not shutil.which("systemd-run"):
         return ""
     unit = "geomx-" + "-".join(folder.parts[-2:])
     made = subprocess.run(
         ["systemd-run", "--user", "--collect", "--unit", unit, "sh", str(folder / "keep.sh")],
-        capture_output=True, text=True, check=False,
+        env={**os.environ, "XDG_RUNTIME_DIR": runtime}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return f"systemd, as {unit}" if made.returncode == 0 else ""
+    return unit if made.returncode == 0 else ""
 
 
-def _start_session(folder: Path) -> None:
+def _start_session(folder: Path) -> subprocess.Popen[bytes]:
     with (folder / "logs" / "keeper").open("ab") as log:
-        subprocess.Popen(
+        return subprocess.Popen(
             ["sh", str(folder / "keep.sh")],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -271,8 +310,8 @@ def _start_session(folder: Path) -> None:
 def _is_locked(path: Path) -> bool:
     """Whether somebody who lives holds it."""
     try:
-        with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with path.open("r+") as file:  # shared: others may ask at the same time
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:
@@ -298,31 +337,28 @@ def _last_line(text: str) -> str:
 def state(place: str) -> Json:
     """What became of each node here, by name; empty where there are no files of the run."""
     folder = _folder(place)
-    if not (folder / "job.json").exists():
-        return {}
     found = {}
-    for node in json.loads((folder / "job.json").read_text())["nodes"]:
+    for node in (_json(folder / "job.json") or {"nodes": ()})["nodes"]:
         keeps = _is_locked(folder / f"lock{node['machine']}")
-        path = folder / "state" / node["file"]
-        told = (
-            json.loads(path.read_text()) if path.exists() else {"state": "absent", "how": "", "restarts": 0}
-        )
+        told = _json(folder / "state" / node["file"]) or {
+            "state": "running" if keeps else "absent", "how": "", "restarts": 0,
+        }  # fmt: skip
         if not keeps and told["state"] in ("running", "waiting"):
             told.update(state="failed", how="was killed with its keeper, or by a restart of the machine")
         found[node["name"]] = told
     return found
 
 
-def read(place: str, file: str, offset: str) -> bytes:
-    """Up to 1 MiB of a file of the folder, from an offset; a negative one counts from its end."""
-    path = _folder(place) / file
-    if not path.exists():
-        return b""
-    with path.open("rb") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        at = int(offset)
-        opened.seek(max(0, size + at) if at < 0 else at)
-        return opened.read(CHUNK)
+def read(place: str, folder: str, offsets: str) -> Json:
+    """Up to 1 MiB of each file (`offsets`: name to offset, as JSON) in base64; a negative one counts from its end."""
+    found = {}
+    for name, at in json.loads(offsets).items():
+        path = _folder(place) / folder / name
+        with suppress(FileNotFoundError), path.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(0, size + at) if at < 0 else at)
+            found[name] = base64.b64encode(opened.read(CHUNK)).decode()
+    return found
 
 
 def send(place: str) -> None:
@@ -344,8 +380,9 @@ def stop(place: str, purge: str = "") -> Json:
     if not folder.exists():
         return {"left": ""}
     with _alone(folder):
-        if _has_keeper(folder):
-            _end_keeper(folder)
+        for lock in folder.glob("lock*"):
+            if _is_locked(lock):
+                _end_keeper(folder, lock)
         _clear(folder)
         work = folder / "work"
         if purge and work.exists():
@@ -359,12 +396,15 @@ def stop(place: str, purge: str = "") -> Json:
     return {"left": str(work) if left else ""}
 
 
-def _end_keeper(folder: Path) -> None:
-    keeper = int((folder / "lock0").read_text())
-    patience_s = float(json.loads((folder / "job.json").read_text())["stop_s"]) + START_S
-    os.kill(keeper, signal.SIGTERM)
+def _end_keeper(folder: Path, lock: Path) -> None:
+    """Only here: its number is another process elsewhere."""
+    keeper, _, host = lock.read_text().partition(" ")
+    if host != socket.gethostname() or not keeper.isdecimal():
+        raise Refused(f"its keeper, process {keeper or '?'} on {host or '?'}, is not to be ended from here")
+    patience_s = float((_json(folder / "job.json") or {"stop_s": 60.0})["stop_s"]) + END_S
+    os.kill(int(keeper), signal.SIGTERM)
     give_up_at = time.monotonic() + patience_s
-    while _has_keeper(folder):
+    while _is_locked(lock):
         if time.monotonic() > give_up_at:
             raise Refused(f"its keeper, process {keeper}, has not ended within {patience_s:g} s")
         time.sleep(POLL_S)

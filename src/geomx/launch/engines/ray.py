@@ -15,7 +15,7 @@ from typing import Any
 from geomx.config.tables.sites import SiteTable
 from geomx.launch.engines.contract import HOST, Dialled, FileOf, Job, JobNode, NodeState, SiteError, file_name
 from geomx.launch.engines.local import Here
-from geomx.launch.engines.machines import NOT_FOUND, SETUP_FAILED, Shell, state_of
+from geomx.launch.engines.machines import NOT_FOUND, SETUP_FAILED, Shell, last_line, state_of
 from geomx.launch.engines.ssh import Host
 
 
@@ -31,7 +31,7 @@ class Ray:
         self._job, self._address = job, address
         self._shell: Shell = Host(job.site.hosts[0], config) if job.site.hosts else Here()
         self._worker = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-        self._namespace = f"geomx-{job.run}-{job.name}"
+        self._namespace = f"geomx.{job.run}.{job.name}"  # no name has a dot
 
     @staticmethod
     def machines(site: SiteTable) -> int:
@@ -61,12 +61,8 @@ class Ray:
 
     def start(self) -> str:
         """See `Engine`."""
-        if found := self._call("state"):
-            if any(each["state"] in ("running", "starting", "waiting") for each in found.values()):
-                raise SiteError(
-                    f"{self._shell.name}: its nodes run on the cluster already: `geomx down` first"
-                )
-            self.stop(purge=True)
+        if self._call("state"):  # which tells of all that was started and not brought down
+            raise SiteError(f"{self._shell.name}: its nodes are on the cluster already: `geomx down` first")
         self._call("start", given=json.dumps(self._described()).encode())
         return f"{self._shell.name}: Ray, as actors of the namespace {self._namespace}"
 
@@ -75,10 +71,10 @@ class Ray:
         told = self._call("state")
         return {node.name: state_of(told.get(node.name, {}), "", hosts=True) for node in self._job.nodes}
 
-    def read(self, node: str, file: FileOf, offset: int) -> bytes:
+    def read(self, file: FileOf, offsets: Mapping[str, int]) -> Mapping[str, bytes]:
         """See `Engine`."""
-        name = file_name(node) + (".jsonl" if file == "records" else "")
-        return base64.b64decode(self._call("read", node, f"{file}/{name}", str(offset)))
+        found = self._call("read", file, json.dumps(dict(offsets)))
+        return {node: base64.b64decode(content) for node, content in found.items()}
 
     def send(self, files: Mapping[str, bytes]) -> None:
         """See `Engine`."""
@@ -95,7 +91,7 @@ class Ray:
 
     def printed(self) -> str:
         """See `Engine`."""
-        return f"{self._shell.by_hand(self._command('start'))}\n# its input: sites.keys/bundles/{self._job.name}.tar\n"
+        return f"{self._shell.by_hand(self._command('start'))}\n# its input: this site's bundle\n"
 
     def _resources(self, node: JobNode) -> dict[str, float]:
         return {"CPU": 1.0} if node.serves else self._worker
@@ -114,7 +110,7 @@ class Ray:
             }
             for node in self._job.nodes
         ]
-        return {"nodes": nodes, "files": files}
+        return {"nodes": nodes, "files": files, "setup": list(self._job.site.setup)}
 
     def _command(self, verb: str, *words: str) -> str:
         python = self._job.site.python or self._shell.python
@@ -126,7 +122,7 @@ class Ray:
         status, out, err = self._shell.run(self._command(verb, *words), given)
         if status == 0:
             return json.loads(out.decode().strip().splitlines()[-1])
-        last = (err.strip().splitlines() or ["it ended without a word"])[-1]
+        last = last_line(err) or "it ended without a word"
         if status in NOT_FOUND:
             last = f"no Python ({last}): name one as the site's `python`"
         if "No module named 'ray'" in last:

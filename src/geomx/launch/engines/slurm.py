@@ -8,27 +8,19 @@ again if the site has `restart`; else its nodes leave the run in order.
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from geomx.config.tables.sites import SiteTable
 from geomx.launch.engines.contract import HOST, Dialled, FileOf, Job, NodeState, SiteError
 from geomx.launch.engines.local import Here
-from geomx.launch.engines.machines import Place, Shell, tar_of
+from geomx.launch.engines.machines import Place, Shell, last_line, tar_of
 from geomx.launch.engines.ssh import Host
 
 BEFORE_LIMIT_S = 120
-OVER = (
-    "",
-    "COMPLETED",
-    "COMPLETING",
-    "CANCELLED",
-    "FAILED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-)
+OVER = ("", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
+END_S, POLL_S = 60.0, 0.5  # for a job to be gone
 GONE = "Invalid job id"
 
 
@@ -80,9 +72,10 @@ class Slurm:
         lines = Place(self._shell, apart, 0, [replace(node, dials=()) for node in apart.nodes]).problems()
         if not lines:
             words = " ".join(map(shlex.quote, self._words()))
-            status, _, err = self._shell.run(f"sbatch --test-only {words} --wrap true", b"")
-            if status:
-                lines.append(f"{self._shell.name}: sbatch refuses the job: {_last(err)}")
+            try:
+                self._shell.must(f"sbatch --test-only {words} --wrap true")
+            except SiteError as error:
+                lines.append(f"sbatch refuses the job: {error}")
         return lines
 
     def start(self) -> str:
@@ -96,7 +89,7 @@ class Slurm:
     def state(self) -> Mapping[str, NodeState]:
         """See `Engine`. What a keeper has written holds while Slurm says that the job runs."""
         found, (queued, why) = self._place.state(hosts=True), self._in_queue()
-        if queued == "RUNNING" or not queued:
+        if queued in ("RUNNING", "COMPLETING") or not queued:
             return {name: self._judged(state, bool(queued)) for name, state in found.items()}
         how = f"Slurm: {queued} ({why})"
         return {name: replace(state, state="starting", how=how) for name, state in found.items()}
@@ -110,9 +103,9 @@ class Slurm:
             return replace(state, state="running", how="")
         return replace(state, how="its job has ended: see `sacct`") if was_killed else state
 
-    def read(self, node: str, file: FileOf, offset: int) -> bytes:
+    def read(self, file: FileOf, offsets: Mapping[str, int]) -> Mapping[str, bytes]:
         """See `Engine`."""
-        return self._place.read(node, file, offset)
+        return self._place.read(file, offsets)
 
     def send(self, files: Mapping[str, bytes]) -> None:
         """See `Engine`."""
@@ -121,11 +114,12 @@ class Slurm:
     def stop(self, purge: bool) -> Sequence[str]:
         """See `Engine`."""
         if self._in_queue()[0]:
-            ended = "squeue -h -j $j 2> /dev/null | grep -q . || exit 0"
-            wait = f"for i in $(seq 120); do {ended}; sleep 0.5; done; exit 1"
-            status, _, err = self._shell.run(f"j=$(cat {self._submitted}); scancel $j; {wait}", b"")
-            if status:
-                raise SiteError(f"{self._shell.name}: its job does not end: {_last(err)}")
+            self._shell.must(f"scancel $(cat {self._submitted})")
+            give_up_at = time.monotonic() + END_S
+            while queued := self._in_queue()[0]:
+                if time.monotonic() > give_up_at:
+                    raise SiteError(f"{self._shell.name}: its job is still {queued} after {END_S:g} s")
+                time.sleep(POLL_S)
         return self._place.stop(purge)
 
     def bundled(self) -> bytes:
@@ -134,7 +128,7 @@ class Slurm:
 
     def printed(self) -> str:
         """See `Engine`."""
-        command = f"cd {self._place.folder} && sbatch job.sh"
+        command = f"cd {self._place.path('.')} && sbatch job.sh"
         names = list(self._place.files(self._machines, self._scripts))
         return f"{self._place.printed(names, command)}# job.sh:\n{self._script()}"
 
@@ -148,16 +142,16 @@ class Slurm:
         """The job's state and its reason, in Slurm's words; empty where there is no such job any more."""
         job = self._submitted
         command = f"test -e {job} || exit 0; squeue -h -o '%T|%r' -j $(cat {job})"
-        status, out, err = self._shell.run(command, b"")
+        status, out, err = self._shell.run(command)
         if status and GONE not in err:
-            raise SiteError(f"{self._shell.name}: squeue: {_last(err)}")
+            raise SiteError(f"{self._shell.name}: squeue: {last_line(err)}")
         state, _, why = out.decode().strip().partition("|")
         return ("", "") if state in OVER else (state, why)
 
     @property
     def _submitted(self) -> str:
         """The file with the job's number."""
-        return f"{self._place.folder}/submitted"
+        return self._place.path("submitted")
 
     def _words(self) -> list[str]:
         count = max(self._machines) + 1
@@ -167,6 +161,7 @@ class Slurm:
 
     def _script(self) -> str:
         """The batch script: one keeper a machine, and what happens before the time limit."""
+        may_requeue = self._job.restart.most and not any(node.vital for node in self._job.nodes)
         again = 'scontrol requeue "$SLURM_JOB_ID"'
         leave = 'scancel --signal=USR1 "$SLURM_JOB_ID"'
         options = [
@@ -175,13 +170,13 @@ class Slurm:
             "--output=logs/slurm",
             "--open-mode=append",
             f"--signal=B:USR1@{BEFORE_LIMIT_S}",
-            "--requeue" if self._job.restart.most else "--no-requeue",
+            "--requeue" if may_requeue else "--no-requeue",
         ]
         lines = [
             "#!/bin/bash",
             *(f"#SBATCH {option}" for option in options),
             'host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            f"before_limit() {{ {again if self._job.restart.most else leave}; }}",
+            f"before_limit() {{ {again if may_requeue else leave}; }}",
             "trap before_limit USR1",
             'srun --kill-on-bad-exit=0 --wait=0 sh keep.sh "$host" &',
             "step=$!",
@@ -193,7 +188,3 @@ class Slurm:
     def _scripts(self) -> dict[str, bytes]:
         keeper = self._place.keep('"$SLURM_PROCID"', '"$1"')
         return {"job.sh": self._script().encode(), "keep.sh": keeper.encode()}
-
-
-def _last(said: str) -> str:
-    return (said.strip().splitlines() or ["no word of it"])[-1]

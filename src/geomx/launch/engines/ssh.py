@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 
 from geomx.launch.engines.contract import Job, SiteError
-from geomx.launch.engines.machines import OnMachines, Shell
+from geomx.launch.engines.machines import ANSWER_S, OnMachines, Shell
 
 LOST = 255  # the status of `ssh` itself, where it could not run the command
 CONNECT_S = 15
@@ -39,24 +38,23 @@ class Host(Shell):
         self.name = name
         self._words = ["ssh", *(["-F", config] if config else [])]
 
-    def run(self, command: str, data: bytes) -> tuple[int, bytes, str]:
+    def run(self, command: str, data: bytes = b"", within_s: float = ANSWER_S) -> tuple[int, bytes, str]:
+        """See `Shell`."""
+        status, out, said = super().run(command, data, within_s)
+        if status == LOST:
+            raise SiteError(f"{self.name}: {_remedy(said, shlex.join([*self._words[1:], self.name]))}")
+        return status, out, said
+
+    def words(self, command: str) -> list[str]:
         """See `Shell`. Never asks for a password, and ends when the machine is silent."""
         options = {"BatchMode": "yes", "ConnectTimeout": CONNECT_S, "ServerAliveInterval": SILENT_S}
         words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         # whatever shell the account has, `sh` reads the command
-        argv = [*self._words, *words, self.name, f"exec sh -c {shlex.quote(command)}"]
-        try:
-            done = subprocess.run(argv, input=data, capture_output=True, check=False)
-        except FileNotFoundError:
-            raise SiteError("this machine has no `ssh`: install OpenSSH's client") from None
-        said = done.stderr.decode("utf-8", "replace")
-        if done.returncode == LOST:
-            raise SiteError(f"{self.name}: {_remedy(said, self.name)}")
-        return done.returncode, done.stdout, said
+        return [*self._words, *words, self.name, f"exec sh -c {shlex.quote(command)}"]
 
     def by_hand(self, command: str) -> str:
         """See `Shell`."""
-        return shlex.join([*self._words, self.name, f"nohup setsid {command} > /dev/null 2>&1 &"])
+        return shlex.join([*self._words, self.name, command])
 
 
 def _remedy(said: str, host: str) -> str:
