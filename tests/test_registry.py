@@ -66,7 +66,7 @@ def test_parameters_have_the_types_of_their_defaults():
         ("made steps=0.5", "steps: found '0.5'; allowed: an integer"),
         ("made fast=yes", "fast: found 'yes'; allowed: true or false"),
         ("made steps=1 steps=2", "steps: found '2' as a second value; allowed: each parameter once"),
-        ("made", "made: found TypeError: .*'of'"),
+        ("made", "of: found nothing; allowed: of=..., which it needs"),
         ("made of=x ratio=2", "made: found ValueError: more than all"),
         ("mad", "mad: found no thing of that name; .* (did you mean `made`?)"),
         ("math:pi", "math:pi: found a float; allowed: a class"),

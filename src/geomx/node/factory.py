@@ -134,4 +134,4 @@ def _up_edges(topology: Topology, name: str) -> tuple[Codec, UpdateDecoder, Bloc
     up, classes = make_codec(edge.codec_up, stream), edge.classes(stream)
     if classes is not None and classes.loses:
         up = for_lossy_channel(up)
-    return up, UpdateDecoder(make_codec(edge.codec_down, RngKey(topology.seed))), classes
+    return up, UpdateDecoder(make_codec(edge.codec_down, RngKey(topology.seed)), topology.is_durable), classes

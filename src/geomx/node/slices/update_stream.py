@@ -172,9 +172,10 @@ class UpdateEncoder:
 
 
 class UpdateDecoder:
-    """The lower end."""
+    """The lower end. `keeps`: values that it has, and is sent again, change nothing."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, keeps: bool = False) -> None:
+        self._keeps = keeps
         self.codec = codec
         self.deltas = False
         self._anchors = _ByCohort[torch.Tensor]()
@@ -200,9 +201,8 @@ class UpdateDecoder:
             return [(update, payload)]
         key = slice_.index, update.cohort
         at = self._versions.of(slice_, update.cohort)
-        if (
-            update.kind == "assign" and 0 <= update.base == at
-        ):  # those above were started again, and this end was not
+        is_known = update.kind == "assign" and 0 <= update.base == at
+        if self._keeps and is_known:  # those above were started again, and this end was not
             return [(msgspec.structs.replace(update, size=0), None)]
         is_delta = self.deltas and codec_for(slice_, update.kind, self.codec) is not DENSE
         if is_delta and update.base != at:
