@@ -77,7 +77,7 @@ class FolderStore:
                         left = left[file.write(left) :]
                 os.fdatasync(file.fileno())
             yield new, path
-            _sync(path.parent)
+            sync(path.parent)
         except OSError as error:
             with suppress(OSError):
                 new.unlink()
@@ -89,12 +89,12 @@ def _make(folder: Path) -> None:
     missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing:
-        _sync(each.parent)
+        sync(each.parent)
 
 
-def _sync(folder: Path) -> None:
-    """A folder's list of files."""
-    file = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Have a folder's list of files, or a file, on the disk."""
+    file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:

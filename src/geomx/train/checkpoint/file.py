@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from geomx.errors import CheckpointError
 from geomx.optim.hyper import as_plain
+from geomx.store.folder import sync
 
 FORMAT = 1
 Plain = str | int | float | bool | None
@@ -86,9 +87,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     try:
         save_file(dict(tensors), draft, metadata={"geomx": json.dumps(about)})
         draft.chmod(_mode(path))
-        _sync(draft)
+        sync(draft)
         draft.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be written: {error}") from error
     finally:
@@ -216,11 +217,3 @@ def _plain(value: Any, what: str) -> Any:
     ):
         return value
     raise CheckpointError(f"{what} is a {type(value).__name__}: a checkpoint holds tensors, numbers and text")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
