@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ from geomx.rounds.round import Round
 from geomx.simulate.network import Network
 from geomx.simulate.programs import Program
 from geomx.simulate.simulator import Simulator
+from geomx.simulate.stores import MemoryStore
+from geomx.store.log import Log
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep
 from geomx.train import LiveRun, Settings
@@ -40,6 +43,7 @@ from geomx.wire.session import Patience
 
 PATIENCE = Patience(heartbeat_s=0.4, timeout_s=1.6)
 QUIET_S = 5.0  # without faults, before the data ends
+FLAGS = "-v", "rough", "durable"
 LEAST_STAY = 3  # workers, of six
 # Also of tensors as small as these.
 CODECS = {
@@ -64,12 +68,13 @@ class Storm:
     leaves: int = 0  # how many nodes are asked to leave
     # Servers are hit as often as workers, who is killed may die again at once, shards lie apart.
     rough: bool = False
+    durable: bool = False  # shards keep logs, and are hit as often as all others together
 
     @property
     def command(self) -> str:
         """What repeats this run."""
         cell = f"{self.policy!r} {self.codec!r} {self.shards} {self.tiers} {self.seed}"
-        of = f"{cell} {self.faults} {self.rate_mbps:g} {self.leaves}{' rough' * self.rough}"
+        of = f"{cell} {self.faults} {self.rate_mbps:g} {self.leaves}{' rough' * self.rough}{' durable' * self.durable}"
         return f"python tests/storms.py {of}"
 
     @property
@@ -89,6 +94,8 @@ class Storm:
             lan=Edge(CODECS[self.codec], AS_ABOVE) if self.leaves else None,
             policy=self.policy,
             losses=Losses("continue", 60.0),
+            is_durable=self.durable,
+            cut_every_s=1.0,
         ).with_patience(PATIENCE)
 
 
@@ -103,6 +110,7 @@ class Seen:
     counted: Counter[str] = field(default_factory=Counter)  # in the ledger, by worker
     twice: list[Any] = field(default_factory=list)
     added: set[Any] = field(default_factory=set)
+    stored: set[Any] = field(default_factory=set)  # rounds that count
     wrong: list[str] = field(default_factory=list)  # sums that are not those of their origins
     origins: dict[Any, set[frozenset[str]]] = field(default_factory=dict)  # by cohort and turn, of gradients
     # By turn: the weights behind it, by worker.
@@ -140,6 +148,7 @@ def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
         slice_elements=64, pack_below=20, policy=policies.make(storm.policy), ledger=True, on_loss="continue"
     )
     lives: Counter[str] = Counter()
+    store = MemoryStore()
 
     def main(program: Program) -> None:
         torch.set_num_threads(1)
@@ -173,7 +182,10 @@ def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
             return
         lives[name] += 1
         node = make_node(topology, name, incarnation=1000 * lives[name])
-        simulator.add(node)
+        if storm.durable and topology.tree.is_shard(name):
+            simulator.add(node, log=Log(store, name), latency_s=0.05)
+        else:
+            simulator.add(node)
         seen.owed.begin(node)
         if topology.tree.is_worker(name):
             seen.programs[name] = simulator.program(name, main)
@@ -195,9 +207,14 @@ def _plan_fault(storm: Storm, seen: Seen, chance: random.Random, start: Callable
     kind = chance.choice(["kill", "kill", "cut", "pause", "reset"])
     if storm.rough and chance.random() < 0.5:
         name = chance.choice(tree.servers)
+    if storm.durable and chance.random() < 0.5:
+        name = chance.choice(tree.shards)
+        kind = chance.choice(["kill", "kill", "cut", "pause", "zombie"])
     again_s = chance.uniform(0.0, 0.1) if storm.rough and chance.random() < 0.5 else 0.0
     seen.did.append(f"{at_s:.2f} s: {kind} {name} for {for_s:.2f} s")
-    seen.hit += [(node, at_s, at_s + for_s) for node in (name, *tree.parents(name))]
+    is_shard = tree.is_shard(name)
+    above = (*tree.children(name), *tree.shards) if is_shard else tree.parents(name)
+    seen.hit += [(node, at_s, at_s + for_s) for node in (name, *above)]
 
     def kill(away_s: float = for_s, again_s: float = again_s) -> None:
         if not simulator.has_stopped(name):
@@ -207,10 +224,17 @@ def _plan_fault(storm: Storm, seen: Seen, chance: random.Random, start: Callable
                 simulator.at(simulator.now + away_s + again_s, lambda: kill(0.3, 0.0))
 
     def cut() -> None:
-        for parent in tree.parents(name):
+        for parent in above:
             simulator.cut(name, parent, 0.0 if kind == "reset" else for_s, reset=kind == "reset")
 
-    action = {"kill": kill, "cut": cut, "reset": cut, "pause": lambda: simulator.pause(name, for_s)}[kind]
+    def replace() -> None:
+        """One stands still and is taken for dead; it goes on beside the other."""
+        if not simulator.has_stopped(name):
+            simulator.pause(name, for_s)
+            simulator.at(simulator.now + for_s / 2, lambda: start(name))
+
+    pause = partial(simulator.pause, name, for_s)
+    action = {"kill": kill, "cut": cut, "reset": cut, "pause": pause, "zombie": replace}[kind]
     simulator.at(at_s, action)
 
 
@@ -259,9 +283,16 @@ def _write_down(seen: Seen, storm: Storm, monkeypatch: pytest.MonkeyPatch) -> No
         contribute(worker, contribution)
 
     def closing(root: Root, slice_: Slice, round_: Round) -> None:
-        if round_.kind != "assign":
-            _check(seen, storm, root, slice_, round_)
+        root._server.journal.behind(lambda: checking(root, slice_, round_))
         closed(root, slice_, round_)
+
+    def checking(root: Root, slice_: Slice, round_: Round) -> None:
+        once = slice_.index, round_.cohort, round_.turn
+        is_former = seen.simulator.hosts[root._server.name].node is not root._server
+        is_known = once in seen.stored and (root._server.journal.is_replaying or is_former)
+        if round_.kind != "assign" and not is_known:
+            seen.stored.add(once)
+            _check(seen, storm, root, slice_, round_)
 
     seen.owed.watch(monkeypatch)
     monkeypatch.setattr(Worker, "contribute", contributing)
@@ -356,7 +387,7 @@ def faults_of(storm: Storm, seen: Seen) -> list[str]:
 
 def main() -> None:
     """Repeat one run, and show what happened."""
-    policy, codec, shards, tiers, seed, *more = (each for each in sys.argv[1:] if each not in ("-v", "rough"))
+    policy, codec, shards, tiers, seed, *more = (each for each in sys.argv[1:] if each not in FLAGS)
     faults, rate_mbps, leaves = (*more, *("4", "200", "0")[len(more) :])
     storm = Storm(
         policy,
@@ -368,6 +399,7 @@ def main() -> None:
         float(rate_mbps),
         leaves=int(leaves),
         rough="rough" in sys.argv,
+        durable="durable" in sys.argv,
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = run(storm, monkeypatch)

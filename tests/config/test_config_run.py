@@ -194,6 +194,7 @@ OTHER_VALUES = {
     **{f"{tier}.link": "{loss = 0.9}" for tier in ("wan", "lan")},
     **{f"limits.{key}": "9" for key in ("start_s", "stall_s", "stop_s", "turn_s")},
     "store.url": "file:///var/lib/run",
+    "store.every_s": 30.0,
     **{f"site[0].{key}": value for key, value in OF_A_SITE.items()},
     **{f"tls.{key}": "other.pem" for key in ("certificate", "key", "authority", "revoked")},
     "tls.hosts": "false",

@@ -48,7 +48,7 @@ def _play_launched(row: Row, run: RealRun) -> Seen:
     words = ["endless"] if row.continues else []
     # Each node imports PyTorch.
     slow = "limits.start_s=100", f"lan.timeout_s={LOST_S}", f"wan.timeout_s={LOST_S}"
-    settings = (*USUAL, *row.settings, *slow)
+    settings = tuple(each.replace(FOLDER, str(run.folder)) for each in (*USUAL, *row.settings, *slow))
     launched = LaunchedRun(run, *settings, words=words)
     wrong: list[str] = []
     try:
@@ -70,7 +70,7 @@ def _play_launched(row: Row, run: RealRun) -> Seen:
             wrong.append(f"{LAUNCHER} {'hangs' if status is None else f'ends with {status}'}")
         named, said = named_by(launched.printed), last_word(launched.printed)
         if row.fate == "goes on":
-            wrong += _misreported(row, launched) if status == 0 else []
+            wrong += _misreported(row, run, launched) if status == 0 else []
         elif row.whom != LAUNCHER and named != [row.whom]:
             wrong.append(f"{LAUNCHER} names {', '.join(named) or 'nobody'}")
     finally:
@@ -95,9 +95,9 @@ def _go_on(row: Row, run: RealRun, launched: LaunchedRun) -> list[str]:
     return wrong
 
 
-def _misreported(row: Row, launched: LaunchedRun) -> list[str]:
+def _misreported(row: Row, run: RealRun, launched: LaunchedRun) -> list[str]:
     """What is wrong with the report of a run that has gone on."""
-    report, lost = launched.report, set() if row.what == "term" else {*row.ends, *row.lost}
+    report, lost = launched.report, set() if row.what == "term" else {*row.ends, *row.lost} - {*run.shards}
     found = [] if report["lost"].keys() == lost else [f"lost are {report['lost']}"]
     if not isinstance(report["parameters_sha256"], str):
         found.append(f"other weights: {report['parameters_sha256']}")

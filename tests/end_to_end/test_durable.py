@@ -22,6 +22,7 @@ CODECS = {
 
 def weights(folder: Path, settings: tuple[str, ...], shards: int, kill: str = "") -> set[str]:
     """What the workers' weights are in the end. `kill`: whom to kill twice amid the steps, and start again."""
+    is_cut = "store.every_s=0.1" in settings
     folder.mkdir()
     run = RealRun(folder, STEPS, shards=shards)
     every = (
@@ -36,13 +37,14 @@ def weights(folder: Path, settings: tuple[str, ...], shards: int, kill: str = ""
         run.start(run.nodes, *every)
         for at in (10, 30) if kill else ():
             run.until("B/0", f"step {at}\n")
+            assert bool(list((folder / "store").rglob("cut-*"))) == is_cut
             run.signal(kill, signal.SIGKILL)
             run.processes[kill].join()
             run.start([kill], *every)
         for node in run.nodes:
             run.processes[node].join(120)
             assert run.processes[node].exitcode == 0, run.printed(node)
-        assert not list((folder / "store").rglob("log-*"))  # the run has ended well
+        assert not list((folder / "store").rglob("*-*"))  # the run has ended well
         return {
             line
             for name in run.workers
@@ -52,21 +54,23 @@ def weights(folder: Path, settings: tuple[str, ...], shards: int, kill: str = ""
 
 
 @pytest.mark.parametrize(
-    ("codec", "shards", "kill"),
+    ("codec", "shards", "kill", "every_s"),
     [
-        pytest.param("dense", 1, "global/0"),
-        pytest.param("int8", 2, "global/1"),
+        pytest.param("dense", 1, "global/0", 60.0),
+        pytest.param("int8", 2, "global/1", 0.1),
         *(
-            pytest.param(codec, shards, kill, marks=pytest.mark.faults)
+            pytest.param(codec, shards, kill, every_s, marks=pytest.mark.faults)
             for codec in CODECS
             for shards, kill in ((1, "global/0"), (2, "global/0"))
-            if (codec, shards) != ("dense", 1)
+            for every_s in (0.1, 60.0)
+            if (codec, shards, every_s) != ("dense", 1, 60.0)
         ),
     ],
 )
 def test_the_weights_are_those_of_the_undisturbed_run(
-    tmp_path: Path, codec: str, shards: int, kill: str
+    tmp_path: Path, codec: str, shards: int, kill: str, every_s: float
 ) -> None:
     calm = weights(tmp_path / "calm", CODECS[codec], shards)
     assert len(calm) == 1
-    assert weights(tmp_path / "killed", CODECS[codec], shards, kill) == calm
+    killed = weights(tmp_path / "killed", (*CODECS[codec], f"store.every_s={every_s}"), shards, kill)
+    assert killed == calm

@@ -187,6 +187,7 @@ DURABLE = [
     on("restart", "global/1", for_s=3, shards=2, settings=STORE, words=("clip",), note="store, clip_norm"),
     on("restart", "global/0", for_s=3, shards=2, settings=STORE, words=("clip",), note="store, clip_norm"),
     on("sleep", "global/0", for_s=8, settings=STORE, note="store"),
+    *(on(what, "global/0", launched=True, settings=STORE, note="store") for what in ("kill", "term")),
 ]  # fmt: skip
 
 EVERY = (*ROWS, *WAITS, *LOSSES, *RETURNS, *DURABLE)
@@ -196,6 +197,7 @@ IN_CI = {
     "stop global/0 middle", "sleep 5 s A middle", "restart 1 s A/1 middle", "cut 5 s A-global/0 middle",
     "idle A/1 middle (a round, turn_s)", "kill A/1 middle (continue)", "restart 0 s B+B/0 middle (continue)",
     "cut 10 s A-global/0 middle (continue)", "term A/1 middle (continue, geomx run)",
+    "kill global/0 middle (continue, geomx run, store)",
     "restart 3 s global/0 middle (continue, store)", "restart 3 s global/1 middle (continue, store, 2 shards)",
 }  # fmt: skip
 

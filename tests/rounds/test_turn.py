@@ -110,9 +110,20 @@ def test_a_push_is_of_a_slice_of_its_turn() -> None:
 class Shard(WholeTurns):
     def __init__(self, me: str, shards: tuple[str, ...] = ("g/0", "g/1", "g/2")) -> None:
         self.sent: list[tuple[str, Message]] = []
-        self.may_close: list[tuple[str, int]] = []
+        self.closed: list[tuple[str, int]] = []
+        self.is_held = False
+
+        def close(other: str, message: Close) -> None:
+            assert me != shards[0] or not self.is_held  # what it has not closed itself it has nobody close
+            self.sent.append((other, message))
+
         super().__init__(
-            me, shards, lambda *said: self.sent.append(said), lambda *which: self.may_close.append(which)
+            me,
+            shards,
+            lambda message: self.sent.append((shards[0], message)),
+            close,
+            lambda *which: self.closed.append(which),
+            lambda: not self.is_held,
         )
         self.begin([0, 1, 1, 2])  # which shard holds each slice
 
@@ -125,27 +136,46 @@ def test_the_first_shard_names_a_turn_that_all_who_have_slices_of_it_have_comple
     first = Shard("g/0")
     assert not first.agrees(complete(4, 1, 0, 1, 2))
     assert first.sent == []
-    first.complete("g/1", complete(4, 1, 0, 1, 2))  # the third has none of these slices
-    assert first.may_close == [("", 4)]
+    first.complete("g/1", complete(4, 1, 0, 1, 2), closed=3)  # the third has none of these slices
+    assert first.closed == [("", 4)]
     assert first.sent == [("g/1", Close("", 4))]
-    first.complete("g/1", complete(5, 1, 0, 1))
-    assert first.agrees(complete(5, 1, 0, 1))  # it is the last itself
+    first.complete("g/1", complete(5, 1, 0, 1), closed=4)
+    first.agrees(complete(5, 1, 0, 1))  # it is the last itself
+    assert first.closed == [("", 4), ("", 5)]
+
+
+def test_nothing_is_named_while_the_first_shard_holds() -> None:
+    first = Shard("g/0")
+    first.is_held = True
+    first.agrees(complete(4, 1, 0, 1))
+    first.complete("g/1", complete(4, 1, 0, 1), closed=3)
+    assert first.closed == []
+    first.is_held = False
+    first.agrees(complete(4, 1, 0, 1))
+    assert first.closed == [("", 4)]
+
+
+def test_a_shard_that_was_started_again_hears_what_has_closed() -> None:
+    first = Shard("g/0")
+    first.complete("g/1", complete(4, 1, 0, 1), closed=4)
+    assert first.sent == [("g/1", Close("", 4))]
 
 
 def test_a_turn_of_others_slices_is_named_as_well() -> None:
     first = Shard("g/0")
-    first.complete("g/1", complete(4, 0, 1, 3))
+    first.complete("g/1", complete(4, 0, 1, 3), closed=3)
     assert first.sent == []
-    first.complete("g/2", complete(4, 0, 1, 3))
+    first.complete("g/2", complete(4, 0, 1, 3), closed=3)
     assert sorted(name for name, _ in first.sent) == ["g/1", "g/2"]
 
 
 def test_what_is_complete_by_another_roster_is_not() -> None:
     first = Shard("g/0")
     assert not first.agrees(complete(4, 1, 0, 1))
-    first.complete("g/1", complete(4, 2, 0, 1))
-    assert first.may_close == []
-    assert first.agrees(complete(4, 2, 0, 1))
+    first.complete("g/1", complete(4, 2, 0, 1), closed=3)
+    assert first.closed == []
+    first.agrees(complete(4, 2, 0, 1))
+    assert first.closed == [("", 4)]
 
 
 def test_another_shard_tells_the_first_once_by_each_roster() -> None:
@@ -155,7 +185,7 @@ def test_another_shard_tells_the_first_once_by_each_roster() -> None:
     assert other.sent == [("g/0", complete(4, 1, 0, 1)), ("g/0", complete(4, 2, 0, 1))]
     for turn in range(1000):
         other.agrees(complete(turn, 2, 0, 1))
-        other.complete("g/2", complete(turn, 2, 0, 1, 3))
+        other.complete("g/2", complete(turn, 2, 0, 1, 3), closed=-1)
     assert max(len(other._told), len(other._complete)) <= MOST_NAMED
 
 

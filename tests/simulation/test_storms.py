@@ -105,6 +105,27 @@ LEAVES = [
     Storm("diloco every=5", "dense", 1, 3, 2028, faults=3, leaves=2),  # the last of those present leaves
     Storm("downpour", "dense", 2, 2, 2032, faults=3, leaves=2),  # its server is started again
 ]
+# Shards are killed, cut off, stopped, and replaced while they stand still.
+DURABLE = [
+    Storm("esync", "bisparse", 2, 2, 5, faults=2, rate_mbps=0.5, durable=True),  # a shard awaits another
+    Storm("mixed staleness=1", "int4", 1, 2, 38, faults=5, durable=True),  # one was replaced, and ends alone
+    Storm("diloco every=5", "int4", 2, 2, 8, faults=5, durable=True),  # one is replaced amid a turn
+    Storm("fsa", "int4", 2, 3, 56, faults=3, durable=True),  # a worker is back as well, with a version it had
+    Storm("diloco every=5", "int4", 2, 3, 1044, faults=6, durable=True),  # nobody knows whom one holds for
+    Storm("downpour", "dense", 2, 2, 2024, faults=6, durable=True),  # a push nobody sends again
+    Storm(
+        "diloco every=5", "int4", 1, 3, 2047, faults=4, rate_mbps=0.5, durable=True
+    ),  # a turn is in the log whole
+]
+MORE_DURABLE = [
+    Storm("mixed", "bisparse", 1, 2, 34, faults=6, durable=True),
+    Storm("downpour", "int4", 2, 2, 12, durable=True),
+    Storm("hfa k1=2 k2=2 k3=2", "int4", 2, 2, 79, faults=6, rate_mbps=0.5, durable=True),
+    Storm("hfa k1=2 k2=2 k3=2", "int4", 2, 3, 54, faults=6, durable=True),
+    Storm("hfa k1=2 k2=2 k3=2", "bisparse", 2, 2, 2008, faults=5, durable=True),
+    Storm("mixed", "int4", 2, 2, 76, faults=3, durable=True),
+    Storm("esync", "dense", 2, 2, 73, faults=5, rate_mbps=0.5, durable=True),
+]
 MORE_LEAVES = [
     Storm("fsa", "bisparse", 1, 3, 8, faults=2, leaves=2),
     Storm("hfa k1=2 k2=2", "int4", 1, 2, 3, faults=0, leaves=2),  # one is alone at its server
@@ -128,6 +149,18 @@ def test_a_storm_in_which_some_leave_passes(storm: Storm, monkeypatch: pytest.Mo
     left = {fields["peer"] for _, _, fields in seen.simulator.noted("left") if fields.get("early")}
     assert left
     assert storm.codec == "dense" or left <= {name for name, _ in seen.owed.handed}
+
+
+@pytest.mark.parametrize("storm", played(DURABLE, MORE_DURABLE), ids=named)
+def test_a_storm_that_hits_shards_passes(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(storm, monkeypatch)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(30_000, 32_000))
+def test_many_storms_that_hit_shards_pass(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {"faults": 2 + seed % 5, "rate_mbps": (200.0, 0.5)[seed % 2], "durable": True}
+    check(storm_of(seed, **more), monkeypatch)
 
 
 @pytest.mark.faults

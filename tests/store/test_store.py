@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from geomx.errors import ConfigError
+from geomx.errors import ConfigError, Fenced
 from geomx.store.contract import Store, StoreError
 from geomx.store.folder import FolderStore
 from geomx.store.log import Log
@@ -95,40 +95,75 @@ def test_a_log_goes_on_where_it_was(store: Store) -> None:
     log.write([(b"one", [b"1" * 100, b"2"]), (b"two", [])])
     log.write([(b"three", [b"3"])])
     again = Log(store, "run/global.0")
-    found = [(number, header, bytes(payload)) for number, header, payload in again.read()]
-    assert found == [(0, b"one", b"1" * 100 + b"2"), (0, b"two", b""), (1, b"three", b"3")]
-    assert again.write([(b"four", [])]) == 2
-    with pytest.raises(StoreError, match=r"another process writes run/global\.0"):
+    found = [(header, bytes(payload)) for header, payload in again.read()]
+    assert found == [(b"one", b"1" * 100 + b"2"), (b"two", b""), (b"three", b"3")]
+    with pytest.raises(Fenced, match=r"another process writes run/global\.0"):
         log.write([(b"late", [])])
-    again.forget(before=2)
-    assert [header for _, header, _ in Log(store, "run/global.0").read()] == [b"four"]
+    again.write([(b"four", [])])
+    assert headers(store) == [b"one", b"two", b"three", b"four"]
+
+
+def test_a_cut_stands_for_what_was_before(store: Store) -> None:
+    log = Log(store, "run/global.0")
+    list(log.read())
+    log.write([(b"one", [])])
+    number = log.next
+    log.write([(b"two", [])])
+    log.cut(number, [(b"state", [b"of one"])])
+    assert headers(store) == [b"state", b"two"]
+    assert len(store.list("run/global.0/cut-")) == 1
+    with pytest.raises(Fenced, match="another process"):  # all that it could write is taken, or gone
+        log.write([(b"late", [])])
+
+
+def test_who_was_replaced_is_told_however_often_the_log_was_cut_since(store: Store) -> None:
+    former = Log(store, "l")
+    list(former.read())
+    for _ in range(3):
+        later = Log(store, "l")
+        list(later.read())
+        for _ in range(2):
+            later.write([(b"x", [])])
+            later.cut(later.next, [(b"state", [])])
+        assert headers(store) == [b"state"]
+        with pytest.raises(Fenced, match="another process"):
+            former.write([(b"late", [])])
+    assert len(store.list("l/cut-")) == 1
+
+
+def headers(store: Store) -> list[bytes]:
+    """What one finds who is started now."""
+    (name,) = {name.rpartition("/")[0] for name in store.list("")}
+    return [header for header, _ in Log(store, name).read()]
 
 
 def test_a_log_with_a_gap_or_a_torn_piece_is_told(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     log = Log(store, "l")
+    list(log.read())
     for _ in range(3):
         log.write([(b"header", [b"payload"])])
-    piece = tmp_path / "l" / "log-0000000001"
+    piece = tmp_path / "l" / "log-0000000002"
     whole = piece.read_bytes()
     for size in (1, len(whole) - 1):
         piece.write_bytes(whole[:size])
         with pytest.raises(StoreError, match="is cut off"):
             list(Log(store, "l").read())
     piece.unlink()
-    with pytest.raises(StoreError, match="has no log-0000000001, and later ones"):
+    with pytest.raises(StoreError, match="has no log-0000000002, and later ones"):
         list(Log(store, "l").read())
 
 
 def test_what_was_not_written_whole_is_not_there(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     store.put("a", [b"1"])
-    (tmp_path / ".new-0123").write_bytes(b"half")
+    (tmp_path / ".new-b-0123").write_bytes(b"half")
     assert store.list("") == ["a"]
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"file.*is there room, and may you write\?"):
         store.put("file/a", [b"1"])
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".new")] == [".new-0123"]
+    store.delete(["b"])
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".new")]
 
 
 def test_a_url_that_names_no_store_is_told() -> None:

@@ -1,13 +1,13 @@
 """A shard's log in the run's store: what was left there, and what is written.
 
 Records are written in the order in which they come, in a thread: all that have come while a piece was being written are
-the next piece.
+the next piece. Cuts are written in another, so that nothing waits for them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 
 from geomx.config import Run
 from geomx.errors import GeomxError
-from geomx.node.contract import Persist
+from geomx.node.contract import Cut, Persist
+from geomx.store.contract import Bytes
 from geomx.store.log import Log
 from geomx.store.open import open_store
 
@@ -38,18 +39,23 @@ class Durable:
             self.incarnation += 1
         store.delete(before)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{shard} log")
+        self._cutter = ThreadPoolExecutor(1, thread_name_prefix=f"{shard} cut")
+        self._marked = 0
         self._waiting: list[Persist] = []
         self._is_writing = False
 
     def records(self) -> Iterator[tuple[bytes, torch.Tensor]]:
         """What is in the log: headers, and payloads that nobody may change."""
-        for _, header, payload in self.log.read():
+        for header, payload in self.log.read():
             yield header, torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else _NOTHING
 
-    def write(self, record: Persist, then: Callable[[Future[Any], int], None]) -> None:
-        """Write a record behind those before; `then(future, number)` is called in the thread when so many are there."""
+    def write(self, record: Persist) -> None:
+        """Write a record behind those before, with the next piece."""
         self._waiting.append(record)
-        if not self._is_writing:
+
+    def flush(self, then: Callable[[Future[Any], int], None]) -> None:
+        """Write what there is; `then(future, number)` is called in the thread when so many records are there."""
+        if self._waiting and not self._is_writing:
             self.go_on(then)
 
     def go_on(self, then: Callable[[Future[Any], int], None]) -> None:
@@ -61,18 +67,35 @@ class Durable:
             future.add_done_callback(partial(_call, then, records[-1].number))
 
     def _write(self, records: list[Persist]) -> None:
-        self.log.write(
-            [(each.header, [memoryview(part.numpy()) for part in each.payload]) for each in records]
-        )
+        self.log.write([(each.header, _bytes(each.payload)) for each in records])
+
+    def mark(self) -> None:
+        """The next cut stands for all that was written, which is in the log."""
+        self._marked = self.log.next
+
+    def cut(self, cut: Cut, then: Callable[[Future[Any]], None]) -> None:
+        """Write a cut, beside what else is written; `then(future)` is called in the thread."""
+        records = [(header, _bytes(payload)) for header, payload in cut.records]
+        self._cutter.submit(self.log.cut, self._marked, records).add_done_callback(then)
+
+    def check(self, then: Callable[[Future[Any]], None]) -> None:
+        """See whether another process has taken this one's place; `then(future)` is called in the thread."""
+        self._executor.submit(self.log.check).add_done_callback(then)
 
     def end(self, is_well: bool) -> None:
         """The shard has ended; where the run has ended well, nobody needs the log."""
         self._executor.shutdown()
+        self._cutter.shutdown()
         if is_well:
             self.log.clear()
 
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes(payload: Sequence[torch.Tensor]) -> list[Bytes]:
+    views: list[Any] = [part.numpy() for part in payload]
+    return [memoryview(view) for view in views]
 
 
 def _call(then: Callable[[Future[Any], int], None], number: int, future: Future[Any]) -> None:

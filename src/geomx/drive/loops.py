@@ -55,12 +55,17 @@ def serve(
     durable = Durable(run, name) if run.store.url and name in run.shard_names else None
     incarnation = time.time_ns() if durable is None else durable.incarnation
     node = make_node(Topology.of(run, secret_of(run)), name, incarnation)
-    may_leave = run.run.on_loss == "continue" and name not in run.shard_names
-    run_loop(_until_asked(Driver(node, wire(run, name), recorder, durable=durable), asked, may_leave))
+    if durable is not None:
+        softly = "step_down"
+    else:
+        softly = "retire" if run.run.on_loss == "continue" and name not in run.shard_names else ""
+    run_loop(_until_asked(Driver(node, wire(run, name), recorder, durable=durable), asked, softly))
 
 
-async def _until_asked(driver: Driver, asked: Callable[[int], object], may_leave: bool = False) -> None:
-    """A signal's own handler could be called within any callback of the loop, and what it raises be swallowed there."""
+async def _until_asked(driver: Driver, asked: Callable[[int], object], softly: str = "") -> None:
+    """`softly`: the node's method that SIGTERM calls, where it does not end the run.
+
+    A signal's own handler could be called within any callback of the loop, and what it raises be swallowed there."""
     loop = asyncio.get_running_loop()
     heard: list[int] = []
 
@@ -70,8 +75,9 @@ async def _until_asked(driver: Driver, asked: Callable[[int], object], may_leave
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         heard.append(number)
-        if may_leave and number == signal.SIGTERM:
-            driver.deliver(Called("retire"))
+        if softly and number == signal.SIGTERM:
+            why = (asked_to_end(signal.Signals(number).name),) if softly == "step_down" else ()
+            driver.deliver(Called(softly, why))
             return
         asked(number)
         driver.deliver(Called("fail", (asked_to_end(signal.Signals(number).name),)))

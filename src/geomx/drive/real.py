@@ -27,6 +27,8 @@ from geomx.errors import ConfigError, Fault, GeomxError, ProtocolError, RunFaile
 from geomx.node.contract import (
     Began,
     Closed,
+    Cut,
+    CutStored,
     Dial,
     Effect,
     Event,
@@ -37,6 +39,7 @@ from geomx.node.contract import (
     Identified,
     Job,
     JobDone,
+    Mark,
     Node,
     Note,
     Notify,
@@ -61,6 +64,7 @@ INLINE_BYTES = (
     8 << 20
 )  # about a millisecond: less than the way to a thread and back costs in caches and locks
 USAGE_EVERY_S = 0.5
+LOG_EVERY_S = 5.0  # how often one asks the store whether it was replaced
 MOST_TURNED_AWAY = (
     64  # strangers that are still being told why, for 2 s each; of more the oldest hear nothing
 )
@@ -151,6 +155,7 @@ class Driver:
             self._restore()
             await self._listen()
             self.deliver(Started())
+            self._check_log()
             self._use()
             await self._ended
             is_well = True
@@ -218,6 +223,8 @@ class Driver:
     def _carry_out(self, effects: Any) -> None:
         for effect in effects:
             self._effect(effect)
+        if self._durable is not None:  # records that come together are written together
+            self._durable.flush(self._written)
 
     def _effect(self, effect: Effect) -> None:
         match effect:
@@ -225,9 +232,8 @@ class Driver:
                 self._on_connection(effect)
             case Job():
                 self._start(effect)
-            case Persist():
-                assert self._durable is not None  # such nodes are given one
-                self._durable.write(effect, self._written)
+            case Persist() | Mark() | Cut():
+                self._keep(effect)
             case Notify():
                 self._notify(effect.item)
             case Note():
@@ -292,6 +298,25 @@ class Driver:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
+    def _check_log(self) -> None:
+        """Now and then: a process that stood still may have been replaced meanwhile."""
+        if self._durable is not None and not self._ended.done():
+            self._durable.check(lambda future: self._call_soon(self._checked, future))
+            self._timers["log"] = self._loop.call_later(LOG_EVERY_S, self._check_log)
+
+    def _checked(self, future: Future[Any]) -> None:
+        if (error := future.exception()) is not None:
+            self.deliver(Failed(as_error(error, self.node.name)))
+
+    def _keep(self, effect: Persist | Mark | Cut) -> None:
+        assert self._durable is not None  # such nodes are given one
+        if isinstance(effect, Persist):
+            self._durable.write(effect)
+        elif isinstance(effect, Mark):
+            self._durable.mark()
+        else:
+            self._durable.cut(effect, lambda future: self._call_soon(self._cut_stored, future))
+
     def _written(self, future: Future[Any], number: int) -> None:
         """In the log's thread: a piece is there."""
         self._call_soon(self._persisted, future, number)
@@ -305,6 +330,10 @@ class Driver:
             return
         self._durable.go_on(self._written)
         self.deliver(Persisted(number))
+
+    def _cut_stored(self, future: Future[Any]) -> None:
+        error = future.exception()
+        self.deliver(CutStored(as_error(error, self.node.name) if error else None))
 
     def _set_timer(self, timer: Timer) -> None:
         old = self._timers.pop(timer.key, None)

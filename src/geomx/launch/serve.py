@@ -7,7 +7,8 @@ import sys
 
 from geomx.config import Run
 from geomx.drive import loops
-from geomx.errors import ConfigError, GeomxError
+from geomx.errors import ConfigError, GeomxError, NodeLost
+from geomx.launch.engines.keeper import LOST_STATUS
 from geomx.launch.environment import read_place
 from geomx.launch.leave import Door
 from geomx.launch.verdict import FAILED, by_hand, follows, status_of
@@ -19,7 +20,8 @@ def serve(run: Run, node: str) -> None:
     """Be the server `node` until the run has ended. Raises what ended it, or says it and raises SystemExit.
 
     Asked to end by SIGTERM or Ctrl-C it tells the others, and raises SystemExit with the status that a shell gives such
-    an end (143, 130); where the run goes on without it, SIGTERM has it leave in order. So it does, with status 1, where
+    an end (143, 130); where the run goes on without it, SIGTERM has it leave in order, or be
+    started again. So it does, with status 1, where
     another node failed and `geomx run` tells that.
     """
     place = read_place()
@@ -41,6 +43,9 @@ def serve(run: Run, node: str) -> None:
                 f"geomx: {node} was asked to end ({name}), and so the run ends", file=sys.stderr, flush=True
             )
             raise SystemExit(128 + asked[0]) from error
+        if isinstance(error, NodeLost) and error.node == node:  # it has stepped down
+            print(f"geomx: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(LOST_STATUS) from error
         if place.watched and follows(error, node):
             raise SystemExit(FAILED) from error
         if place.watched or isinstance(error, ConfigError):

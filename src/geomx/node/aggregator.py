@@ -12,7 +12,7 @@ from geomx.channels.contract import BlockClasses
 from geomx.codecs.contract import Codec
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
-from geomx.node.journal import Record
+from geomx.node.durable.records import Record
 from geomx.node.server import Server
 from geomx.node.slices.accumulate import accumulator
 from geomx.node.slices.finite import Sum, annotated, skipped, tried, when
@@ -45,6 +45,7 @@ class Aggregator:
     """
 
     is_top = False
+    state = None
 
     def __init__(
         self,
@@ -185,13 +186,17 @@ class Aggregator:
         early, self._early = self._early or [], None
         for update, payload in early:
             self.answered(update, payload)
-        self.above.push_again(self._server.members.out, told.begins)
+        for push in self.above.push_again(self._server.members.out, told.begins):
+            self._server.reopen(push)
         for name, turns_left in self._server.members.left(self._server.members.order).items():
             self.above.leave(turns_left, (name,), name in self._server.attendance.departed)
         self._open_if_current()
 
     def agrees(self, turn: Complete) -> bool:
         return True
+
+    def forget(self) -> None:
+        self.above.down.forget()
 
     def renewed(self, name: str) -> None:
         """Its parents; see `begin_anew`."""
@@ -228,6 +233,7 @@ class Aggregator:
         assert self._layout is not None
         slice_ = self._layout.slices[update.slice]
         decoder, encoder = self.above.down, self._server.down
+        payload = decoder.news(slice_, update, payload)
         alike = decoder.codec.lossless and type(decoder.codec) is type(encoder.codec)
         if payload is None or alike or (encoder.passes and not decoder.deltas):  # the same bytes serve below
             self.above.slice_jobs.after(slice_.index, lambda: self._down(slice_, update, payload))

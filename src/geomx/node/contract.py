@@ -111,13 +111,32 @@ class Persisted:
 
 
 @dataclass(slots=True, eq=False)
+class CutStored:
+    """A cut is in the store, or (`error`) could not be written; see `Cut`."""
+
+    error: GeomxError | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Restored:
     """Before `Started`: the log that was found, as headers with their payloads (flat uint8 tensors)."""
 
     records: Iterable[tuple[bytes, Payload]]
 
 
-Event = Started | Opened | Received | Closed | Fired | JobDone | Called | Failed | Persisted | Restored
+Event = (
+    Started
+    | Opened
+    | Received
+    | Closed
+    | Fired
+    | JobDone
+    | Called
+    | Failed
+    | Persisted
+    | CutStored
+    | Restored
+)
 
 # -- effects -------------------------------------------------------------------------------------------
 
@@ -195,12 +214,25 @@ class Job:
 class Persist:
     """Write a record into the node's log, behind those before; answered by `Persisted` with this number or a later.
 
+    Of the records that one event brings about, all are in the log or none.
     `payload`: pieces that follow each other.
     """
 
     number: int
     header: bytes
     payload: Sequence[Payload] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """All that was to be in the log until now is there: the next `Cut` stands for it."""
+
+
+@dataclass(slots=True, eq=False)
+class Cut:
+    """Keep these records in place of all that stands in the log before the last `Mark`. Answered by `CutStored`."""
+
+    records: Sequence[tuple[bytes, Sequence[Payload]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -245,6 +277,8 @@ Effect = (
     | Timer
     | Job
     | Persist
+    | Mark
+    | Cut
     | Notify
     | Note
     | Began

@@ -100,7 +100,7 @@ def _shard(topology: Topology, name: str, incarnation: int) -> Server:
         step_controller=policy if name == lead and isinstance(policy, StepController) else None,
         same_data=SameDataWatch(topology.tree, topology.strict) if name == lead else None,
         losses=topology.losses,
-        is_durable=topology.is_durable,
+        cut_every_s=topology.cut_every_s if topology.is_durable else None,
     )
 
 

@@ -20,7 +20,9 @@ import torch
 
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Part, Slice
-from geomx.node.journal import Journal, Record
+from geomx.node.durable.journal import Journal
+from geomx.node.durable.records import Record
+from geomx.node.durable.state import Packed, RootSlice
 from geomx.node.members.reception import Reception
 from geomx.node.members.top import Top
 from geomx.node.slices.clipping import Clipping
@@ -105,6 +107,7 @@ class Root:
         self._weights: dict[int, torch.Tensor] = {}
         self._hypers: dict[bytes, Hyperparameters] = {}
         self._parked: dict[bytes, list[tuple[Slice, Round]]] = {}
+        self._under_way: dict[tuple[int, str, int], Round] = {}  # that have closed, before their slices' jobs
         self._layout: Layout | None = None
         self._compensation = compensation
         self._skips = skips
@@ -129,6 +132,11 @@ class Root:
             self._clipping.start(float(clip_norm), mine, trained)
         self._server.reception.open()
 
+    @property
+    def state(self) -> Root:
+        """See `RoundSink`."""
+        return self
+
     def holds(self, layout: Layout) -> list[Slice]:
         """The slices that live on this shard."""
         table = layout.shards(self._shards)
@@ -152,6 +160,7 @@ class Root:
 
     def closed(self, slice_: Slice, round_: Round) -> None:
         """A round has all its contributions: apply and answer it."""
+        self._under_way[slice_.index, round_.cohort, round_.turn] = round_
         carrying = any(has_values(push, slice_) for push, _ in round_.in_order())
         self._all_skipped.closed(slice_, round_, carrying)
         if not carrying or not round_.weight:
@@ -185,6 +194,9 @@ class Root:
     def begin_anew(self) -> None:
         """Nobody is above."""
 
+    def forget(self) -> None:
+        """Nobody is above."""
+
     def renewed(self, name: str) -> None:
         self.above.renewed(name)
 
@@ -197,6 +209,46 @@ class Root:
             self._clipping.message(record)
         elif isinstance(record, Roster):
             self.above.replay(record)
+
+    # -- its whole state, see `geomx.node.durable.cut` ----------------------------------------------------------
+
+    def told(self) -> list[Hyper | Scale]:
+        """What was told of no slice, and may be needed."""
+        hypers = [Hyper(digest, values) for digest, values in self._hypers.items()]
+        return [*hypers, *self._clipping.known()]
+
+    def waiting(self) -> list[tuple[int, Round]]:
+        """Rounds that have closed and wait for what others tell, where no jobs are under way."""
+        return [(index, round_) for (index, _, _), round_ in self._under_way.items()]
+
+    def take(
+        self, slice_: Slice, pack: Callable[[RootSlice], Packed], then: Callable[[Packed], None]
+    ) -> None:
+        """Have a slice packed, as it stands behind the rounds that have closed and do not wait."""
+        index = slice_.index
+        weights, optimizer, compensation = self._weights.get(index), self._optimizer, self._compensation
+        version, seen = self._versions.get(index, 0), dict(self._seen.get(index, {}))
+
+        def work() -> Packed:
+            has_state = optimizer is not None and weights is not None and slice_.role == "weight"
+            state = optimizer.export(index) if optimizer is not None and has_state else SliceState()
+            kept = compensation.export(index) if compensation is not None else {}
+            return pack(RootSlice(None if weights is None else weights.clone(), state, kept, version, seen))
+
+        self._slice_jobs.run(index, work, then, 4 * slice_.size_bytes)
+
+    def put_back(self, slice_: Slice, kept: RootSlice) -> None:
+        """The inverse of `take`."""
+        index = slice_.index
+        if kept.weights is not None:
+            self._weights[index] = kept.weights.clone()
+            if self._optimizer is not None and slice_.role == "weight":
+                self._optimizer.adopt(slice_, self._weights[index])
+                if kept.state.planes or kept.state.scalars:
+                    self._optimizer.restore(index, kept.state)
+        if self._compensation is not None:
+            self._compensation.restore(index, kept.compensation)
+        self._versions[index], self._seen[index] = kept.version, kept.seen
 
     def hand_over(self) -> None:
         """Nobody goes on without a shard."""
@@ -337,6 +389,7 @@ class Root:
 
     def _answer_nothing(self, slice_: Slice, round_: Round, weight: float | None = None) -> None:
         update = self._update(slice_, round_, weight)
+        self._under_way.pop((slice_.index, round_.cohort, round_.turn), None)
         self._slice_jobs.after(slice_.index, lambda: self._server.answer(update, None))
 
     def _finish(
@@ -352,6 +405,7 @@ class Root:
 
         `kept`: of an `assign`, what a checkpoint kept of the edges below. `applies`: whether `work` changes the slice.
         """
+        self._under_way.pop((slice_.index, round_.cohort, round_.turn), None)
         down = self._server.down
         checked = is_watched(slice_) and round_.kind == "gradient"
 

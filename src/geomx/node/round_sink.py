@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from geomx.layout import Layout, Slice
-from geomx.node.journal import Record
+from geomx.node.durable.records import Record
+from geomx.node.durable.state import Stateful
 from geomx.node.peers.peer import Handler
 from geomx.rounds.round import Round
 from geomx.wire.messages import Calling, Fetch, Hyperparameters, Sampled, State, Stepped, Value
@@ -42,6 +43,10 @@ class RoundSink(Protocol):
     is_top: bool
 
     @property
+    def state(self) -> Stateful | None:
+        """Of a shard: what it has, so that whoever is started in its place can have it."""
+
+    @property
     def above(self) -> Above:
         """Whom the server tells, and who handles messages that do not come from children."""
 
@@ -59,6 +64,9 @@ class RoundSink(Protocol):
 
     def begin_anew(self) -> None:
         """Nobody above knows this server any more."""
+
+    def forget(self) -> None:
+        """This server was cut off, and the run went on."""
 
     def renewed(self, name: str) -> None:
         """A node beside this one is there for the first time, or was started again."""

@@ -19,9 +19,11 @@ import torch
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.contract import Began, Effect, Note
+from geomx.node.contract import Began
+from geomx.node.durable.cut import Cutting
+from geomx.node.durable.journal import Journal
+from geomx.node.durable.replay import Replay, is_told_again
 from geomx.node.edges import ChildEdges
-from geomx.node.journal import ClosedRound, Journal, Record, read, round_of
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.ending import Ending
 from geomx.node.members.reception import Reception
@@ -35,7 +37,7 @@ from geomx.node.slices.blocks import Receipts, flows_to, receipted
 from geomx.node.slices.handed_over import HandedOver
 from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.joined import Joined
-from geomx.node.slices.payloads import check_size, pack_layout
+from geomx.node.slices.payloads import check_size
 from geomx.node.slices.update_stream import UpdateEncoder, codec_of, decoded
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
@@ -78,7 +80,7 @@ class Server(BaseNode):
     """See the module's text. `make_sink(server)` gives it its aggregator or root; `others`: shards that dial us.
 
     `step_controller`: the policy again, where this is the first shard and the policy sets the workers' pace.
-    `same_data`: of the first shard alone.
+    `same_data`: of the first shard alone. `cut_every_s`: of a shard that keeps a log, how often it writes its state.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Server(BaseNode):
         flows: Mapping[str, FlowTerms] | None = None,
         losses: Losses | None = None,
         returning: frozenset[str] | None = None,
-        is_durable: bool = False,
+        cut_every_s: float | None = None,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
         flows = {**(flows or {}), **flows_to(edges.children, edges.classes)}
@@ -105,11 +107,12 @@ class Server(BaseNode):
         super().__init__(identity, limits, dials or {}, expects, flows, returning)
         self._edges = edges
         self._policy = policy
+        is_durable = cut_every_s is not None
         self.journal = Journal(self.emit if is_durable else None)
         self._step_control = StepControl(step_controller, self.tell)
         self._same_data = same_data
         self.members = Members(tree, identity.name)
-        self._gathering = Gathering(policy, self.members, self._closed, self._wake, self._agrees)
+        self._gathering = Gathering(policy, self.members, self.closed, self._wake, self._agrees)
         self.attendance = Attendance(self, edges, self._gathering, self._losses)
         self.reception = Reception(self, edges, self._gathering, policy, self._losses.may_return)
         self.handed_over = HandedOver(len(self.members.order))
@@ -119,6 +122,11 @@ class Server(BaseNode):
         self._trained = 0  # how many slices take part in a step
         turn_s = limits.turn_s and limits.turn_s + edges.later_s
         self._turns = TurnLog(self._gathering.turns, limits.stall_s, turn_s, self.note, self.members.order)
+        has_calls = policy.sync_group != "run"
+        self._replay = Replay(self, self._gathering, self._turns, self._step_control, has_calls)
+        self._cutting: Cutting | None = None
+        if cut_every_s is not None and self.sink.state is not None:
+            self._cutting = Cutting(self, self.sink.state, self._gathering, cut_every_s)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_begun = False
@@ -133,7 +141,7 @@ class Server(BaseNode):
         self.journal.behind(partial(self._answer, update, payload, staleness))
 
     def _answer(self, update: Update, payload: Any, staleness: int) -> None:
-        slice_ = self._slice(update.slice)
+        slice_ = self.slice_of(update.slice)
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
             update = self._edges.down.versions.stamped(slice_, update, payload)
@@ -201,7 +209,7 @@ class Server(BaseNode):
         elif isinstance(message, Calling):
             self._gathering.at_barrier(set(leaves), message.turn, self._now)
         elif isinstance(message, Fetch):
-            self._slice(message.slice)
+            self.slice_of(message.slice)
             self.sink.fetch(message, lambda state, data: self.send(peer, state, data))
         elif isinstance(message, Leave):
             self._on_leave(peer, leaves, message)
@@ -213,7 +221,7 @@ class Server(BaseNode):
     def check_payload(self, peer: Peer, message: Message) -> None:
         """Whether a child may send a payload of that size."""
         if isinstance(message, Push):
-            slice_ = self._slice(message.slice)
+            slice_ = self.slice_of(message.slice)
             check_size(message, slice_, codec_of(slice_, message, self._edges.up))
             self._receipts.check(message, slice_)
         elif payload_size(message) and not isinstance(message, Attach):
@@ -228,8 +236,7 @@ class Server(BaseNode):
         if self.journal.is_kept:
             if not self.reception.serves_weights:
                 raise Unsupported(f"{self.name} {NOT_DURABLE}")
-            body = pack_layout(layout)
-            self.journal.write(Attach(layout.fingerprint, settings, body.numel()), [body])
+            self.journal.write(*self.reception.model())
         mine = self.sink.holds(layout)
         self._mine = frozenset(slice_.index for slice_ in mine)
         self._trained = sum(slice_.role in ("weight", "ledger") for slice_ in mine)
@@ -253,7 +260,7 @@ class Server(BaseNode):
             )
         if not 0.0 <= push.weight <= MOST_WEIGHT:
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
-        slice_ = self._slice(push.slice)
+        slice_ = self.slice_of(push.slice)
         if push.drains:
             peer = self.peer(child)
             if peer is not None and self.reception.is_welcomed(child):
@@ -282,7 +289,8 @@ class Server(BaseNode):
     def _wake(self, key: str, at: float, then: Callable[[float], None]) -> None:
         self.after(at - self._now, key, lambda: then(self._now))
 
-    def _closed(self, slice_: Slice, round_: Round) -> None:
+    def closed(self, slice_: Slice, round_: Round) -> None:
+        """A round has all its contributions."""
         if not self.journal.is_replaying:
             self.handed_over.join(slice_, round_)
         self.journal.closed(slice_.index, round_)
@@ -309,40 +317,49 @@ class Server(BaseNode):
         """Where another shard may have been started again, so that all below begin anew."""
         return self.journal.is_kept
 
+    def may_close(self) -> bool:
+        """Whether rounds close now."""
+        return not self._gathering.is_held
+
+    def last_closed(self, cohort: str) -> int:
+        """The last turn of a cohort of which a slice has closed, or -1."""
+        return self._gathering.all_closed().get(cohort, -1)
+
+    def promise(self, cohort: str, turn: int) -> None:
+        """Another shard will count on it that this turn is complete here."""
+        if self.journal.is_kept:
+            for index, round_ in self._gathering.promise(cohort, turn).items():
+                self.journal.promised(index, round_)
+
     def look(self) -> None:
         """Close what is due."""
         self._gathering.look(self._now)
 
     # -- the log ------------------------------------------------------------------------------------------------
 
+    @property
+    def mine(self) -> list[Slice]:
+        """The slices that are gathered here."""
+        return [self.slice_of(index) for index in sorted(self._mine)]
+
     def on_persisted(self, number: int) -> None:
         self.journal.stored(number)
+        self.on_job_done()
+
+    def on_job_done(self) -> None:
+        if self._cutting is not None:
+            self._cutting.look()
+
+    def on_cut_stored(self, error: GeomxError | None) -> None:
+        if self._cutting is not None:
+            self._cutting.stored(error)
 
     def on_restored(self, records: Iterable[tuple[bytes, Any]]) -> None:
-        with self.journal.replaying():
-            for header, payload in records:
-                self._replay(read(header), payload)
-        self._effects = [effect for effect in self._effects if _is_told_again(effect)]
-        self.attendance.begins_again()
-
-    def _replay(self, record: Record, payload: Any) -> None:
-        if isinstance(record, ClosedRound):
-            slice_, round_ = self._slice(record.slice), round_of(record, payload)
-            if record.cohort == EVERYONE and self._policy.sync_group != "run":
-                self._gathering.at_barrier(round_.origins.keys(), record.turn, self._now)
-            for _, push, _ in round_.contributions:
-                self._turns.opened(push, next(iter(push.origins)), self._now)
-            self._gathering.turns.passed(record.slice, record.cohort, record.turn)
-            self._closed(slice_, round_)
-        elif isinstance(record, Attach):
-            self.reception.take_model(record, payload)
-        elif isinstance(record, Leave):
-            self.members.leave(record.origins, record.turns)
-            self._step_control.left(record.origins)
-            if record.early:
-                self.attendance.depart(dict.fromkeys(record.origins, record.turns))
-        else:
-            self.sink.replay(record)
+        self._replay.all(records)
+        self._effects = [effect for effect in self._effects if is_told_again(effect)]
+        if self.has_begun() and not self._is_begun:
+            self._is_begun = True
+            self.emit(Began())
 
     # -- who takes part -----------------------------------------------------------------------------------------
 
@@ -357,8 +374,13 @@ class Server(BaseNode):
         if out and order <= out | self.members.left(order).keys() | told.left.keys():
             self._gathering.forget()
             self.reception.state.forget()
+            self.sink.forget()
         self.reception.state.learn(told.standings)
         self.attendance.stands(told)
+
+    def reopen(self, push: Push) -> None:
+        """This was gathered here, and will never be answered: nobody is told that its turn has closed."""
+        self._gathering.turns.reopen(push.slice, push.cohort, push.turn)
 
     def took_leave(self, names: frozenset[str]) -> None:
         """These take no part any more."""
@@ -438,6 +460,10 @@ class Server(BaseNode):
         """Leave in order: all below first."""
         self._ending.retire()
 
+    def step_down(self, why: str) -> None:
+        """End this process of a shard that keeps a log: another will be started, and nobody else ends."""
+        self.stop(NodeLost(self.name, f"{why}; started again, it goes on from its log", may_return=True))
+
     def may_go(self, peer: Peer) -> bool:
         return self._ending.may_go(peer)
 
@@ -463,7 +489,7 @@ class Server(BaseNode):
         if is_child and self._losses.on_loss == "continue" and self.attendance.lost(peer):
             return
         may_return = self.reception.serves_weights and (
-            is_child or (peer.dialled and self._returning is not None)
+            is_child or self.renews(peer) or (peer.dialled and self._returning is not None)
         )
         if not may_return or not self._awaited.lost(peer, self._now):
             super().on_lost(peer)
@@ -487,6 +513,8 @@ class Server(BaseNode):
     def on_tick(self) -> None:
         """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""
         self._gathering.check_calls()
+        if self._cutting is not None:
+            self._cutting.tick()
         self._awaited.look(self.peer, self._now)
         self.attendance.tick()
         waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)
@@ -494,15 +522,8 @@ class Server(BaseNode):
             check_stillness(self.still_s(), self.limits.stall_s, waiting)
         self._ending.look()
 
-    def _slice(self, index: int) -> Slice:
+    def slice_of(self, index: int) -> Slice:
+        """A slice that is gathered here, by its number. Raises `ProtocolError` for others."""
         if self.reception.layout is None or index not in self._mine:
             raise ProtocolError(f"slice {index} is not held by {self.name}")
         return self.reception.layout.slices[index]
-
-
-def _is_told_again(effect: Effect) -> bool:
-    """Of what has happened before: the process before this one may have died with it on its lips."""
-    if isinstance(effect, Note) and effect.name == "round":
-        effect.fields["again"] = True
-        return True
-    return isinstance(effect, Began)

@@ -155,13 +155,13 @@ class Uplink:
 
     def push_again(
         self, out: Iterable[str], begins: Mapping[str, Mapping[str, int]], is_back: bool = False
-    ) -> None:
-        """What those above may not have, of workers that take part in its turn; the rest is forgotten.
+    ) -> list[Push]:
+        """What those above may not have, of workers that take part in its turn; gives the rest, which is forgotten.
 
         Whoever begins with a later turn has not contributed to it. `is_back`: a worker has just come back, and gives up
         the local steps that it was in.
         """
-        turns, gone = self._turns(), set(out)
+        turns, gone, forgotten = self._turns(), set(out), list[Push]()
         waiting, self._uncommitted = self._uncommitted, {}
 
         def counts(push: Push, name: str) -> bool:
@@ -173,6 +173,9 @@ class Uplink:
             is_open = cohort != EVERYONE or push.turn > everyones
             if is_open and any(counts(push, name) for name in push.origins):
                 self.push_raw(push, payload)
+            elif is_open:
+                forgotten.append(push)
+        return forgotten
 
     def hyper(self, digest: bytes, values: Hyperparameters) -> None:
         """Hyper-parameters go up before the first push that names them."""

@@ -182,6 +182,8 @@ class Worker(BaseNode):
     def attached(self, told: Joined) -> None:
         self._ready = self._is_known = True
         begins = told.begins.get(self.name, {})
+        if begins:
+            self._uplink.down.forget()
         self._uplink.push_again((), {self.name: begins}, is_back=bool(begins))
         self._take_leave_again()
         self._out = frozenset(told.out)
@@ -241,6 +243,7 @@ class Worker(BaseNode):
     def answered(self, update: Update, payload: Any) -> None:
         slice_ = self._slice(update.slice)
         down = self._uplink.down
+        payload = down.news(slice_, update, payload)
 
         def work() -> torch.Tensor | None:
             return None if payload is None else down.unpack(slice_, update.kind, payload, update.cohort)

@@ -35,6 +35,7 @@ class Totals:
         self.finished: dict[str, Fields] = {}
         self._apart: set[str] = set()  # workers whose last steps are in no mean over the run
         self._starts: Counter[str] = Counter()  # of each node
+        self._late: set[str] = set()  # workers that have joined a run that had begun
         self._cpu_s_before: dict[str, float] = defaultdict(float)  # of each node's processes before the last
         self.usage: dict[str, Fields] = {}
         self.traffic = Traffic(run)
@@ -215,7 +216,8 @@ class Totals:
         lost = {
             name for change in self.members.changes if change.kind in ("lost", "left") for name in change.who
         }
-        return [name for name in self._run.workers if name not in lost and self._starts[name] < 2]
+        late = lost | self._late
+        return [name for name in self._run.workers if name not in late and self._starts[name] < 2]
 
     @property
     def cohorts(self) -> list[str]:
@@ -298,6 +300,8 @@ class Totals:
         self.parameters = max(self.parameters, record.fields["parameters"])
         self.script = {key: record.fields[key] for key in SCRIPT if key in record.fields}
         self.trained_bytes = max(self.trained_bytes, record.fields["trained_bytes"])
+        if record.fields.get("goes_on"):
+            self._late.add(record.node)
 
     def _first_weights(self, record: Record) -> None:
         self._attached_at.setdefault(record.node, record.t)

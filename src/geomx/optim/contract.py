@@ -7,6 +7,7 @@ travels as *planes*, tensors of the slice's elements, and *scalars*, one number 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,6 +86,12 @@ class Compensation(Protocol):
             weights: The weights now, of the same shape.
             received: The weights with which the gradient was computed, of the same shape.
         """
+
+    def export(self, index: int) -> dict[str, torch.Tensor]:
+        """Return a copy of what is kept of a slice's gradients, by name: tensors of shape (elements,)."""
+
+    def restore(self, index: int, kept: Mapping[str, torch.Tensor]) -> None:
+        """Set it to what `export` returned."""
 
     def begin(self, index: int) -> None:
         """Slice `index` was given other weights (`attach`, `load`): forget what was kept of its gradients."""

@@ -13,6 +13,8 @@ one w_d for all parties; here each has its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from geomx.errors import ConfigError, Fault
@@ -53,6 +55,14 @@ class DCASGD:
             mean.mul_(self._decay).add_(square, alpha=1 - self._decay)
             square.div_((mean + EPSILON).sqrt_())
         gradient.addcmul_(square, drift, value=self._strength)
+
+    def export(self, index: int) -> dict[str, torch.Tensor]:
+        return {"squares": self._squares[index].clone()} if index in self._squares else {}
+
+    def restore(self, index: int, kept: Mapping[str, torch.Tensor]) -> None:
+        self.begin(index)
+        if "squares" in kept:
+            self._squares[index] = kept["squares"].clone()
 
     def begin(self, index: int) -> None:
         self._squares.pop(index, None)

@@ -50,7 +50,7 @@ class Gathering:
         self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
         self._incarnations: dict[str, int] = {}  # of those that have contributed to a step
         self._restarts: dict[str, int] = {}  # the step to which a later incarnation has contributed first
-        self._is_held = False  # nothing closes
+        self._holders: set[str] = set()  # nothing closes for as long as there are any
 
     def begin(self, slices: Iterable[Slice]) -> None:
         """These slices are gathered here."""
@@ -85,6 +85,9 @@ class Gathering:
         """Count a contribution, and ask the policy."""
         if push.step >= 0:
             self._notice_restarts(push)
+        known = self.turns.get(push.cohort, push.turn)
+        if known is not None and known.is_promised and push.slice in known.rounds:
+            return
         round_ = self.turns.add(push, payload, self._members.first(push.origins), now, self._restarts)
         if self._policy.lockstep:
             self.turns.check_one_open(slice_.index, push.cohort)
@@ -106,6 +109,30 @@ class Gathering:
             turn.is_named = True
             self._close_together(turn, now)
 
+    def promise(self, cohort: str, number: int) -> dict[int, Round]:
+        """What has come of a turn stays as it is, unless others take part in it; gives its rounds, by slice."""
+        turn = self.turns.begin(cohort, number)
+        turn.is_promised = True
+        return {index: turn.rounds[index] for index in sorted(turn.needed & turn.rounds.keys())}
+
+    def promised(self, slice_: Slice, round_: Round) -> None:
+        """Such a round, as it was before this server was started again."""
+        turn = self.turns.begin(round_.cohort, round_.turn)
+        turn.rounds[slice_.index], turn.is_promised = round_, True
+        for _, push, _ in round_.contributions:
+            turn.unite(push, self._slices.keys())
+
+    def changes(self, from_turns: Mapping[str, int]) -> None:
+        """Others take part from these turns of their cohorts on: nothing is promised of them."""
+        for turn in self.turns:
+            if turn.number >= from_turns.get(turn.cohort, turn.number + 1):
+                turn.is_promised = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing closes."""
+        return bool(self._holders)
+
     def _close_together(self, turn: Turn, now: float) -> None:
         """Ask the policy of all its slices, once all have come from everybody; of a turn of nobody, forget them."""
         members = self._members.expected(turn.number, turn.cohort)
@@ -115,9 +142,10 @@ class Gathering:
             turn.separate()
             self.turns.tidy(turn)
             return
-        may_close = not self._is_held and turn.is_whole(members)
+        may_close = not self._holders and turn.is_whole(members)
         if may_close and not turn.is_named:
-            turn.is_named = may_close = self._agrees(turn.cohort, turn.number, turn.together)
+            agrees = self._agrees(turn.cohort, turn.number, turn.together)
+            turn.is_named = may_close = agrees or turn.is_named  # it may be named meanwhile
         for index in sorted(turn.needed & turn.rounds.keys()):
             if (round_ := turn.rounds.get(index)) is None:  # closing another may have answered it
                 continue
@@ -165,13 +193,13 @@ class Gathering:
                 if index not in turn.needed and index in turn.rounds:  # closing another may have answered it
                     self._decide(self._slices[index], round_, now)
 
-    def hold(self) -> None:
-        """Close nothing from now on."""
-        self._is_held = True
+    def hold(self, holder: str = "roster") -> None:
+        """Close nothing from now on, for as long as this holder wants it."""
+        self._holders.add(holder)
 
-    def resume(self, now: float) -> None:
-        """Close what is due, and go on."""
-        self._is_held = False
+    def resume(self, now: float, holder: str = "roster") -> None:
+        """Close what is due, and go on, if no other holds."""
+        self._holders.discard(holder)
         self.look(now)
 
     def drop(self, names: Set[str], from_turns: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -290,7 +318,7 @@ class Gathering:
             round_.turn, slice_.index, round_.kind, round_.cohort, origins, members, round_.opened, progress
         )
         plan = self._policy.gathered(view, now)
-        if self._is_held and not isinstance(plan, Wait):
+        if self._holders and not isinstance(plan, Wait):
             round_.waits_for = ()
             return
         if isinstance(plan, Wait):

@@ -77,6 +77,17 @@ class Members:
         """Of those of these who have come back: with which turn of each cohort they have begun."""
         return {name: dict(self._begins[name]) for name in names if name in self._begins}
 
+    def put_back(
+        self,
+        out: Iterable[str],
+        left: Mapping[str, Mapping[str, int]],
+        begins: Mapping[str, Mapping[str, int]],
+    ) -> None:
+        """What `out`, `left` and `begins` have given of all."""
+        self.out = frozenset(self.order).intersection(out)
+        self._left, self._begins = dict(left), dict(begins)
+        self._forget()
+
     def begin_of(self, cohort: str) -> int:
         """The turn with which those who take part in a cohort have begun: 0, unless all of them have come back."""
         return min((self._first(name, cohort) for name in self.present(self.of(cohort))), default=0)

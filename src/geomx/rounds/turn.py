@@ -53,9 +53,20 @@ class Turn:
         together: The slices that count as a whole, as a bitmap; empty where each closes by itself.
         needed: Those of them that are gathered here.
         is_named: Whether a turn that counts as a whole is complete on all shards.
+        is_promised: Whether another shard was told that it is complete here, which has to stay so.
     """
 
-    __slots__ = ("_come", "call", "cohort", "is_named", "needed", "number", "rounds", "together")
+    __slots__ = (
+        "_come",
+        "call",
+        "cohort",
+        "is_named",
+        "is_promised",
+        "needed",
+        "number",
+        "rounds",
+        "together",
+    )
 
     def __init__(self, cohort: str, number: int) -> None:
         self.cohort, self.number = cohort, number
@@ -63,7 +74,7 @@ class Turn:
         self.call: Call | None = None
         self.together = b""
         self.needed: frozenset[int] = frozenset()
-        self.is_named = False
+        self.is_named = self.is_promised = False
         self._come: dict[str, set[int]] = {}  # by worker: the slices to which it has contributed
 
     def unite(self, push: Push, gathered: Set[int]) -> None:
@@ -81,7 +92,8 @@ class Turn:
 
     def separate(self) -> None:
         """Each of its slices closes by itself."""
-        self.together, self.needed, self.is_named = b"", frozenset(), False
+        self.together, self.needed = b"", frozenset()
+        self.is_named = self.is_promised = False
         self._come.clear()
 
     def forget(self, names: Iterable[str]) -> None:
@@ -175,6 +187,11 @@ class KnownTurns:
     def passed(self, index: int, cohort: str, number: int) -> None:
         """What comes of a slice for this turn, or an earlier one, is late."""
         self.closed[index, cohort] = max(self.closed.get((index, cohort), -1), number)
+
+    def reopen(self, index: int, cohort: str, number: int) -> None:
+        """A round that has closed last counts as open again."""
+        if self.closed.get((index, cohort)) == number:
+            self.closed[index, cohort] = number - 1
 
     def tidy(self, turn: Turn) -> None:
         """Forget a turn that is over."""

@@ -21,6 +21,7 @@ from geomx.node.path_news import PathNews
 from geomx.simulate.flows import SimulatedEnd
 from geomx.simulate.network import Clock, Network, SimulatedLink
 from geomx.simulate.programs import Program
+from geomx.simulate.stores import SimulatedLog
 from geomx.wire.flow.ends import WHY, OnConnection
 from geomx.wire.flow.inbox import Blocks, Delivered
 from geomx.wire.flow.outbox import FlowTerms
@@ -60,6 +61,7 @@ class Host:
     timers: dict[str, int] = field(default_factory=dict)
     listener: Callable[[Any], None] | None = None
     program: Program | None = None
+    log: SimulatedLog | None = None
     starts_at: float = 0.0
     paths: PathNews = field(default_factory=PathNews)
     paused_until: float = 0.0

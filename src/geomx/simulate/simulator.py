@@ -25,6 +25,7 @@ from geomx.errors import GeomxError
 from geomx.node.contract import (
     Began,
     Called,
+    Cut,
     Dial,
     Effect,
     Event,
@@ -32,10 +33,12 @@ from geomx.node.contract import (
     Hangup,
     Job,
     JobDone,
+    Mark,
     Node,
     Note,
     Notify,
     OpenFlow,
+    Persist,
     Started,
     Stop,
     Timer,
@@ -45,6 +48,8 @@ from geomx.node.counts import flows_and_blocks
 from geomx.simulate.connections import Connections, Host
 from geomx.simulate.network import Network
 from geomx.simulate.programs import Program
+from geomx.simulate.stores import SimulatedLog
+from geomx.store.log import Log
 from geomx.wire.flow.counts import FlowCounts
 
 CHUNK_BYTES = 64 << 10
@@ -76,9 +81,17 @@ class Simulator:
 
     # -- setting up -------------------------------------------------------------------------------------------
 
-    def add(self, node: Node, at: float = 0.0) -> None:
-        """Start a node at a time of the clock; one that crashed is replaced under the same name."""
+    def add(self, node: Node, at: float = 0.0, log: Log | None = None, latency_s: float = 0.0) -> None:
+        """Start a node at a time of the clock; one that crashed is replaced under the same name.
+
+        `log`: where it keeps one, what is left of those before; `latency_s`: what writing to it takes, at most.
+        """
         host = self.hosts[node.name] = Host(node, starts_at=max(at, self.now))
+        if log is not None:
+            host.log = SimulatedLog(
+                log, latency_s, self.random, host, self._plan, functools.partial(self.deliver, host)
+            )
+            self._plan(at - self.now, host.log.restore)
         self._plan(at - self.now, lambda: self.deliver(host, Started()))
 
     def link(self, one: str, other: str, network: Network) -> None:
@@ -229,16 +242,25 @@ class Simulator:
                         host.listener(effect.item)
                 case Timer():
                     self._set_timer(host, effect)
+                case Persist() | Mark() | Cut():
+                    assert host.log is not None  # such nodes are given one
+                    host.log.keep(effect)
                 case Note():
                     self.notes.append((self.now, host.node.name, effect))
                 case Dial():
                     self._connections.dial(host, effect.peer)
-                case Began():
-                    self._begin(host.node.name)
-                case Stop():
-                    host.stopped, host.error = True, effect.error
-                    if host.program is not None:
-                        host.program.stopped(effect.error)
+                case Began() | Stop():
+                    self._begin_or_stop(host, effect)
+        if host.log is not None:
+            host.log.flush()
+
+    def _begin_or_stop(self, host: Host, effect: Began | Stop) -> None:
+        if isinstance(effect, Began):
+            self._begin(host.node.name)
+            return
+        host.stopped, host.error = True, effect.error
+        if host.program is not None:
+            host.program.stopped(effect.error)
 
     def _on_connection(self, host: Host, effect: Write | OpenFlow | Hangup) -> None:
         if isinstance(effect, Write):

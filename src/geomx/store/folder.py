@@ -58,7 +58,10 @@ class FolderStore:
         """See `Store`."""
         try:
             for name in names:
-                (self._folder / name).unlink(missing_ok=True)
+                path = self._folder / name
+                path.unlink(missing_ok=True)
+                for left in path.parent.glob(f"{NEW}{path.name}-*"):  # of who died while writing it
+                    left.unlink(missing_ok=True)
         except OSError as error:
             raise _failed(error) from error
 
@@ -66,7 +69,7 @@ class FolderStore:
     def _written(self, name: str, content: Sequence[Bytes]) -> Iterator[tuple[Path, Path]]:
         """A file of its own with this content, to be given its name within; then both are on the disk."""
         path = self._folder / name
-        new = path.with_name(f"{NEW}{secrets.token_hex(8)}")
+        new = path.with_name(f"{NEW}{path.name}-{secrets.token_hex(8)}")
         try:
             if not path.parent.is_dir():
                 _make(path.parent)

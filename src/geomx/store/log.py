@@ -1,9 +1,14 @@
 """A log in a store: records, one behind the other, in pieces that are written whole.
 
 A piece is one object, `log-0000000007`; their numbers have no gap, and a piece is written when all before it are. So
-what is there after a crash is a beginning of what was written. Nobody writes a piece that there is: of two who believe
-that the log is theirs, such as one that was stopped and the one that was started in its place, one is told so at its
-next piece. Each record is a header and a payload:
+what is there after a crash is a beginning of what was written. A cut, `cut-0000000007`, stands for all pieces before
+its number, which then go.
+
+Nobody writes a piece that there is. Whoever begins to write has read all pieces, and its first one is empty: its
+*fence*. A process that was taken for dead, and was only stopped, would write that one next, and so is told that it has
+been replaced before it can say anything more. So fences stay for as long as the log does.
+
+Each record is a header and a payload:
 
     4 bytes   length of the header, little-endian      8 bytes   length of the payload
     the header, the payload
@@ -14,60 +19,107 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
+from geomx.errors import Fenced
 from geomx.store.contract import Bytes, Store, StoreError
 
 LENGTHS = struct.Struct("<IQ")
-PIECE = "log-{:010}"
+PIECE, CUT = "log-", "cut-"
+Records = Sequence[tuple[bytes, Sequence[Bytes]]]
 
 
 class Log:
-    """One log. `name`: what its pieces' names begin with, such as `my-run/global.0`."""
+    """One log. `name`: what its pieces' names begin with, such as `my-run/global.0`.
+
+    Attributes:
+        next: The number of the piece that is written next.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name
-        self._next = 0
+        self.next = 0
+        self._fences: set[int] = set()
 
-    def read(self) -> Iterator[tuple[int, bytes, memoryview]]:
-        """All records that are there: the number of their piece, header, payload. What is written comes behind them.
+    def read(self) -> Iterator[tuple[bytes, memoryview]]:
+        """All records that are there, headers and payloads; then a fence behind them. What is written comes behind it.
 
         Raises `StoreError` where pieces are missing, or are no log.
         """
-        for name in self._store.list(f"{self._name}/{PIECE[:4]}"):
-            number = int(name.rpartition("-")[2])
-            if self._next not in (0, number):
-                raise StoreError(f"store: {self._name} has no {PIECE.format(self._next)}, and later ones")
-            self._next = number + 1
-            content = self._store.get(name)
-            if content is None:
-                raise StoreError(
-                    f"store: {name} has gone while it was read: does another process use this run's store?"
-                )
-            for header, payload in _records(name, content):
-                yield number, header, payload
+        cut = max(self._numbers(CUT), default=0)
+        self.next = cut
+        pieces = self._numbers(PIECE)
+        for number in pieces:
+            if number < cut and not self._get(PIECE, number):
+                self._fences.add(number)
+        if cut:
+            yield from _records(self._path(CUT, cut), self._get(CUT, cut))
+        while True:
+            for number in pieces:
+                if number < self.next:
+                    continue
+                if number > self.next:
+                    raise StoreError(f"store: {self._name} has no {PIECE}{self.next:010}, and later ones")
+                content = self._get(PIECE, number)
+                if not content:
+                    self._fences.add(number)
+                self.next = number + 1
+                yield from _records(self._path(PIECE, number), content)
+            if self._store.create(self._path(PIECE, self.next), []):
+                self._fences.add(self.next)
+                self.next += 1
+                return
+            pieces = self._numbers(PIECE)  # whoever was here before has written one more
 
-    def write(self, records: Sequence[tuple[bytes, Sequence[Bytes]]]) -> int:
-        """Write a piece with these records: headers and the pieces of payloads; gives its number.
+    def write(self, records: Records) -> None:
+        """Write a piece with these records: headers and the pieces of payloads.
 
-        Raises `StoreError`, also where another process has written it.
+        Raises `StoreError`, and `Fenced` where another process has written it.
         """
-        number, parts = self._next, list[Bytes]()
-        for header, payload in records:
-            parts += [LENGTHS.pack(len(header), sum(map(len, payload))), header, *payload]
-        if not self._store.create(f"{self._name}/{PIECE.format(number)}", parts):
-            raise StoreError(
-                f"store: another process writes {self._name}, and this one ends: it was taken for dead"
-            )
-        self._next += 1
-        return number
+        if not self._store.create(self._path(PIECE, self.next), _parts(records)):
+            raise self._fenced()
+        self.next += 1
+
+    def check(self) -> None:
+        """Raise `Fenced` where another process writes this log."""
+        path = self._path(PIECE, self.next)
+        if path in self._store.list(path):
+            raise self._fenced()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(f"store: another process writes {self._name}: this one was taken for dead, and ends")
+
+    def cut(self, number: int, records: Records) -> None:
+        """Write records that stand for all pieces before this number, and remove those. Raises `StoreError`."""
+        self._store.create(self._path(CUT, number), _parts(records))
+        pieces = [each for each in self._numbers(PIECE) if each < number and each not in self._fences]
+        cuts = [each for each in self._numbers(CUT) if each < number]
+        self._store.delete([self._path(CUT, each) for each in cuts])
+        self._store.delete([self._path(PIECE, each) for each in pieces])
 
     def clear(self) -> None:
         """Remove it: the run has ended."""
         self._store.delete(self._store.list(f"{self._name}/"))
 
-    def forget(self, before: int) -> None:
-        """Remove the pieces before this number, the first ones first."""
-        names = self._store.list(f"{self._name}/{PIECE[:4]}")
-        self._store.delete([name for name in names if int(name.rpartition("-")[2]) < before])
+    def _path(self, kind: str, number: int) -> str:
+        return f"{self._name}/{kind}{number:010}"
+
+    def _numbers(self, kind: str) -> list[int]:
+        return [int(name.rpartition("-")[2]) for name in self._store.list(f"{self._name}/{kind}")]
+
+    def _get(self, kind: str, number: int) -> bytes:
+        content = self._store.get(self._path(kind, number))
+        if content is None:
+            raise StoreError(
+                f"store: {self._path(kind, number)} has gone while it was read: does another process use this run's "
+                "store?"
+            )
+        return content
+
+
+def _parts(records: Records) -> list[Bytes]:
+    parts = list[Bytes]()
+    for header, payload in records:
+        parts += [LENGTHS.pack(len(header), sum(map(len, payload))), header, *payload]
+    return parts
 
 
 def _records(name: str, content: bytes) -> Iterator[tuple[bytes, memoryview]]:

@@ -24,6 +24,7 @@ def attached(port: Port, model: AttachedModel, script: Script) -> None:
         trained_bytes=sum(slice_.size_bytes for slice_ in model_slices.slices("weight")),
         slices=len(model_slices.layout.slices),
         on_server=model.optimizer.on_server,
+        goes_on=model.steps.goes_on,
         **script.told(),
     )
 

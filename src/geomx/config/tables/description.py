@@ -208,6 +208,13 @@ class StoreTable(Table):
             "it is reached. Default: none, and the run ends with it.",
         )
     )
+    every_s: float = Field(
+        60.0,
+        gt=0,
+        le=WEEK_S,
+        description="How often each global server writes its whole state there: so long is what one that is started "
+        "again has to repeat, at most.",
+    )
 
 
 class Description(Table):

@@ -20,6 +20,7 @@ from geomx.config.reading.document import Document
 from geomx.config.reading.problems import Problem
 from geomx.drive.secret import make_secret
 from geomx.errors import ConfigError, FileUnwritable
+from geomx.launch.engines.keeper import LOST_STATUS
 from geomx.launch.environment import ProcessPlace, environment_of, job_environment, threads_each
 from geomx.launch.local.child import Command, Ended
 from geomx.launch.local.outputs import check_outputs, write_outputs
@@ -33,6 +34,7 @@ from geomx.observe.report import How, Report, closing_table, make_report, write_
 from geomx.observe.trace import write_trace
 
 SHOW_S = 0.25
+MOST_RESTARTS, WITHIN_S = 5, 600.0
 DESCRIPTION = "run.json"
 OTHER_FOLDER = "TMPDIR may name another folder for the run's files"
 
@@ -73,6 +75,7 @@ def run_here(run: Run, options: RunOptions) -> Report:
                 _end_s(run),
                 _Losses(run, folder.records).goes_on,
                 members.is_out,
+                _Restarts(run).again,
             )
             outcome = supervisor.run(commands(run, folder.path, ports, trace=options.trace is not None))
         wall_s = time.monotonic() - started
@@ -195,6 +198,25 @@ class _Losses:
         if self._run.run.on_loss == "wait":
             return f"the run waits up to {self._run.run.wait_s:g} s for it to be started again"
         return "the run goes on without it"
+
+
+class _Restarts:
+    """Knows whether a process is started again: a global server that has a log, and did not end by what it decided."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._at: list[float] = []
+
+    def again(self, ended: Ended) -> str:
+        """See `Supervisor`."""
+        now = time.monotonic()
+        self._at = [at for at in self._at if now - at < WITHIN_S]
+        can = self._run.store.url and self._run.tree.is_shard(ended.name)
+        was_lost = ended.status < 0 or ended.status == LOST_STATUS
+        if not can or not was_lost or len(self._at) >= MOST_RESTARTS:
+            return ""
+        self._at.append(now)
+        return "it is started again, from its log"
 
 
 class _Tick:

@@ -2,7 +2,7 @@
 
 Theory of operation. One thread, one loop. Every process leads a group of its own. One that ends by itself and not well
 has failed, unless the run goes on without it, while a worker is left: then it is *lost*, which is said, and nobody is
-stopped for it. A run ends in one of six ways:
+stopped for it. One that can be started *again* is, which is said as well. A run ends in one of six ways:
 
     all well      the workers end with status 0; the servers, which see that, end within `end_s`
     a failure     a process ends with another status. The others have `GRACE_S` to hear of it through the run
@@ -68,6 +68,7 @@ class Supervisor:
     the supervisor itself. `lack_of(worker)` says what a worker that has ended well has not done; "": nothing.
     `end_s`: how long others may go on behind the workers; None: `stop_s`. `goes_on(ended)`: what the run does now that
     a process is lost to it, in words; "": it has failed. `is_out(worker)`: whether the run has gone on without it.
+    `again(ended)`: why a process is started again, in words; "": it is not.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Supervisor:
         end_s: float | None = None,
         goes_on: Callable[[Ended], str] = lambda ended: "",
         is_out: Callable[[str], bool] = lambda worker: False,
+        again: Callable[[Ended], str] = lambda ended: "",
     ) -> None:
         self._show = show
         self._tick = tick
@@ -89,6 +91,8 @@ class Supervisor:
         self._lack_of = lack_of
         self._goes_on = goes_on
         self._is_out = is_out
+        self._again = again
+        self._commands: dict[str, Command] = {}
         self._interrupts_told = 0
         self._stop_told = False
         self._running: list[Child] = []
@@ -126,6 +130,7 @@ class Supervisor:
             child = Child(command)
         except OSError as error:
             raise RunFailed(command.name, f"{command.argv[0]} cannot be started: {error}") from error
+        self._commands[command.name] = command
         self._guardian.watch(child.pid)
         self._running.append(child)
         for pipe in child.pipes:
@@ -163,7 +168,10 @@ class Supervisor:
         """Of a process that has not ended well: the run goes on without it, or has failed."""
         has_workers = self._well or any(not child.serves for child in self._running)
         may_go_on = has_workers and not ended.lack and not self._failures
-        if may_go_on and (words := self._goes_on(ended)):
+        if may_go_on and not ended.overdue and (words := self._again(ended)):
+            self._say(f"{ended.name} {ended.how}; {words}")
+            self._start(self._commands[ended.name])
+        elif may_go_on and (words := self._goes_on(ended)):
             self._lost.append(ended)
             self._say(f"{ended.name} {ended.how}; {words}")
         else:

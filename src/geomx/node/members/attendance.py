@@ -212,6 +212,24 @@ class Attendance:
         self._unsettled, self._told_at = {}, {}
         for name, incarnation in list(self._asking.items()):
             self.asks(name, incarnation)
+        if not self._unsettled and self._held_for <= self.roster.number:
+            self._gathering.resume(self._host.now)
+
+    @property
+    def absences(self) -> tuple[tuple[int, bytes], ...]:
+        """See `Absences.kept`."""
+        return self._absences.kept
+
+    def put_back(
+        self,
+        roster: Roster,
+        absences: tuple[tuple[int, bytes], ...],
+        departed: Mapping[str, Mapping[str, int]],
+    ) -> None:
+        """This roster is the newest; who took no part before, and who has left early."""
+        self.roster = roster
+        self._absences.put_back(absences)
+        self.depart(departed)
 
     def begins_again(self) -> None:
         """This shard was started again: who does not come back is lost, once it was awaited for long enough."""
@@ -317,6 +335,7 @@ class Attendance:
         out, back = members.tree.workers_in(roster.out), members.tree.workers_in(roster.joined)
         joined = frozenset(back).intersection(members.order)
         gone = members.enroll(out, dict.fromkeys(joined, roster.from_turns))
+        self._gathering.changes(roster.from_turns)
         self._host.note(
             "roster", "info", number=roster.number, members=len(members.present(members.order)),
             out=", ".join(out), joined=", ".join(back), turns=roster.from_turns,

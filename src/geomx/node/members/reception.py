@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from geomx.errors import Refused, Unsupported
 from geomx.layout import Layout, Slice
@@ -21,7 +22,7 @@ from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState
 from geomx.node.slices.joined import grouped
-from geomx.node.slices.payloads import pack_turns, unpack_layout
+from geomx.node.slices.payloads import pack_layout, pack_turns, unpack_layout
 from geomx.node.slices.update_stream import sets_weights
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
@@ -95,6 +96,12 @@ class Reception:
         self._settings = message.settings
         self._edges.down.begin(aggregates=not self.serves_weights)
         self._host.adopt(self.layout, message.settings)
+
+    def model(self) -> tuple[Attach, list[torch.Tensor]]:
+        """What `take_model` was told."""
+        assert self.layout is not None
+        body = pack_layout(self.layout)
+        return Attach(self.layout.fingerprint, self._settings, body.numel()), [body]
 
     def _passed(self, peer: Peer) -> None:
         """Of a child that has told how many steps those below have taken: means before these are over.

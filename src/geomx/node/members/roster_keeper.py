@@ -8,7 +8,7 @@ meanwhile is decided next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from geomx.rounds.losses import Losses
@@ -70,9 +70,15 @@ class RosterKeeper:
         self._answers: dict[str, Held] = {}  # by shard
         self._settled: dict[str, int] = {}  # the incarnations of whom a roster has settled
 
-    def resume(self, roster: Roster) -> None:
-        """This was decided before this shard was started again."""
+    @property
+    def settled(self) -> dict[str, int]:
+        """By node: the incarnation up to which rosters have settled what was told of it."""
+        return self._settled
+
+    def resume(self, roster: Roster, settled: Mapping[str, int] | None = None) -> None:
+        """This was decided before this shard was started again. `settled`: by rosters before."""
         self._number, self._slowest_pace = roster.number, roster.pace
+        self._settled |= dict(settled or {})
         self._settled |= roster.settles
 
     def renewed(self, shard: str) -> None:

@@ -6,11 +6,12 @@ dial the first shard, and send to it alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from geomx.errors import ProtocolError
-from geomx.node.journal import Journal
+from geomx.node.durable.journal import Journal
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.roster_keeper import RosterKeeper
 from geomx.node.members.whole_turns import WholeTurns
@@ -42,6 +43,9 @@ class Shard(Protocol):
 
     def has_begun(self) -> bool: ...
     def look(self) -> None: ...
+    def may_close(self) -> bool: ...
+    def last_closed(self, cohort: str) -> int: ...
+    def promise(self, cohort: str, turn: int) -> None: ...
 
 
 class Top:
@@ -66,7 +70,9 @@ class Top:
         self._server, self.hyper, self._clipping = server, hyper, clipping
         self._send, self._others, self._lead = send, others, lead
         self._decided: dict[int, Roster] = {}  # the newest
-        self.whole = WholeTurns(server.name, shards, send, server.attendance.named)
+        self.whole = WholeTurns(
+            server.name, shards, self._promise, self._tell_behind, server.attendance.named, server.may_close
+        )
         self._keeper = RosterKeeper(
             server.members, losses, others, server.attendance, send, self._publish, server.has_begun
         )
@@ -80,9 +86,9 @@ class Top:
         elif isinstance(message, Held) and not self._lead:
             self._keeper.answered(peer.name, message)
         elif isinstance(message, Hold) and self._lead:
-            self._send(self._lead, self._server.attendance.held(message.number, message.nodes))
+            self._tell_behind(self._lead, self._server.attendance.held(message.number, message.nodes))
         elif isinstance(message, Complete) and not self._lead:
-            self.whole.complete(peer.name, message)
+            self.whole.complete(peer.name, message, self._server.last_closed(message.cohort))
         elif isinstance(message, Close) and self._lead:
             self._server.attendance.named(message.cohort, message.turn)
         elif isinstance(message, Roster) and self._lead:
@@ -100,9 +106,17 @@ class Top:
         if isinstance(message, Stepped | Sampled):
             raise ProtocolError(f"{message.worker} tells {type(message).__name__} where nobody asks for it")
         if self._lead:
-            self._send(self._lead, message)
+            self._tell_behind(self._lead, message)
         else:
             self._keeper.told(message)
+
+    def _tell_behind(self, shard: str, message: Message) -> None:
+        """Tell another shard where this one stands, once that is in the log."""
+        self._server.journal.behind(partial(self._send, shard, message))
+
+    def _promise(self, message: Complete) -> None:
+        self._server.promise(message.cohort, message.turn)
+        self._tell_behind(self._lead, message)
 
     def at_barrier(self, message: Calling) -> None:
         """Nobody above needs to know."""
@@ -124,9 +138,28 @@ class Top:
 
     def replay(self, roster: Roster) -> None:
         """This was decided before."""
+        self._server.journal.write(roster)
         self._keep(roster)
         self._keeper.resume(roster)
         self._server.attendance.told(roster)
+
+    @property
+    def rosters(self) -> tuple[Roster, ...]:
+        """The newest, of which there are some."""
+        newest = self._server.attendance.roster
+        return tuple(self._decided.values()) or (newest,) * (newest.number > 0)
+
+    @property
+    def settled(self) -> dict[str, int]:
+        """See `RosterKeeper`."""
+        return self._keeper.settled
+
+    def put_back(self, rosters: Sequence[Roster], settled: Mapping[str, int]) -> None:
+        """The inverse of `rosters` and `settled`."""
+        for roster in rosters:
+            self._keep(roster)
+        if rosters:
+            self._keeper.resume(rosters[-1], settled)
 
     def _publish(self, roster: Roster) -> None:
         self._server.journal.write(roster)

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from geomx.errors import GeomxError, ProtocolError, RunFailed
+from geomx.errors import Fenced, GeomxError, ProtocolError, RunFailed
 from geomx.node.contract import (
     Called,
     Closed,
+    CutStored,
     Effect,
     Event,
     Failed,
@@ -112,6 +113,7 @@ class BaseNode(ABC):
             JobDone: self._on_job_done,
             Called: self._on_called,
             Persisted: lambda event: self.on_persisted(event.number),
+            CutStored: lambda event: self.on_cut_stored(event.error),
             Restored: lambda event: self.on_restored(event.records),
             Failed: lambda event: raise_failed(event.error, event.conn, self._by_conn),
         }
@@ -205,8 +207,19 @@ class BaseNode(ABC):
         """Whether this node itself has nothing to do before something comes."""
         return True
 
+    def on_job_done(self) -> None:
+        """A job has ended, and what follows from it is done."""
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether jobs of this node are under way."""
+        return self._stillness.jobs > 0
+
     def on_persisted(self, number: int) -> None:
         """So many records are in this node's log."""
+
+    def on_cut_stored(self, error: GeomxError | None) -> None:
+        """This node's state is in the store, or could not be written."""
 
     def on_restored(self, records: Iterable[tuple[bytes, Any]]) -> None:
         """This node is started in the place of one that has left a log."""
@@ -300,6 +313,9 @@ class BaseNode(ABC):
         """End this node with an error, and tell every peer why: now, or as soon as it comes (`farewell`)."""
         failure = as_failure(self.name, error)
         self.note("failed", "error", node=failure.node, error=failure.error, reason=failure.reason)
+        if isinstance(error, Fenced):  # the others go on with whoever is in its place
+            self.stop(error)
+            return
         late = [
             name for name in (*self._dials, *self._expects) if name != failure.node and self._is_away(name)
         ]
@@ -396,6 +412,7 @@ class BaseNode(ABC):
         if event.error is not None:
             raise RunFailed(self.name, repr(event.error))
         event.job.then(event.result)
+        self.on_job_done()
 
     def _on_called(self, event: Called) -> None:
         self._stillness.moved(self._now)

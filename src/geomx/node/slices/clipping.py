@@ -74,6 +74,10 @@ class Clipping:
             for start in range(0, len(squares), NORMS_SENT):
                 self._send(self._lead, Norms(cohort, turn, dict(squares[start : start + NORMS_SENT])))
 
+    def known(self) -> list[Scale]:
+        """The newest totals."""
+        return [Scale(cohort, turn, square) for (cohort, turn), square in self._known.items()]
+
     def renewed(self) -> None:
         """Another shard was started again: tell the first once more what waits for its word."""
         for (cohort, turn), current in self._turns.items():

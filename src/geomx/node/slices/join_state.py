@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from geomx.errors import ProtocolError
 from geomx.rounds.round import Round
@@ -21,6 +21,14 @@ CANNOT_REJOIN = (
 PASSES_LIMIT = 16  # over its shares that a worker's script can have under way
 
 
+class SliceStanding(NamedTuple):
+    """By cohort: what it holds, values and their version; before a step that is answered in part; its last turn."""
+
+    held: dict[str, tuple[Any, int]]
+    before: dict[str, tuple[int, tuple[Any, int] | None]]
+    answered: dict[str, int]
+
+
 class JoinState:
     """What went down last of each slice, to each cohort, and how far the policy and the workers' scripts have come."""
 
@@ -32,7 +40,7 @@ class JoinState:
         self._steps: dict[str, Standing] = {}  # by cohort: its steps and passes, without its turn
         self._reached: dict[str, deque[Reached]] = {}  # by worker
         self._before: dict[
-            str, tuple[int, dict[int, Any]]
+            str, tuple[int, dict[int, tuple[Any, int] | None]]
         ] = {}  # by cohort: a turn, its slices as they were before
 
     @property
@@ -44,6 +52,24 @@ class JoinState:
         """What went down is not what the run stands at any more; how far the workers' scripts are remains."""
         for known in (self._held, self._answered, self._steps, self._before):
             known.clear()
+
+    @property
+    def steps(self) -> Standings:
+        """By cohort its steps and passes, without its turn; see `learn`."""
+        return self._steps
+
+    def kept(self, index: int) -> SliceStanding:
+        """Where a slice stands."""
+        before = {cohort: (turn, was[index]) for cohort, (turn, was) in self._before.items() if index in was}
+        return SliceStanding(dict(self._held.get(index, {})), before, dict(self._answered.get(index, {})))
+
+    def put_back(self, index: int, kept: SliceStanding) -> None:
+        """The inverse."""
+        if kept.answered:
+            self._answered[index] = kept.answered
+        self._held[index] = kept.held
+        for cohort, (turn, was) in kept.before.items():
+            self._before.setdefault(cohort, (turn, {}))[1][index] = was
 
     def hold(self, index: int, cohort: str, values: Any, version: int) -> None:
         """Joiners of a cohort go on from these values of a slice; what is everyone's replaces what cohorts had."""

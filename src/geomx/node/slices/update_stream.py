@@ -77,6 +77,14 @@ class _ByCohort(Generic[Kept]):
             self._of[slice_.index] = {}  # what is everyone's replaces what cohorts had
         self._of.setdefault(slice_.index, {})[cohort] = values
 
+    def all(self, slice_: Slice) -> dict[str, Kept]:
+        """By cohort."""
+        return dict(self._of.get(slice_.index, {}))
+
+    def put_back(self, slice_: Slice, of: Mapping[str, Kept]) -> None:
+        """The inverse of `all`."""
+        self._of[slice_.index] = dict(of)
+
     def of_all(self, slice_: Slice) -> Kept | None:
         """What all have; None where cohorts differ."""
         of = self._of.get(slice_.index, {})
@@ -102,6 +110,14 @@ class Versions:
         """-1: none."""
         found = self._of.get(slice_, cohort)
         return -1 if found is None else found
+
+    def all(self, slice_: Slice) -> dict[str, int]:
+        """By cohort."""
+        return self._of.all(slice_)
+
+    def put_back(self, slice_: Slice, of: Mapping[str, int]) -> None:
+        """The inverse of `all`."""
+        self._of.put_back(slice_, of)
 
     def advance(self, slice_: Slice, update: Update) -> None:
         """An update with values has been sent, or taken in."""
@@ -155,6 +171,17 @@ class UpdateEncoder:
         """What the receivers of a cohort hold, where that is kept. Not to be changed."""
         return self._anchors.get(slice_, cohort)
 
+    def anchors(self, slice_: Slice) -> dict[str, torch.Tensor]:
+        """By cohort what `anchor` gives, where it is kept."""
+        return self._anchors.all(slice_)
+
+    def put_back(
+        self, slice_: Slice, anchors: Mapping[str, torch.Tensor], versions: Mapping[str, int]
+    ) -> None:
+        """The inverse of `anchors` and `versions.all`."""
+        self._anchors.put_back(slice_, anchors)
+        self.versions.put_back(slice_, versions)
+
     def held(self, slice_: Slice, cohort: str, payload: torch.Tensor) -> torch.Tensor:
         """What a joiner is sent as an `assign` after such an update: the slice's values."""
         anchor = self._anchors.get(slice_, cohort)
@@ -180,6 +207,7 @@ class UpdateDecoder:
         self.deltas = False
         self._anchors = _ByCohort[torch.Tensor]()
         self._versions = Versions()
+        self._has: dict[int, dict[str, int]] = {}  # by slice and cohort: the version that was taken in
         self._early: dict[
             tuple[int, str], dict[int, tuple[Update, Any]]
         ] = {}  # by base: have overtaken others
@@ -201,9 +229,6 @@ class UpdateDecoder:
             return [(update, payload)]
         key = slice_.index, update.cohort
         at = self._versions.of(slice_, update.cohort)
-        is_known = update.kind == "assign" and 0 <= update.base == at
-        if self._keeps and is_known:  # those above were started again, and this end was not
-            return [(msgspec.structs.replace(update, size=0), None)]
         is_delta = self.deltas and codec_for(slice_, update.kind, self.codec) is not DENSE
         if is_delta and update.base != at:
             early = self._early.setdefault(key, {})
@@ -219,6 +244,25 @@ class UpdateDecoder:
         found = [(update, payload)]
         following = self._early.get(key, {}).pop(self._versions.of(slice_, update.cohort), None)
         return found if following is None else found + self.in_order(slice_, *following)
+
+    def news(self, slice_: Slice, update: Update, payload: Any) -> Any:
+        """The payload of an update that is taken in now; None where it gives what this end has already."""
+        if not self._keeps or payload is None or not _goes_on(slice_, update):
+            return payload
+        has = self._has.setdefault(slice_.index, {})
+        is_record = update.kind == "assign" and update.base >= 0
+        if (
+            is_record and has.get(update.cohort) == update.base
+        ):  # those above were started again, and it was not
+            return None
+        if update.cohort == EVERYONE:
+            has.clear()
+        has[update.cohort] = update.base if is_record else update.turn
+        return payload
+
+    def forget(self) -> None:
+        """This end was cut off from the run: whatever comes is news."""
+        self._has.clear()
 
     def begin_anew(self) -> None:
         """What has come early is nothing to wait for any more: all values come."""
