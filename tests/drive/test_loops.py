@@ -47,13 +47,13 @@ def _handlers() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def running(
-    topology: Topology, name: str, peer: str, asked: list[int], may_leave: bool
+    topology: Topology, name: str, peer: str, asked: list[int], softly: str
 ) -> AsyncIterator[tuple[asyncio.Task[None], Witness]]:
     """A node, and a peer of it that it has let in."""
     address, mine = Address(), Witness()
     uplinks = {} if name in topology.tree.shards else {"global/0": (Tcp(), "127.0.0.1:1")}
     driver = Driver(make_node(topology, name), Wiring(ListeningEdge(Tcp(), ANY_PORT), uplinks), address)
-    task = asyncio.get_running_loop().create_task(_until_asked(driver, asked.append, may_leave))
+    task = asyncio.get_running_loop().create_task(_until_asked(driver, asked.append, softly))
     await greet(await Tcp().dial(await address.known, mine), mine, peer)
     await mine.until(lambda: any(isinstance(m, Welcome) for _, m, _ in mine.messages))
     yield task, mine
@@ -65,7 +65,7 @@ def test_a_server_that_is_asked_to_end_tells_its_peers(loop_name: str, number: s
     asked: list[int] = []
 
     async def main() -> None:
-        async with running(topology_of([2]), "global/0", "A", asked, may_leave=False) as (task, mine):
+        async with running(topology_of([2]), "global/0", "A", asked, softly="") as (task, mine):
             os.kill(os.getpid(), number)
             with pytest.raises(RunFailed, match="the run failed at global/0: it was asked to end"):
                 await task
@@ -83,7 +83,7 @@ def test_a_server_that_may_leave_is_asked_to_by_sigterm(loop_name: str) -> None:
 
     async def main() -> None:
         topology = topology_of([2], losses=Losses("continue"))
-        async with running(topology, "A", "A/0", asked, may_leave=True) as (task, mine):
+        async with running(topology, "A", "A/0", asked, softly="retire") as (task, mine):
             os.kill(os.getpid(), signal.SIGTERM)
             await mine.until(lambda: any(isinstance(m, Retire) for _, m, _ in mine.messages))
             task.cancel()

@@ -171,9 +171,11 @@ class Uplink:
         for (index, cohort), (push, payload) in waiting.items():
             _, everyones = turns.get(index, (-1, -1))
             is_open = cohort != EVERYONE or push.turn > everyones
-            if is_open and any(counts(push, name) for name in push.origins):
+            if not is_open:  # it is there; but whoever has it may be lost before all above have it
+                self._uncommitted[index, cohort] = push, payload
+            elif any(counts(push, name) for name in push.origins):
                 self.push_raw(push, payload)
-            elif is_open:
+            else:
                 forgotten.append(push)
         return forgotten
 

@@ -97,9 +97,12 @@ class Turn:
         self._come.clear()
 
     def forget(self, names: Iterable[str]) -> None:
-        """What these have contributed does not count."""
+        """What these have contributed does not count, but for what is in sums with others'."""
         for name in names:
-            self._come.pop(name, None)
+            come = self._come.pop(name, set())
+            kept = {index for index in come & self.rounds.keys() if name in self.rounds[index].origins}
+            if kept:
+                self._come[name] = kept
 
     def is_whole(self, members: Set[str]) -> bool:
         """Whether all of these have contributed to all slices, and the same workers to each.

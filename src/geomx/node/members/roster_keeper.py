@@ -92,7 +92,10 @@ class RosterKeeper:
         if self._members.all_left:
             return
         if isinstance(message, Lost):
-            self._lost[message.node] = message
+            known = self._lost.get(
+                message.node, message
+            )  # a shard that was started again knows none: it says 0
+            self._lost[message.node] = max(known, message, key=lambda each: each.incarnation)
         else:
             self._asking[message.worker] = message
         self._begin()

@@ -1,0 +1,79 @@
+"""What a store costs: seconds of a round with `store.url`, and without, in turn.
+
+    python benchmarks/store.py [--parameters N] [--turns N]
+
+Two parties of two workers, dense FSA, in the lab's namespaces over 100 Mbit/s and 30 ms; the store is a folder of this
+machine, and a cut is taken every 10 s. Needs root, as the lab does.
+"""
+
+import argparse
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # `benchmarks` and `lab` are packages there
+
+from benchmarks.cells import OK
+from benchmarks.grounds import Grounds
+from benchmarks.measures import percentile, round_times
+from benchmarks.suites import cells_of
+from benchmarks.systems.adapters import SYSTEMS, Desk, Nodes, System
+from benchmarks.turn import run_turn
+from lab import awake
+
+CUT_EVERY_S = 10
+
+
+def main() -> int:
+    """Measure both, and print medians, 95th percentiles and their ratio."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parameters", type=int, default=10_000_000)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=10, help="of a turn")
+    options = parser.parse_args()
+    (cell,) = cells_of(
+        ["geomx: dense"],
+        workload="synthetic",
+        parameters=options.parameters,
+        network="100mbit-30ms",
+        rounds_a_turn=options.rounds,
+        limit_s=600.0,
+    )
+    sides = {"without": SYSTEMS["geomx"], "with a store": _with_store()}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    with Grounds() as grounds, awake.cores():
+        for turn in range(options.turns):
+            for name in list(sides)[:: 1 if turn % 2 else -1]:
+                done = run_turn(cell, sides[name], grounds.of(cell), Path(sys.executable))
+                if done.state != OK:
+                    print(f"store: {name}: {done.state}", file=sys.stderr)
+                    return 2
+                times[name] += round_times(done.steps, cell)
+    for name, seconds in times.items():
+        median, most = statistics.median(seconds), percentile(seconds, 0.95)
+        print(f"{name:14}{median:8.3f} s a round, 95th percentile {most:.3f} s, of {len(seconds)}")
+    ratio = statistics.median(times["with a store"]) / statistics.median(times["without"])
+    print(f"ratio of the medians {ratio:.3f}")
+    return 0
+
+
+def _with_store() -> System:
+    system = SYSTEMS["geomx"]
+
+    def nodes(desk: Desk) -> Nodes:
+        started = system.nodes(desk)
+        description = desk.folder / "bench.toml"
+        text = description.read_text().replace("[run]\n", '[run]\non_loss = "wait"\n', 1)
+        url = f"file://{desk.folder}/store"
+        description.write_text(f'{text}\n[store]\nurl = "{url}"\nevery_s = {CUT_EVERY_S}\n')
+        return started
+
+    return replace(system, nodes=nodes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
