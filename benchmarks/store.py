@@ -67,9 +67,8 @@ def _with_store() -> System:
     def nodes(desk: Desk) -> Nodes:
         started = system.nodes(desk)
         description = desk.folder / "bench.toml"
-        text = description.read_text().replace("[run]\n", '[run]\non_loss = "wait"\n', 1)
-        url = f"file://{desk.folder}/store"
-        description.write_text(f'{text}\n[store]\nurl = "{url}"\nevery_s = {CUT_EVERY_S}\n')
+        store = f'store = {{url = "file://{desk.folder}/store", every_s = {CUT_EVERY_S}}}'
+        description.write_text(f'run.on_loss = "wait"\n{store}\n{description.read_text()}')
         return started
 
     return replace(system, nodes=nodes)
