@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -74,6 +74,8 @@ class Shards:
         self.slowest_turn, self.steps = -1, 9
         self.holds: list[tuple[str, Hold]] = []
         self.rosters: list[Roster] = []
+        self.keeps_back = False
+        self.kept_back: tuple[Roster, Callable[[], None]]
         self.keeper = RosterKeeper(
             self.members,
             GO_ON,
@@ -84,12 +86,19 @@ class Shards:
             lambda: True,
         )
 
-    def publish(self, roster: Roster) -> None:
+    def publish(self, roster: Roster, then: Callable[[], None]) -> None:
         self.rosters.append(roster)
+        if self.keeps_back:
+            self.kept_back = roster, then
+        else:
+            self.take(roster, then)
+
+    def take(self, roster: Roster, then: Callable[[], None]) -> None:
         workers_in = self.members.tree.workers_in
         self.members.enroll(
             workers_in(roster.out), dict.fromkeys(workers_in(roster.joined), roster.from_turns)
         )
+        then()
 
     def held(self, number: int, nodes: Iterable[str]) -> Held:
         return Held(number, stand(self.closed, {"": (3, 4)}))
@@ -102,6 +111,16 @@ class Shards:
 
     def nears_its_end(self) -> bool:
         return bool(self.members.left(self.members.order))
+
+
+def test_nothing_is_decided_while_a_roster_is_on_its_way_into_the_log() -> None:
+    shards = Shards(())
+    shards.keeps_back = True
+    shards.keeper.told(Lost("A", 7, {}, "silent"))
+    shards.keeper.told(Lost("B", 7, {}, "silent"))
+    assert [out_of(roster) for roster in shards.rosters] == [("A/0", "A/1")]
+    shards.take(*shards.kept_back)
+    assert out_of(shards.rosters[-1]) == ("A/0", "A/1", "B/0")
 
 
 def test_a_roster_holds_behind_the_last_turn_that_has_closed_anywhere() -> None:

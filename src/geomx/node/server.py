@@ -295,6 +295,7 @@ class Server(BaseNode):
             self.handed_over.join(slice_, round_)
         self.journal.closed(slice_.index, round_)
         self.reception.state.closed(round_)
+        self.attendance.closed(round_)
         self._turns.closed(round_)
         if round_.cohort == EVERYONE and self._policy.sync_group != "run" and round_.turn > self._last_call:
             self._last_call = round_.turn

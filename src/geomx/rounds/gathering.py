@@ -202,24 +202,16 @@ class Gathering:
         self._holders.discard(holder)
         self.look(now)
 
-    def drop(self, names: Set[str], from_turns: Mapping[str, int]) -> list[tuple[str, int]]:
-        """These take no part from these turns of their cohorts on: what they have contributed to them is forgotten.
-
-        Returns the cohorts and turns before in which others close over the rest.
-        """
-        torn: dict[tuple[str, int], None] = {}
+    def drop(self, names: Set[str], from_turns: Mapping[str, int]) -> None:
+        """These take no part from these turns of their cohorts on: what they have contributed to them is forgotten."""
         for turn in self.turns:
             if turn.number < from_turns.get(turn.cohort, turn.number + 1):
-                others = self._members.of(turn.cohort)
-                if any(names & (others - round_.origins.keys()) for round_ in turn.rounds.values()):
-                    torn[turn.cohort, turn.number] = None
                 continue
             for index, round_ in list(turn.rounds.items()):
                 if not round_.drop(names):
                     del turn.rounds[index]
             turn.forget(names)
             self.turns.tidy(turn)
-        return list(torn)
 
     def forget(self) -> None:
         """All rounds, of whoever was cut off from the run: what has closed there comes with the values."""

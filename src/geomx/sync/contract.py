@@ -6,7 +6,7 @@ node, so a policy may keep state. It sees no tensor, no socket, and no clock but
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -202,6 +202,15 @@ def has_own_means(policy: Policy) -> bool:
     step, _ = next_run_mean(policy) or (0, None)
     plans = map(policy.step, range(step))
     return any(isinstance(plan, LocalStep) and plan.average == "party" for plan in plans)
+
+
+def last_own_mean(policy: Policy, tiers: Container[int], step: int) -> int:
+    """The last step, up to this one, after which a policy averages over parties or regions of these tiers; -1: none."""
+    for each in range(step, max(step - MOST_STEPS, -1), -1):
+        plan = policy.step(each)
+        if isinstance(plan, LocalStep) and plan.average == "party" and plan.tier in tiers:
+            return each
+    return -1
 
 
 def mean_period(policy: Policy) -> int | None:

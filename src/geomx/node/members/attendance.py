@@ -25,6 +25,7 @@ from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.roster import reason
+from geomx.rounds.round import Round
 from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.tree import EVERYONE
 from geomx.wire.roster_messages import (
@@ -101,6 +102,10 @@ class Attendance:
         self._unsettled: dict[str, int] = {}  # whom something was told of, with the incarnation
         self._held_for = 0  # the roster for which a shard holds
         self._told_at: dict[str, float] = {}  # of whom that was a loss, when
+        self._newly_out: dict[
+            str, tuple[int, frozenset[str]]
+        ] = {}  # by cohort: who was in before the newest loss, and from which turn on is not
+        self._torn = "", -1  # of which it was told last
         self._asking: dict[str, int] = {}  # workers that are there and out, with the incarnation
         self._gone: dict[str, tuple[int, float]] = {}  # children that were let go: the incarnation, and when
         self.departed: dict[
@@ -264,6 +269,16 @@ class Attendance:
         """A turn that counts as a whole is complete on all shards."""
         self._gathering.named(cohort, turn, self._host.now)
 
+    def closed(self, round_: Round) -> None:
+        """A round has closed; where others of its turn had closed before somebody was lost, it is of fewer workers."""
+        cohort, turn = round_.cohort, round_.turn
+        first, gone = self._newly_out.get(cohort, (0, frozenset[str]()))
+        if turn >= first or (cohort, turn) == self._torn:
+            return
+        if gone & self._members.of(cohort) - round_.origins.keys():
+            self._torn = cohort, turn
+            self._host.note("torn", "warning", turn=turn, cohort=cohort, whom=", ".join(sorted(gone)))
+
     def over(self) -> None:
         """The run has ended, of which those hear who took no part."""
         for name, leaves in self._children.items():
@@ -341,8 +356,9 @@ class Attendance:
             out=", ".join(out), joined=", ".join(back), turns=roster.from_turns,
             lost=roster.why.lost, awaited=roster.why.awaited, reason=reason(back, roster.why),
         )  # fmt: skip
-        for cohort, turn in self._gathering.drop(gone, roster.from_turns) if gone else ():
-            self._host.note("torn", "warning", turn=turn, cohort=cohort, whom=", ".join(sorted(gone)))
+        if gone:
+            self._gathering.drop(gone, roster.from_turns)
+            self._newly_out |= {cohort: (turn, gone) for cohort, turn in roster.from_turns.items()}
         if joined:
             self._gathering.came_back(joined)
         settled = dict(roster.settles)

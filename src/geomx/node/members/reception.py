@@ -27,7 +27,7 @@ from geomx.node.slices.update_stream import sets_weights
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import Members
-from geomx.sync.contract import GradientStep, Policy, furthest_step, has_own_means
+from geomx.sync.contract import GradientStep, Policy, furthest_step, has_own_means, last_own_mean
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Attach, Attached, Refuse, Update, Value
 from geomx.wire.roster_messages import Message, Over, Standing, latest
@@ -57,6 +57,7 @@ class Reception:
         self._members = host.members
         self._sync_group = policy.sync_group
         self._has_own_means = has_own_means(policy)
+        self._last_own_mean = partial(last_own_mean, policy)
         self._furthest = lru_cache(64)(partial(furthest_step, policy))
         self.layout: Layout | None = None
         self._settings: dict[str, Value] = {}
@@ -112,9 +113,15 @@ class Reception:
         has_means = self._has_own_means and own in self._members.tree.servers
         if has_means and step > 0 and self._members.present(leaves):
             everyones = self._gathering.all_closed().get(EVERYONE, -1)
-            last = self.possible(step - 1, own, step - 1, everyones)
+            last = self._last_own_mean(self._tiers(own), self.possible(step - 1, own, step - 1, everyones))
             self._gathering.passed(own, last)
             self.state.learn({own: Standing(step=last, step_turn=last)})
+
+    def _tiers(self, cohort: str) -> list[int]:
+        """The tiers of which a mean is this cohort's."""
+        tree = self._members.tree
+        worker = tree.leaves(cohort)[0]
+        return [tier for tier in range(1, tree.tiers + 1) if tree.cohort_at(worker, tier) == cohort]
 
     def open(self) -> None:
         """Everybody above has taken the model, and this server has all that they have."""

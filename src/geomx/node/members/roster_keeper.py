@@ -46,7 +46,8 @@ class RosterKeeper:
         others: The other shards.
         here: What is known at this shard.
         send: Tells another shard.
-        publish: Takes a roster that has been decided.
+        publish: Takes a roster that has been decided, and what to call once it holds here: what is decided next
+            builds on it.
         has_begun: Whether all have their first values.
     """
 
@@ -57,7 +58,7 @@ class RosterKeeper:
         others: Iterable[str],
         here: Here,
         send: Callable[[str, Hold], None],
-        publish: Callable[[Roster], None],
+        publish: Callable[[Roster, Callable[[], None]], None],
         has_begun: Callable[[], bool],
     ) -> None:
         self._members, self._losses, self._others = members, losses, tuple(others)
@@ -66,8 +67,9 @@ class RosterKeeper:
         self._slowest_pace = -1  # that was told: nobody is behind it, whoever has come back included
         self._lost: dict[str, Lost] = {}
         self._asking: dict[str, Asks] = {}
+        # Until that is published, nothing else is decided.
         self._deciding: tuple[dict[str, Lost], dict[str, Asks]] | None = None
-        self._answers: dict[str, Held] = {}  # by shard
+        self._answers: dict[str, Held] = {}  # by shard; none: nobody is asked
         self._settled: dict[str, int] = {}  # the incarnations of whom a roster has settled
 
     @property
@@ -83,7 +85,7 @@ class RosterKeeper:
 
     def renewed(self, shard: str) -> None:
         """Another shard was started again: it may not have heard for what all hold."""
-        if self._deciding is not None and shard not in self._answers:
+        if self._deciding is not None and self._answers and shard not in self._answers:
             lost, asking = self._deciding
             self._send(shard, Hold(self._number + 1, tuple(dict.fromkeys((*lost, *asking)))))
 
@@ -102,7 +104,7 @@ class RosterKeeper:
 
     def answered(self, shard: str, held: Held) -> None:
         """Another shard holds."""
-        if self._deciding is not None and held.number == self._number + 1:
+        if self._answers and held.number == self._number + 1:
             self._answers[shard] = held
             self._decide_if_known()
 
@@ -146,7 +148,7 @@ class RosterKeeper:
         settles += [(worker, message.incarnation) for worker, message in asking.items()]
         self._settled |= settles
         self._number += 1
-        self._deciding = None
+        self._answers = {}
         # Those who are just back have said nothing yet.
         self._slowest_pace = max(self._slowest_pace, self._here.pace())
         roster = Roster(
@@ -158,7 +160,10 @@ class RosterKeeper:
             decision.why,
             self._slowest_pace,
         )
-        self._publish(roster)
+        self._publish(roster, self._published)
+
+    def _published(self) -> None:
+        self._deciding = None
         self._begin()
 
     def _standings(self, known: Standings, joined: Iterable[str]) -> dict[str, Standing]:

@@ -161,17 +161,18 @@ class Top:
         if rosters:
             self._keeper.resume(rosters[-1], settled)
 
-    def _publish(self, roster: Roster) -> None:
+    def _publish(self, roster: Roster, then: Callable[[], None]) -> None:
         self._server.journal.write(roster)
-        self._server.journal.behind(lambda: self._tell(roster))
+        self._server.journal.behind(partial(self._tell, roster, then))
 
     def _keep(self, roster: Roster) -> None:
         self._decided[roster.number] = roster
         if len(self._decided) > MOST_KEPT:
             del self._decided[next(iter(self._decided))]
 
-    def _tell(self, roster: Roster) -> None:
+    def _tell(self, roster: Roster, then: Callable[[], None]) -> None:
         self._keep(roster)
         for shard in self._others:
             self._send(shard, roster)
         self._server.attendance.told(roster)
+        then()
