@@ -32,7 +32,11 @@ start here:
 # What stands behind each command's name.
 EXAMPLES = {
     "run": ("demo.toml", "demo.toml wan.link.rate_mbps=20 --report report.json"),
-    "serve": ("sites.toml --role global", "sites.toml --role local --party paris"),
+    "serve": (
+        "sites.toml --role global",
+        "sites.toml --role global --standby",
+        "sites.toml --role local --party paris",
+    ),
     "worker": (
         "sites.toml --party paris --rank 0 -- python train.py",
         "sites.toml --party tokyo -- torchrun --nproc-per-node 2 train.py",
@@ -119,6 +123,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument(
         "--shard", type=int, default=None, metavar="I", help="which global server, from 0 (default: 0)"
+    )
+    serve.add_argument(
+        "--standby",
+        type=int,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="K",
+        help="stand by to take that server's place, at its further address K of global.addresses (default: 1)",
     )
     serve.add_argument("--party", metavar="NAME", help="whose local server")
     serve.add_argument("--region", metavar="NAME", help="which region's server")
@@ -312,16 +325,20 @@ def _serve(arguments: argparse.Namespace) -> None:
     run = _read(arguments)
     name = _server_name(run, arguments)
     with Ports() as ports:
-        ports.claim(run, name, by="geomx serve")  # before seconds are spent on PyTorch
+        ports.claim(
+            run, name, by="geomx serve", place=arguments.standby
+        )  # before seconds are spent on PyTorch
         run = _load(arguments, "tls", "proof", "hand")
         from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
         logging.basicConfig(level=logging.INFO, format=LOG_LINE, datefmt="%H:%M:%S", stream=sys.stdout)
-        serve(run, name)
+        serve(run, name, arguments.standby)
 
 
 def _server_name(run: Run, arguments: argparse.Namespace) -> str:
     """The server that the options mean; raises `ConfigError`."""
+    if arguments.standby and arguments.role != "global":
+        raise _wrong("--standby", str(arguments.standby), "only with --role global")
     for option, role in (("party", "local"), ("shard", "global"), ("region", "region")):
         if getattr(arguments, option) is not None and arguments.role != role:
             raise _wrong(f"--{option}", str(getattr(arguments, option)), f"only with --role {role}")
@@ -331,6 +348,10 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
             raise _wrong(
                 "--shard", str(shard), f"0 to {run.run.shards - 1}, since run.shards = {run.run.shards}"
             )
+        places = len(run.addresses_of(run.shard_names[shard])) if arguments.standby else 1
+        if not 0 <= arguments.standby < places:
+            allowed = f"at most {places - 1}, since global.addresses[{shard}] has {places} of them"
+            raise _wrong("--standby", str(arguments.standby), allowed)
         return run.shard_names[shard]
     if arguments.role == "region":
         names = [region.name for region in run.regions]

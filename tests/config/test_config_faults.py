@@ -138,7 +138,7 @@ def test_what_losses_need_goes_with_what_happens_at_one(on_loss: str, line: str,
             '"fsa", "mixed", "hfa", "esync", "diloco", "downpour", or your own as "module:Class", '
             "with parameters as `staleness=4` behind it",
         ),
-        ('global.addresses = ["host:65536"]', 'list of "host:port"'),
+        ('global.addresses = ["host:65536"]', 'list of "host:port", or a list of several'),
         ('sync.weight = "samples "', '"samples", "equal", "dataset_size"'),
     ],
 )  # fmt: skip

@@ -112,6 +112,19 @@ def test_a_shard_listens_where_it_is_told_to():
         run.address_of("A/0")
 
 
+def test_a_shard_has_several_addresses_where_others_stand_by():
+    run = two_parties(
+        "run.shards=2", "run.on_loss=wait", "store.url=file:///tmp/run",
+        'global.addresses=[["localhost:1", "localhost:2"], ["localhost:3"]]',
+        'global.listen=[["127.0.0.2:1", "127.0.0.2:2"], "127.0.0.2:3"]',
+    )  # fmt: skip
+    moved = run.with_addresses({"global/0": "localhost:9"})
+    assert (run.addresses["global/0"], run.addresses["global/1"]) == ("localhost:1", "localhost:3")
+    assert moved.addresses_of("global/0") == ("localhost:9", "localhost:2")
+    assert [run.listen_address_of("global/0", place) for place in (0, 1)] == ["127.0.0.2:1", "127.0.0.2:2"]
+    assert run.addresses_of("global/1") == ("localhost:3",)
+
+
 @pytest.mark.parametrize(
     "addresses",
     [{"B": "h"}, {"C": "localhost:1"}, {"A": "localhost:1", "B": "localhost:1"}, {"global/0": "localhost:1"}],
@@ -195,6 +208,7 @@ OTHER_VALUES = {
     **{f"limits.{key}": "9" for key in ("start_s", "stall_s", "stop_s", "turn_s")},
     "store.url": "file:///var/lib/run",
     "store.every_s": 30.0,
+    "store.lease_s": 9.0,
     **{f"site[0].{key}": value for key, value in OF_A_SITE.items()},
     **{f"tls.{key}": "other.pem" for key in ("certificate", "key", "authority", "revoked")},
     "tls.hosts": "false",

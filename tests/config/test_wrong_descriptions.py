@@ -11,6 +11,7 @@ from geomx.errors import ConfigError
 CYRILLIC_A = "\u0410"
 NO_BREAK_SPACE = "\u00a0"
 EVENT = 'wan.link = {}\nevent = [{at_s = 1, party = "A", %s}]'
+STORE = 'run.on_loss = "wait"\nstore.url = "file:///tmp/run"'
 PARTY = 'party = [{name = "A", workers = 1, %s}]'
 
 # One line of a description, or one with parties; the key that is told; what is told of it.
@@ -53,6 +54,19 @@ WRONG = [
     (PARTY % 'address = "0.0.0.0:7000"', "party[0].address", "nobody can dial it: give it as `listen`"),
     (PARTY % f'address = "host{NO_BREAK_SPACE}:7000"', "party[0].address", "U+00A0, NO-BREAK SPACE"),
     ('global.addresses = [""]', "global.addresses[0]", "it is empty"),
+    ('global.addresses = [["host:1", "host"]]', "global.addresses[0]", "the port is missing: `host:7000`"),
+    (
+        'global.addresses = [["localhost:1", "localhost:2"]]', "global.addresses[0]",
+        "one, or store.url, from which another",
+    ),
+    (
+        f'{STORE}\nglobal.addresses = [["localhost:1", "127.0.0.1:1"]]', "global.addresses[0]",
+        "it is the address of global/0",
+    ),
+    (
+        'global = {addresses = ["localhost:1"], listen = [["localhost:1", "localhost:2"]]}', "global.listen[0]",
+        "1, one for each of `addresses`",
+    ),
     ('global.addresses = "host:7000"', "global.addresses", 'found "host:7000"'),
     (
         'global.addresses = ["localhost:7000"]\nparty = [{name = "A", workers = 1, address = "127.0.0.1:7000"}]',

@@ -64,10 +64,16 @@ def hello(
 
 
 def welcome(
-    node: str, incarnation: int = 1, received: int = 0, nonces: Nonces = NONCES, secret: bytes = b""
+    node: str,
+    incarnation: int = 1,
+    received: int = 0,
+    nonces: Nonces = NONCES,
+    secret: bytes = b"",
+    term: int = 0,
 ) -> Welcome:
     """With a right proof; `nonces`: of the node that says this, and of the one that has dialled."""
-    return Welcome(node, incarnation, received, proof(secret, "listens", "test", node, incarnation, nonces))
+    proved = proof(secret, "listens", "test", node, incarnation, nonces)
+    return Welcome(node, incarnation, received, proved, term)
 
 
 def push(origin: str, turn: int = 1, index: int = 0, incarnation: int = 1, **more: Any) -> Push:

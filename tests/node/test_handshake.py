@@ -186,6 +186,16 @@ def test_a_local_server_that_was_restarted_ends_the_run_under_its_own_name() -> 
     assert failure.node == "B"
 
 
+def test_a_shard_that_was_replaced_is_left_for_the_one_with_the_newer_term() -> None:
+    worker = Driven("A")
+    for conn, incarnation, term in ((1, 5, 2), (2, 5, 2), (3, 4, 1)):
+        worker.knock(conn, "global/0")
+        worker.say(conn, welcome("global/0", incarnation, term=term), number=0)
+        worker(Closed(conn, "global/0", "connection reset"))
+    assert worker.hung_up() == [3]
+    assert not worker.stopped
+
+
 def test_where_the_weights_live_on_the_workers_nobody_rejoins() -> None:
     settings = {"optimizer": "workers", "clip_norm": None}
     server = Driven("A")

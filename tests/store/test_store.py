@@ -18,6 +18,7 @@ from geomx.store.contract import Store, StoreError
 from geomx.store.folder import FolderStore
 from geomx.store.log import Log
 from geomx.store.open import open_store
+from geomx.store.terms import Term
 
 LARGE = 12 << 20  # S3 takes it in parts
 
@@ -169,3 +170,39 @@ def test_what_was_not_written_whole_is_not_there(tmp_path: Path) -> None:
 def test_a_url_that_names_no_store_is_told() -> None:
     with pytest.raises(ConfigError, match=r"store\.url"):
         open_store("nowhere")
+
+
+def test_a_term_is_held_by_one_for_as_long_as_it_says_so(store: Store) -> None:
+    now = 0.0
+    holder, other, third = (Term(store, "l", 4.0, lambda: now) for _ in range(3))
+    assert (holder.look(), holder.take(), holder.number) == ("none", True, 1)
+    assert other.look() == "held"
+    now = 3.0
+    holder.renew()
+    assert other.look() == "held"
+    now = 6.9
+    assert other.look() == "held"
+    now = 7.0
+    assert (other.look(), third.look()) == ("free", "held")  # by its own clock
+    assert other.take()
+    assert other.incarnation > holder.incarnation
+    assert not third.take()  # of what it has seen
+    assert third.look() == "held"
+    with pytest.raises(Fenced, match="another process is l"):
+        holder.renew()
+    other.release(is_over=False)
+    assert (third.look(), third.take(), third.number) == ("free", True, 3)
+    assert len(store.list("l/")) == 1
+    third.release(is_over=True)
+    assert other.look() == "over"
+    assert Term(store, "l", 0.0).look() == "over"
+
+
+def test_who_stands_by_has_the_newest_cut_at_hand(store: Store) -> None:
+    log = Log(store, "l")
+    list(log.read())
+    log.cut(log.next, [(b"state", [b"1"])])
+    ahead = Log(store, "l")
+    ahead.look_ahead()
+    store.put("l/cut-0000000001", [b"not read again"])
+    assert [header for header, _ in ahead.read()] == [b"state"]

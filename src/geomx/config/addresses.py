@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address
 
 MOST_PORT = 65_535
@@ -50,6 +51,11 @@ def _why_no_host(host: str, dialled: bool) -> str:
     return (
         "nobody can dial it: give it as `listen`, and here what others dial" if anywhere and dialled else ""
     )
+
+
+def each_of(given: Iterable[str | Sequence[str]]) -> list[str]:
+    """All addresses, of which a server may have several."""
+    return [address for several in given for address in ([several] if isinstance(several, str) else several)]
 
 
 def place_of(address: str) -> str:

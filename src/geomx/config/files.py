@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from geomx.channels.tls import contexts
-from geomx.config.addresses import is_loopback
+from geomx.config.addresses import each_of, is_loopback
 from geomx.config.compatibility.lossy_channels import proof_problems
 from geomx.config.paths import nearest_file
 from geomx.config.reading.problems import Problem
@@ -58,7 +58,7 @@ def file_problems(described: Description, needed: tuple[Needed, ...] = EVERY_FIL
 def _secret_by_hand(described: Description) -> Iterator[Problem]:
     """Whoever can reach a port would be a member of the run."""
     servers = (*described.regions, *described.parties)
-    reached = [*described.global_.addresses, *(described.global_.listen or ())]
+    reached = each_of([*described.global_.addresses, *described.global_.listen])
     reached += [address for server in servers for address in (server.address, server.listen) if address]
     if not all(map(is_loopback, reached)):
         allowed = "path of a file, for nodes that `geomx up` does not start"

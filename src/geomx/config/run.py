@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from geomx.config.addresses import each_of
 from geomx.config.compatibility.presets import apply_preset
 from geomx.config.compatibility.rules import RULES
 from geomx.config.link_changes import LinkChange, changes_of
@@ -213,8 +214,8 @@ class Run(Description):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The address (host and port) of each server, by node name; empty if it is not known yet."""
-        shards = self.global_.addresses or ("",) * self.run.shards
+        """The address of each server, of several the first, by node name; empty if it is not known yet."""
+        shards = [each_of([each])[0] for each in self.global_.addresses] or [""] * self.run.shards
         servers = {server.name: server.address for server in self.server_tables}
         return dict(zip(self.shard_names, shards, strict=True)) | servers
 
@@ -230,11 +231,20 @@ class Run(Description):
             raise ConfigError(f"run {self.run.name}", [fault])
         return addresses[node]
 
-    def listen_address_of(self, node: str) -> str:
-        """Where a server listens: its own `listen`, or else the address that others dial."""
-        listen = {server.name: server.listen for server in self.server_tables}
-        listen |= dict(zip(self.shard_names, self.global_.listen, strict=False))
-        return listen.get(node) or self.address_of(node)
+    def addresses_of(self, node: str) -> tuple[str, ...]:
+        """All addresses of one server, of which it is at one at a time; raises `ConfigError` as `address_of` does."""
+        first = self.address_of(node)
+        shards = dict(zip(self.shard_names, self.global_.addresses, strict=False))
+        return tuple(each_of([shards.get(node, first)]))
+
+    def listen_address_of(self, node: str, place: int = 0) -> str:
+        """Where a server listens: its own `listen`, or else the address that others dial. `place`: of its addresses."""
+        listen = {server.name: [server.listen] for server in self.server_tables if server.listen}
+        listen |= {
+            shard: each_of([given])
+            for shard, given in zip(self.shard_names, self.global_.listen, strict=False)
+        }
+        return listen.get(node, self.addresses_of(node))[place]
 
     def with_addresses(self, addresses: Mapping[str, str]) -> Self:
         """A copy in which the named servers have these addresses, `host:port` by node name."""
@@ -242,7 +252,12 @@ class Run(Description):
             raise self._no_such("server", unknown[0], tuple(self.addresses))
         known = self.addresses | dict(addresses)
         data = self.as_dict()
-        data["global"]["addresses"] = [known[shard] for shard in self.shard_names if known[shard]]
+        several = dict(zip(self.shard_names, self.global_.addresses, strict=False))
+        data["global"]["addresses"] = [
+            [known[shard], *each_of([several.get(shard, "")])[1:]]
+            for shard in self.shard_names
+            if known[shard]
+        ]
         for server in (*data["party"], *data["region"]):
             server["address"] = known[server["name"]]
         return self.of_document(Document(data), f"run {self.run.name}")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 
 from geomx.channels import channels
 from geomx.codecs import codecs
-from geomx.config.reading.forms import AddressForm, ChoiceForm, TextForm, ZeroOr, unfit
+from geomx.config.reading.forms import AddressesForm, AddressForm, ChoiceForm, TextForm, ZeroOr, unfit
 from geomx.config.reading.problems import odd_character
 from geomx.optim import compensations
 from geomx.sync import policies
@@ -64,9 +64,9 @@ PartyNameOrNone = Annotated[
     str,
     TextForm("the name of a [[region]], or nothing", r"([A-Za-z0-9_][A-Za-z0-9_-]*)?", LONGEST_PARTY_NAME),
 ]
-Address = Annotated[str, AddressForm(dialled=True)]
+Addresses = Annotated[str | tuple[str, ...], AddressesForm(AddressForm(dialled=True))]
 AddressOrNone = Annotated[str, AddressForm(dialled=True, optional=True)]
-ListenAddress = Annotated[str, AddressForm(dialled=False)]
+ListenAddresses = Annotated[str | tuple[str, ...], AddressesForm(AddressForm(dialled=False))]
 ListenAddressOrNone = Annotated[str, AddressForm(dialled=False, optional=True)]
 PolicyName = Annotated[str, ChoiceForm(policies.names, "staleness=4")]
 CompensationName = Annotated[str, ChoiceForm(compensations.names, "strength=0.04", optional=True)]

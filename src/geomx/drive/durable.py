@@ -1,48 +1,92 @@
 """A shard's log in the run's store: what was left there, and what is written.
 
+Where others stand by to take its place, it holds a term, and renews that in a thread of its own.
+
 Records are written in the order in which they come, in a thread: all that have come while a piece was being written are
 the next piece. Cuts are written in another, so that nothing waits for them.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 
 from geomx.config import Run
-from geomx.errors import GeomxError
+from geomx.errors import ConfigError, Fault, Fenced, GeomxError, NodeLost
 from geomx.node.contract import Cut, Persist
 from geomx.store.contract import Bytes
 from geomx.store.log import Log
 from geomx.store.open import open_store
+from geomx.store.terms import Term
 
-TERM = "term-{:020}"
+RENEWALS = 4  # in the time for which a term is held
+LOOK_S = 0.25
 
 
 class Durable:
-    """What one shard keeps in the store of its run. `incarnation`: later than all before it, whatever clocks say."""
+    """What one shard keeps in the store of its run. `place`: of its addresses, where this process is."""
 
-    def __init__(self, run: Run, shard: str) -> None:
+    def __init__(self, run: Run, shard: str, place: int = 0) -> None:
         """Open it. Raises `ConfigError` and `StoreError`."""
-        name = f"{run.run.name}/{shard.replace('/', '.')}"
-        store = open_store(run.store.url)
-        self.log = Log(store, name)
-        before = store.list(f"{name}/{TERM[:5]}")
-        newest = max((int(each.rpartition("-")[2]) for each in before), default=0)
-        self.incarnation = max(time.time_ns(), newest + 1)
-        while not store.create(f"{name}/{TERM.format(self.incarnation)}", []):
-            self.incarnation += 1
-        store.delete(before)
+        self._name, self._shard = f"{run.run.name}/{shard.replace('/', '.')}", shard
+        store, places = open_store(run.store.url), run.addresses_of(shard) if run.addresses[shard] else ("",)
+        if place >= len(places):
+            fault = Fault(
+                f"global.addresses[{run.shard_names.index(shard)}]",
+                f"{len(places)} of them",
+                f"{place + 1} or more",
+            )
+            raise ConfigError(f"{shard}, which is to stand by", [fault])
+        self.log = Log(store, self._name)
+        self.term = Term(store, self._name, run.store.lease_s if len(places) > 1 else 0.0)
+        self.loss: Future[GeomxError] = Future()  # of the term
+        self._renewing = threading.Thread(target=self._renew, name=f"{shard} term", daemon=True)
+        self._is_standby, self._ended = place > 0, threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{shard} log")
         self._cutter = ThreadPoolExecutor(1, thread_name_prefix=f"{shard} cut")
         self._marked = 0
         self._waiting: list[Persist] = []
         self._is_writing = False
+
+    def wait(self, stands_by: Callable[[], object]) -> bool:
+        """Until this process is the shard; `stands_by` is called once, where that takes a while.
+
+        Returns whether it is: one that stands by has nothing to do where the run has ended. Raises `StoreError`.
+        """
+        was_there = has_said = False
+        while True:
+            state = self.term.look()
+            is_there = state in ("held", "free")
+            if self._is_standby and was_there and not is_there:
+                return False
+            was_there = was_there or is_there
+            may_take = state != "held" and (is_there or not self._is_standby)
+            if may_take and self.term.take():
+                break
+            has_said = has_said or stands_by() is None
+            self.log.look_ahead()
+            time.sleep(LOOK_S)
+        if self.term.lease_s:
+            self._renewing.start()
+        return True
+
+    def _renew(self) -> None:
+        renewed = time.monotonic()
+        while not self._ended.wait(self.term.lease_s / RENEWALS):
+            try:
+                self.term.renew()
+                renewed = time.monotonic()
+            except GeomxError as error:
+                if isinstance(error, Fenced) or time.monotonic() - renewed > self.term.lease_s:
+                    self.loss.set_result(self.as_error(error))
+                    return
 
     def records(self) -> Iterator[tuple[bytes, torch.Tensor]]:
         """What is in the log: headers, and payloads that nobody may change."""
@@ -82,12 +126,31 @@ class Durable:
         """See whether another process has taken this one's place; `then(future)` is called in the thread."""
         self._executor.submit(self.log.check).add_done_callback(then)
 
-    def end(self, is_well: bool) -> None:
+    def end(self, error: BaseException | None) -> None:
         """The shard has ended; where the run has ended well, nobody needs the log."""
+        self._ended.set()
+        if self._renewing.is_alive():
+            self._renewing.join()
         self._executor.shutdown()
         self._cutter.shutdown()
-        if is_well:
+        if error is None:
             self.log.clear()
+        elif self.term.lease_s and not isinstance(error, Fenced):
+            has_stepped_down = isinstance(error, NodeLost) and error.node == self._shard
+            with suppress(GeomxError):
+                self.term.release(is_over=not has_stepped_down)
+
+    def as_error(self, error: BaseException) -> GeomxError:
+        """What becomes of a shard whose log cannot be written: another takes its place, or all hear of it and end."""
+        if isinstance(error, Fenced | NodeLost):
+            return error
+        if self.term.lease_s:
+            return NodeLost(self._shard, f"{error}", may_return=True)
+        return (
+            error
+            if isinstance(error, GeomxError)
+            else GeomxError(f"{self._shard} cannot write its log: {error!r}")
+        )
 
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
@@ -100,8 +163,3 @@ def _bytes(payload: Sequence[torch.Tensor]) -> list[Bytes]:
 
 def _call(then: Callable[[Future[Any], int], None], number: int, future: Future[Any]) -> None:
     then(future, number)
-
-
-def as_error(error: BaseException, node: str) -> GeomxError:
-    """What the others are told of a log that cannot be written."""
-    return error if isinstance(error, GeomxError) else GeomxError(f"{node} cannot write its log: {error!r}")

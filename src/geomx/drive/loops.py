@@ -38,9 +38,13 @@ def run_loop(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def serve(
-    run: Run, name: str, recorder: RecordSink, asked: Callable[[int], object] = lambda number: None
+    run: Run,
+    name: str,
+    recorder: RecordSink,
+    asked: Callable[[int], object] = lambda number: None,
+    place: int = 0,
 ) -> None:
-    """Run a server's node until the run has ended; raises `GeomxError`.
+    """Run a server's node until the run has ended; raises `GeomxError`. `place`: of its addresses, where it is.
 
     SIGTERM and Ctrl-C have the node tell its peers that it was asked to end, and fail; the second one kills. Where the
     run goes on without whoever is lost, SIGTERM has a server that is no shard leave in order. `asked` is given the
@@ -52,14 +56,19 @@ def serve(
         optimizers.find("SGD")(
             "SGD"
         )  # torch imports for seconds at the first one: now, not between two heartbeats
-    durable = Durable(run, name) if run.store.url and name in run.shard_names else None
-    incarnation = time.time_ns() if durable is None else durable.incarnation
-    node = make_node(Topology.of(run, secret_of(run)), name, incarnation)
+    durable = Durable(run, name, place) if run.store.url and name in run.shard_names else None
+    if durable is None:
+        incarnation, term = time.time_ns(), 0
+    elif durable.wait(lambda: recorder.record("stands_by", "info")):
+        incarnation, term = durable.term.incarnation, durable.term.number
+    else:
+        return
+    node = make_node(Topology.of(run, secret_of(run)), name, incarnation, term)
     if durable is not None:
         softly = "step_down"
     else:
         softly = "retire" if run.run.on_loss == "continue" and name not in run.shard_names else ""
-    run_loop(_until_asked(Driver(node, wire(run, name), recorder, durable=durable), asked, softly))
+    run_loop(_until_asked(Driver(node, wire(run, name, place), recorder, durable=durable), asked, softly))
 
 
 async def _until_asked(driver: Driver, asked: Callable[[int], object], softly: str = "") -> None:

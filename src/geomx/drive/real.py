@@ -22,10 +22,11 @@ from weakref import WeakSet
 
 from geomx.channels.contract import Channel, Connection, FlowConnection, Listener
 from geomx.config import LinkChange
-from geomx.drive.durable import Durable, as_error
-from geomx.errors import ConfigError, Fault, GeomxError, ProtocolError, RunFailed
+from geomx.drive.durable import Durable
+from geomx.errors import ConfigError, Fault, GeomxError, NodeLost, ProtocolError, RunFailed
 from geomx.node.contract import (
     Began,
+    Called,
     Closed,
     Cut,
     CutStored,
@@ -90,11 +91,11 @@ class ListeningEdge:
 class Wiring:
     """A node's edges: the door it opens, how to reach each peer that it dials, and what becomes of emulated links.
 
-    Each change has a function that makes it.
+    A peer with several addresses is at one of them. Each change has a function that makes it.
     """
 
     listening: ListeningEdge | None = None
-    peers: Mapping[str, tuple[Channel, str]] = field(default_factory=dict)
+    peers: Mapping[str, tuple[Channel, str | Sequence[str]]] = field(default_factory=dict)
     changes: Sequence[tuple[LinkChange, Callable[[], None]]] = ()
 
 
@@ -137,6 +138,7 @@ class Driver:
         self._turned_away: deque[Connection] = deque()
         self._peer_of: dict[int, str] = {}
         self._traffic: dict[str, _Traffic] = {}  # of connections that have ended
+        self._places: dict[str, int] = {}  # by peer: which of its addresses is dialled next
         self._paths = PathNews()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,7 +152,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix=f"{self.node.name} job")
-        is_well = False
+        error: BaseException | None = None
         try:
             self._restore()
             await self._listen()
@@ -158,16 +160,21 @@ class Driver:
             self._check_log()
             self._use()
             await self._ended
-            is_well = True
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             await self._close()
             if self._durable is not None:
-                self._durable.end(is_well)
+                self._durable.end(error)
 
     def _restore(self) -> None:
         """Before anybody can come: what a process of this node's name has left."""
-        records = None if self._durable is None else self._durable.records()
-        if records is not None and (first := next(records, None)) is not None:
+        if self._durable is None:
+            return
+        self._durable.loss.add_done_callback(lambda future: self._call_soon(self._lose, future.result()))
+        records = self._durable.records()
+        if (first := next(records, None)) is not None:
             began = time.monotonic()
             self.deliver(Restored(chain([first], records)))
             self._recorder.record("restored", "info", seconds=time.monotonic() - began)
@@ -306,7 +313,16 @@ class Driver:
 
     def _checked(self, future: Future[Any]) -> None:
         if (error := future.exception()) is not None:
-            self.deliver(Failed(as_error(error, self.node.name)))
+            self._lose(error)
+
+    def _lose(self, error: BaseException) -> None:
+        """The log cannot be written, or the term is another's."""
+        assert self._durable is not None
+        told = self._durable.as_error(error)
+        if isinstance(told, NodeLost):
+            self.deliver(Called("step_down", (told.reason,)))
+        else:
+            self.deliver(Failed(told))
 
     def _keep(self, effect: Persist | Mark | Cut) -> None:
         assert self._durable is not None  # such nodes are given one
@@ -326,14 +342,15 @@ class Driver:
         if self._ended.done():
             return
         if (error := future.exception()) is not None:
-            self.deliver(Failed(as_error(error, self.node.name)))
+            self._lose(error)
             return
         self._durable.go_on(self._written)
         self.deliver(Persisted(number))
 
     def _cut_stored(self, future: Future[Any]) -> None:
+        assert self._durable is not None
         error = future.exception()
-        self.deliver(CutStored(as_error(error, self.node.name) if error else None))
+        self.deliver(CutStored(self._durable.as_error(error) if error else None))
 
     def _set_timer(self, timer: Timer) -> None:
         old = self._timers.pop(timer.key, None)
@@ -369,15 +386,23 @@ class Driver:
         self.deliver(Opened(connection.ident, "", _nonce(), connection.certified))
 
     async def _dial(self, peer: str) -> None:
-        channel, address = self._wiring.peers[peer]
+        """At the address behind that where it was last, so that one which leads nowhere is left."""
+        channel, given = self._wiring.peers[peer]
+        addresses = [given] if isinstance(given, str) else given
+        place = self._places.get(peer, 0)
+        self._places[peer] = place + 1
+        address = addresses[place % len(addresses)]
         try:
             connection = await channel.dial(address, self)
         except (OSError, TimeoutError, GeomxError) as error:
-            nobody = f"nothing is listening at {address}"
+            nobody = f"nothing is listening at {' or '.join(addresses)}"
             reason = (
                 nobody if isinstance(error, ConnectionRefusedError) else str(error) or type(error).__name__
             )
-            self.deliver(Closed(0, peer, reason))
+            if self._places[peer] % len(addresses):
+                await self._dial(peer)
+            else:
+                self.deliver(Closed(0, peer, reason))
             return
         self._connections[connection.ident] = connection
         self._peer_of[connection.ident] = peer

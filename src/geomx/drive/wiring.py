@@ -20,26 +20,29 @@ from geomx.tree import TOP
 Changes = list[tuple[LinkChange, Callable[[], None]]]
 
 
-def wire(run: Run, name: str) -> Wiring:
-    """The edges of the node of that name. Raises `ConfigError` where a channel cannot do what it is asked to."""
+def wire(run: Run, name: str, place: int = 0) -> Wiring:
+    """The edges of the node of that name. `place`: of its addresses, where it is.
+
+    Raises `ConfigError` where a channel cannot do what it is asked to.
+    """
     check_proof(run)
     tree = run.tree
     if tree.is_worker(name):
         party = tree.parent(name)
-        return Wiring(peers={party: (_lan(run), run.address_of(party))})
-    listening, changes = _listening(run, name)
+        return Wiring(peers={party: (_lan(run), run.addresses_of(party))})
+    listening, changes = _listening(run, name, run.listen_address_of(name, place))
     if tree.is_shard(name):
         channel, lead = _channel_below(run, TOP), tree.shards[0]
-        return Wiring(listening, {} if name == lead else {lead: (channel, run.address_of(lead))}, changes)
+        return Wiring(listening, {} if name == lead else {lead: (channel, run.addresses_of(lead))}, changes)
     own = run.link_of(name)
     above = _channel_below(run, tree.parent(name), own, run.pace_mbps_of(name))
-    peers = {parent: (above, run.address_of(parent)) for parent in tree.parents(name)}
+    peers = {parent: (above, run.addresses_of(parent)) for parent in tree.parents(name)}
     uplink = above.uplink if isinstance(above, ShapingChannel) else None
     changes += [] if uplink is None else _changes(run, name, uplink, 1)
     return Wiring(listening, peers, changes)
 
 
-def _listening(run: Run, name: str) -> tuple[ListeningEdge, Changes]:
+def _listening(run: Run, name: str, address: str) -> tuple[ListeningEdge, Changes]:
     """Where children are answered, each server of them over a link of its own.
 
     Shards do not see each other's traffic: each has an equal share of its children's links.
@@ -47,12 +50,12 @@ def _listening(run: Run, name: str) -> tuple[ListeningEdge, Changes]:
     tree = run.tree
     below = [child for child in tree.children(name) if not tree.is_worker(child)]
     if not below:
-        return ListeningEdge(_lan(run), run.listen_address_of(name)), []
+        return ListeningEdge(_lan(run), address), []
     channel = _channel_below(run, TOP if tree.is_shard(name) else name)
     links = {child: link for child in below if (link := run.link_of(child)) is not None}
     paces = {child: mbps for child in below if (mbps := run.pace_mbps_of(child))}
     if not (links or paces):
-        return ListeningEdge(channel, run.listen_address_of(name)), []
+        return ListeningEdge(channel, address), []
     assert isinstance(channel, ShapingChannel)  # as `check_channel` has seen
     shaping = channel
     downlinks = {
@@ -70,7 +73,7 @@ def _listening(run: Run, name: str) -> tuple[ListeningEdge, Changes]:
         for child, downlink in downlinks.items()
         for change in _changes(run, child, downlink, len(tree.parents(child)))
     ]
-    return ListeningEdge(channel, run.listen_address_of(name), shape), changes
+    return ListeningEdge(channel, address, shape), changes
 
 
 def _changes(run: Run, server: str, pacer: LinkPacer, shares: int) -> Changes:

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 from geomx import __version__
 from geomx.channels.congestion import available
 from geomx.config import Run
-from geomx.config.addresses import place_of
+from geomx.config.addresses import each_of, place_of
 from geomx.launch.environment import THREADS
 from geomx.launch.sites import prepared
 
@@ -62,8 +62,9 @@ def findings(run: Run | None, file: Path | None) -> Iterator[Finding]:
     yield from _software()
     yield from _machine()
     if run is not None and file is not None:
-        for shard, address in zip(run.shard_names, run.global_.addresses, strict=False):
-            yield from _way_to(shard, address, datagrams=run.wan.channel.split()[0] != "tcp")
+        for shard, given in zip(run.shard_names, run.global_.addresses, strict=False):
+            for address in each_of([given]):
+                yield from _way_to(shard, address, datagrams=run.wan.channel.split()[0] != "tcp")
         if run.sites:
             for words, lines in prepared(run, file):
                 yield from (Finding("wrong", f"{words}: {line}") for line in lines)

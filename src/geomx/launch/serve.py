@@ -16,13 +16,15 @@ from geomx.observe.node_progress import NodeProgress
 from geomx.observe.records import Recorder
 
 
-def serve(run: Run, node: str) -> None:
+def serve(run: Run, node: str, standby: int = 0) -> None:
     """Be the server `node` until the run has ended. Raises what ended it, or says it and raises SystemExit.
 
     Asked to end by SIGTERM or Ctrl-C it tells the others, and raises SystemExit with the status that a shell gives such
     an end (143, 130); where the run goes on without it, SIGTERM has it leave in order, or be
     started again. So it does, with status 1, where
     another node failed and `geomx run` tells that.
+
+    `standby`: at which of its further addresses it stands by, counted from 1; 0: it does not.
     """
     place = read_place()
     progress = (
@@ -34,7 +36,7 @@ def serve(run: Run, node: str) -> None:
     asked: list[int] = []
     door = Door(run.run.name, node)
     try:
-        loops.serve(run, node, recorder, asked.append)
+        loops.serve(run, node, recorder, asked.append, standby)
         door.has_left()
     except GeomxError as error:
         if asked:

@@ -29,12 +29,18 @@ from geomx.sync.contract import StepController
 from geomx.wire.roster_messages import Message
 
 
-def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | Worker:
-    """The node of that name: a worker is a leaf, a shard is at the top, and every server between adds and passes on."""
-    tree = topology.tree
+def make_node(topology: Topology, name: str, incarnation: int = 1, term: int = 0) -> Server | Worker:
+    """The node of that name: a worker is a leaf, a shard is at the top, and every server between adds and passes on.
+
+    `term`: see `Welcome`.
+    """
+    tree, identity = (
+        topology.tree,
+        Identity(name, topology.run, incarnation, topology.manifest, topology.secret, term),
+    )
     if tree.is_shard(name):
-        return _shard(topology, name, incarnation)
-    identity, parents = _identity(topology, name, incarnation), tree.parents(name)
+        return _shard(topology, identity)
+    parents = tree.parents(name)
     up, down, classes = _up_edges(topology, name)
     dials = dict.fromkeys(parents, topology.above(name).patience)
     losses = topology.losses_at(tree.cohort_at(name, 1) if tree.is_worker(name) else name)
@@ -56,8 +62,9 @@ def make_node(topology: Topology, name: str, incarnation: int = 1) -> Server | W
     )
 
 
-def _shard(topology: Topology, name: str, incarnation: int) -> Server:
+def _shard(topology: Topology, identity: Identity) -> Server:
     """One shard of the global server. The others dial the first, for what must be known of all slices."""
+    name = identity.name
     policy, shards = policies.make(topology.policy), topology.tree.shards
     place, lead, patience = shards.index(name), shards[0], topology.below(name).patience
     others: tuple[str, ...] = shards[1:] if name == lead else ()
@@ -89,7 +96,7 @@ def _shard(topology: Topology, name: str, incarnation: int) -> Server:
         )
 
     return Server(
-        _identity(topology, name, incarnation),
+        identity,
         topology.limits,
         topology.tree,
         _down_edges(topology, name),
@@ -112,10 +119,6 @@ def _optimizer(rule: str, name: str) -> RootOptimizer:
             f"the workers ask for the rule {name!r}; this run has {rule or 'those of torch.optim'}"
         )
     return optimizers.find(short)(short)
-
-
-def _identity(topology: Topology, name: str, incarnation: int) -> Identity:
-    return Identity(name, topology.run, incarnation, topology.manifest, topology.secret)
 
 
 def _down_edges(topology: Topology, name: str) -> ChildEdges:

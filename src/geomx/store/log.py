@@ -38,6 +38,14 @@ class Log:
         self._store, self._name = store, name
         self.next = 0
         self._fences: set[int] = set()
+        self._ahead: dict[str, bytes] = {}  # the newest cut, by its name
+
+    def look_ahead(self) -> None:
+        """Keep what is largest in memory, for whoever is to read the log at once. Raises `StoreError`."""
+        if cut := max(self._numbers(CUT), default=0):
+            path = self._path(CUT, cut)
+            if path not in self._ahead and (content := self._store.get(path)) is not None:
+                self._ahead = {path: content}
 
     def read(self) -> Iterator[tuple[bytes, memoryview]]:
         """All records that are there, headers and payloads; then a fence behind them. What is written comes behind it.
@@ -51,7 +59,9 @@ class Log:
             if number < cut and not self._get(PIECE, number):
                 self._fences.add(number)
         if cut:
-            yield from _records(self._path(CUT, cut), self._get(CUT, cut))
+            path = self._path(CUT, cut)
+            yield from _records(path, self._ahead.get(path) or self._get(CUT, cut))
+            self._ahead = {}
         while True:
             for number in pieces:
                 if number < self.next:

@@ -81,12 +81,16 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True):
-    """The answer to `Hello` from whoever listens; only now does the dialler believe in the connection."""
+    """The answer to `Hello` from whoever listens; only now does the dialler believe in the connection.
+
+    `term`: of a shard that keeps a log: which process of its name this is, counted from 1.
+    """
 
     node: str
     incarnation: int
     received: int
     proof: bytes
+    term: int = 0
 
 
 class Difference(msgspec.Struct, frozen=True, array_like=True):

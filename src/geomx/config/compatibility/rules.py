@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from geomx.config.addresses import is_loopback, place_of
+from geomx.config.addresses import each_of, is_loopback, place_of
 from geomx.config.link_changes import KEYS
 from geomx.config.reading.checking import Rule, Values, change_something
 from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
@@ -78,6 +78,18 @@ def _one_address_a_shard(values: Values) -> Iterator[Problem]:
             yield Problem(("global", key), f"{len(given)} of them", f"{shards}, one for each of run.shards")
 
 
+def _places_of_shards(values: Values) -> Iterator[Problem]:
+    """Where others stand by, they take over by what is in the store, and listen somewhere as well."""
+    addresses, listen = values["global"].get("addresses") or (), values["global"].get("listen") or ()
+    for index, given in enumerate(addresses):
+        path, several = ("global", "addresses", index), each_of([given])
+        if len(several) > 1 and values["store"].get("url") == "":
+            yield Problem(path, f"{len(several)} of them", "one, or store.url, from which another takes over")
+        if index < len(listen) and len(each_of([listen[index]])) != len(several):
+            allowed = f"{len(several)}, one for each of `addresses`"
+            yield Problem(("global", "listen", index), f"{len(each_of([listen[index]]))} of them", allowed)
+
+
 def _listeners_have_addresses(values: Values) -> Iterator[Problem]:
     tables: list[tuple[KeyPath, dict[str, Any], str]] = [
         (("global", "listen"), values["global"], "addresses")
@@ -92,16 +104,22 @@ def _listeners_have_addresses(values: Values) -> Iterator[Problem]:
 def _unique_addresses(values: Values) -> Iterator[Problem]:
     shards = enumerate(values["global"].get("addresses") or ())
     places: list[tuple[KeyPath, str, str]] = [
-        *((("global", "addresses", i), f"global/{i}", address) for i, address in shards),
+        *(
+            (("global", "addresses", i), f"global/{i}", address)
+            for i, several in shards
+            for address in each_of([several])
+        ),
         *(((*path, "address"), dotted(path), table.get("address") or "") for path, table in _servers(values)),
     ]
     first: dict[str, str] = {}
     for path, owner, address in places:
         place = place_of(address) if address else ""
-        if place and first.setdefault(place, owner) != owner:
+        if place in first:
             yield Problem(
                 path, shown(address), "an address of its own", f"it is the address of {first[place]}"
             )
+        elif place:
+            first[place] = owner
 
 
 def _workers_altogether(values: Values) -> Iterator[Problem]:
@@ -181,7 +199,7 @@ def _proof_beyond_loopback(values: Values) -> Iterator[Problem]:
     table = values["global"]
     key = "listen" if table.get("listen") else "addresses"
     listening: list[tuple[KeyPath, str]] = [
-        (("global", key, i), at) for i, at in enumerate(table.get(key) or ())
+        (("global", key, i), at) for i, given in enumerate(table.get(key) or ()) for at in each_of([given])
     ]
     for path, server in _servers(values):
         key = "listen" if server.get("listen") else "address"
@@ -331,6 +349,7 @@ RULES: tuple[Rule, ...] = (
     _workers_altogether,
     _one_address_a_shard,
     _listeners_have_addresses,
+    _places_of_shards,
     _unique_addresses,
     _sizes_where_they_count,
     _patience,

@@ -123,6 +123,28 @@ class AddressForm(Form):
 
 
 @dataclass(frozen=True, slots=True)
+class AddressesForm(Form):
+    """`host:port`, or a list of several of one server: where it is, and where one that stands by takes its place."""
+
+    one: AddressForm
+
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        return f"{self.one.words}, or a list of several"
+
+    def check(self, value: Any) -> str | tuple[str, ...]:
+        """See `Form`; a list of one is that one."""
+        several = value if isinstance(value, list | tuple) else [value]
+        if not several or not all(isinstance(each, str) for each in several):
+            raise unfit()
+        checked = tuple(map(self.one.check, several))
+        return checked if len(checked) > 1 else checked[0]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
+@dataclass(frozen=True, slots=True)
 class ZeroOr(Form):
     """0, or a number within bounds: what is far below them is a slip and not a slow link."""
 

@@ -215,6 +215,13 @@ class StoreTable(Table):
         description="How often each global server writes its whole state there: so long is what one that is started "
         "again has to repeat, at most.",
     )
+    lease_s: float = Field(
+        4.0,
+        ge=0.5,
+        le=3600,
+        description="Where a global server has several addresses: after so long without a word of whoever has its "
+        "place, another that stands by takes it.",
+    )
 
 
 class Description(Table):

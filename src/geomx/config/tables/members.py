@@ -12,9 +12,9 @@ from geomx.config.tables.links import DelayTable, LinkTable
 from geomx.config.value_types import (
     MOST_WORKERS,
     MOST_WORKERS_OF_A_PARTY,
-    Address,
+    Addresses,
     AddressOrNone,
-    ListenAddress,
+    ListenAddresses,
     ListenAddressOrNone,
     PartyName,
     PartyNameOrNone,
@@ -25,12 +25,13 @@ from geomx.config.value_types import (
 class GlobalTable(Table):
     """The global servers."""
 
-    addresses: tuple[Address, ...] = Field(
+    addresses: tuple[Addresses, ...] = Field(
         (),
         strict=False,
-        description="Address of each shard, as others reach it. Default: `geomx run` picks free ports.",
+        description="Address of each shard, as others reach it; a list of several where others stand by to take its "
+        "place. Default: `geomx run` picks free ports.",
     )
-    listen: tuple[ListenAddress, ...] = Field(
+    listen: tuple[ListenAddresses, ...] = Field(
         (),
         strict=False,
         description="Address at which each shard listens, if another one (NAT, containers). Default: `addresses`.",

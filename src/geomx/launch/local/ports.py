@@ -36,31 +36,34 @@ class Ports(ExitStack):
             self.close()
         return port
 
-    def claim(self, run: Run, node: str, by: str) -> None:
+    def claim(self, run: Run, node: str, by: str, place: int = 0) -> None:
         """Where a server is to listen, `by` a command; raises `ConfigError` where it could not by now.
+
+        `place`: of its addresses.
 
         A server imports PyTorch before it listens, for seconds in which nobody else sees its address as taken. So it is
         claimed by a name in Linux's abstract namespace, which ends with this process: two servers, or two runs, that
         begin at the same time are told at once. Channels that are not geomx's know themselves what is an address.
         """
-        address = run.listen_address_of(node)
+        address = run.listen_address_of(node, place)
         host, _, port = address.rpartition(":")
         is_ours = run.edge_below(node).channel.split(maxsplit=1)[0] in channels.names
         if not is_ours or not port.isdecimal() or not int(port):
             return
         try:
-            for family, *_, place in socket.getaddrinfo(
+            for family, *_, where in socket.getaddrinfo(
                 host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             ):
-                _try_to_bind(family, place)
+                _try_to_bind(family, where)
         except OSError as error:
-            raise _taken(run, node, error.strerror or str(error)) from error
+            raise _taken(run, node, address, error.strerror or str(error)) from error
         if sys.platform == "linux":
             name = self.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             try:
                 name.bind(f"\0{by} {address}")
             except OSError as error:
-                raise _taken(run, node, f"another `{by}` of this machine has it") from error
+                reason = f"another `{by}` of this machine has it"
+                raise _taken(run, node, address, reason) from error
 
 
 def _try_to_bind(family: int, place: Any) -> None:
@@ -72,9 +75,8 @@ def _try_to_bind(family: int, place: Any) -> None:
         sock.bind(place)
 
 
-def _taken(run: Run, node: str, reason: str) -> ConfigError:
-    address = run.listen_address_of(node)
-    key = "address" if address == run.address_of(node) else "listen"
+def _taken(run: Run, node: str, address: str, reason: str) -> ConfigError:
+    key = "address" if address in run.addresses_of(node) else "listen"
     where = f"{'party' if node in run.servers else 'region'}.{node}.{key}"
     if node in run.shard_names:
         where = f"global.{'addresses' if key == 'address' else key}[{run.shard_names.index(node)}]"

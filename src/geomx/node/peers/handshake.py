@@ -133,7 +133,7 @@ class Handshake:
         told = peer.session.ack_watermark(self._host.now)
         proved = self._proof(conn, "listens", me.run, me.name, me.incarnation)
         self._is_known = True
-        self._write(conn, Welcome(me.name, me.incarnation, told, proved))
+        self._write(conn, Welcome(me.name, me.incarnation, told, proved, me.term))
 
     def tick(self) -> None:
         """Hang up on strangers without a Hello, and on dialled peers that do not answer ours."""
@@ -176,6 +176,10 @@ class Handshake:
         if not is_proved(welcome.proof, self._proof(conn, "listens", run, peer.name, welcome.incarnation)):
             self._dial_anew(conn, peer, MEANS["proof"])
             return
+        if welcome.term < peer.term:
+            self._dial_anew(conn, peer, f"another process is {peer.name} by now")
+            return
+        peer.term = welcome.term
         if self._is_renewed(peer, welcome.incarnation):
             pass
         elif peer.session.incarnation not in (0, welcome.incarnation):

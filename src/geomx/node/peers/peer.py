@@ -21,7 +21,7 @@ MOST_REASON_CHARACTERS = 4000  # a message's header is limited, what a script ra
 class Identity:
     """Who a node is, and which run it belongs to. `manifest`: what all nodes of a run must agree on.
 
-    `secret`: the run's, see `geomx.wire.proof`; empty: membership is not proved.
+    `secret`: the run's, see `geomx.wire.proof`; empty: membership is not proved. `term`: see `Welcome`.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Identity:
     incarnation: int = 1
     manifest: dict[str, Value] = field(default_factory=dict)
     secret: bytes = field(default=b"", repr=False)
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Peer:
     still_s: float = 0.0  # as it has said last; see `Beat`
     sent: int = 0  # likewise
     step: int = -1  # likewise
+    term: int = 0  # the newest of it that has welcomed this node
     away_at: float = 0.0  # when its last connection ended
     has_gone: bool = False  # it has said `Gone`
     is_told: bool = False  # that this node ends: by itself, or by a greeting that failed
