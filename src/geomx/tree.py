@@ -17,6 +17,8 @@ from geomx.errors import ProtocolError
 
 TOP = ""  # the parent of whoever hangs on the shards
 EVERYONE = ""  # the cohort of the whole run
+# Places for parties that come later, where a run is open: by party its workers.
+GUESTS = {f"guest-{place}": tuple(f"guest-{place}/{rank}" for rank in range(8)) for place in range(1, 9)}
 SOLO = "solo"  # the party of a run of one
 
 SyncGroup = Literal["run", "party", "worker"]
@@ -31,13 +33,17 @@ class Tree:
         shards: The shards of the global server, in order.
 
     Attributes:
+        guests: The workers that the run does not begin with: places for whoever comes later.
         shards: As given.
         servers: All servers but the shards, in the order of `parents`.
         workers: The leaves, in the order of `parents`.
     """
 
-    def __init__(self, parents: Mapping[str, str], shards: Sequence[str] = ("global/0",)) -> None:
+    def __init__(
+        self, parents: Mapping[str, str], shards: Sequence[str] = ("global/0",), guests: Iterable[str] = ()
+    ) -> None:
         self.shards = tuple(shards)
+        self.guests = frozenset(guests)
         self._parents = dict(parents)
         inner = set(self._parents.values())
         self.servers = tuple(name for name in self._parents if name in inner)
@@ -74,6 +80,13 @@ class Tree:
         return cls(
             parents | {worker: party for party, workers in parties.items() for worker in workers}, shards
         )
+
+    def with_guests(self, guests: Mapping[str, Iterable[str]]) -> Tree:
+        """The same tree with places for parties and their workers that may come later, behind all others."""
+        first = {name: parent for name, parent in self._parents.items() if name not in guests}
+        first = {name: parent for name, parent in first.items() if parent not in guests}
+        workers = {worker: party for party, below in guests.items() for worker in below}
+        return Tree(first | dict.fromkeys(guests, TOP) | workers, self.shards, workers)
 
     @classmethod
     def solo(cls) -> Tree:

@@ -125,6 +125,21 @@ def test_a_shard_has_several_addresses_where_others_stand_by():
     assert run.addresses_of("global/1") == ("localhost:3",)
 
 
+def test_whoever_comes_later_describes_the_same_run_and_itself():
+    settings = ["run.on_loss=continue", "run.open=true"]
+    table = '{name = "guest-2", workers = 2, address = "localhost:9"}'
+    run = two_parties(*settings)
+    parties = ", ".join(
+        [*(f'{{name = "{party.name}", workers = {party.workers}}}' for party in run.parties), table]
+    )
+    guest = two_parties(*settings, f"party=[{parties}]")
+    assert guest.manifest() == run.manifest()
+    assert guest.open_tree.workers == run.open_tree.workers
+    assert guest.workers_of("guest-2") == ("guest-2/0", "guest-2/1")
+    assert set(run.workers).isdisjoint(run.open_tree.guests)
+    assert two_parties().open_tree.guests == frozenset()
+
+
 @pytest.mark.parametrize(
     "addresses",
     [{"B": "h"}, {"C": "localhost:1"}, {"A": "localhost:1", "B": "localhost:1"}, {"global/0": "localhost:1"}],
@@ -168,6 +183,7 @@ OTHER_VALUES = {
     "run.wait_s": "60",
     "run.least_parties": "2",
     "run.least_workers": "2",
+    "run.open": "true",
     "run.ledger": "true",
     "run.strict": "true",
     "run.preset": "slow-link",
@@ -219,6 +235,7 @@ TOGETHER = {
     "run.wait_s": ["run.on_loss=wait"],
     "run.least_parties": ["run.on_loss=continue"],
     "run.least_workers": ["run.on_loss=continue"],
+    "run.open": ["run.on_loss=continue"],
     "global.listen": ['global.addresses=["localhost:1"]'],
     "party.A.listen": ["party.A.address=localhost:2"],
     "party.A.dataset_size": ["sync.weight=dataset_size", "party.A.dataset_size=1", "party.B.dataset_size=1"],

@@ -55,6 +55,11 @@ WRONG = [
     (PARTY % f'address = "host{NO_BREAK_SPACE}:7000"', "party[0].address", "U+00A0, NO-BREAK SPACE"),
     ('global.addresses = [""]', "global.addresses[0]", "it is empty"),
     ('global.addresses = [["host:1", "host"]]', "global.addresses[0]", "the port is missing: `host:7000`"),
+    ("run.open = true", "run.open", "only with run.on_loss = `continue`"),
+    (
+        'run = {open = true, on_loss = "continue"}\nparty = [{name = "guest-1", workers = 9}]', "party[0].workers",
+        "8 or fewer, of a party that comes later",
+    ),
     (
         'global.addresses = [["localhost:1", "localhost:2"]]', "global.addresses[0]",
         "one, or store.url, from which another",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 from real_runs import BOUND_S, RealRun
 
 from geomx.cli import main
+from geomx.launch.local.ports import Ports
 
 pytestmark = pytest.mark.processes
 GOES_ON = ("run.on_loss=continue", "lan.codec_up=int8", "wan.codec_up=int8")
@@ -37,3 +39,27 @@ def test_a_server_leaves_with_its_workers(real: Callable[..., RealRun]) -> None:
     members = run.told(*settings)["members"]
     assert [change["kind"] for change in members] == ["left"] * len(members)
     assert {name for change in members for name in change["who"]} == {"B/0", "B/1"}
+
+
+def test_a_party_that_the_others_do_not_know_comes_later(real: Callable[..., RealRun]) -> None:
+    """By its own copy of the description, which names it."""
+    settings = ("run.on_loss=continue", "run.open=true", "run.ledger=true")
+    run = real()
+    run.start(run.nodes, *settings, script=["endless"])
+    run.until("A/0", "step 10\n")
+    with Ports() as ports:
+        address = f"127.0.0.1:{ports.hold()}"
+        own = run.folder / "guest.toml"
+        party = f'[[party]]\nname = "guest-1"\nworkers = 1\naddress = "{address}"\n'
+        own.write_text(run.toml.read_text() + party)
+        train = [sys.executable, str(run.folder / "train.py"), "steps=1", "endless"]
+        serve = ["serve", str(own), *settings, "--role", "local", "--party", "guest-1"]
+        worker = ["worker", str(own), *settings, "--party", "guest-1", "--rank", "0", "--", *train]
+        run._spawn("guest-1", serve)
+        run._spawn("guest-1/0", worker)
+        run.until("guest-1/0", "step 5\n")
+        run.until("global/0", "guest-1/0 has come")
+        run.end_data()
+        run.nodes += ["guest-1", "guest-1/0"]
+        run.end_well()
+    assert len(run.weights()) == 1

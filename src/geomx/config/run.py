@@ -29,7 +29,7 @@ from geomx.config.tables import (
     WanTable,
 )
 from geomx.errors import ConfigError, Fault, nearest
-from geomx.tree import TOP, Tree
+from geomx.tree import GUESTS, TOP, Tree
 
 # The keys on which all nodes of a run must agree; `docs/configuration.md` marks them.
 AGREED = (
@@ -41,6 +41,7 @@ AGREED = (
     "run.wait_s",
     "run.least_parties",
     "run.least_workers",
+    "run.open",
     "run.strict",
     "run.ledger",
     "sync.policy",
@@ -140,6 +141,11 @@ class Run(Description):
         servers = {server.name: server.parent or TOP for server in self.server_tables}
         workers = {worker: party.name for party in self.parties for worker in party.worker_names}
         return Tree(servers | workers, self.shard_names)
+
+    @cached_property
+    def open_tree(self) -> Tree:
+        """The same with places for parties that come later (`run.open`): as the run's nodes know it."""
+        return self.tree.with_guests(GUESTS) if self.run.open else self.tree
 
     @property
     def shard_names(self) -> tuple[str, ...]:
@@ -281,10 +287,13 @@ class Run(Description):
             table, _, name = key.partition(".")
             manifest[key] = data[table][name]
         manifest["store"] = bool(self.store.url)  # those below await a shard that has one
-        manifest["party"] = ", ".join(self.servers)  # sums are taken in this order
+        mine = [name for name in self.servers if self.run.open and name in GUESTS]
+        manifest["party"] = ", ".join(
+            name for name in self.servers if name not in mine
+        )  # sums are taken in this order
         for kind, names in AGREED_OF_EACH.items():
             for table in data[kind]:
-                for name in names:
+                for name in names if table["name"] not in mine else ():
                     *outer, key = name.split(".")
                     inner = reduce(getitem, outer, table)
                     manifest[f"{kind}.{table['name']}.{name}"] = inner[key]

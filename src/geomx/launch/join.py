@@ -134,8 +134,9 @@ def _start_worker(description: Run, place: ProcessPlace, party: str | None, rank
     run = LiveRun(
         thread.port,
         name=members[rank],
-        tree=description.tree,
+        tree=description.open_tree,
         settings=settings,
+        party=members,
     )
     stay = _Stay(
         run, thread, recorder, place, may_return=settings.on_loss != "stop", stop_s=description.limits.stop_s

@@ -502,6 +502,9 @@ class Server(BaseNode):
             name for name in late if self.members.present(leaves.get(name, (name,)))
         ]
 
+    def _is_away(self, name: str) -> bool:
+        return super()._is_away(name) and not self.members.are_vacant(self._edges.children.get(name, (name,)))
+
     def ends_below(self, error: GeomxError) -> bool:
         """Who is cut off from the run, and has waited in vain, is not the others' end."""
         is_cut_off = isinstance(error, NodeLost) and error.node in (self.name, *self._dials)

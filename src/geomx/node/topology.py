@@ -70,13 +70,13 @@ class Topology:
     def of(cls, run: Run, secret: bytes = b"") -> Topology:
         """The tree that a run's description describes."""
         below = {region.name: _edge(region.below) for region in run.regions}
-        below |= {party.name: _edge(run.lan) for party in run.parties}
+        below |= {party: _edge(run.lan) for party in run.open_tree.parties}
         losses = Losses(run.run.on_loss, run.run.wait_s, run.run.least_parties, run.run.least_workers)
         collective = [party.name for party in run.parties if party.inside == "collective"]
         return cls(
             run=run.run.name,
-            tree=run.tree,
-            edges=resolved(run.tree, {TOP: _edge(run.wan)} | below, collective),
+            tree=run.open_tree,
+            edges=resolved(run.open_tree, {TOP: _edge(run.wan)} | below, collective),
             collective=frozenset(collective),
             policy=run.sync.policy,
             rule=run.optimizer.rule,

@@ -193,7 +193,7 @@ class Worker(BaseNode):
         before, self._out = self._out, frozenset(self._tree.workers_in(roster.out))
         self.emit(Notify(Away(roster)))
         why = reason(self._tree.workers_in(roster.joined), roster.why)
-        self.note("roster", number=roster.number, out=len(self._out), reason=why)
+        self.note("roster", number=roster.number, out=len(self._out - self._tree.guests), reason=why)
         if gone := sorted(self._job & self._out - before):
             self.stop(
                 NodeLost(gone[0], f"{self.name} is of one job with it, which ends with any of its workers")

@@ -8,11 +8,11 @@ MOST_KEPT = 64  # changes
 
 
 class Absences:
-    """As one node knows. Sets of workers are bitmaps, see `Roster`."""
+    """As one node knows. Sets of workers are bitmaps, see `Roster`. `out`: at first."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: bytes = b"") -> None:
         # From which turn on, who was out: changes alone, the newest last.
-        self._out: deque[tuple[int, int]] = deque([(0, 0)], maxlen=MOST_KEPT)
+        self._out: deque[tuple[int, int]] = deque([(0, _bits(out))], maxlen=MOST_KEPT)
         self._departed: dict[int, int] = {}  # behind which turn, who has left early
 
     def changes(self, first: int, out: bytes) -> None:

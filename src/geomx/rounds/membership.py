@@ -25,7 +25,7 @@ class Members:
     def __init__(self, tree: Tree, node: str) -> None:
         self.tree = tree
         self.order: dict[str, int] = {name: place for place, name in enumerate(tree.leaves(node))}
-        self.out: frozenset[str] = frozenset()
+        self.out: frozenset[str] = tree.guests.intersection(self.order)
         self._cohorts: dict[str, frozenset[str]] = {EVERYONE: frozenset(self.order)}
         self._left: dict[str, Mapping[str, int]] = {}  # of each that has left: its last turn in each cohort
         self._begins: dict[str, Mapping[str, int]] = {}  # of each that has come back: its first
@@ -107,6 +107,11 @@ class Members:
     def present(self, names: Iterable[str]) -> frozenset[str]:
         """Those of these who are in, and have not left."""
         return frozenset(names) - self.out - self._left.keys()
+
+    def are_vacant(self, names: Iterable[str]) -> bool:
+        """Whether these are places for whoever may come later, and nobody takes part there."""
+        vacant = self.out & self.tree.guests
+        return bool(vacant) and vacant.issuperset(names)
 
     @property
     def all_left(self) -> bool:

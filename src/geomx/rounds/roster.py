@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from geomx.rounds.losses import Losses
-from geomx.tree import Tree
-from geomx.wire.roster_messages import Why
+from geomx.tree import GUESTS, Tree
+from geomx.wire.roster_messages import Roster, Why
 
 MOST_TOLD = 8  # names of a kind
 
@@ -22,6 +22,11 @@ class RosterChange(NamedTuple):
     out: frozenset[str]
     joined: tuple[str, ...]
     why: Why
+
+
+def at_first(tree: Tree) -> Roster:
+    """Whom the run begins with."""
+    return Roster(0, tree.bitmap_of(tree.guests))
 
 
 def decide(
@@ -67,7 +72,12 @@ def decide(
 
 def reason(joined: Sequence[str], why: Why) -> str:
     """A roster's in words."""
-    parts = [are_back(joined)] if joined else []
+    former = [name for name in joined if not name.startswith(tuple(GUESTS))]
+    guests = [name for name in joined if name.startswith(tuple(GUESTS))]
+    parts = [are_back(former)] if former else []
+    parts += (
+        [f"{', '.join(guests[:MOST_TOLD])} {'has' if len(guests) == 1 else 'have'} come"] if guests else []
+    )
     parts += [is_lost(*each) for each in why.lost.items()]
     parts += [is_awaited(*each) for each in why.awaited.items()]
     parts += [f"{why.more} more are {'awaited' if why.awaited else 'lost'}"] if why.more else []

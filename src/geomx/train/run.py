@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -57,7 +57,8 @@ class LiveRun:
 
     Attributes:
         name: This worker's name: its party and its rank, such as "A/0".
-        workers: The names of all workers, in the order of the description. All begin with the first one's weights.
+        workers: The names of all workers that the run's description names, in its order; of a party that has come
+            later, its own behind them. All begin with the first one's weights.
         has_left: Whether this worker has left the run in order.
 
     Raises:
@@ -74,11 +75,17 @@ class LiveRun:
         tree: Tree,
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
+        party: Sequence[str] = (),
     ) -> None:
-        """`name`: which of the tree's workers this is. `clock`: seconds, for the trace."""
+        """`name`: which of the tree's workers this is. `clock`: seconds, for the trace.
+
+        `party`: the workers of its party, where the tree has places for more.
+        """
         self.name = name
-        self.workers = tree.workers
-        self._tree, self._party_members = tree, tree.party_members(name)
+        self._tree, self._party_members = tree, tuple(party) or tree.party_members(name)
+        self.workers = tuple(
+            each for each in tree.workers if each not in tree.guests or each in self._party_members
+        )
         self._settings = settings or Settings()
         self._samples = Samples(self._settings, len(self.workers), len(self._party_members))
         self._loss = Loss(self._settings, name)
@@ -88,7 +95,7 @@ class LiveRun:
         self._attached: AttachedModel | None = None
         self._progress = Progress(self._samples, self._loss, self._timeline)
         self._schedules = Schedules()
-        self._shares = Shares(name, tree, self._settings.seed, self._progress)
+        self._shares = Shares(name, tree, self._settings.seed, self._progress, self._party_members)
         self._closed = self.has_left = False
         self._progress.followed = self._schedules.follow
         if self.may_leave_early:
@@ -109,7 +116,7 @@ class LiveRun:
     @property
     def parties(self) -> tuple[str, ...]:
         """The names of all parties, in the order of the description."""
-        return self._tree.parties or (SOLO,)
+        return tuple(dict.fromkeys(self._tree.cohort_at(name, 1) or SOLO for name in self.workers))
 
     @property
     def rank(self) -> int:

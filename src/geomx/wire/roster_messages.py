@@ -93,7 +93,7 @@ class Why(msgspec.Struct, frozen=True, array_like=True):
 class Roster(Message, frozen=True, array_like=True, tag=True):
     """From the first shard to all: who takes part, from which turn on, and why.
 
-    Rosters are numbered without gaps; 0 is everybody whom the description names. `out`: the workers that take no part.
+    Rosters are numbered without gaps; 0 is everybody whom the run's description names. `out`: who takes no part.
     `joined`: those of the others that were out before. Both are bitmaps over the workers in the description's order,
     see `Tree.bitmap_of`. `standings`: by cohort that this concerns; it holds from the turn behind the one that closed
     last. Of turns before, what whoever is out has contributed counts where it came. `settles`: what it answers, see

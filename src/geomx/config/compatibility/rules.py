@@ -14,6 +14,7 @@ from geomx.config.tables import BelowTable, RunTable
 from geomx.config.tables.sites import GLOBAL, SiteTable
 from geomx.config.value_types import MOST_WORKERS
 from geomx.errors import nearest
+from geomx.tree import GUESTS
 
 HEARTBEATS_MISSED = 3
 ON_LOSS_NEEDED = {
@@ -175,6 +176,22 @@ def _losses_where_they_count(values: Values) -> Iterator[Problem]:
         if on_loss == "continue" and count and least is not None and least > count:
             yield Problem(
                 ("run", f"least_{what}"), shown(least), f"{count} or fewer: the run has no more {what}"
+            )
+
+
+def _guests(values: Values) -> Iterator[Problem]:
+    """Parties that come later have the places that the others have kept for them."""
+    is_open, on_loss = values["run"].get("open"), values["run"].get("on_loss")
+    if is_open and on_loss not in ("continue", None):
+        yield Problem(("run", "open"), "true", "only with run.on_loss = `continue`", "parties come and go")
+    for index, party in enumerate(values["party"] if is_open else ()):
+        places = len(GUESTS.get(party.get("name") or "", ()))
+        if places and (party.get("workers") or 0) > places:
+            allowed = f"{places} or fewer, of a party that comes later"
+            yield Problem(("party", index, "workers"), f"{party['workers']}", allowed)
+        if places and party.get("parent"):
+            yield Problem(
+                ("party", index, "parent"), shown(party["parent"]), "nothing, of a party that comes later"
             )
 
 
@@ -355,6 +372,7 @@ RULES: tuple[Rule, ...] = (
     _patience,
     _losses_where_they_count,
     _durable,
+    _guests,
     _whole_tls,
     _proof_beyond_loopback,
     _arguments_for_a_script,

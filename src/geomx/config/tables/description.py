@@ -30,8 +30,12 @@ from geomx.config.value_types import (
 )
 from geomx.layout import PACK_BELOW
 from geomx.rounds.losses import OnLoss
+from geomx.tree import GUESTS
 
 URL = r"(file:///.+|[a-z][a-z0-9+.-]*://[^/\s].*)?"
+
+
+GUEST = tuple(GUESTS)
 
 
 class RunTable(Table):
@@ -93,6 +97,12 @@ class RunTable(Table):
         description="With `continue`: with fewer, the run waits. An error with `stop` and `wait`.",
     )
     least_workers: int = Field(1, ge=1, description="The same of workers, in all parties together.")
+    open: bool = Field(
+        False,
+        description=f"With `continue`: parties that the others' descriptions do not name may come later, as "
+        f"`{GUEST[0]}` to `{GUEST[-1]}`, with up to {len(GUESTS[GUEST[0]])} workers each. See "
+        "[machines that come and go](machines-come-and-go.md#a-party-that-comes-later).",
+    )
     strict: bool = Field(
         False,
         description="Warnings about lost accuracy, and parties that train on the same samples, are errors. Same as "

@@ -31,8 +31,8 @@ from geomx.node.slices.update_stream import UpdateEncoder
 from geomx.optim.contract import SliceState
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import Members
+from geomx.rounds.roster import at_first
 from geomx.tree import EVERYONE
-from geomx.wire.roster_messages import Roster
 
 HOLDER = "cut"
 COMPENSATION = "compensation/"
@@ -184,7 +184,7 @@ def pack(
 
 def put_back(server: CutHost, root: Stateful, gathering: Gathering, state: CutState, payload: Any) -> None:
     """The inverse, at a server that has the model and nothing else."""
-    members, newest = server.members, state.rosters[-1] if state.rosters else Roster(0)
+    members, newest = server.members, state.rosters[-1] if state.rosters else at_first(server.members.tree)
     members.put_back(members.tree.workers_in(newest.out), state.left, state.begins)
     server.attendance.put_back(newest, state.absences, state.departed)
     root.above.put_back(state.rosters, state.settled)

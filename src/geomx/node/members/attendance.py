@@ -24,7 +24,7 @@ from geomx.rounds.absences import Absences
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
-from geomx.rounds.roster import reason
+from geomx.rounds.roster import at_first, reason
 from geomx.rounds.round import Round
 from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.tree import EVERYONE
@@ -92,8 +92,8 @@ class Attendance:
         self._timeout_s = edges.patience.timeout_s
         self._host, self._children, self._gathering = host, edges.children, gathering
         self._members = host.members
-        self.roster = Roster(0)  # the newest
-        self._absences = Absences()
+        self.roster = at_first(self._members.tree)  # the newest
+        self._absences = Absences(self.roster.out)
         self._unheard = frozenset[
             str
         ]()  # children to come to a shard that was started again: to leave, at least
@@ -261,7 +261,11 @@ class Attendance:
     @property
     def absent(self) -> bool:
         """Whether somebody is out and away, who may come and has not heard that the run has ended."""
-        away = {name: leaves for name, leaves in self._children.items() if self._host.peer(name) is None}
+        away = {
+            name: leaves
+            for name, leaves in self._children.items()
+            if self._host.peer(name) is None and not self._members.are_vacant(leaves)
+        }
         is_unheard = not self._unheard.isdisjoint(away)
         return is_unheard or any(not self._members.has_left(leaves) for leaves in away.values())
 
@@ -353,8 +357,8 @@ class Attendance:
         self._gathering.changes(roster.from_turns)
         self._host.note(
             "roster", "info", number=roster.number, members=len(members.present(members.order)),
-            out=", ".join(out), joined=", ".join(back), turns=roster.from_turns,
-            lost=roster.why.lost, awaited=roster.why.awaited, reason=reason(back, roster.why),
+            out=", ".join(name for name in out if name not in members.tree.guests), joined=", ".join(back),
+            turns=roster.from_turns, lost=roster.why.lost, awaited=roster.why.awaited, reason=reason(back, roster.why),
         )  # fmt: skip
         if gone:
             self._gathering.drop(gone, roster.from_turns)

@@ -61,7 +61,7 @@ class Reception:
         self._furthest = lru_cache(64)(partial(furthest_step, policy))
         self.layout: Layout | None = None
         self._settings: dict[str, Value] = {}
-        self.state = JoinState()
+        self.state = JoinState(host.attendance.roster.out)
         self._has_workers = all(leaves == (name,) for name, leaves in edges.children.items())
         self._holds = self._has_workers or may_return  # what joiners go on from
         self._keeps = self._has_workers and may_return and policy.plans is GradientStep

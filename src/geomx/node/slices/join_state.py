@@ -30,9 +30,13 @@ class SliceStanding(NamedTuple):
 
 
 class JoinState:
-    """What went down last of each slice, to each cohort, and how far the policy and the workers' scripts have come."""
+    """What went down last of each slice, to each cohort, and how far the policy and the workers' scripts have come.
 
-    def __init__(self) -> None:
+    `absent`: who takes no part in the run's first pass; a bitmap.
+    """
+
+    def __init__(self, absent: bytes = b"") -> None:
+        self._first = Standing(absent=absent)
         self._held: dict[
             int, dict[str, tuple[Any, int]]
         ] = {}  # by slice and cohort: values and their version
@@ -127,7 +131,7 @@ class JoinState:
 
     def standing(self, cohort: str, turn: int = -1) -> Standing:
         """Where a cohort stands whose last turn that has closed is this one."""
-        known = self._steps.get(cohort, Standing())
+        known = self._steps.get(cohort, self._first)
         return known.behind(max(turn, known.step_turn, known.read_turn))
 
     def updates(

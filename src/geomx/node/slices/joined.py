@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from geomx.rounds.roster import at_first
 from geomx.tree import Tree
 from geomx.wire.messages import Attached, Reached
 from geomx.wire.roster_messages import Roster, Standing, Turns, latest
@@ -39,7 +40,7 @@ class Joined:
     def of(cls, told: Sequence[Attached], closed: dict[int, tuple[int, int]], tree: Tree) -> Joined:
         """By what each parent has told. Raises `ProtocolError` where that names workers that there are not."""
         *older, newest = sorted(told, key=lambda each: -1 if each.roster is None else each.roster.number)
-        roster, in_order = newest.roster or Roster(0), (*older, newest)
+        roster, in_order = newest.roster or at_first(tree), (*older, newest)
         return cls(
             closed,
             latest(*(each.standings for each in told)),

@@ -28,7 +28,8 @@ class RunsData:
 
     def told(self, ready: Ready) -> None:
         """This worker joins."""
-        self._known = self._known.latest(ready.standings.get(self.cohort, Standing()))
+        first = Standing(absent=b"" if ready.roster.number else ready.roster.out)
+        self._known = self._known.latest(ready.standings.get(self.cohort, first))
         before = _bits(ready.roster.out) | _bits(ready.roster.joined)
         self.absences.changes(0, _bytes(before))
         self.changes(ready.roster)

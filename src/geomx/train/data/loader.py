@@ -155,10 +155,12 @@ class Shares:
     Each loader is rebuilt once, so that worker processes which persist do so from one epoch to the next.
     """
 
-    def __init__(self, name: str, tree: Tree, seed: int, progress: Progress) -> None:
+    def __init__(
+        self, name: str, tree: Tree, seed: int, progress: Progress, party: tuple[str, ...] = ()
+    ) -> None:
         self._name, self._tree, self._seed, self._progress = name, tree, seed, progress
         # The workers that share the data, for each `over` that `run.shard` takes.
-        self._among = {"party": tree.party_members(name), "run": tree.workers}
+        self._among = {"party": party or tree.party_members(name), "run": tree.workers}
         self._rebuilt: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, ShareSampler]]] = (
             weakref.WeakKeyDictionary()
         )
