@@ -78,7 +78,7 @@ def _play_launched(row: Row, run: RealRun) -> Seen:
         run.close()
     noticed = first_word(launched.lines, frozenset(row.ends), struck_at)
     told = ({LAUNCHER: named}, {LAUNCHER: status}, {LAUNCHER: said})
-    return Seen(row, "goes on" if status == 0 else "gone", noticed, ended_s, *told, tuple(wrong))
+    return Seen(row, "goes on" if status == 0 else "gone", noticed, None, 0, ended_s, *told, tuple(wrong))
 
 
 def _go_on(row: Row, run: RealRun, launched: LaunchedRun) -> list[str]:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from fault_rows import BOUND_S, NODE, Fate, Row
@@ -18,11 +19,17 @@ MOST_UNSURE = 2  # steps of a worker that was struck amid them: of the process b
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a row. `noticed_s`: until another node said a word of whoever was struck."""
+    """What came of a row. `noticed_s`: until another node said a word of whoever was struck.
+
+    `training_s`: until the steps went on, behind the longest pause. `again`: rounds that whoever was started again has
+    repeated from its log.
+    """
 
     row: Row
     fate: Fate
     noticed_s: float | None
+    training_s: float | None
+    again: int
     ended_s: float
     named: dict[str, list[str]]
     status: dict[str, int | None]
@@ -34,7 +41,8 @@ class Seen:
         return {
             "fault": str(row), "settings": list(row.settings), "fate": self.fate,
             "without": list(dict.fromkeys((*row.ended, *row.lost))) if self.fate == "goes on" else [],
-            "noticed_s": self.noticed_s, "ended_s": round(self.ended_s, 2),
+            "noticed_s": self.noticed_s, "training_s": self.training_s, "again": self.again,
+            "ended_s": round(self.ended_s, 2),
             "named": self.named, "status": self.status, "said": self.said, "wrong": list(self.wrong),
         }  # fmt: skip
 
@@ -69,7 +77,13 @@ def see(row: Row, run: RealRun, struck_at: float, wrong: Sequence[str] = ()) -> 
     if row.continues and fate == row.fate == "goes on":
         found += _differences(row, run, [worker for worker in run.workers if status.get(worker) == 0])
     noticed = first_word((line for node in others for line in run.outputs[node]), row.blamed, struck_at)
-    return Seen(row, fate, noticed, ended_s, named, status, said, tuple(found))
+    training_s = None
+    if fate == "goes on" and row.when == "middle":
+        training_s = goes_on(
+            (run.outputs[worker] for worker in run.workers if worker not in row.ended), struck_at
+        )
+    again = sum(bool(record.fields.get("again")) for record in RecordFiles(run.records).new())
+    return Seen(row, fate, noticed, training_s, again, ended_s, named, status, said, tuple(found))
 
 
 def await_end(run: RealRun, nodes: Iterable[str], within_s: float) -> list[str]:
@@ -132,6 +146,17 @@ def first_word(lines: Iterable[tuple[float, str]], blamed: frozenset[str], since
         if at >= since and blamed.intersection(NODE.findall(line)) and "joined" not in line
     ]
     return round(min(times), 2) if times else None
+
+
+def goes_on(workers: Iterable[Sequence[tuple[float, str]]], since: float) -> float | None:
+    """How long after a fault the longest pause between two steps of a worker ended."""
+    pauses = [
+        (later - at, later - since)
+        for lines in workers
+        for at, later in pairwise([at for at, line in lines if line.startswith("step ")])
+        if later > since
+    ]
+    return round(max(pauses)[1], 2) if pauses else None
 
 
 def last_word(printed: str) -> str:

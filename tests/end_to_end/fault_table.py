@@ -16,12 +16,21 @@ def write_table(path: str, reporter: pytest.TerminalReporter) -> None:
     Path(path).write_text(json.dumps({"rows": rows}, indent=1))
     reporter.section("faults")
     width = max((len(row["fault"]) for row in rows), default=0)
-    reporter.line(_line(width, "fault", "noticed", "ended", "the run", "without", "who was named"))
+    reporter.line(
+        _line(width, "fault", "noticed", "trains", "again", "ended", "the run", "without", "who was named")
+    )
     for row in rows:
         names = sorted({name for named in row["named"].values() for name in named})
         wrong = f"  WRONG: {'; '.join(row['wrong'])}" if row["wrong"] else ""
-        noticed = "-" if row["noticed_s"] is None else f"{row['noticed_s']:.1f} s"
-        told = noticed, f"{row['ended_s']:.1f} s", row["fate"], ", ".join(row["without"]), ", ".join(names)
+        seconds = ["-" if row[key] is None else f"{row[key]:.1f} s" for key in ("noticed_s", "training_s")]
+        told = (
+            *seconds,
+            f"{row['again']}",
+            f"{row['ended_s']:.1f} s",
+            row["fate"],
+            ", ".join(row["without"]),
+            ", ".join(names),
+        )
         reporter.line(_line(width, row["fault"], *told) + wrong)
     reporter.line(f"{len(rows)} rows, {sum(bool(row['wrong']) for row in rows)} wrong: {path}")
 
@@ -37,5 +46,16 @@ def _rows(reporter: pytest.TerminalReporter) -> list[dict[str, Any]]:
     ]
 
 
-def _line(width: int, fault: str, noticed: str, ended: str, fate: str, without: str, names: str) -> str:
-    return f"{fault:{width}} {noticed:>8} {ended:>8}  {fate:8}  {without:13}  {names}"
+def _line(
+    width: int,
+    fault: str,
+    noticed: str,
+    trains: str,
+    again: str,
+    ended: str,
+    fate: str,
+    without: str,
+    names: str,
+) -> str:
+    first = f"{fault:{width}} {noticed:>8} {trains:>8} {again:>6} {ended:>8}"
+    return f"{first}  {fate:8}  {without:13}  {names}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from failpoints import KEY, POINTS, struck_command
 from fault_rows import USUAL
 from real_runs import RealRun
 
@@ -20,11 +22,28 @@ CODECS = {
 }
 
 
-def weights(folder: Path, settings: tuple[str, ...], shards: int, kill: str = "") -> set[str]:
-    """What the workers' weights are in the end. `kill`: whom to kill twice amid the steps, and start again."""
-    is_cut = "store.every_s=0.1" in settings
+class DurableRun(RealRun):
+    """One whose global servers keep logs. `failpoint`: where the first of them dies; see `struck_command`."""
+
+    target = staticmethod(struck_command)
+    failpoint = ""
+
+    def _job(self, name: str) -> dict[str, str]:
+        point, self.failpoint = (self.failpoint, "") if name == "global/0" else ("", self.failpoint)
+        return {**super()._job(name), KEY: point}
+
+
+def weights(
+    folder: Path,
+    settings: tuple[str, ...],
+    shards: int,
+    disturb: Callable[[DurableRun, tuple[str, ...]], None] = lambda run, settings: None,
+    failpoint: str = "",
+) -> set[str]:
+    """What the workers' weights are in the end."""
     folder.mkdir()
-    run = RealRun(folder, STEPS, shards=shards)
+    run = DurableRun(folder, STEPS, shards=shards)
+    run.failpoint = failpoint
     every = (
         *USUAL,
         "run.on_loss=wait",
@@ -35,22 +54,10 @@ def weights(folder: Path, settings: tuple[str, ...], shards: int, kill: str = ""
     )
     with closing(run):
         run.start(run.nodes, *every)
-        for at in (10, 30) if kill else ():
-            run.until("B/0", f"step {at}\n")
-            assert bool(list((folder / "store").rglob("cut-*"))) == is_cut
-            run.signal(kill, signal.SIGKILL)
-            run.processes[kill].join()
-            run.start([kill], *every)
-        for node in run.nodes:
-            run.processes[node].join(120)
-            assert run.processes[node].exitcode == 0, run.printed(node)
+        disturb(run, every)
+        run.end_well()
         assert not list((folder / "store").rglob("*-*"))  # the run has ended well
-        return {
-            line
-            for name in run.workers
-            for line in run.printed(name).splitlines()
-            if line.startswith("weights ")
-        }
+        return run.weights()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,33 @@ def weights(folder: Path, settings: tuple[str, ...], shards: int, kill: str = ""
 def test_the_weights_are_those_of_the_undisturbed_run(
     tmp_path: Path, codec: str, shards: int, kill: str, every_s: float
 ) -> None:
+    def kill_twice(run: DurableRun, every: tuple[str, ...]) -> None:
+        for at in (10, 30):
+            run.until("B/0", f"step {at}\n")
+            assert bool(list((run.folder / "store").rglob("cut-*"))) == (every_s < 1.0)
+            run.signal(kill, signal.SIGKILL)
+            run.processes[kill].join()
+            run.start([kill], *every)
+
     calm = weights(tmp_path / "calm", CODECS[codec], shards)
     assert len(calm) == 1
-    killed = weights(tmp_path / "killed", (*CODECS[codec], f"store.every_s={every_s}"), shards, kill)
-    assert killed == calm
+    settings = (*CODECS[codec], f"store.every_s={every_s}")
+    assert weights(tmp_path / "killed", settings, shards, kill_twice) == calm
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_they_are_wherever_in_the_code_it_dies(tmp_path: Path, moment: str, point: str, shards: int) -> None:
+    """Residuals of both ways included."""
+    settings = (*CODECS["bisparse"], "store.every_s=0.1")
+
+    def start_again(run: DurableRun, every: tuple[str, ...]) -> None:
+        run.processes["global/0"].join(60)
+        assert run.processes["global/0"].exitcode == -signal.SIGKILL, run.report()
+        run.start(["global/0"], *every)
+
+    calm = weights(tmp_path / "calm", settings, shards)
+    count = {"manifest": 3, "receive": 100}.get(point, 40)
+    assert weights(tmp_path / "killed", settings, shards, start_again, f"{moment} {point} {count}") == calm

@@ -183,6 +183,13 @@ DURABLE = [
                          *product(("global/0+global/1",), ("joining", "middle")))),
     *(on("restart", "global/0", for_s=3, settings=(*STORE, *settings), note=f"store, {note}")
       for note, settings in OTHERS.items() if note != "dgt"),
+    *(on(what, "global/0", when, for_s=for_s, shards=shards, settings=(*STORE, *OTHERS[policy]),
+         note=f"store, {policy}, {shards} shards")
+      for (what, for_s), when, (policy, shards) in product(
+          (("restart", 0), ("sleep", 20)), ("joining", "middle", "end"),
+          (("hfa", 2), ("diloco", 2), ("esync", 1), ("mixed", 2)))),
+    *(on("cut", "A-global/0", for_s=10, settings=(*STORE, *OTHERS[policy]), note=f"store, {policy}")
+      for policy in ("hfa", "diloco", "esync", "mixed")),
     on("restart", "global/0+A", for_s=3, settings=STORE, note="store"),
     on("restart", "global/1", for_s=3, shards=2, settings=STORE, words=("clip",), note="store, clip_norm"),
     on("restart", "global/0", for_s=3, shards=2, settings=STORE, words=("clip",), note="store, clip_norm"),

@@ -100,7 +100,8 @@ class Ending:
         if self._hands_over:
             self._hands_over = False
             host.sink.hand_over()
-        if any(map(self._may_come, self._peers(self._beside))):
+        unseen = [name for name in self._beside if host.peer(name) is None]  # by this process
+        if any(map(self._may_come, self._peers(self._beside))) or not (is_late or not unseen):
             return
         if not any(map(self._awaits, self._peers(self._parents))):
             host.stop(in_order=host.sink.above.quiet)
