@@ -167,6 +167,16 @@ listen = "{self.address(party)}"
         for name in names:
             self._spawn(name, self._command(name, list(settings), list(script)))
 
+    def start_guest(self, address: str, *settings: str) -> None:
+        """Start a party that the others' descriptions do not name, `guest-1`, with a worker whose data is endless."""
+        own = self.folder / "guest.toml"
+        party = f'[[party]]\nname = "guest-1"\nworkers = 1\naddress = "{address}"\n'
+        own.write_text(self.toml.read_text() + party)
+        train = [sys.executable, str(self.folder / "train.py"), "steps=1", "endless"]
+        of = [str(own), *settings]
+        self._spawn("guest-1", ["serve", *of, "--role", "local", "--party", "guest-1"])
+        self._spawn("guest-1/0", ["worker", *of, "--party", "guest-1", "--rank", "0", "--", *train])
+
     def let_go(self) -> None:
         """Workers whose script waits at the gate go on."""
         self._gate.close()

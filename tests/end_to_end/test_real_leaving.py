@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 
@@ -48,15 +47,7 @@ def test_a_party_that_the_others_do_not_know_comes_later(real: Callable[..., Rea
     run.start(run.nodes, *settings, script=["endless"])
     run.until("A/0", "step 10\n")
     with Ports() as ports:
-        address = f"127.0.0.1:{ports.hold()}"
-        own = run.folder / "guest.toml"
-        party = f'[[party]]\nname = "guest-1"\nworkers = 1\naddress = "{address}"\n'
-        own.write_text(run.toml.read_text() + party)
-        train = [sys.executable, str(run.folder / "train.py"), "steps=1", "endless"]
-        serve = ["serve", str(own), *settings, "--role", "local", "--party", "guest-1"]
-        worker = ["worker", str(own), *settings, "--party", "guest-1", "--rank", "0", "--", *train]
-        run._spawn("guest-1", serve)
-        run._spawn("guest-1/0", worker)
+        run.start_guest(f"127.0.0.1:{ports.hold()}", *settings)
         run.until("guest-1/0", "step 5\n")
         run.until("global/0", "guest-1/0 has come")
         run.end_data()
