@@ -70,11 +70,12 @@ class Owed:
             restore(codec, slice_, state)
             self.owed.pop((self._codecs.get(id(codec), ""), slice_.index), None)
 
-        def taking(at: HandedOver, giver: Giver, place: int, slice_: Slice, push: Push, payload: Any) -> None:
-            take(at, giver, place, slice_, push, payload)
+        def taking(at: HandedOver, giver: Giver, place: int, slice_: Slice, push: Push, payload: Any) -> Any:
+            handed = take(at, giver, place, slice_, push, payload)
             self.handed[giver[0], slice_.index] = values = _dense(slice_, payload)
             if (name := self._servers.get(id(at))) is not None:
                 self.owes(name, slice_.index, values)
+            return handed
 
         def joining(at: HandedOver, slice_: Slice, round_: Round) -> None:
             join(at, slice_, round_)

@@ -15,7 +15,7 @@ from geomx.launch.local.ports import Ports
 
 pytestmark = pytest.mark.processes
 STEPS = 60
-TAKES_OVER = "restored|A joined"
+TAKES_OVER = "goes on from its log"
 
 
 class Pair(RealRun):

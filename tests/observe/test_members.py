@@ -219,15 +219,14 @@ def test_who_is_awaited_is_told_once_until_it_is_there_again_and_may_be_lost_aft
 
 def test_a_torn_turn_has_one_line_behind_the_roster_that_tore_it() -> None:
     tears = [
-        torn(12.0, "global/0", 9, "A/1, B/0"),
         roster(12.0, 1, out="A/1, B/0", lost={"R": SILENT}),
-        torn(12.1, "R", 9, "A/1, B/0"),
+        torn(12.0, "global/0", 9, "A/1, B/0"),
         roster(12.1, 1, out="A/1, B/0", node="R", members=1),
+        torn(12.1, "R", 9, "A/1, B/0"),
+        roster(12.2, 1, out="A/1, B/0", node="A", members=1),
         torn(12.2, "A", 9, "A/1"),
         torn(12.2, "A", 8, "A/1"),
-        roster(12.2, 1, out="A/1, B/0", node="A", members=1),
         torn(12.3, "A", 9, "A/0", cohort="A"),
-        roster(12.3, 2, out="A/1, B/0", node="A", members=1),
     ]
     members = members_of(*tears)
     told = [(change.kind, change.cohort, change.turn, change.who) for change in members.changes]
@@ -284,3 +283,17 @@ def test_the_list_in_short() -> None:
     assert in_short(members_of(*records[:3]).told(), 4) == (
         "1 worker lost, 0 back, 1 torn turn; 3 of 4 workers at the end"
     )
+
+
+def test_a_global_server_that_goes_on_from_its_log_is_told_and_changes_nobody() -> None:
+    members = members_of(note(5.0, "global/0", "restored", seconds=0.25, term=2))
+    assert texts(members) == ["global/0 goes on from its log, which took 0.2 s to read (term 2)"]
+    assert in_short(members.told(), 4) == "a global server restarted 1 time; 4 of 4 workers at the end"
+
+
+def test_a_party_that_nobody_describes_is_counted_when_it_comes() -> None:
+    run = Run.parse(TOML, "three.toml", ["run.on_loss=continue", "run.open=true"])
+    members = MemberChanges(run)
+    members.take(roster(12.0, 1, joined="guest-1/0", members=5))
+    members.take(roster(13.0, 2, lost={"guest-1": SILENT}, members=4))
+    assert texts(members) == ["guest-1/0 has come; 5 workers take part from turn 10 on"]

@@ -177,7 +177,9 @@ class Driver:
         if (first := next(records, None)) is not None:
             began = time.monotonic()
             self.deliver(Restored(chain([first], records)))
-            self._recorder.record("restored", "info", seconds=time.monotonic() - began)
+            self._recorder.record(
+                "restored", "info", seconds=time.monotonic() - began, term=self._durable.term.number
+            )
 
     def deliver(self, event: Event) -> None:
         """Hand the node an event; on the event loop only."""

@@ -265,7 +265,8 @@ class Server(BaseNode):
             peer = self.peer(child)
             if peer is not None and self.reception.is_welcomed(child):
                 giver = child, peer.session.incarnation
-                self.handed_over.take(giver, self.members.first(push.origins), slice_, push, payload)
+                handed = self.handed_over.take(giver, self.members.first(push.origins), slice_, push, payload)
+                self.journal.handed_in(giver, handed)
             return
         self._gathering.check(push)
         is_late = push.turn <= self._gathering.closed(slice_.index, push.cohort)
@@ -293,6 +294,8 @@ class Server(BaseNode):
         """A round has all its contributions."""
         if not self.journal.is_replaying:
             self.handed_over.join(slice_, round_)
+        elif round_.handed_over:
+            self.handed_over.joined(slice_.index)
         self.journal.closed(slice_.index, round_)
         self.reception.state.closed(round_)
         self.attendance.closed(round_)

@@ -1,13 +1,12 @@
 """Who takes part, as a run's records tell it: one list of changes, for the report and for whoever watches.
 
 The first shard decides who takes part (`roster`), so its records alone say who is lost, back or awaited; every other
-server notes the same rosters. A turn is torn for the whole run as soon as one server says so (`torn`). That comes right
-before the roster which made it so, and stands behind it in the list.
+server notes the same rosters. A turn is torn for the whole run as soon as one server says so (`torn`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,10 +16,10 @@ from geomx.config import Run
 from geomx.config.compatibility.choice_rules import LOSSLESS
 from geomx.observe.records import Record
 from geomx.observe.sentences import are, counted, sentence
-from geomx.rounds.roster import are_back, is_awaited, is_lost
+from geomx.rounds.roster import are_there, is_awaited, is_lost
 from geomx.sync import policies
 
-Kind = Literal["lost", "back", "left", "roster", "torn"]
+Kind = Literal["lost", "back", "left", "roster", "torn", "restarted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,9 @@ class Change:
         t: When, in seconds of the records' clock.
         kind: "lost": workers take no part any more. "back": they do again, or are no longer awaited. "left": they were
             asked to leave, and have left in order. "roster": they are lost and remain in, and the run waits for them.
-            "torn": slices of a turn's step are means over different workers.
-        who: The workers.
+            "torn": slices of a turn's step are means over different workers. "restarted": a global server goes on from
+            its log.
+        who: The workers; of what is "restarted", the server.
         text: The whole in plain words.
         workers: How many take part since.
         cohort: Of which cohort `turn` is one.
@@ -61,19 +61,19 @@ class MemberChanges:
         self.changes: list[Change] = []
         self.out: frozenset[str] = frozenset()
         self.left: frozenset[str] = frozenset()
-        self._tree = run.tree
+        self._tree, self._described = run.open_tree, len(run.workers)
         self._loses = {name for name in run.tree.nodes if codec_above(run, name) not in LOSSLESS}
         self._group = policies.make(run.sync.policy).sync_group
-        self._workers = len(run.workers)  # that take part
+        self._workers = self._described  # that take part
         self._began: float | None = None
         self._awaited: dict[str, tuple[str, ...]] = {}  # by node: its workers that take part nevertheless
         self._torn: dict[tuple[str, int], int] = {}  # by cohort and turn: its place in the list
-        self._held: dict[str, list[Record]] = defaultdict(list)  # by node: torn turns, until its roster comes
         self._take: dict[str, Callable[[Record], None]] = {
             "attached": self._attached,
             "roster": self._roster,
             "left": self._left_early,
-            "torn": lambda record: self._held[record.node].append(record),
+            "torn": lambda record: self._tear(record.t, record.fields),
+            "restored": self._restarted,
             "joined": self._connected,
             "resumed": self._connected,
         }
@@ -114,12 +114,13 @@ class MemberChanges:
             self._moved(record.t, "left", who, f"{', '.join(who)} {have} left")
 
     def _roster(self, record: Record) -> None:
-        if "members" not in record.fields:  # a worker's, which says less
-            return
-        if record.node == self._tree.shards[0]:
+        if "members" in record.fields and record.node == self._tree.shards[0]:  # a worker's says less
             self._decided(record)
-        for torn in self._held.pop(record.node, ()):
-            self._tear(record.t, torn.fields)
+
+    def _restarted(self, record: Record) -> None:
+        self._add(
+            record.t, "restarted", (record.node,), f"{record.node} {sentence('restored', record.fields)}"
+        )
 
     def _decided(self, record: Record) -> None:
         fields = record.fields
@@ -127,7 +128,7 @@ class MemberChanges:
         self._workers = fields["members"]
         gone = tuple(name for name in self._tree.workers if name in self.out - before)
         if joined := _names(fields["joined"]):
-            self._moved(record.t, "back", joined, are_back(joined), fields["turns"])
+            self._moved(record.t, "back", joined, are_there(joined), fields["turns"])
         if gone:
             why = self._why_lost(fields["lost"], gone) + self._without_its_residual((*gone, *fields["lost"]))
             self._moved(record.t, "lost", gone, why, fields["turns"])
@@ -157,7 +158,8 @@ class MemberChanges:
     ) -> None:
         cohort, turn = self._since(who, turns or {})
         take = "takes" if self._workers == 1 else "take"
-        text = f"{why}; {self._workers} of {len(self._tree.workers)} workers {take} part"
+        of = f" of {self._described}" if self._workers <= self._described else ""
+        text = f"{why}; {self._workers}{of} workers {take} part"
         if turn is not None:
             text += f" from turn {turn} {f'of {cohort} ' if cohort else ''}on"
         self._add(t, kind, who, text, cohort, turn)
@@ -235,6 +237,8 @@ def in_short(told: Sequence[Mapping[str, Any]], workers: int) -> str:
     words += [f"{counted(len(left), 'worker')} left"] if left else []
     words += [counted(kinds["roster"], "wait")] if kinds["roster"] else []
     words += [counted(kinds["torn"], "torn turn")] if kinds["torn"] else []
+    restarts = kinds["restarted"]
+    words += [f"a global server restarted {counted(restarts, 'time')}"] if restarts else []
     return (
         f"{', '.join(words)}; {workers - len(every[-1] | left):,} of {counted(workers, 'worker')} at the end"
     )

@@ -72,22 +72,25 @@ def decide(
 
 def reason(joined: Sequence[str], why: Why) -> str:
     """A roster's in words."""
-    former = [name for name in joined if not name.startswith(tuple(GUESTS))]
-    guests = [name for name in joined if name.startswith(tuple(GUESTS))]
-    parts = [are_back(former)] if former else []
-    parts += (
-        [f"{', '.join(guests[:MOST_TOLD])} {'has' if len(guests) == 1 else 'have'} come"] if guests else []
-    )
+    parts = [are_there(joined)] if joined else []
     parts += [is_lost(*each) for each in why.lost.items()]
     parts += [is_awaited(*each) for each in why.awaited.items()]
     parts += [f"{why.more} more are {'awaited' if why.awaited else 'lost'}"] if why.more else []
     return "; ".join(parts)
 
 
-def are_back(names: Sequence[str]) -> str:
-    """`A/0, A/1 are back`."""
+def are_there(names: Sequence[str]) -> str:
+    """`A/0, A/1 are back`; `guest-1/0 has come`."""
+    guests = [name for name in names if name.partition("/")[0] in GUESTS]
+    back = [name for name in names if name not in guests]
+    parts = [f"{_some(back)} {'is' if len(back) == 1 else 'are'} back"] if back else []
+    parts += [f"{_some(guests)} {'has' if len(guests) == 1 else 'have'} come"] if guests else []
+    return "; ".join(parts)
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
-    return f"{', '.join(names[:MOST_TOLD])}{more} {'is' if len(names) == 1 else 'are'} back"
+    return f"{', '.join(names[:MOST_TOLD])}{more}"
 
 
 def is_lost(node: str, why: str) -> str:

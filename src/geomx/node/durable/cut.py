@@ -22,10 +22,11 @@ from geomx.errors import GeomxError
 from geomx.layout import Slice
 from geomx.node.contract import Cut, Effect, Mark
 from geomx.node.durable.journal import Journal
-from geomx.node.durable.records import CutState, Record, SliceCut, encode, record_of
+from geomx.node.durable.records import CutState, Record, SliceCut, encode, handed_in, record_of
 from geomx.node.durable.state import Packed, RootSlice, Stateful
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.reception import Reception
+from geomx.node.slices.handed_over import HandedOver
 from geomx.node.slices.join_state import SliceStanding
 from geomx.node.slices.update_stream import UpdateEncoder
 from geomx.optim.contract import SliceState
@@ -45,6 +46,7 @@ class CutHost(Protocol):
     members: Members
     attendance: Attendance
     reception: Reception
+    handed_over: HandedOver
 
     @property
     def now(self) -> float: ...
@@ -105,6 +107,7 @@ class Cutting:
         before += [(message, []) for message in root.told()]
         behind: list[tuple[Record, list[torch.Tensor]]] = list(server.journal.promises)
         behind += [record_of(index, round_) for index, round_ in root.waiting()]
+        behind += [handed_in(*each) for each in server.handed_over.waiting]
         everybody, members = server.members.order, server.members
         state = CutState(
             members.left(everybody),

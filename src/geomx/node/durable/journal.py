@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from geomx.node.contract import Persist
-from geomx.node.durable.records import ClosedRound, Promised, Record, encode, record_of
+from geomx.node.durable.records import ClosedRound, Promised, Record, encode, handed_in, record_of
 from geomx.rounds.round import Round
-from geomx.wire.messages import Hyper
+from geomx.wire.messages import Hyper, Push
 from geomx.wire.roster_messages import Roster
 
 HYPERS_KEPT = 4096  # fewer than a shard keeps
@@ -71,6 +71,10 @@ class Journal:
             if len(self._hypers) > HYPERS_KEPT:
                 del self._hypers[next(iter(self._hypers))]
             self.write(message)
+
+    def handed_in(self, giver: tuple[str, int], handed: tuple[int, Push, Any]) -> None:
+        """A child that leaves has given up something."""
+        self.write(*handed_in(giver, handed))
 
     def promised(self, index: int, round_: Round) -> None:
         """A round of a slice will close as it is, unless others take part."""

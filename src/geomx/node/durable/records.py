@@ -33,6 +33,13 @@ class ClosedRound(msgspec.Struct, frozen=True, array_like=True, tag=True):
     handed_over: tuple[Contribution, ...] = ()
 
 
+class HandedIn(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a child with its incarnation has given up as it left (`geomx.node.slices.handed_over`), with its payload."""
+
+    giver: tuple[str, int]
+    contribution: Contribution
+
+
 class Promised(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A round that is complete here, of which another shard has been told: it closes as it is, or others take part."""
 
@@ -80,7 +87,7 @@ class CutState(msgspec.Struct, frozen=True, array_like=True, tag=True):
     slices: tuple[SliceCut, ...]
 
 
-Record = Attach | Hyper | ClosedRound | Promised | Scale | Roster | Leave | CutState
+Record = Attach | Hyper | ClosedRound | HandedIn | Promised | Scale | Roster | Leave | CutState
 ALIGNED = 8  # bytes: what is looked at as numbers begins at a multiple
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
@@ -112,6 +119,12 @@ def record_of(index: int, round_: Round) -> tuple[ClosedRound, list[torch.Tensor
         ClosedRound(index, round_.cohort, round_.turn, round_.kind, contributions, handed_over),
         payloads,
     )
+
+
+def handed_in(giver: tuple[str, int], handed: tuple[int, Push, Any]) -> tuple[HandedIn, list[torch.Tensor]]:
+    """What a child has given up, and its payload."""
+    place, push, payload = handed
+    return HandedIn(giver, Contribution(place, push, payload.nbytes)), [payload]
 
 
 def round_of(record: ClosedRound, payload: torch.Tensor) -> Round:

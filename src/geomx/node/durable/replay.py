@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from geomx.layout import Slice
 from geomx.node.contract import Began, Effect, Note
 from geomx.node.durable.cut import CutHost, put_back
-from geomx.node.durable.records import ClosedRound, CutState, Promised, Record, read, round_of
+from geomx.node.durable.records import ClosedRound, CutState, HandedIn, Promised, Record, read, round_of
 from geomx.node.round_sink import RoundSink
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.round import Round
@@ -53,6 +53,9 @@ class Replay:
             slice_, round_ = server.slice_of(record.round.slice), round_of(record.round, payload)
             self._gathering.promised(slice_, round_)
             server.journal.promised(slice_.index, round_)
+        elif isinstance(record, HandedIn):
+            of = record.contribution
+            server.handed_over.put_back(record.giver, (of.place, of.push, payload))
         elif isinstance(record, ClosedRound):
             slice_, round_ = server.slice_of(record.slice), round_of(record, payload)
             kept = self._gathering.turns.close(record.slice, record.cohort, record.turn)

@@ -28,8 +28,11 @@ class HandedOver:
         self._places = places
         self._waiting: dict[int, dict[Giver, Handed]] = {}  # by slice
 
-    def take(self, giver: Giver, place: int, slice_: Slice, push: Push, payload: Any) -> None:
-        """A child gives up what it has of a slice. Raises `ProtocolError` for what nobody gives up, or not twice."""
+    def take(self, giver: Giver, place: int, slice_: Slice, push: Push, payload: Any) -> Handed:
+        """A child gives up what it has of a slice, which waits from now on.
+
+        Raises `ProtocolError` for what nobody gives up, or not twice.
+        """
         waiting = self._waiting.setdefault(slice_.index, {})
         is_of_a_turn = push.step >= 0 or push.hyper or push.together or push.reading != UNREAD
         is_empty = is_absent(push.present, len(slice_.parts))
@@ -38,7 +41,21 @@ class HandedOver:
             raise ProtocolError(
                 f"{giver[0]} hands over a {push.kind} of slice {slice_.index}, which cannot be"
             )
-        waiting[giver] = self._places + place, push, payload
+        handed = waiting[giver] = self._places + place, push, payload
+        return handed
+
+    @property
+    def waiting(self) -> list[tuple[Giver, Handed]]:
+        """All that waits, by whom."""
+        return [each for waiting in self._waiting.values() for each in waiting.items()]
+
+    def put_back(self, giver: Giver, handed: Handed) -> None:
+        """This waited before."""
+        self._waiting.setdefault(handed[1].slice, {})[giver] = handed
+
+    def joined(self, index: int) -> None:
+        """What waited of a slice is in a round."""
+        self._waiting.pop(index, None)
 
     def join(self, slice_: Slice, round_: Round) -> None:
         """A round of the slice closes: what waits for one counts in it."""
