@@ -189,6 +189,8 @@ OTHER_VALUES = {
     "run.preset": "slow-link",
     "sync.policy": "other:Policy",
     "sync.weight": "equal",
+    "sync.quorum": "0.5",
+    "sync.grace_s": "9",
     "sync.buffers": "average",
     "optimizer.place": "workers",
     "optimizer.rule": "rules:Mine",

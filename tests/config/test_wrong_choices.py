@@ -30,6 +30,12 @@ CHOICES = [
     ('wan.channel = "no_such_channels:Mine"', "wan.channel", "No module named 'no_such_channels'"),
     ('wan.channel = "datagram fec=1.5"', "wan.channel.fec", "allowed: a number from 0 to 1"),
     ('wan.codec_down = "topk ratio=0.1 decay=0.9"', "wan.codec_down", "decay would lose a part"),
+    ("sync.quorum = 0.5", "sync.quorum", "each step is the mean over all workers"),
+    ('sync = {policy = "mixed", quorum = 0.5}', "sync.quorum", "parties do not wait for each other anyway"),
+    ('sync = {policy = "esync", quorum = 0.5}', "sync.quorum", "has nobody wait for long"),
+    ('sync = {policy = "hfa k1=2 k2=2", quorum = 0.5}', "sync.quorum", "the workers of a party wait for each other"),
+    ('sync = {policy = "diloco every=8 overlap=2", quorum = 0.5}', "sync.quorum", "without fragments and overlap"),
+    ('sync = {policy = "diloco every=8", quorum = 0.5}', "sync.quorum", 'run.on_loss = "continue"'),
     ('sync.buffers = "average"', "sync.buffers", "no weights are averaged"),
 ]  # fmt: skip
 

@@ -46,6 +46,8 @@ AGREED = (
     "run.ledger",
     "sync.policy",
     "sync.weight",
+    "sync.quorum",
+    "sync.grace_s",
     "sync.buffers",
     "optimizer.place",
     "optimizer.rule",

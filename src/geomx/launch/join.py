@@ -189,6 +189,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         buffers=run.sync.buffers,
         on_nonfinite=run.run.on_nonfinite,
         room=make_codec(run.lan.codec_up, RngKey()).room,
+        has_quorum=run.sync.quorum < 1.0,
     )
 
 

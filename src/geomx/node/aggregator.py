@@ -57,7 +57,9 @@ class Aggregator:
     ) -> None:
         self._server = server
         self._skips = skips
-        self.above = Uplink(server, self, server.members.tree, up, down, skips, classes)
+        self.above = Uplink(
+            server, self, server.members.tree, up, down, skips, classes, server.losses.quorum.share < 1.0
+        )
         self._layout: Layout | None = None
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}
@@ -260,6 +262,8 @@ class Aggregator:
             kept = self._restoring.pop(slice_.index)
             self.above.restore(slice_, kept)
             self._server.down.restore(slice_, within("down.", kept))
+        if update.missed and self._server.has_closed(slice_, update.cohort, update.turn):
+            update = msgspec.structs.replace(update, missed=b"")  # what they have given goes on from here
         self._server.answer(update, payload)
         if self._awaited is not None:
             self._awaited.discard(slice_.index)
@@ -292,4 +296,5 @@ def merge(round_: Round) -> Push:
         cohort=round_.cohort,
         relative_loss=round_.relative_loss,
         together=pushes[0].together,
+        awaits=any(push.awaits for push in pushes),
     )

@@ -96,6 +96,7 @@ class Contribution:
         state: SliceState | None = None,
         relative_loss: float | None = None,
         together: bytes = b"",
+        awaits: bool = False,
         drains: bool = False,
     ) -> Contribution:
         """Of slice `index`; the rest is as in `Push`, and as above."""
@@ -113,6 +114,7 @@ class Contribution:
             step,
             relative_loss=relative_loss,
             together=together,
+            awaits=awaits,
             drains=drains,
         )
         return cls(push, values, hyper, state)

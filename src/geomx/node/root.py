@@ -52,6 +52,7 @@ from geomx.node.slices.slice_state import (
 from geomx.node.slices.update_stream import UpdateEncoder, codec_for
 from geomx.optim.clip import square_sum
 from geomx.optim.contract import Compensation, RootOptimizer, SliceState
+from geomx.rounds.membership import Members
 from geomx.rounds.round import Round
 from geomx.wire.messages import Fetch, Hyper, Hyperparameters, Scale, State, Update, Value
 from geomx.wire.roster_messages import Complete, Roster
@@ -62,6 +63,8 @@ OptimizerFactory = Callable[[str], RootOptimizer]
 
 class RootHost(Protocol):
     """The server around the root."""
+
+    members: Members
 
     @property
     def name(self) -> str: ...
@@ -443,8 +446,7 @@ class Root:
         self._versions[index] = seen[round_.cohort] = self._versions.get(index, 0) + applies
         return staleness
 
-    @staticmethod
-    def _update(slice_: Slice, round_: Round, weight: float | None = None) -> Update:
+    def _update(self, slice_: Slice, round_: Round, weight: float | None = None) -> Update:
         present, weight = round_.present, round_.weight if weight is None else weight
         return Update(
             round_.turn,
@@ -455,4 +457,5 @@ class Root:
             round_.reading,
             round_.cohort,
             step=round_.step,
+            missed=self._server.members.tree.bitmap_of(round_.missed) if round_.missed else b"",
         )

@@ -41,7 +41,7 @@ from geomx.node.slices.payloads import check_size
 from geomx.node.slices.update_stream import UpdateEncoder, codec_of, decoded
 from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
-from geomx.rounds.losses import Losses
+from geomx.rounds.losses import EVERYBODY, Losses
 from geomx.rounds.membership import Members
 from geomx.rounds.round import Round
 from geomx.rounds.step_control import StepControl
@@ -102,8 +102,8 @@ class Server(BaseNode):
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
         flows = {**(flows or {}), **flows_to(edges.children, edges.classes)}
-        self._losses = losses or Losses()
-        returning = returning if self._losses.may_return else None
+        self.losses = losses or Losses()
+        returning = returning if self.losses.may_return else None
         super().__init__(identity, limits, dials or {}, expects, flows, returning)
         self._edges = edges
         self._policy = policy
@@ -112,9 +112,10 @@ class Server(BaseNode):
         self._step_control = StepControl(step_controller, self.tell)
         self._same_data = same_data
         self.members = Members(tree, identity.name)
-        self._gathering = Gathering(policy, self.members, self.closed, self._wake, self._agrees)
-        self.attendance = Attendance(self, edges, self._gathering, self._losses)
-        self.reception = Reception(self, edges, self._gathering, policy, self._losses.may_return)
+        quorum = self.losses.quorum if self.members.tree.is_shard(identity.name) else EVERYBODY
+        self._gathering = Gathering(policy, self.members, self.closed, self._wake, self._agrees, quorum)
+        self.attendance = Attendance(self, edges, self._gathering, self.losses)
+        self.reception = Reception(self, edges, self._gathering, policy, self.losses.may_return)
         self.handed_over = HandedOver(len(self.members.order))
         self.sink = make_sink(self)
         self._receipts = Receipts(edges.classes is not None and edges.classes.loses)
@@ -131,8 +132,8 @@ class Server(BaseNode):
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_begun = False
         beside = (*(others or ()), *self._dials) if is_durable else ()
-        self._ending = Ending(self, edges.children, self._dials, self._losses, beside)
-        self._awaited = Awaited(self._losses.awaited_s, self.limits.stall_s, self.note)
+        self._ending = Ending(self, edges.children, self._dials, self.losses, beside)
+        self._awaited = Awaited(self.losses.awaited_s, self.limits.stall_s, self.note)
 
     # -- the sink's view ----------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class Server(BaseNode):
         if is_first and self.has_begun() and not self._is_begun:
             self._is_begun = True
             self.emit(Began())
-        self._gathering.answered(slice_, update.cohort, update.turn, self._now)
+        self._gathering.answered(slice_, update.cohort, update.turn, self._now, bool(update.missed))
 
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None:
         """See `BaseNode.run_job`; what is replayed is done at once."""
@@ -325,6 +326,10 @@ class Server(BaseNode):
         """Whether rounds close now."""
         return not self._gathering.is_held
 
+    def has_closed(self, slice_: Slice, cohort: str, turn: int) -> bool:
+        """Whether a slice of a turn has closed here."""
+        return self._gathering.closed(slice_.index, cohort) >= turn
+
     def last_closed(self, cohort: str) -> int:
         """The last turn of a cohort of which a slice has closed, or -1."""
         return self._gathering.all_closed().get(cohort, -1)
@@ -474,7 +479,7 @@ class Server(BaseNode):
     def may_return(self, peer: Peer) -> bool:
         """A server that was restarted has lost what its workers have told it: they tell it again, where they may."""
         is_worker = self._edges.children.get(peer.name) == (peer.name,)
-        return not self.reception.is_welcomed(peer.name) or is_worker or self._losses.may_return
+        return not self.reception.is_welcomed(peer.name) or is_worker or self.losses.may_return
 
     def on_away(self, peer: Peer) -> None:
         self._ending.look()
@@ -486,11 +491,11 @@ class Server(BaseNode):
     def is_gone(self, peer: Peer) -> bool:
         away = peer.name in self._edges.children and not peer.session.is_open
         grace_s = peer.session.patience.heartbeat_s
-        return self._losses.on_loss == "continue" and away and self._now - peer.away_at > grace_s
+        return self.losses.on_loss == "continue" and away and self._now - peer.away_at > grace_s
 
     def on_lost(self, peer: Peer) -> None:
         is_child = peer.name in self._edges.children
-        if is_child and self._losses.on_loss == "continue" and self.attendance.lost(peer):
+        if is_child and self.losses.on_loss == "continue" and self.attendance.lost(peer):
             return
         may_return = self.reception.serves_weights and (
             is_child or self.renews(peer) or (peer.dialled and self._returning is not None)
@@ -511,11 +516,11 @@ class Server(BaseNode):
     def ends_below(self, error: GeomxError) -> bool:
         """Who is cut off from the run, and has waited in vain, is not the others' end."""
         is_cut_off = isinstance(error, NodeLost) and error.node in (self.name, *self._dials)
-        return self._losses.on_loss == "continue" and is_cut_off and bool(self._dials)
+        return self.losses.on_loss == "continue" and is_cut_off and bool(self._dials)
 
     def heeds(self, peer: Peer) -> bool:
         leaves = self._edges.children.get(peer.name)
-        return leaves is None or self._losses.on_loss != "continue" or bool(self.members.present(leaves))
+        return leaves is None or self.losses.on_loss != "continue" or bool(self.members.present(leaves))
 
     def on_tick(self) -> None:
         """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""

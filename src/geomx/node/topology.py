@@ -15,7 +15,7 @@ from geomx.codecs.pack.noise import RngKey, key_of
 from geomx.config import Run
 from geomx.config.tables import EdgeTable
 from geomx.node.peers.peer import Limits
-from geomx.rounds.losses import Losses
+from geomx.rounds.losses import Losses, Quorum
 from geomx.tree import SOLO, TOP, Tree
 from geomx.wire.messages import Value
 from geomx.wire.session import Patience
@@ -71,7 +71,8 @@ class Topology:
         """The tree that a run's description describes."""
         below = {region.name: _edge(region.below) for region in run.regions}
         below |= {party: _edge(run.lan) for party in run.open_tree.parties}
-        losses = Losses(run.run.on_loss, run.run.wait_s, run.run.least_parties, run.run.least_workers)
+        quorum = Quorum(run.sync.quorum, run.sync.grace_s)
+        losses = Losses(run.run.on_loss, run.run.wait_s, run.run.least_parties, run.run.least_workers, quorum)
         collective = [party.name for party in run.parties if party.inside == "collective"]
         return cls(
             run=run.run.name,

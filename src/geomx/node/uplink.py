@@ -7,6 +7,7 @@ set of hyper-parameters goes up once, and answers come back to the `UplinkOwner`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ from geomx.node.slices.finite import annotated, skipped, tried, when, without
 from geomx.node.slices.first_weights import FirstWeights
 from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.joined import Joined
+from geomx.node.slices.missed import Held, Missed, added, with_held
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
@@ -91,6 +93,7 @@ class Uplink:
     updates are decoded by.
 
     `skips`: see `geomx.node.slices.finite`. `classes`: of blocks, where the channel to the parents may lose some.
+    `has_quorum`: whether turns may close without this node's contribution.
     """
 
     def __init__(
@@ -102,7 +105,9 @@ class Uplink:
         down: UpdateDecoder,
         skips: bool = False,
         classes: BlockClasses | None = None,
+        has_quorum: bool = False,
     ) -> None:
+        self._missed = Missed() if has_quorum else None
         self._node = node
         self._owner = owner
         self._tree = tree
@@ -163,6 +168,8 @@ class Uplink:
         """
         turns, gone, forgotten = self._turns(), set(out), list[Push]()
         waiting, self._uncommitted = self._uncommitted, {}
+        if self._missed is not None:
+            self._missed.begin(begins)
 
         def counts(push: Push, name: str) -> bool:
             has_begun = begins.get(name, {}).get(push.cohort, 0) <= push.turn
@@ -195,6 +202,15 @@ class Uplink:
         """
         slice_ = self._slice(push.slice)
         codec = codec_for(slice_, push.kind, self._up)
+        if self._missed is not None and push.together:
+            sent, _ = self._uncommitted.get((push.slice, push.cohort), (None, None))
+            turn = self._missed.place(push, None if sent is None else sent.turn)
+            if turn is None:
+                self._hold_back(push, make, cost_bytes)
+                return
+            held = self._missed.pop(push.slice, push.cohort)
+            push = with_held(msgspec.structs.replace(push, turn=turn), held)
+            make = _with(make, held)
 
         def work() -> Encoded | str:
             values, fault = tried(lambda: make(codec.room(slice_)), self._skips)
@@ -219,6 +235,20 @@ class Uplink:
             self.push_raw(without(push, slice_) if result else push, None)
 
         self.slice_jobs.run(slice_.index, work, done, cost_bytes + codec.cost_bytes(slice_))
+
+    def _hold_back(self, push: Push, make: Callable[[Room], torch.Tensor | None], cost_bytes: int) -> None:
+        """What goes with the next contribution to the slice."""
+        assert self._missed is not None
+        missed, slice_ = self._missed, self._slice(push.slice)
+        room = codec_for(slice_, push.kind, self._up).room(slice_)
+
+        def done(made: tuple[torch.Tensor | None, str]) -> None:
+            values, fault = made
+            kept = without(push, slice_) if fault else push
+            held = Held(kept.weight, kept.present, None if values is None else lambda: values)
+            missed.hold(push.slice, push.cohort, held)
+
+        self.slice_jobs.run(slice_.index, lambda: tried(lambda: make(room), self._skips), done, cost_bytes)
 
     def push_raw(self, push: Push, payload: Any, blocks: Blocked = ()) -> None:
         """Push bytes that are encoded already. `blocks`: see `Write`."""
@@ -313,7 +343,7 @@ class Uplink:
         elif isinstance(message, Allowance | Advice):
             self._owner.told(message)
         elif isinstance(message, Roster):
-            self._owner.roster(message)
+            self._roster(message)
         elif isinstance(message, Over):
             self._owner.over(message.has_left)
         elif isinstance(message, Retire):
@@ -326,21 +356,38 @@ class Uplink:
         else:
             raise ProtocolError(f"{type(message).__name__} was sent down to {self._node.name}")
 
+    def _roster(self, roster: Roster) -> None:
+        if self._missed is not None:
+            self._missed.begin(dict.fromkeys(self._tree.workers_in(roster.joined), roster.from_turns))
+        self._owner.roster(roster)
+
     def _answered(self, update: Update, payload: Any) -> None:
         for following in self.down.in_order(self._slice(update.slice), update, payload):
             self._take(*following)
 
     def _take(self, update: Update, payload: Any) -> None:
         slice_ = self._slice(update.slice)
-        pushed, _ = self._uncommitted.get((update.slice, update.cohort), (None, None))
+        pushed, sent = self._uncommitted.get((update.slice, update.cohort), (None, None))
+        if self._missed is not None:
+            self._missed.answered(update)
         if pushed is not None and pushed.turn <= update.turn:
             del self._uncommitted[update.slice, update.cohort]
+            if self._missed is not None and pushed.turn == update.turn:
+                self._check_missed(slice_, pushed, sent, update)
         blocks, lost = self._blocks.answered(update)
         self._trace(update, {"blocks": blocks, "lost": len(lost)} if blocks else {})
         if self._first_weights is not None:
             self._first_weights.arrived(update.slice, self._node.now)
         self._take_back(slice_, lost)
         self._owner.answered(msgspec.structs.replace(update, receipt=None), payload)
+
+    def _check_missed(self, slice_: Slice, pushed: Push, payload: Any, update: Update) -> None:
+        """What was answered; where it was not in it, it goes with the next."""
+        assert self._missed is not None
+        if update.missed and not pushed.origins.keys().isdisjoint(self._tree.workers_in(update.missed)):
+            codec = codec_for(slice_, pushed.kind, self._up)
+            values = None if payload is None else partial(codec.decode, slice_, payload)
+            self._missed.hold(update.slice, update.cohort, Held(pushed.weight, pushed.present, values))
 
     def _take_back(self, slice_: Slice, lost: list[Block]) -> None:
         """What these blocks carry goes with an encoding that has not begun yet."""
@@ -393,6 +440,13 @@ class Uplink:
         if self.layout is None or not 0 <= index < len(self.layout.slices):
             raise ProtocolError(f"slice {index} is not in the layout")
         return self.layout.slices[index]
+
+
+def _with(
+    make: Callable[[Room], torch.Tensor | None], held: list[Held]
+) -> Callable[[Room], torch.Tensor | None]:
+    """What `make` gives, and what goes with it."""
+    return (lambda room: added(make(room), held)) if held else make
 
 
 def priority_of(slice_: Slice) -> int:

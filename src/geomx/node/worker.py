@@ -78,7 +78,9 @@ class Worker(BaseNode):
         )
         self._awaited = Awaited(losses.awaited_s, limits.stall_s, self.note)
         self._tree = tree
-        self._uplink = Uplink(self, self, tree, up, down, classes=classes)
+        self._uplink = Uplink(
+            self, self, tree, up, down, classes=classes, has_quorum=losses.quorum.share < 1.0
+        )
         self._job = job
         self._out = frozenset[str]()  # who takes no part, as far as is known
         self._ready = False

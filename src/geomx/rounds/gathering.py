@@ -10,6 +10,7 @@ from typing import Any
 from geomx.bits import is_in
 from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
+from geomx.rounds.losses import EVERYBODY, Quorum
 from geomx.rounds.membership import Members
 from geomx.rounds.round import Round
 from geomx.rounds.turn import KnownTurns, Turn
@@ -26,7 +27,7 @@ class Gathering:
 
     `close`: takes each round that the policy has closed. `wake(key, at, then)`: calls `then(now)` at a time; a key that
     is set again moves. `agrees(cohort, turn, together)`: whether a turn that counts as a whole, and is complete here,
-    may close now; else `named` is called later.
+    may close now; else `named` is called later. `quorum`: with how many of those awaited such a turn closes.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Gathering:
         close: Callable[[Slice, Round], None],
         wake: Wake,
         agrees: Callable[[str, int, bytes], bool] = lambda *_: True,
+        quorum: Quorum = EVERYBODY,
     ) -> None:
         self._agrees = agrees
+        self._quorum = quorum
         self._policy = policy
         self._members = members
         self._close = close
@@ -142,7 +145,10 @@ class Gathering:
             turn.separate()
             self.turns.tidy(turn)
             return
-        may_close = not self._holders and turn.is_whole(members)
+        company = members
+        if not turn.is_whole(members) and self._quorum.share < 1.0:
+            company = self._company(turn, members, now)
+        may_close = not self._holders and (company is not members or turn.is_whole(members))
         if may_close and not turn.is_named:
             agrees = self._agrees(turn.cohort, turn.number, turn.together)
             turn.is_named = may_close = agrees or turn.is_named  # it may be named meanwhile
@@ -150,9 +156,29 @@ class Gathering:
             if (round_ := turn.rounds.get(index)) is None:  # closing another may have answered it
                 continue
             if may_close:
-                self._decide(self._slices[index], round_, now)
+                if company is not members:
+                    round_.missed = members - company
+                    round_.drop(frozenset(round_.origins) - company)
+                self._decide(self._slices[index], round_, now, company)
             else:
                 round_.waits_for = tuple(sorted(members - round_.origins.keys()))
+
+    def _company(self, turn: Turn, members: frozenset[str], now: float) -> frozenset[str]:
+        """With whom a turn closes that is not whole: all members, if it does not by now."""
+        company = turn.company()
+        if turn.awaits_all or len(company & members) < self._quorum.needs(len(members)):
+            return members
+        if turn.quorum_at is None:
+            turn.quorum_at = now + self._quorum.grace_s
+        if now >= turn.quorum_at:
+            return company
+
+        def look(now: float) -> None:
+            if (known := self.turns.get(turn.cohort, turn.number)) is not None and known.together:
+                self._close_together(known, now)
+
+        self._wake(f"quorum {turn.cohort}", turn.quorum_at, look)
+        return members
 
     def _notice_restarts(self, push: Push) -> None:
         for name, incarnation in push.origins.items():
@@ -169,17 +195,18 @@ class Gathering:
             for slice_ in self._slices.values():
                 self._look_again(slice_, now)
 
-    def answered(self, slice_: Slice, cohort: str, turn: int, now: float) -> None:
+    def answered(self, slice_: Slice, cohort: str, turn: int, now: float, were_missed: bool = False) -> None:
         """A slice has gone down, for which complete rounds of other cohorts may have waited.
 
         Where those above did not wait for this server, the round may be open here, or not have begun. It closes with
-        whatever is in it: nobody else can come into it, since all have been told whether they did.
+        whatever is in it: nobody else can come into it, since all have been told whether they did. `were_missed`: they
+        were told that they were not, and contribute what is in it to another.
         """
         for earlier in self.turns.of(cohort):
             if earlier.number < turn:
                 earlier.separate()
         overtaken = self.turns.close(slice_.index, cohort, turn)
-        if overtaken is not None:
+        if overtaken is not None and not were_missed:
             self._close(slice_, overtaken)
         if not self._policy.lockstep:
             self._look_again(slice_, now)
@@ -302,8 +329,11 @@ class Gathering:
         order = self._members.order
         return sorted(whom, key=lambda name: (order.get(name, len(order)), name))
 
-    def _decide(self, slice_: Slice, round_: Round, now: float) -> None:
-        members = self._members.expected(round_.turn, round_.cohort)
+    def _decide(
+        self, slice_: Slice, round_: Round, now: float, company: frozenset[str] | None = None
+    ) -> None:
+        """`company`: who is awaited; None: everybody that takes part."""
+        members = self._members.expected(round_.turn, round_.cohort) if company is None else company
         progress = {} if self._policy.lockstep else self._progress(slice_.index, round_.cohort)
         origins = round_.origins.keys()
         view = RoundView(

@@ -26,6 +26,7 @@ class Round:
         "former",
         "handed_over",
         "kind",
+        "missed",
         "opened",
         "origins",
         "turn",
@@ -40,6 +41,7 @@ class Round:
         self.opened = now
         self.waits_for: tuple[str, ...] = ()  # what the policy has said last
         self.waits_until: float | None = None
+        self.missed: frozenset[str] = frozenset()  # whom it has closed without, though they take part
         self.origins: dict[str, int] = {}
         self.former: set[str] = set()  # those whose sender has begun anew since
         self.contributions: list[tuple[int, Push, Any]] = []  # (place of the lowest origin, push, payload)

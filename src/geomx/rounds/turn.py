@@ -53,6 +53,7 @@ class Turn:
         together: The slices that count as a whole, as a bitmap; empty where each closes by itself.
         needed: Those of them that are gathered here.
         is_named: Whether a turn that counts as a whole is complete on all shards.
+        quorum_at: When so many had contributed to all of it that it may close without the rest; None: they have not.
         is_promised: Whether another shard was told that it is complete here, which has to stay so.
     """
 
@@ -64,6 +65,7 @@ class Turn:
         "is_promised",
         "needed",
         "number",
+        "quorum_at",
         "rounds",
         "together",
     )
@@ -75,6 +77,7 @@ class Turn:
         self.together = b""
         self.needed: frozenset[int] = frozenset()
         self.is_named = self.is_promised = False
+        self.quorum_at: float | None = None
         self._come: dict[str, set[int]] = {}  # by worker: the slices to which it has contributed
 
     def unite(self, push: Push, gathered: Set[int]) -> None:
@@ -94,6 +97,7 @@ class Turn:
         """Each of its slices closes by itself."""
         self.together, self.needed = b"", frozenset()
         self.is_named = self.is_promised = False
+        self.quorum_at = None
         self._come.clear()
 
     def forget(self, names: Iterable[str]) -> None:
@@ -103,6 +107,25 @@ class Turn:
             kept = {index for index in come & self.rounds.keys() if name in self.rounds[index].origins}
             if kept:
                 self._come[name] = kept
+
+    def company(self) -> frozenset[str]:
+        """Who has contributed to all slices, and is in no sum with others who have not."""
+        come = {name for name, slices in self._come.items() if slices >= self.needed}
+        pushes = [
+            push
+            for index in self.needed & self.rounds.keys()
+            for _, push, _ in self.rounds[index].contributions
+        ]
+        while partly := {
+            name for push in pushes if not push.origins.keys() <= come for name in come & push.origins.keys()
+        }:
+            come -= partly
+        return frozenset(come) if self.needed <= self.rounds.keys() else frozenset()
+
+    @property
+    def awaits_all(self) -> bool:
+        """Whether somebody has said that everybody is awaited."""
+        return any(push.awaits for round_ in self.rounds.values() for _, push, _ in round_.contributions)
 
     def is_whole(self, members: Set[str]) -> bool:
         """Whether all of these have contributed to all slices, and the same workers to each.

@@ -221,6 +221,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     beside: Beside | None = None  # given by the connection that sends it so
     together: bytes = b""  # a bitmap of slices: these of the turn count all, or none; see `rounds/turn.py`
     relative_loss: float | None = None  # of `run.loss`, to each worker's first: the mean by weight
+    awaits: bool = False  # everybody is awaited, where else a quorum is enough
     drains: bool = False  # of no turn, and dense: what a node that leaves has not shared; see `HandedOver`
 
 
@@ -229,7 +230,8 @@ class Update(Message, frozen=True, array_like=True, tag=True):
 
     Without payload nothing changed. `receipt`: which blocks of the receiver's own push were added, a bitmap as in
     `geomx.wire.presence`; None: all that it has sent. `base`: of a delta, the version to which it adds, and of values
-    that a joiner is sent, theirs; a version is the turn of the update that has made it.
+    that a joiner is sent, theirs; a version is the turn of the update that has made it. `missed`: the workers without
+    whom the turn has closed, and whose contributions to it come later; a bitmap as in `Roster`.
     """
 
     turn: int
@@ -244,6 +246,7 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     beside: Beside | None = None  # as in `Push`
     step: int = -1  # likewise
     base: int = -1
+    missed: bytes = b""
 
 
 Carried = Push | Update  # the messages whose payloads may travel in datagrams

@@ -21,7 +21,15 @@ from geomx.config.tables.sites import engines
 from geomx.errors import ConfigError
 from geomx.optim import compensations, optimizers
 from geomx.sync import policies
-from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, Policy, StepController
+from geomx.sync.contract import (
+    AccumulateStep,
+    GradientStep,
+    LocalStep,
+    Policy,
+    StepController,
+    has_own_means,
+    next_run_mean,
+)
 
 LOSSLESS = ("dense", "wan")  # codecs that need not be made to know what they are
 
@@ -79,7 +87,7 @@ def problems_of_choices(run: Run) -> list[Problem]:
         problems += _of_store(run)
     if policy is not None:
         problems += [*_of_parties(run, policy), *_of_restarts(run, policy), *_of_steps(run, policy)]
-        problems += _of_tiers(run, policy)
+        problems += [*_of_tiers(run, policy), *_of_quorum(run, policy)]
     return problems
 
 
@@ -229,6 +237,35 @@ def _of_tiers(run: Run, policy: Policy) -> Iterator[Problem]:
     if averages > tiers:
         why = f"this tree has {tiers} tiers: leave out the periods above, or add a [[region]]"
         yield Problem(("sync", "policy"), shown(run.sync.policy), f"averages of {tiers} tiers at most", why)
+
+
+def _of_quorum(run: Run, policy: Policy) -> Iterator[Problem]:
+    """A turn closes without some where what they lack does no harm, and what they bring later still counts."""
+    if run.sync.quorum == 1.0:
+        return
+    path, found = ("sync", "quorum"), f"{run.sync.quorum:g}"
+    _, mean = next_run_mean(policy) or (0, LocalStep())
+    if policy.plans is not LocalStep or policy.sync_group != "run" or mean.average == "told":
+        why = {
+            "party": "parties do not wait for each other anyway",
+            "worker": "workers do not wait for each other anyway",
+            "run": "it already has nobody wait for long"
+            if mean.average == "told"
+            else "each step is the mean over all workers, which one without some is not: with local steps, "
+            "as of hfa and diloco, what comes late still counts",
+        }[policy.sync_group]
+        yield Problem(path, found, "1", f"{_with(run)} {why}")
+        return
+    if mean.overlap or mean.fragment[1] > 1:
+        why = "a part that comes late would be of another moment than the rest"
+        yield Problem(path, found, "1, or a policy without fragments and overlap", why)
+    elif has_own_means(policy):
+        why = "between the run's means, the workers of a party wait for each other"
+        yield Problem(path, found, "1, or a policy whose parties have no means of their own", why)
+    elif run.run.shards > 1:
+        yield Problem(path, found, "1, or run.shards = 1", "one global server decides who was in time")
+    elif run.run.on_loss != "continue":
+        yield Problem(path, found, '1, or run.on_loss = "continue"', "else everybody is waited for")
 
 
 def _of_restarts(run: Run, policy: Policy) -> Iterator[Problem]:

@@ -123,6 +123,17 @@ class SyncTable(Table):
         description="How a contribution counts: by its samples, the same for all, or by its share of its party's "
         "`dataset_size`.",
     )
+    quorum: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="With local steps and `continue`: of which share of the workers contributions must be in before a "
+        "turn closes without the rest, which counts in the next. 1: of all. See "
+        "[a quorum](sync.md#go-on-without-the-slowest).",
+    )
+    grace_s: float = Field(
+        1.0, ge=0, le=WEEK_S, description="Seconds for which the rest is awaited behind the quorum."
+    )
     buffers: Literal["auto", "own", "average"] = Field(
         "auto",
         description="Buffers in float32 and float64 under policies that average weights. `auto`: average running "

@@ -139,6 +139,7 @@ class CollectiveClient:
         state: SliceState | None = None,
         relative_loss: float | None = None,
         together: bytes = b"",
+        awaits: bool = False,
     ) -> None:
         """Push one slice in the cohort's current turn, unless the run has closed that round already."""
         self._check_open()
@@ -154,8 +155,26 @@ class CollectiveClient:
         contribution = Contribution.of(
             turn, index, kind, operation, weight, values, present, hyper,
             reading=reading, cohort=cohort, step=step, state=state, relative_loss=relative_loss, together=together,
+            awaits=awaits,
         )  # fmt: skip
         self.port.call("contribute", contribution)
+
+    def catch_up(self, cohort: str = EVERYONE) -> bool:
+        """Where turns close without this worker, contribute next to the first that is open; whether it was behind.
+
+        What it has contributed before is answered first. If the run has gone on without this worker meanwhile, what it
+        would contribute is given up.
+        """
+        absences = self.absences
+        self.wait([index for index, (name, _) in self.outstanding.items() if name == cohort])
+        if self.absences != absences:
+            self._given_up.add(cohort)
+            return False
+        newest = max((turn for (_, name), turn in self._have.items() if name == cohort), default=-1)
+        is_behind = newest >= self.turns.get(cohort, 0)
+        if is_behind:
+            self.skip_to(newest + 1, cohort)
+        return is_behind
 
     def skip_to(self, turn: int, cohort: str = EVERYONE) -> None:
         """Go on with a later turn of a cohort; every worker of it must, with the same."""

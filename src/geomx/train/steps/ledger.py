@@ -20,8 +20,8 @@ class Ledger:
         self.values: torch.Tensor | None = None  # for each worker (int64), as the run has counted them
         self.contributions = 0  # of this worker, as it has counted itself
 
-    def count(self, cohort: str, together: bytes = b"") -> None:
-        """This worker has contributed once more. `together`: see `Push`."""
+    def count(self, cohort: str, together: bytes = b"", awaits: bool = False) -> None:
+        """This worker has contributed once more. `together`, `awaits`: see `Push`."""
         self.contributions += 1
         for slice_ in self._slices:
             self._client.wait([slice_.index])  # where turns overlap: no slice is in two of them at once
@@ -31,6 +31,7 @@ class Ledger:
                 mine[self._member - part.start] = 1
             self._client.contribute(
                 slice_.index, "gradient", STEP, 1.0, (mine, None), cohort=cohort, together=together,
+                awaits=awaits,
             )  # fmt: skip
 
     @property

@@ -43,6 +43,8 @@ from geomx.train.steps.ledger import Ledger
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Update
 
+Due = tuple[int, list[Slice], float, bool]  # behind which step, what, its `merge`, and whether it is awaited
+
 
 class LocalSteps(Steps):
     """See the module's text.
@@ -71,7 +73,7 @@ class LocalSteps(Steps):
         self._tree = context.tree
         self._starts: dict[int, torch.Tensor] = {}  # by slice: w_start, flat
         self._fresh: dict[int, Arrived] = {}  # by slice: answers of the run that have not been taken in
-        self._due: deque[tuple[int, list[Slice], float]] = deque()  # behind which step, what, and its `merge`
+        self._due: deque[Due] = deque()
         self._counted, self._given = 0.0, 0.0  # n of all steps so far; what of it `run.weight` has said
         self._counted_at: dict[Any, tuple[float, float]] = {}  # by what was averaged: both at its last mean
         _, mean = next_run_mean(self._settings.policy) or (0, LocalStep())
@@ -264,6 +266,7 @@ class LocalSteps(Steps):
 
     def _average_run(self, plan: LocalStep) -> None:
         self._steps_of_turn = 0
+        is_late = self._settings.has_quorum and self._client.catch_up()
         part, parts = plan.fragment
         # Where a policy at the root sets the pace, others may have steps in this turn that this worker has not.
         self._is_common = parts == 1 and not plan.overlap and not self._is_paced
@@ -274,15 +277,17 @@ class LocalSteps(Steps):
             self._weight(cohort)
         weight = self._weight(plan.fragment)
         self._contribute(slices, EVERYONE, float(weight > 0.0) if plan.equal else weight, plan.outer)
-        self._due.append((self._planned + plan.overlap, slices, plan.merge))
+        # Whoever was late goes on at once, from what the others have made, and hears of its own with the next.
+        self._due.append((self._planned + plan.overlap, slices, plan.merge, not is_late or self.ended))
 
     def _is_due(self) -> bool:
         return bool(self._due) and self._due[0][0] <= self._planned
 
-    def _take_in(self, due: tuple[int, list[Slice], float]) -> None:
+    def _take_in(self, due: Due) -> None:
         """Go on from what the run has made of these slices, or from a mixture."""
-        _, slices, merge = due
-        self._client.wait([slice_.index for slice_ in slices])
+        _, slices, merge, waits = due
+        if waits:
+            self._client.wait([slice_.index for slice_ in slices])
         for slice_ in slices:
             arrived = self._fresh.pop(slice_.index, None)
             if arrived is not None:  # else it had closed before this worker came, and its weights came then
@@ -328,9 +333,10 @@ class LocalSteps(Steps):
                 reading=self._progress.reading,
                 relative_loss=self._loss.newest if cohort == EVERYONE and share else None,
                 together=together,
+                awaits=self.ended,
             )
         if cohort == EVERYONE:
-            self._ledger.count(cohort, together)
+            self._ledger.count(cohort, together, self.ended)
         self._client.next_turn(cohort)
 
     def _share(self, slice_: Slice, weight: float, cohort: str) -> tuple[float, Packed]:
