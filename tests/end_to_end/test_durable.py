@@ -66,7 +66,7 @@ def weights(
         pytest.param("dense", 1, "global/0", 60.0),
         pytest.param("int8", 2, "global/1", 0.1),
         *(
-            pytest.param(codec, shards, kill, every_s, marks=pytest.mark.faults)
+            pytest.param(codec, shards, kill, every_s, marks=pytest.mark.matrix)
             for codec in CODECS
             for shards, kill in ((1, "global/0"), (2, "global/0"))
             for every_s in (0.1, 60.0)
@@ -91,7 +91,7 @@ def test_the_weights_are_those_of_the_undisturbed_run(
     assert weights(tmp_path / "killed", settings, shards, kill_twice) == calm
 
 
-@pytest.mark.faults
+@pytest.mark.matrix
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -115,7 +115,8 @@ class Reception:
             everyones = self._gathering.all_closed().get(EVERYONE, -1)
             last = self._last_own_mean(self._tiers(own), self.possible(step - 1, own, step - 1, everyones))
             self._gathering.passed(own, last)
-            self.state.learn({own: Standing(step=last, step_turn=last)})
+            # Nobody is to take that step once more: its mean is not known here, and so is not answered again.
+            self.state.learn({own: Standing(step=last, step_turn=last - 1)})
 
     def _tiers(self, cohort: str) -> list[int]:
         """The tiers of which a mean is this cohort's."""
