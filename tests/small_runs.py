@@ -56,7 +56,7 @@ class SmallRun:
         for name in names:
             self._lives[name] += 1
             tree, node = self.topology.tree, make_node(self.topology, name, 1000 * self._lives[name])
-            if self.topology.is_durable and tree.is_shard(name):
+            if self.topology.is_durable and not self.topology.replicas and tree.is_shard(name):
                 self.simulator.add(node, log=Log(self._store, name), latency_s=0.02)
             else:
                 self.simulator.add(node)

@@ -43,8 +43,19 @@ from geomx.wire.session import Patience
 
 PATIENCE = Patience(heartbeat_s=0.4, timeout_s=1.6)
 QUIET_S = 5.0  # without faults, before the data ends
-FLAGS = "-v", "rough", "durable"
+FLAGS = "-v", "rough", "durable", "replicas"
+BACK_S = 4.0  # until the next shard may die, where they keep each other's logs
 LEAST_STAY = 3  # workers, of six
+POLICIES = (
+    "fsa",
+    "hfa k1=2 k2=2",
+    "hfa k1=2 k2=2 k3=2",
+    "diloco every=5",
+    "esync",
+    "mixed",
+    "mixed staleness=1",
+    "downpour",
+)
 # Also of tensors as small as these.
 CODECS = {
     "dense": "dense",
@@ -69,13 +80,14 @@ class Storm:
     # Servers are hit as often as workers, who is killed may die again at once, shards lie apart.
     rough: bool = False
     durable: bool = False  # shards keep logs, and are hit as often as all others together
+    replicas: bool = False  # the same, in each other's memory
 
     @property
     def command(self) -> str:
         """What repeats this run."""
         cell = f"{self.policy!r} {self.codec!r} {self.shards} {self.tiers} {self.seed}"
-        of = f"{cell} {self.faults} {self.rate_mbps:g} {self.leaves}{' rough' * self.rough}{' durable' * self.durable}"
-        return f"python tests/storms.py {of}"
+        words = [word for word in FLAGS[1:] if getattr(self, word)]
+        return f"python tests/storms.py {cell} {' '.join([f'{self.faults} {self.rate_mbps:g} {self.leaves}', *words])}"
 
     @property
     def is_local(self) -> bool:
@@ -94,7 +106,8 @@ class Storm:
             lan=Edge(CODECS[self.codec], AS_ABOVE) if self.leaves else None,
             policy=self.policy,
             losses=Losses("continue", 60.0),
-            is_durable=self.durable,
+            is_durable=self.durable or self.replicas,
+            replicas=int(self.replicas),
             cut_every_s=1.0,
         ).with_patience(PATIENCE)
 
@@ -122,6 +135,7 @@ class Seen:
     live: dict[str, LiveRun] = field(default_factory=dict)
     # Node, from, until: what a fault has concerned.
     hit: list[tuple[str, float, float]] = field(default_factory=list)
+    deaths: list[tuple[float, float]] = field(default_factory=list)  # of shards
     owed: Owed = field(default_factory=Owed)
     did: list[str] = field(default_factory=list)
 
@@ -207,12 +221,17 @@ def _plan_fault(storm: Storm, seen: Seen, chance: random.Random, start: Callable
     kind = chance.choice(["kill", "kill", "cut", "pause", "reset"])
     if storm.rough and chance.random() < 0.5:
         name = chance.choice(tree.servers)
-    if storm.durable and chance.random() < 0.5:
+    if (storm.durable or storm.replicas) and chance.random() < 0.5:
         name = chance.choice(tree.shards)
         kind = chance.choice(["kill", "kill", "cut", "pause", "zombie"])
     again_s = chance.uniform(0.0, 0.1) if storm.rough and chance.random() < 0.5 else 0.0
-    seen.did.append(f"{at_s:.2f} s: {kind} {name} for {for_s:.2f} s")
     is_shard = tree.is_shard(name)
+    if storm.replicas and is_shard and kind in ("kill", "zombie"):
+        if any(at_s < until + BACK_S and since < at_s + for_s + BACK_S for since, until in seen.deaths):
+            kind = "pause"
+        else:
+            seen.deaths.append((at_s, at_s + for_s))
+    seen.did.append(f"{at_s:.2f} s: {kind} {name} for {for_s:.2f} s")
     above = (*tree.children(name), *tree.shards) if is_shard else tree.parents(name)
     seen.hit += [(node, at_s, at_s + for_s) for node in (name, *above)]
 
@@ -400,6 +419,7 @@ def main() -> None:
         leaves=int(leaves),
         rough="rough" in sys.argv,
         durable="durable" in sys.argv,
+        replicas="replicas" in sys.argv,
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = run(storm, monkeypatch)

@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 from real_runs import Proxy, RealRun  # noqa: E402
 
-from geomx.observe.records import RecordFiles  # noqa: E402
+from geomx.observe.records import Record, RecordFiles  # noqa: E402
 
 OUT = Path("out/bad_hours.json")
 POLICIES = {
@@ -127,11 +127,14 @@ def seen(
     finished = {record.node: record.fields for record in records if record.name == "finished"}
     ledger = finished[next(iter(finished))]["ledger"]
     gave = {name: fields["contributions"] for name, fields in finished.items()}
-    wrong = [
-        name
+    with_it = {
+        name: len({(r.fields["cohort"], r.fields["turn"]) for r in counting if name not in _absent(r)})
+        for counting in [[r for r in records if r.name == "round" and r.node == "global/0"]]
         for name in gave
-        if len(run.former.get(name, ())) == 0 and gave[name] != ledger[run.workers.index(name)]
-    ]
+    }
+    always = [name for name in gave if name not in run.former and with_it[name] == max(with_it.values())]
+    wrong = [name for name in always if gave[name] != ledger[run.workers.index(name)]]
+    unlike = {name: ledger[run.workers.index(name)] - with_it[name] for name in gave}
     moments = sorted(
         at
         for worker in run.workers
@@ -153,11 +156,16 @@ def seen(
         pauses = [b - since for a, b in pairwise(moments) if b > since]
         waits.append((round(pauses[0], 2) if pauses else None, fault, whom))
     return {
-        "seconds": round(ended - began, 1), "rounds": len(rounds), "counted": sum(ledger), "ledger_wrong": wrong,
+        "seconds": round(ended - began, 1), "rounds": len(rounds), "counted": sum(ledger),
+        "ledger_wrong": wrong, "always_there": always, "ledger_less_rounds": {n: d for n, d in unlike.items() if d},
         "ledgers": len({str(fields["ledger"]) for fields in finished.values()}),
         "weights": len({fields["parameters_sha256"] for fields in finished.values()}),
         "until_a_loss_is_printed": waits, "losses": losses,
     }  # fmt: skip
+
+
+def _absent(record: Record) -> list[str]:
+    return str(record.fields.get("absent", "")).split(", ")
 
 
 def loss_at(losses: Sequence[tuple[int, float]], counted: int) -> float:

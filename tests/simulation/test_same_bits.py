@@ -1,4 +1,6 @@
-"""A shard that keeps a log dies at any moment: where workers move in step, weights are those of the undisturbed run."""
+"""A shard that keeps a log, or whose neighbour does, dies at any moment: where workers move in step, weights are those
+of the undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ POLICIES = ("fsa", "hfa k1=2 k2=2", "diloco every=4 lr=0.7 momentum=0.9")
 CODECS = ("dense", "int4", "bisparse ratio=0.2")
 
 
-def trained(policy: str, codec: str, shards: int, on_loss: str, kills: int = 0, seed: int = 0) -> set[str]:
+def trained(
+    policy: str, codec: str, shards: int, on_loss: str, replicas: int, kills: int = 0, seed: int = 0
+) -> set[str]:
     """What the workers' weights are in the end. `kills`: how often a shard dies, when the seed says."""
     topology = Topology.of_parties(
         "bits",
@@ -27,6 +31,7 @@ def trained(policy: str, codec: str, shards: int, on_loss: str, kills: int = 0, 
         lan=Edge(codec, AS_ABOVE),
         losses=Losses(on_loss, 60.0),  # type: ignore[arg-type]
         is_durable=True,
+        replicas=replicas,
         cut_every_s=0.7,
     )
     run = SmallRun(topology, lambda worker, now: 0.1, steps=STEPS)
@@ -49,10 +54,12 @@ def trained(policy: str, codec: str, shards: int, on_loss: str, kills: int = 0, 
 def check(seed: int) -> None:
     chance = random.Random(seed)
     policy, codec, shards = chance.choice(POLICIES), chance.choice(CODECS), chance.choice((1, 2))
-    of = policy, codec, shards, chance.choice(("wait", "continue"))
+    on_loss, kills = chance.choice(("wait", "continue")), chance.randint(1, 3)
+    replicas = int(shards > 1 and chance.random() < 0.5)
+    of = policy, codec, shards, on_loss, replicas
     calm = trained(*of)
     assert len(calm) == 1
-    assert trained(*of, chance.randint(1, 3), seed) == calm
+    assert trained(*of, 1 if replicas else kills, seed) == calm
 
 
 @pytest.mark.parametrize("seed", range(1, 4))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from storms import CODECS, Seen, Storm, faults_of, run
+from storms import CODECS, POLICIES, Seen, Storm, faults_of, run
 
 from geomx.codecs.error_feedback import Lossy
 from geomx.layout import Slice
@@ -30,17 +30,6 @@ from geomx.store.log import PIECE, Log, Records, _parts
 from geomx.train.steps.local import LocalSteps
 from geomx.wire.messages import Push
 from geomx.wire.roster_messages import Roster
-
-POLICIES = (
-    "fsa",
-    "hfa k1=2 k2=2",
-    "hfa k1=2 k2=2 k3=2",
-    "diloco every=5",
-    "esync",
-    "mixed",
-    "mixed staleness=1",
-    "downpour",
-)
 
 
 def storm_of(seed: int, **more: Any) -> Storm:

@@ -42,6 +42,7 @@ AGREED = (
     "run.least_parties",
     "run.least_workers",
     "run.open",
+    "run.replicas",
     "run.strict",
     "run.ledger",
     "sync.policy",
@@ -163,6 +164,11 @@ class Run(Description):
     def workers(self) -> tuple[str, ...]:
         """All workers, by party in the order of the file, then by rank."""
         return tuple(name for party in self.parties for name in party.worker_names)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether a global server that dies can be started again."""
+        return bool(self.store.url) or self.run.replicas > 0
 
     def workers_of(self, party: str) -> tuple[str, ...]:
         """A party's workers, by rank."""
@@ -288,7 +294,7 @@ class Run(Description):
         for key in AGREED:
             table, _, name = key.partition(".")
             manifest[key] = data[table][name]
-        manifest["store"] = bool(self.store.url)  # those below await a shard that has one
+        manifest["store"] = self.is_durable  # those below await a shard that has one
         mine = [name for name in self.servers if self.run.open and name in GUESTS]
         manifest["party"] = ", ".join(
             name for name in self.servers if name not in mine

@@ -64,7 +64,7 @@ def serve(
     else:
         return
     node = make_node(Topology.of(run, secret_of(run)), name, incarnation, term)
-    if durable is not None:
+    if run.is_durable and name in run.shard_names:
         softly = "step_down"
     else:
         softly = "retire" if run.run.on_loss == "continue" and name not in run.shard_names else ""

@@ -19,10 +19,11 @@ import torch
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.contract import Began
+from geomx.node.contract import Began, Cut, Effect, Mark, Persist
 from geomx.node.durable.cut import Cutting
 from geomx.node.durable.journal import Journal
 from geomx.node.durable.replay import Replay, is_told_again
+from geomx.node.durable.replicas import Replicas
 from geomx.node.edges import ChildEdges
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.ending import Ending
@@ -72,6 +73,7 @@ NOT_DURABLE = (
     "has a store, and only the workers have the weights, since the optimizer runs there (clip_norm moves it there); "
     'set optimizer.place = "server", or no store.url'
 )
+LOG_HAS_GONE = "it was started again without its log, which went with the store or the shard that kept it (run.replicas)"
 MOST_WEIGHT = 1e300  # of one contribution, so that sums are finite
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 
@@ -81,6 +83,7 @@ class Server(BaseNode):
 
     `step_controller`: the policy again, where this is the first shard and the policy sets the workers' pace.
     `same_data`: of the first shard alone. `cut_every_s`: of a shard that keeps a log, how often it writes its state.
+    `beside`: where the next shard keeps that log, its name, and that of whose log is kept here.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Server(BaseNode):
         losses: Losses | None = None,
         returning: frozenset[str] | None = None,
         cut_every_s: float | None = None,
+        beside: tuple[str, str] | None = None,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
         flows = {**(flows or {}), **flows_to(edges.children, edges.classes)}
@@ -118,6 +122,7 @@ class Server(BaseNode):
         self.reception = Reception(self, edges, self._gathering, policy, self.losses.may_return)
         self.handed_over = HandedOver(len(self.members.order))
         self.sink = make_sink(self)
+        self._replicas = Replicas(self, *beside, self.sink.above) if beside else None
         self._receipts = Receipts(edges.classes is not None and edges.classes.loses)
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
         self._trained = 0  # how many slices take part in a step
@@ -131,8 +136,8 @@ class Server(BaseNode):
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_begun = False
-        beside = (*(others or ()), *self._dials) if is_durable else ()
-        self._ending = Ending(self, edges.children, self._dials, self.losses, beside)
+        shards = (*(others or ()), *self._dials) if is_durable else ()
+        self._ending = Ending(self, edges.children, self._dials, self.losses, shards)
         self._awaited = Awaited(self.losses.awaited_s, self.limits.stall_s, self.note)
 
     # -- the sink's view ----------------------------------------------------------------------------------------
@@ -191,7 +196,7 @@ class Server(BaseNode):
     # -- messages ---------------------------------------------------------------------------------------------
 
     def handler_of(self, peer: Peer) -> Handler:
-        return self if peer.name in self._edges.children else self.sink.above
+        return self if peer.name in self._edges.children else self._replicas or self.sink.above
 
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """A child has sent something."""
@@ -244,7 +249,18 @@ class Server(BaseNode):
         self._gathering.begin(mine)
         self.sink.attach(layout, settings)
 
+    def is_ready_for(self, name: str) -> bool:
+        """Nobody below is let in before it is known what was decided."""
+        return self._replicas is None or not self._replicas.is_restoring or name not in self._edges.children
+
     def on_open(self, peer: Peer, first: bool) -> None:
+        if self._replicas is not None and peer.name not in self._edges.children:
+            self._replicas.opened(peer, first)
+            if self._replicas.is_restoring:
+                return
+        self._opened(peer, first)
+
+    def _opened(self, peer: Peer, first: bool) -> None:
         if first:
             self.reception.leaves(peer)
             self._gathering.sent_by_former(set(self._edges.children.get(peer.name, ())))
@@ -262,6 +278,8 @@ class Server(BaseNode):
         if not 0.0 <= push.weight <= MOST_WEIGHT:
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         slice_ = self.slice_of(push.slice)
+        if self.journal.is_kept and push.turn > 0 and not self.reception.state.slices:
+            raise NodeLost(self.name, LOG_HAS_GONE)
         if push.drains:
             peer = self.peer(child)
             if peer is not None and self.reception.is_welcomed(child):
@@ -364,11 +382,29 @@ class Server(BaseNode):
             self._cutting.stored(error)
 
     def on_restored(self, records: Iterable[tuple[bytes, Any]]) -> None:
+        before, self._effects = self._effects, []
         self._replay.all(records)
-        self._effects = [effect for effect in self._effects if is_told_again(effect)]
+        self._effects = before + [effect for effect in self._effects if is_told_again(effect)]
         if self.has_begun() and not self._is_begun:
             self._is_begun = True
             self.emit(Began())
+
+    def emit(self, effect: Effect) -> None:
+        if self._replicas is not None and isinstance(effect, Persist | Mark | Cut):
+            self._replicas.keep(effect)
+        else:
+            super().emit(effect)
+
+    def copy_is_gone(self) -> None:
+        """Whoever keeps this shard's log has lost it."""
+        if self._cutting is not None:
+            self._cutting.at_once()
+
+    def is_restored(self) -> None:
+        """What was decided before is known: the shards that have come meanwhile are met."""
+        for peer in list(self._peers.values()):
+            if peer.joined:
+                self._opened(peer, True)
 
     # -- who takes part -----------------------------------------------------------------------------------------
 
@@ -482,6 +518,8 @@ class Server(BaseNode):
         return not self.reception.is_welcomed(peer.name) or is_worker or self.losses.may_return
 
     def on_away(self, peer: Peer) -> None:
+        if self._replicas is not None:
+            self._replicas.look()
         self._ending.look()
 
     on_acknowledged = on_away

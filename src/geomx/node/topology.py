@@ -63,6 +63,7 @@ class Topology:
     skips: bool = False  # whether contributions that are not finite are skipped, and the run goes on
     strict: bool = False  # whether what is known to cost accuracy ends the run
     is_durable: bool = False  # whether shards keep a log, and may be started again
+    replicas: int = 0  # in the memory of so many others; 0: in a store
     cut_every_s: float = 60.0  # how often they write their whole state
     secret: bytes = field(default=b"", repr=False)  # of the run, see `geomx.wire.proof`
 
@@ -88,7 +89,8 @@ class Topology:
             seed=run.run.seed,
             skips=run.run.on_nonfinite == "skip",
             strict=run.run.strict,
-            is_durable=bool(run.store.url),
+            is_durable=run.is_durable,
+            replicas=run.run.replicas,
             cut_every_s=run.store.every_s,
             secret=secret,
         )

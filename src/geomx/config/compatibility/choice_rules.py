@@ -83,7 +83,7 @@ def problems_of_choices(run: Run) -> list[Problem]:
         if channel is not None:
             problems += _of_channel(run, path, channel)
     problems += _of_engines(run)
-    if run.store.url:
+    if run.is_durable:
         problems += _of_store(run)
     if policy is not None:
         problems += [*_of_parties(run, policy), *_of_restarts(run, policy), *_of_steps(run, policy)]

@@ -293,6 +293,15 @@ def _cuts_heal(values: Values) -> Iterator[Problem]:
 def _durable(values: Values) -> Iterator[Problem]:
     """Others must be awaited, or go on, while a global server is started again."""
     store, on_loss = values["store"], values["run"].get("on_loss")
+    if values["run"].get("replicas"):
+        if store.get("url"):
+            yield Problem(("run", "replicas"), "1, with store.url", "one of the two")
+        if values["run"].get("shards") == 1:
+            yield Problem(
+                ("run", "replicas"), "1 with run.shards = 1", "with several global servers", "or store.url"
+            )
+        if on_loss == "stop":
+            yield Problem(("run", "replicas"), "1", "only with run.on_loss = `wait` or `continue`")
     if store.get("url") and on_loss == "stop":
         allowed = "only with run.on_loss = `wait` or `continue`"
         yield Problem(

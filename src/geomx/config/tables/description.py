@@ -103,6 +103,14 @@ class RunTable(Table):
         f"`{GUEST[0]}` to `{GUEST[-1]}`, with up to {len(GUESTS[GUEST[0]])} workers each. See "
         "[machines that come and go](machines-come-and-go.md#a-party-that-comes-later).",
     )
+    replicas: int = Field(
+        0,
+        ge=0,
+        le=1,
+        description="1: each of several global servers keeps what the one before it has decided in its memory, so that "
+        "one that dies can be started again, without a store. See "
+        "[a global server](machines-come-and-go.md#without-a-store).",
+    )
     strict: bool = Field(
         False,
         description="Warnings about lost accuracy, and parties that train on the same samples, are errors. Same as "

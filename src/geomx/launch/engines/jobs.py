@@ -168,7 +168,7 @@ def _nodes(
             name,
             (*geomx, "serve", DESCRIPTION, *role, *_places(run, name), *settings.get(name, ())),
             serves=True,
-            vital=run.tree.is_shard(name) and not run.store.url,
+            vital=run.tree.is_shard(name) and not run.is_durable,
             environment=environment,
             listens=(run.listen_address_of(name),),
             dials=_dialled(run, name),

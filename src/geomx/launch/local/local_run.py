@@ -211,7 +211,7 @@ class _Restarts:
         """See `Supervisor`."""
         now = time.monotonic()
         self._at = [at for at in self._at if now - at < WITHIN_S]
-        can = self._run.store.url and self._run.tree.is_shard(ended.name)
+        can = self._run.is_durable and self._run.tree.is_shard(ended.name)
         was_lost = ended.status < 0 or ended.status == LOST_STATUS
         if not can or not was_lost or len(self._at) >= MOST_RESTARTS:
             return ""

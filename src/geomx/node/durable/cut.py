@@ -82,6 +82,11 @@ class Cutting:
             self._gathering.hold(HOLDER)
         self.look()
 
+    def at_once(self) -> None:
+        """Take one as soon as can be: those before are lost."""
+        self._is_under_way, self._next_at, self._written = False, self._server.now, -1
+        self.tick()
+
     def look(self) -> None:
         """Take one that is due, if nothing is under way."""
         server = self._server

@@ -180,6 +180,10 @@ class BaseNode(ABC):
         """Whether a peer that was started again knows all that counts, so that both go on in a new session."""
         return False
 
+    def is_ready_for(self, name: str) -> bool:
+        """Whether a node that dials may come in now; else it is to dial again."""
+        return True
+
     def readmits(self, peer: Peer) -> bool:
         """Whether a peer that has left may come once more: another shard may not know it, and have it begin anew."""
         return False

@@ -59,6 +59,7 @@ class HandshakeHost(Protocol):
     def returns(self, peer: Peer) -> bool: ...
     def renews(self, peer: Peer) -> bool: ...
     def readmits(self, peer: Peer) -> bool: ...
+    def is_ready_for(self, name: str) -> bool: ...
     def begin_anew(self, reason: str) -> bool: ...
 
 
@@ -243,6 +244,9 @@ class Handshake:
         code = self._unproved(conn, message)
         if code is not None:
             self._send_away(conn, message, code, MEANS[code.code])
+            return
+        if not self._host.is_ready_for(message.node):
+            self._host.drop(conn, "this node is not ready yet")
             return
         known = self._peers.get(message.node)
         refusal = self._refusal(message, known)
