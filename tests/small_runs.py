@@ -49,7 +49,7 @@ class SmallRun:
         self.runs: dict[str, LiveRun] = {}
         self._pause, self._steps, self._ends_s, self._settings = pause, steps, ends_s, settings
         self._lives: Counter[str] = Counter()
-        self._store = MemoryStore()
+        self.store = MemoryStore()
 
     def start(self, *names: str, party: tuple[str, ...] = ()) -> None:
         """Start processes, for the first time or again. `party`: of workers that come later, see `LiveRun`."""
@@ -57,7 +57,7 @@ class SmallRun:
             self._lives[name] += 1
             tree, node = self.topology.tree, make_node(self.topology, name, 1000 * self._lives[name])
             if self.topology.is_durable and not self.topology.replicas and tree.is_shard(name):
-                self.simulator.add(node, log=Log(self._store, name), latency_s=0.02)
+                self.simulator.add(node, log=Log(self.store, name), latency_s=0.02)
             else:
                 self.simulator.add(node)
             if tree.is_worker(name):

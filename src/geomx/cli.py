@@ -48,6 +48,7 @@ EXAMPLES = {
         'demo.toml --parameters 1000000 --step-ms 50 --codec int8 --codec "int8; int4"',
     ),
     "examples": ("", "hfa esync"),
+    "replay": ("sites.toml --shard 0 --first 800 --last 812",),
     "report": ("sites.toml records --json report.json --trace trace.json",),
     "secret": ("sites.secret",),
     "codec": ("", 'int4 "bisparse ratio=0.01" --model train:make_model'),
@@ -173,11 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     examples.add_argument("names", nargs="*", metavar="NAME", help="examples to run; `all` runs every one")
     _add_plain(examples)
 
-    text = "make the report of a run on several machines"
-    report = _command(commands, "report", _report, text, records="folder with the nodes' records")
-    report.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE as JSON")
-    _add_trace(report)
-
+    _add_looks(commands)
     site_commands.add(partial(_command, commands), partial(_add, commands), _load)
 
     secret = _add(commands, "secret", _secret, "make the secret by which a run's nodes recognize each other")
@@ -216,6 +213,23 @@ def _add(
     )
     command.set_defaults(action=action)
     return command
+
+
+def _add_looks(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What looks at a run that was."""
+    text = "make the report of a run on several machines"
+    report = _command(commands, "report", _report, text, records="folder with the nodes' records")
+    report.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE as JSON")
+    _add_trace(report)
+
+    text = "repeat what global servers have in the run's store, and compare"
+    again = _command(commands, "replay", _replay, text)
+    again.add_argument("--shard", type=int, metavar="I", help="which global server, from 0 (default: all)")
+    again.add_argument("--first", type=int, default=0, metavar="TURN", help="list no turn before this one")
+    again.add_argument(
+        "--last", type=int, default=1 << 62, metavar="TURN", help="list no turn behind this one"
+    )
+    again.add_argument("--json", type=Path, metavar="FILE", help="write what is printed to FILE as JSON")
 
 
 def _command(
@@ -427,6 +441,12 @@ def _report(arguments: argparse.Namespace) -> None:
     from geomx.launch.local.gather import gather  # noqa: PLC0415 (it imports rich)
 
     gather(_load(arguments), arguments.records, arguments.json, arguments.trace)
+
+
+def _replay(arguments: argparse.Namespace) -> None:
+    from geomx.launch.past import replay  # noqa: PLC0415 (it imports torch)
+
+    replay(_load(arguments), arguments.shard, arguments.first, arguments.last, arguments.json)
 
 
 def _examples(arguments: argparse.Namespace) -> None:

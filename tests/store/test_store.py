@@ -117,6 +117,23 @@ def test_a_cut_stands_for_what_was_before(store: Store) -> None:
         log.write([(b"late", [])])
 
 
+def test_what_comes_to_the_newest_cut_stays_until_the_next(store: Store) -> None:
+    log = Log(store, "l")
+    list(log.read())
+    found = []
+    for round_ in range(4):
+        log.write([(b"%d" % round_, [])])
+        past = Log(store, "l").past()
+        found.append([[header for header, _ in part] for part in past])
+        log.cut(log.next, [(b"state %d" % round_, [])])
+    assert found == [
+        [[], [], [b"0"]],
+        [[b"0"], [b"state 0"], [b"1"]],
+        [[b"state 0", b"1"], [b"state 1"], [b"2"]],
+        [[b"state 1", b"2"], [b"state 2"], [b"3"]],
+    ]
+
+
 def test_who_was_replaced_is_told_however_often_the_log_was_cut_since(store: Store) -> None:
     former = Log(store, "l")
     list(former.read())
@@ -129,7 +146,7 @@ def test_who_was_replaced_is_told_however_often_the_log_was_cut_since(store: Sto
         assert headers(store) == [b"state"]
         with pytest.raises(Fenced, match="another process"):
             former.write([(b"late", [])])
-    assert len(store.list("l/cut-")) == 1
+    assert len(store.list("l/cut-")) == 2
 
 
 def headers(store: Store) -> list[bytes]:

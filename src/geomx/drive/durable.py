@@ -26,6 +26,16 @@ from geomx.store.log import Log
 from geomx.store.open import open_store
 from geomx.store.terms import Term
 
+
+def _name_of(run: Run, shard: str) -> str:
+    return f"{run.run.name}/{shard.replace('/', '.')}"
+
+
+def log_of(run: Run, shard: str) -> Log:
+    """A shard's log in its run's store, to be looked at. Raises `ConfigError`."""
+    return Log(open_store(run.store.url), _name_of(run, shard))
+
+
 RENEWALS = 4  # in the time for which a term is held
 LOOK_S = 0.25
 
@@ -35,7 +45,7 @@ class Durable:
 
     def __init__(self, run: Run, shard: str, place: int = 0) -> None:
         """Open it. Raises `ConfigError` and `StoreError`."""
-        self._name, self._shard = f"{run.run.name}/{shard.replace('/', '.')}", shard
+        self._name, self._shard = _name_of(run, shard), shard
         store, places = open_store(run.store.url), run.addresses_of(shard) if run.addresses[shard] else ("",)
         if place >= len(places):
             fault = Fault(

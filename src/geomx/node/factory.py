@@ -11,6 +11,7 @@ from geomx.codecs.returning import for_lossy_channel
 from geomx.codecs.spec import make_codec
 from geomx.errors import UnknownName
 from geomx.node.aggregator import Aggregator
+from geomx.node.durable.cut import CutTimes
 from geomx.node.edges import ChildEdges
 from geomx.node.members.top import Top
 from geomx.node.peers.peer import Identity
@@ -113,7 +114,7 @@ def _shard(topology: Topology, identity: Identity) -> Server:
         step_controller=policy if name == lead and isinstance(policy, StepController) else None,
         same_data=SameDataWatch(topology.tree, topology.strict) if name == lead else None,
         losses=topology.losses,
-        cut_every_s=topology.cut_every_s if topology.is_durable else None,
+        cuts=CutTimes(topology.cut_every_s, topology.keep_bytes) if topology.is_durable else None,
         beside=beside,
     )
 

@@ -20,7 +20,7 @@ import torch
 from geomx.errors import GeomxError, NodeLost, ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Began, Cut, Effect, Mark, Persist
-from geomx.node.durable.cut import Cutting
+from geomx.node.durable.cut import CutTimes, Cutting
 from geomx.node.durable.journal import Journal
 from geomx.node.durable.replay import Replay, is_told_again
 from geomx.node.durable.replicas import Replicas
@@ -73,7 +73,9 @@ NOT_DURABLE = (
     "has a store, and only the workers have the weights, since the optimizer runs there (clip_norm moves it there); "
     'set optimizer.place = "server", or no store.url'
 )
-LOG_HAS_GONE = "it was started again without its log, which went with the store or the shard that kept it (run.replicas)"
+LOG_HAS_GONE = (
+    "it was started again without its log, which went with the store, or with the shard that kept it"
+)
 MOST_WEIGHT = 1e300  # of one contribution, so that sums are finite
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 
@@ -82,7 +84,7 @@ class Server(BaseNode):
     """See the module's text. `make_sink(server)` gives it its aggregator or root; `others`: shards that dial us.
 
     `step_controller`: the policy again, where this is the first shard and the policy sets the workers' pace.
-    `same_data`: of the first shard alone. `cut_every_s`: of a shard that keeps a log, how often it writes its state.
+    `same_data`: of the first shard alone. `cuts`: of a shard that keeps a log, when it writes its state.
     `beside`: where the next shard keeps that log, its name, and that of whose log is kept here.
     """
 
@@ -101,7 +103,7 @@ class Server(BaseNode):
         flows: Mapping[str, FlowTerms] | None = None,
         losses: Losses | None = None,
         returning: frozenset[str] | None = None,
-        cut_every_s: float | None = None,
+        cuts: CutTimes | None = None,
         beside: tuple[str, str] | None = None,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
@@ -111,7 +113,7 @@ class Server(BaseNode):
         super().__init__(identity, limits, dials or {}, expects, flows, returning)
         self._edges = edges
         self._policy = policy
-        is_durable = cut_every_s is not None
+        is_durable = cuts is not None
         self.journal = Journal(self.emit if is_durable else None)
         self._step_control = StepControl(step_controller, self.tell)
         self._same_data = same_data
@@ -130,9 +132,9 @@ class Server(BaseNode):
         self._turns = TurnLog(self._gathering.turns, limits.stall_s, turn_s, self.note, self.members.order)
         has_calls = policy.sync_group != "run"
         self._replay = Replay(self, self._gathering, self._turns, self._step_control, has_calls)
-        self._cutting: Cutting | None = None
-        if cut_every_s is not None and self.sink.state is not None:
-            self._cutting = Cutting(self, self.sink.state, self._gathering, cut_every_s)
+        self.cutting: Cutting | None = None
+        if cuts is not None and self.sink.state is not None:
+            self.cutting = Cutting(self, self.sink.state, self._gathering, cuts)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_begun = False
@@ -374,12 +376,12 @@ class Server(BaseNode):
         self.on_job_done()
 
     def on_job_done(self) -> None:
-        if self._cutting is not None:
-            self._cutting.look()
+        if self.cutting is not None:
+            self.cutting.look()
 
     def on_cut_stored(self, error: GeomxError | None) -> None:
-        if self._cutting is not None:
-            self._cutting.stored(error)
+        if self.cutting is not None:
+            self.cutting.stored(error)
 
     def on_restored(self, records: Iterable[tuple[bytes, Any]]) -> None:
         before, self._effects = self._effects, []
@@ -397,8 +399,8 @@ class Server(BaseNode):
 
     def copy_is_gone(self) -> None:
         """Whoever keeps this shard's log has lost it."""
-        if self._cutting is not None:
-            self._cutting.at_once()
+        if self.cutting is not None:
+            self.cutting.at_once()
 
     def is_restored(self) -> None:
         """What was decided before is known: the shards that have come meanwhile are met."""
@@ -563,8 +565,8 @@ class Server(BaseNode):
     def on_tick(self) -> None:
         """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""
         self._gathering.check_calls()
-        if self._cutting is not None:
-            self._cutting.tick()
+        if self.cutting is not None:
+            self.cutting.tick()
         self._awaited.look(self.peer, self._now)
         self.attendance.tick()
         waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)

@@ -65,6 +65,7 @@ class Topology:
     is_durable: bool = False  # whether shards keep a log, and may be started again
     replicas: int = 0  # in the memory of so many others; 0: in a store
     cut_every_s: float = 60.0  # how often they write their whole state
+    keep_bytes: float = 1e9  # or so much has been written since
     secret: bytes = field(default=b"", repr=False)  # of the run, see `geomx.wire.proof`
 
     @classmethod
@@ -92,6 +93,7 @@ class Topology:
             is_durable=run.is_durable,
             replicas=run.run.replicas,
             cut_every_s=run.store.every_s,
+            keep_bytes=run.store.keep_mb * 1e6,
             secret=secret,
         )
 

@@ -2,29 +2,44 @@
 
 A piece is one object, `log-0000000007`; their numbers have no gap, and a piece is written when all before it are. So
 what is there after a crash is a beginning of what was written. A cut, `cut-0000000007`, stands for all pieces before
-its number, which then go.
+its number. Those before the cut before it then go: from that one, the pieces between come to the newest, as can be
+proved.
 
 Nobody writes a piece that there is. Whoever begins to write has read all pieces, and its first one is empty: its
 *fence*. A process that was taken for dead, and was only stopped, would write that one next, and so is told that it has
-been replaced before it can say anything more. So fences stay for as long as the log does.
+been replaced before it can say anything more. So fences stay for as long as the log does; a cut lists them.
 
 Each record is a header and a payload:
 
     4 bytes   length of the header, little-endian      8 bytes   length of the payload
     the header, the payload
+
+One without a header, the first of a cut, is the list of fences: 8 bytes each.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from geomx.errors import Fenced
 from geomx.store.contract import Bytes, Store, StoreError
 
 LENGTHS = struct.Struct("<IQ")
+FENCE = struct.Struct("<Q")
 PIECE, CUT = "log-", "cut-"
 Records = Sequence[tuple[bytes, Sequence[Bytes]]]
+
+
+class Past(NamedTuple):
+    """A log as it is found. `before`: from the oldest cut on. `cut`: the newest, of several. `behind`: since."""
+
+    before: Iterator[tuple[bytes, memoryview]]
+    cut: list[tuple[bytes, memoryview]]
+    behind: Iterator[tuple[bytes, memoryview]]
 
 
 class Log:
@@ -55,12 +70,13 @@ class Log:
         cut = max(self._numbers(CUT), default=0)
         self.next = cut
         pieces = self._numbers(PIECE)
-        for number in pieces:
-            if number < cut and not self._get(PIECE, number):
-                self._fences.add(number)
         if cut:
             path = self._path(CUT, cut)
-            yield from _records(path, self._ahead.get(path) or self._get(CUT, cut))
+            for header, payload in _records(path, self._ahead.get(path) or self._get(CUT, cut)):
+                if header:
+                    yield header, payload
+                else:
+                    self._fences = {number for (number,) in FENCE.iter_unpack(payload)}
             self._ahead = {}
         while True:
             for number in pieces:
@@ -98,12 +114,36 @@ class Log:
         return Fenced(f"store: another process writes {self._name}: this one was taken for dead, and ends")
 
     def cut(self, number: int, records: Records) -> None:
-        """Write records that stand for all pieces before this number, and remove those. Raises `StoreError`."""
-        self._store.create(self._path(CUT, number), _parts(records))
-        pieces = [each for each in self._numbers(PIECE) if each < number and each not in self._fences]
-        cuts = [each for each in self._numbers(CUT) if each < number]
-        self._store.delete([self._path(CUT, each) for each in cuts])
+        """Write records that stand for all pieces before this number, and remove those before the last cut.
+
+        Raises `StoreError`.
+        """
+        fences = [FENCE.pack(each) for each in sorted(self._fences)]
+        self._store.create(self._path(CUT, number), _parts([(b"", fences), *records]))
+        *old, former = [each for each in self._numbers(CUT) if each < number] or [0]
+        pieces = [each for each in self._numbers(PIECE) if each < former and each not in self._fences]
+        self._store.delete([self._path(CUT, each) for each in old])
         self._store.delete([self._path(PIECE, each) for each in pieces])
+
+    def past(self) -> Past:
+        """What is there, for whoever only looks. Raises `StoreError`."""
+        *_, former, newest = [0, 0, *self._numbers(CUT)]
+        pieces = self._numbers(PIECE)
+        if newest and not former and pieces[:1] != [0]:  # what came before it has gone
+            former, newest = newest, 0
+
+        def between(start: int, end: float) -> Iterator[tuple[bytes, memoryview]]:
+            for number in pieces:
+                if start <= number < end:
+                    yield from _records(self._path(PIECE, number), self._get(PIECE, number))
+
+        before = chain(self._cut(former), between(former, newest)) if newest else self._cut(former)
+        return Past(before, list(self._cut(newest)), between(newest or former, math.inf))
+
+    def _cut(self, number: int) -> Iterator[tuple[bytes, memoryview]]:
+        if number:
+            found = _records(self._path(CUT, number), self._get(CUT, number))
+            yield from ((header, payload) for header, payload in found if header)
 
     def clear(self) -> None:
         """Remove it: the run has ended."""

@@ -244,6 +244,12 @@ class StoreTable(Table):
         description="How often each global server writes its whole state there: so long is what one that is started "
         "again has to repeat, at most.",
     )
+    keep_mb: float = Field(
+        1024.0,
+        gt=0,
+        description="MB of contributions that are kept until the next such state, which is written earlier then; where "
+        "the state is larger, as much as that. They are in the store, or with `run.replicas` in memory.",
+    )
     lease_s: float = Field(
         4.0,
         ge=0.5,

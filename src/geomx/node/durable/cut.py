@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -61,13 +61,24 @@ class CutHost(Protocol):
     def note(self, name: str, level: str = "debug", **fields: Any) -> None: ...
 
 
-class Cutting:
-    """Takes the cuts of one server. `every_s`: how often, where anything was written since the last."""
+class CutTimes(NamedTuple):
+    """When cuts are due, where anything was written since the last.
 
-    def __init__(self, server: CutHost, root: Stateful, gathering: Gathering, every_s: float) -> None:
-        self._server, self._root, self._gathering, self._every_s = server, root, gathering, every_s
+    `every_s`: how often. `keep_bytes`: or once so much was written, and as much as the last cut had.
+    """
+
+    every_s: float
+    keep_bytes: float
+
+
+class Cutting:
+    """Takes the cuts of one server."""
+
+    def __init__(self, server: CutHost, root: Stateful, gathering: Gathering, times: CutTimes) -> None:
+        self._server, self._root, self._gathering, self._times = server, root, gathering, times
         self._next_at: float | None = None
-        self._written = 0  # how many records there were at the last
+        self._written = self._bytes = 0  # how many records there were at the last, and bytes of them
+        self._size = 0  # of the last
         self._is_due = self._is_under_way = False
         self._begun = 0.0
 
@@ -75,8 +86,9 @@ class Cutting:
         """Notice that it is time for one."""
         server = self._server
         if self._next_at is None:
-            self._next_at = server.now + self._every_s
-        is_time = server.now >= self._next_at and server.journal.written > self._written
+            self._next_at = server.now + self._times.every_s
+        is_full = server.journal.bytes - self._bytes > max(self._times.keep_bytes, self._size)
+        is_time = (is_full or server.now >= self._next_at) and server.journal.written > self._written
         if is_time and not (self._is_due or self._is_under_way) and server.reception.layout is not None:
             self._is_due, self._begun = True, server.now
             self._gathering.hold(HOLDER)
@@ -93,7 +105,8 @@ class Cutting:
         if not self._is_due or server.has_jobs or not server.journal.is_stored:
             return
         self._is_due, self._is_under_way = False, True
-        self._written, self._next_at = server.journal.written, server.now + self._every_s
+        self._written, self._next_at = server.journal.written, server.now + self._times.every_s
+        self._bytes = server.journal.bytes
         server.emit(Mark())
         self._take()
         self._gathering.resume(server.now, HOLDER)
@@ -124,21 +137,27 @@ class Cutting:
             dict(server.reception.state.steps),
             (),
         )
-        left = {slice_.index for slice_ in server.mine}
+
+        def done(slices: list[Packed]) -> None:
+            whole = msgspec.structs.replace(state, slices=tuple(each.head for each in slices))
+            pieces = [piece for each in slices for piece in each.pieces]
+            records = [*before, (whole, pieces), *behind]
+            self._size = sum(piece.nbytes for piece in pieces)
+            server.emit(Cut([(encode(record), payload) for record, payload in records]))
+
+        self.pack(done)
+
+    def pack(self, then: Callable[[list[Packed]], None]) -> None:
+        """All slices as they stand now, each within a job of its own."""
         packed: dict[int, Packed] = {}
 
         def done(one: Packed) -> None:
             packed[one.head.index] = one
-            left.discard(one.head.index)
-            if not left:
-                slices = [packed[index] for index in sorted(packed)]
-                whole = msgspec.structs.replace(state, slices=tuple(each.head for each in slices))
-                pieces = [piece for each in slices for piece in each.pieces]
-                records = [*before, (whole, pieces), *behind]
-                server.emit(Cut([(encode(record), payload) for record, payload in records]))
+            if len(packed) == len(self._server.mine):
+                then([packed[index] for index in sorted(packed)])
 
-        for slice_ in server.mine:
-            root.take(slice_, self._packing(slice_), done)
+        for slice_ in self._server.mine:
+            self._root.take(slice_, self._packing(slice_), done)
 
     def _packing(self, slice_: Slice) -> Callable[[RootSlice], Packed]:
         """As the slice stands now, but for what the root has of it, which comes later."""

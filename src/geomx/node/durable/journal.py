@@ -33,13 +33,14 @@ class Journal:
 
     Attributes:
         written: How many records are, or will be, in the log.
+        bytes: Of their payloads.
         is_replaying: What happens now has happened before, and is in the log already.
     """
 
     def __init__(self, persist: Callable[[Persist], None] | None) -> None:
         self._persist = persist
         self._hypers: dict[bytes, None] = {}  # that are in the log, the oldest first
-        self.written = self._stored = 0
+        self.written = self._stored = self.bytes = 0
         self._behind: deque[tuple[int, Callable[[], None]]] = deque()
         self._promised: dict[
             tuple[int, str, int], tuple[Round, list[Any]]
@@ -62,6 +63,7 @@ class Journal:
             self._promised.clear()
         if self._persist is not None and not self.is_replaying:
             self.written += 1
+            self.bytes += sum(piece.nbytes for piece in payload)
             self._persist(Persist(self.written, encode(record), payload))
 
     def hyper(self, message: Hyper) -> None:
