@@ -56,6 +56,8 @@ WRONG = [
     ('global.addresses = [""]', "global.addresses[0]", "it is empty"),
     ('global.addresses = [["host:1", "host"]]', "global.addresses[0]", "the port is missing: `host:7000`"),
     ("run.open = true", "run.open", "only with run.on_loss = `continue`"),
+    ("run.replicas = 1\nrun.on_loss = 'wait'", "run.replicas", "with several global servers"),
+    ("run.replicas = 1\nrun.shards = 2", "run.replicas", "only with run.on_loss = `wait` or `continue`"),
     (
         'run = {open = true, on_loss = "continue"}\nparty = [{name = "guest-1", workers = 9}]', "party[0].workers",
         "8 or fewer, of a party that comes later",

@@ -287,7 +287,7 @@ def test_the_list_in_short() -> None:
 
 def test_a_global_server_that_goes_on_from_its_log_is_told_and_changes_nobody() -> None:
     members = members_of(note(5.0, "global/0", "restored", seconds=0.25, term=2))
-    assert texts(members) == ["global/0 goes on from its log, which took 0.2 s to read (term 2)"]
+    assert texts(members) == ["global/0 goes on from its log, which took 0.2 s to read"]
     assert in_short(members.told(), 4) == "a global server restarted 1 time; 4 of 4 workers at the end"
 
 

@@ -21,7 +21,7 @@ import torch
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault, Fenced, GeomxError, NodeLost
 from geomx.node.contract import Cut, Persist
-from geomx.store.contract import Bytes
+from geomx.store.contract import Bytes, StoreError
 from geomx.store.log import Log
 from geomx.store.open import open_store
 from geomx.store.terms import Term
@@ -68,11 +68,18 @@ class Durable:
     def wait(self, stands_by: Callable[[], object]) -> bool:
         """Until this process is the shard; `stands_by` is called once, where that takes a while.
 
-        Returns whether it is: one that stands by has nothing to do where the run has ended. Raises `StoreError`.
+        Returns whether it is: one that stands by has nothing to do where the run has ended. Raises `StoreError` where
+        the store cannot be reached at first; later, it waits.
         """
         was_there = has_said = False
         while True:
-            state = self.term.look()
+            try:
+                state = self.term.look()
+            except StoreError:
+                if not has_said:
+                    raise
+                time.sleep(LOOK_S)
+                continue
             is_there = state in ("held", "free")
             if self._is_standby and was_there and not is_there:
                 return False
@@ -81,7 +88,8 @@ class Durable:
             if may_take and self.term.take():
                 break
             has_said = has_said or stands_by() is None
-            self.log.look_ahead()
+            with suppress(StoreError):
+                self.log.look_ahead()
             time.sleep(LOOK_S)
         if self.term.lease_s:
             self._renewing.start()

@@ -86,7 +86,7 @@ class _Turns:
 
     def __init__(self, node: Server, cutting: Cutting, window: range, found: Found) -> None:
         self._node, self._cutting, self._window, self._found = node, cutting, window, found
-        self._closed: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self._closed: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)  # weights, by slice
         self.count = self.closed = 0  # of records, and of turns
 
     def watched(self, records: Records) -> Iterator[tuple[bytes, torch.Tensor]]:
@@ -101,21 +101,22 @@ class _Turns:
     def _decided(self, record: ClosedRound) -> None:
         node, key = self._node, (record.cohort, record.turn)
         trained = {slice_.index for slice_ in node.mine if slice_.role in ("weight", "ledger")}
-        self._closed[key].add(record.slice)
-        if not self._closed[key] >= trained or record.slice not in trained:
+        given = record.contributions or ()
+        self._closed[key][record.slice] = sum(each.push.weight for each in given)
+        if not self._closed[key].keys() >= trained or record.slice not in trained:
             return
-        del self._closed[key]
+        weights = self._closed.pop(key)
         self.closed += 1
         if record.turn in self._window:
-            given = record.contributions or ()
             workers = tuple(sorted({name for each in given for name in each.push.origins}))
-            weight = sum(each.push.weight for each in given)
             digest = hashlib.sha256()
             for each in self._state():
                 digest.update(encode(each.head))
                 for piece in each.pieces:
                     digest.update(piece.numpy().tobytes())
-            self._found.turns.append(Repeated(*key, record.kind, workers, weight, digest.hexdigest()))
+            self._found.turns.append(
+                Repeated(*key, record.kind, workers, weights[min(weights)], digest.hexdigest())
+            )
 
     def unlike(self, cut: Records) -> list[int]:
         """Slices that are not as a cut has them."""

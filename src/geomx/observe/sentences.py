@@ -26,7 +26,7 @@ _SENTENCES = {
     "refused": "refused {peer}: {reason}",
     "rejoined": "continuing at step {step}, in epoch {epoch}",
     "retires": "was asked to leave, and asks all below it to leave",
-    "restored": "goes on from its log, which took {seconds:.1f} s to read (term {term})",
+    "restored": "goes on from its log, which took {seconds:.1f} s to read",
     "resumed": "{peer} is connected again",
     "saves": "{first} is away, so {path} is written here",
     "slept": "did not run for {seconds:.0f} s (suspended, or no processor time)",
