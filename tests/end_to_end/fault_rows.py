@@ -36,6 +36,7 @@ CONTINUE = (
 FOR_EVER = 1_000_000
 FOLDER = "FOLDER"  # in settings: the run's
 STORE = (f"store.url=file://{FOLDER}/store",)
+REPLICAS = ("run.replicas=1",)
 NODE = re.compile(r"(?<![\w/])(global/\d+|[AB](?:/\d+)?)(?![\w/])")
 SIGNALS = {
     "kill": signal.SIGKILL,

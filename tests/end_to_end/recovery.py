@@ -58,11 +58,11 @@ def _next(steps: list[float], since: float, goes_on: bool) -> float:
     return max((b - a, b) for a, b in pairwise(steps) if b > since)[1]
 
 
-def restarted(node: str, *settings: str) -> Callable[[Path], Times]:
+def restarted(node: str, *settings: str, shards: int = 1) -> Callable[[Path], Times]:
     """A node is killed, and started again at once."""
 
     def measure(folder: Path) -> Times:
-        run = RealRun(folder, workers=(2, 1))
+        run = RealRun(folder, workers=(2, 1), shards=shards)
         every = (*CONTINUE, *(setting.format(folder=folder) for setting in settings))
         with closing(run):
             run.start(run.nodes, *every, script=["endless"])
@@ -135,6 +135,7 @@ CASES: dict[str, Callable[[Path], Times]] = {
     "worker restarted": restarted("A/1"),
     "local server restarted": restarted("A"),
     "global server restarted": restarted("global/0", "store.url=file://{folder}/store"),
+    "one of two, by its copy": restarted("global/1", "run.replicas=1", shards=2),
     "standby takes over": takes_over,
     "newcomer joins": comes,
     "worker stopped (LAN)": stopped("A/1"),

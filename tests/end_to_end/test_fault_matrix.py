@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fault_play import play
-from fault_rows import CONTINUE, PATIENT, STORE, Row, What, When
+from fault_rows import CONTINUE, PATIENT, REPLICAS, STORE, Row, What, When
 from launched_runs import LAUNCHER
 
 pytestmark = pytest.mark.processes
@@ -194,6 +194,11 @@ DURABLE = [
     on("restart", "global/1", for_s=3, shards=2, settings=STORE, words=("clip",), note="store, clip_norm"),
     on("restart", "global/0", for_s=3, shards=2, settings=STORE, words=("clip",), note="store, clip_norm"),
     on("sleep", "global/0", for_s=8, settings=STORE, note="store"),
+    *(on("restart", whom, when, for_s=3, shards=2, settings=(*REPLICAS, *OTHERS.get(policy, ())),
+         note=f"replicas, {policy}")
+      for whom, when, policy in product(("global/0", "global/1"), ("joining", "middle", "end"), ("fsa", "diloco"))),
+    on("sleep", "global/1", for_s=8, shards=2, settings=REPLICAS, note="replicas"),
+    on("restart", "global/0", for_s=3, shards=2, settings=REPLICAS, words=("clip",), note="replicas, clip_norm"),
     *(on(what, "global/0", launched=True, settings=STORE, note="store") for what in ("kill", "term")),
 ]  # fmt: skip
 
