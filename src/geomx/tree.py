@@ -127,6 +127,12 @@ class Tree:
         parent = self._parents[name]
         return self.shards if parent == TOP else (parent,)
 
+    def beside(self, shard: str, replicas: int) -> tuple[str, ...]:
+        """Which other shards one dials: the first, and with `replicas` the one before it, whose log it has."""
+        place = self.shards.index(shard)
+        before = self.shards[place - 1 : place] if replicas else ()
+        return tuple(dict.fromkeys((*self.shards[: min(place, 1)], *before)))
+
     def children(self, name: str) -> tuple[str, ...]:
         """Who hangs on a node; of a shard or `TOP`: on the shards."""
         return self._children.get(TOP if name in self.shards else name, ())

@@ -246,7 +246,14 @@ TOGETHER = {
     "party.A.dataset_size": ["sync.weight=dataset_size", "party.A.dataset_size=1", "party.B.dataset_size=1"],
     "party.A.parent": [*REGIONS, "region.north.parent=south", "party.B.parent=north"],
     **{f"region.north.{key}": REGIONS for key in OF_A_REGION},
+    "sync.grace_s": ["sync.quorum=0.5"],
     "store.url": ["run.on_loss=wait"],
+    **{f"store.{key}": ["store.url=s3://bucket/run", "run.on_loss=wait"] for key in ("every_s", "keep_mb")},
+    "store.lease_s": [
+        "store.url=s3://bucket/run",
+        "run.on_loss=wait",
+        'global.addresses=[["localhost:1", "localhost:2"]]',
+    ],
     **{f"site[0].{key}": ["run.on_loss=continue", *SITES] for key in OF_A_SITE},
     "region.north.listen": [*REGIONS, "region.north.address=localhost:3"],
     **{

@@ -57,6 +57,11 @@ WRONG = [
     ('global.addresses = [["host:1", "host"]]', "global.addresses[0]", "the port is missing: `host:7000`"),
     ("run.open = true", "run.open", "only with run.on_loss = `continue`"),
     ("run.replicas = 1\nrun.on_loss = 'wait'", "run.replicas", "with several global servers"),
+    ("store.every_s = 9.0", "store.every_s", "only with store.url or run.replicas"),
+    ("store.keep_mb = 9.0", "store.keep_mb", "only with store.url or run.replicas"),
+    ("store.lease_s = 9.0", "store.lease_s", "only where a global server has several addresses"),
+    ("sync.grace_s = 9.0", "sync.grace_s", "only with sync.quorum below 1"),
+    ("run.replicas = 1\nrun.shards = 2\nrun.on_loss = 'wait'\nstore.url = 'file:///x'", "run.replicas", "one of"),
     ("run.replicas = 1\nrun.shards = 2", "run.replicas", "only with run.on_loss = `wait` or `continue`"),
     (
         'run = {open = true, on_loss = "continue"}\nparty = [{name = "guest-1", workers = 9}]', "party[0].workers",

@@ -62,9 +62,43 @@ def check(seed: int) -> None:
     assert trained(*of, 1 if replicas else kills, seed) == calm
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_weights_are_the_same_bits(seed: int) -> None:
-    check(seed)
+@pytest.mark.parametrize(
+    ("policy", "codec", "shards", "on_loss", "replicas"),
+    [
+        ("fsa", "bisparse ratio=0.2", 2, "wait", 0),
+        ("hfa k1=2 k2=2", "int4", 1, "continue", 0),
+        ("diloco every=4 lr=0.7 momentum=0.9", "bisparse ratio=0.2", 2, "continue", 1),
+        ("fsa", "int4", 2, "wait", 1),
+    ],
+)
+def test_weights_are_the_same_bits(policy: str, codec: str, shards: int, on_loss: str, replicas: int) -> None:
+    of = policy, codec, shards, on_loss, replicas
+    calm = trained(*of)
+    assert len(calm) == 1
+    assert trained(*of, 1 if replicas else 2, seed=1) == calm
+
+
+@pytest.mark.parametrize("policy", ["fsa", "diloco every=4 lr=0.7 momentum=0.9"])
+def test_a_run_that_was_ended_goes_on_where_it_was(policy: str) -> None:
+    """All nodes die, and are started again with the store that is left: a script goes on behind the last exchange."""
+    every = []
+    for dies in (False, True):
+        topology = Topology.of_parties(
+            "all", PARTIES, policy=policy, losses=Losses("wait", 60.0), is_durable=True
+        )
+        run = SmallRun(topology, lambda worker, now: 0.1, steps=STEPS)
+        run.start(*topology.tree.nodes)
+        if dies:
+            run.simulator.run(until=1.8)
+            for name in topology.tree.nodes:
+                run.simulator.crash(name)
+            run.start(*topology.tree.nodes)
+        run.simulator.run(until=100.0)
+        assert run.errors == []
+        every.append((set(run.weights.values()), dict(run.steps)))
+    (calm, steps), (resumed, taken) = every
+    assert resumed == calm or policy != "fsa"  # else workers have optimizers of their own, which begin anew
+    assert all(steps[name] <= taken[name] < steps[name] + 4 for name in topology.tree.workers)
 
 
 @pytest.mark.faults

@@ -21,6 +21,7 @@ import torch
 from geomx.config import Run
 from geomx.errors import ConfigError, Fault, Fenced, GeomxError, NodeLost
 from geomx.node.contract import Cut, Persist
+from geomx.node.durable.records import tensor_of
 from geomx.store.contract import Bytes, StoreError
 from geomx.store.log import Log
 from geomx.store.open import open_store
@@ -38,6 +39,7 @@ def log_of(run: Run, shard: str) -> Log:
 
 RENEWALS = 4  # in the time for which a term is held
 LOOK_S = 0.25
+RETRY_S = 30.0  # for which a store may be out of reach, where nobody stands by
 
 
 class Durable:
@@ -109,7 +111,7 @@ class Durable:
     def records(self) -> Iterator[tuple[bytes, torch.Tensor]]:
         """What is in the log: headers, and payloads that nobody may change."""
         for header, payload in self.log.read():
-            yield header, torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else _NOTHING
+            yield header, tensor_of(payload)
 
     def write(self, record: Persist) -> None:
         """Write a record behind those before, with the next piece."""
@@ -129,7 +131,16 @@ class Durable:
             future.add_done_callback(partial(_call, then, records[-1].number))
 
     def _write(self, records: list[Persist]) -> None:
-        self.log.write([(each.header, _bytes(each.payload)) for each in records])
+        piece, since = [(each.header, _bytes(each.payload)) for each in records], time.monotonic()
+        while True:
+            try:
+                self.log.write(piece)
+            except StoreError:
+                if self._ended.is_set() or time.monotonic() - since > (self.term.lease_s or RETRY_S):
+                    raise
+                time.sleep(LOOK_S)
+            else:
+                return
 
     def mark(self) -> None:
         """The next cut stands for all that was written, which is in the log."""
@@ -154,7 +165,8 @@ class Durable:
         if error is None:
             self.log.clear()
         elif self.term.lease_s and not isinstance(error, Fenced):
-            has_stepped_down = isinstance(error, NodeLost) and error.node == self._shard
+            is_mine = isinstance(error, NodeLost) and error.node == self._shard
+            has_stepped_down = is_mine or isinstance(error, StoreError)
             with suppress(GeomxError):
                 self.term.release(is_over=not has_stepped_down)
 
@@ -169,9 +181,6 @@ class Durable:
             if isinstance(error, GeomxError)
             else GeomxError(f"{self._shard} cannot write its log: {error!r}")
         )
-
-
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def _bytes(payload: Sequence[torch.Tensor]) -> list[Bytes]:

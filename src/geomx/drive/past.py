@@ -17,14 +17,13 @@ import torch
 from geomx.errors import GeomxError
 from geomx.node.contract import Node, Restored
 from geomx.node.durable.cut import Cutting
-from geomx.node.durable.records import ClosedRound, CutState, encode, read
+from geomx.node.durable.records import ClosedRound, CutState, Promised, encode, read, tensor_of
 from geomx.node.durable.state import Packed
 from geomx.node.server import Server
 from geomx.store.contract import StoreError
 from geomx.store.log import Log
 
 Records = Iterable[tuple[bytes, memoryview]]
-NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Repeated:
 class Found:
     """What came of it.
 
-    `compared`: how many turns had closed at the later moment. `differ`: slices that were not as they were written;
+    `compared`: how many turns there are between the two moments. `differ`: slices that were not as they were written;
     None: there was nothing to compare.
     """
 
@@ -66,8 +65,8 @@ def repeat(node: Node, log: Log, first: int = 0, last: int = 1 << 62) -> Found:
     """
     past, found = log.past(), Found()
     assert isinstance(node, Server)
-    assert node.cutting is not None  # it is a shard of a run with a store
-    turns = _Turns(node, node.cutting, range(first, last + 1), found)
+    assert node.log.cutting is not None  # it is a shard of a run with a store
+    turns = _Turns(node, node.log.cutting, range(first, last + 1), found)
 
     def records() -> Iterator[tuple[bytes, torch.Tensor]]:
         yield from turns.watched(past.before)
@@ -87,21 +86,25 @@ class _Turns:
     def __init__(self, node: Server, cutting: Cutting, window: range, found: Found) -> None:
         self._node, self._cutting, self._window, self._found = node, cutting, window, found
         self._closed: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)  # weights, by slice
+        self._promised: dict[tuple[int, str, int], ClosedRound] = {}
         self.count = self.closed = 0  # of records, and of turns
 
     def watched(self, records: Records) -> Iterator[tuple[bytes, torch.Tensor]]:
         """The same records; by when the next is asked for, one was decided."""
         for header, payload in records:
             self.count += 1
-            yield header, torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else NOTHING
+            yield header, tensor_of(payload)
             record = read(header)
-            if isinstance(record, ClosedRound):
+            if isinstance(record, Promised):
+                self._promised[record.round.slice, record.round.cohort, record.round.turn] = record.round
+            elif isinstance(record, ClosedRound):
                 self._decided(record)
 
     def _decided(self, record: ClosedRound) -> None:
         node, key = self._node, (record.cohort, record.turn)
         trained = {slice_.index for slice_ in node.mine if slice_.role in ("weight", "ledger")}
-        given = record.contributions or ()
+        promised = self._promised.pop((record.slice, *key), record)
+        given = (record if record.contributions is not None else promised).contributions or ()
         self._closed[key][record.slice] = sum(each.push.weight for each in given)
         if not self._closed[key].keys() >= trained or record.slice not in trained:
             return

@@ -32,8 +32,8 @@ def wire(run: Run, name: str, place: int = 0) -> Wiring:
         return Wiring(peers={party: (_lan(run), run.addresses_of(party))})
     listening, changes = _listening(run, name, run.listen_address_of(name, place))
     if tree.is_shard(name):
-        channel, lead = _channel_below(run, TOP), tree.shards[0]
-        return Wiring(listening, {} if name == lead else {lead: (channel, run.addresses_of(lead))}, changes)
+        channel, beside = _channel_below(run, TOP), tree.beside(name, run.run.replicas)
+        return Wiring(listening, {shard: (channel, run.addresses_of(shard)) for shard in beside}, changes)
     own = run.link_of(name)
     above = _channel_below(run, tree.parent(name), own, run.pace_mbps_of(name))
     peers = {parent: (above, run.addresses_of(parent)) for parent in tree.parents(name)}

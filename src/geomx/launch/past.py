@@ -46,7 +46,7 @@ def replay(run: Run, shard: int | None, first: int, last: int, file: Path | None
 
 
 def _tell(name: str, found: Found) -> None:
-    print(f"{name}: {len(found.turns)} turns")
+    print(f"{name}: {len(found.turns) or 'none of these'} turns")
     for each in found.turns:
         cohort = f" of {each.cohort}" if each.cohort else ""
         more = len(each.workers) - MOST_NAMES
@@ -56,6 +56,6 @@ def _tell(name: str, found: Found) -> None:
             f"state {each.digest[:12]}"
         )
     if found.differ is None:
-        print("  nothing to compare: it has written its state once, or not yet")
+        print("  nothing to compare: it has written its state less than twice")
     elif not found.differ:
-        print(f"  behind {found.compared} turns: the same, bit for bit, as it has written")
+        print(f"  its state of {found.compared} turns later: the same, bit for bit, as it has written")

@@ -69,12 +69,8 @@ def _shard(topology: Topology, identity: Identity) -> Server:
     policy, shards = policies.make(topology.policy), topology.tree.shards
     place, lead, patience = shards.index(name), shards[0], topology.below(name).patience
     others: tuple[str, ...] = shards[1:] if name == lead else ()
-    dials, dialled_by = dict.fromkeys((lead,) * (place > 0), patience), dict.fromkeys(others, patience)
-    beside = None
-    if topology.replicas:  # the log of each is with the next, which dials it
-        beside = shards[(place + 1) % len(shards)], shards[place - 1]
-        dials |= dict.fromkeys(shards[place - 1 : place], patience)
-        dialled_by |= dict.fromkeys(shards[place + 1 : place + 2], patience)
+    dialled = {shard: topology.tree.beside(shard, topology.replicas) for shard in shards}
+    beside = (shards[(place + 1) % len(shards)], shards[place - 1]) if topology.replicas else None
 
     def sink(server: Server) -> Root:
         def send(shard: str, message: Message) -> None:
@@ -109,8 +105,8 @@ def _shard(topology: Topology, identity: Identity) -> Server:
         _down_edges(topology, name),
         policy,
         sink,
-        dials=dials,
-        others=dialled_by,
+        dials=dict.fromkeys(dialled[name], patience),
+        others={shard: patience for shard in shards if name in dialled[shard]},
         step_controller=policy if name == lead and isinstance(policy, StepController) else None,
         same_data=SameDataWatch(topology.tree, topology.strict) if name == lead else None,
         losses=topology.losses,

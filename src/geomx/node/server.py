@@ -10,7 +10,8 @@ wait -> the sink's jobs -> `answer`, an `Update` to every child.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,11 @@ import torch
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.contract import Began, Cut, Effect, Mark, Persist
-from geomx.node.durable.cut import CutTimes, Cutting
+from geomx.node.contract import Began, Effect
+from geomx.node.durable.cut import CutTimes
 from geomx.node.durable.journal import Journal
-from geomx.node.durable.replay import Replay, is_told_again
-from geomx.node.durable.replicas import Replicas
+from geomx.node.durable.replay import Replay
+from geomx.node.durable.shard_log import ShardLog
 from geomx.node.edges import ChildEdges
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.ending import Ending
@@ -73,9 +74,6 @@ NOT_DURABLE = (
     "has a store, and only the workers have the weights, since the optimizer runs there (clip_norm moves it there); "
     'set optimizer.place = "server", or no store.url'
 )
-LOG_HAS_GONE = (
-    "it was started again without its log, which went with the store, or with the shard that kept it"
-)
 MOST_WEIGHT = 1e300  # of one contribution, so that sums are finite
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 
@@ -124,17 +122,14 @@ class Server(BaseNode):
         self.reception = Reception(self, edges, self._gathering, policy, self.losses.may_return)
         self.handed_over = HandedOver(len(self.members.order))
         self.sink = make_sink(self)
-        self._replicas = Replicas(self, *beside, self.sink.above) if beside else None
         self._receipts = Receipts(edges.classes is not None and edges.classes.loses)
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
         self._trained = 0  # how many slices take part in a step
         turn_s = limits.turn_s and limits.turn_s + edges.later_s
         self._turns = TurnLog(self._gathering.turns, limits.stall_s, turn_s, self.note, self.members.order)
         has_calls = policy.sync_group != "run"
-        self._replay = Replay(self, self._gathering, self._turns, self._step_control, has_calls)
-        self.cutting: Cutting | None = None
-        if cuts is not None and self.sink.state is not None:
-            self.cutting = Cutting(self, self.sink.state, self._gathering, cuts)
+        replay = Replay(self, self._gathering, self._turns, self._step_control, has_calls)
+        self.log = ShardLog(self, self._gathering, replay, cuts, beside)
         self._children_of: dict[str, tuple[str, ...]] = {}  # by cohort: which children it lies below
         self._last_call = -1  # of the whole run, of which those above have been told
         self._is_begun = False
@@ -161,9 +156,8 @@ class Server(BaseNode):
                 self.send(child, receipted(update, receipts, name), payload, priority)
         self._turns.answered(slice_.role, update, staleness, self._trained, self._now)
         self._step_control.closed(update, self._now)
-        if is_first and self.has_begun() and not self._is_begun:
-            self._is_begun = True
-            self.emit(Began())
+        if is_first:
+            self.begins()
         self._gathering.answered(slice_, update.cohort, update.turn, self._now, bool(update.missed))
 
     def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None:
@@ -176,6 +170,12 @@ class Server(BaseNode):
     def has_begun(self) -> bool:
         """Whether all slices here have had their first values."""
         return self.reception.layout is not None and self.reception.state.slices == len(self._mine)
+
+    def begins(self) -> None:
+        """If so, it is told once."""
+        if self.has_begun() and not self._is_begun:
+            self._is_begun = True
+            self.emit(Began())
 
     def tell(self, message: Allowance | Advice) -> None:
         """Send a worker word from the first shard."""
@@ -198,7 +198,7 @@ class Server(BaseNode):
     # -- messages ---------------------------------------------------------------------------------------------
 
     def handler_of(self, peer: Peer) -> Handler:
-        return self if peer.name in self._edges.children else self._replicas or self.sink.above
+        return self if peer.name in self._edges.children else self.log.handler
 
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """A child has sent something."""
@@ -253,14 +253,19 @@ class Server(BaseNode):
 
     def is_ready_for(self, name: str) -> bool:
         """Nobody below is let in before it is known what was decided."""
-        return self._replicas is None or not self._replicas.is_restoring or name not in self._edges.children
+        return not self.log.is_awaited or name not in self._edges.children
 
     def on_open(self, peer: Peer, first: bool) -> None:
-        if self._replicas is not None and peer.name not in self._edges.children:
-            self._replicas.opened(peer, first)
-            if self._replicas.is_restoring:
-                return
-        self._opened(peer, first)
+        if peer.name not in self._edges.children:
+            self.log.opened(peer, first)
+        if not self.log.is_awaited:
+            self._opened(peer, first)
+
+    def meets(self) -> None:
+        """Peers whose sessions are open, and that were not met."""
+        for peer in list(self._peers.values()):
+            if peer.joined:
+                self._opened(peer, True)
 
     def _opened(self, peer: Peer, first: bool) -> None:
         if first:
@@ -268,6 +273,7 @@ class Server(BaseNode):
             self._gathering.sent_by_former(set(self._edges.children.get(peer.name, ())))
             if peer.name not in self._edges.children:
                 self.sink.renewed(peer.name)
+                self.log.met(peer)
         self._awaited.back(peer)
         self.attendance.back(peer)
         self._ending.opened(peer, first)
@@ -280,8 +286,8 @@ class Server(BaseNode):
         if not 0.0 <= push.weight <= MOST_WEIGHT:
             raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
         slice_ = self.slice_of(push.slice)
-        if self.journal.is_kept and push.turn > 0 and not self.reception.state.slices:
-            raise NodeLost(self.name, LOG_HAS_GONE)
+        if push.turn > 0:
+            self.log.check()
         if push.drains:
             peer = self.peer(child)
             if peer is not None and self.reception.is_welcomed(child):
@@ -355,10 +361,8 @@ class Server(BaseNode):
         return self._gathering.all_closed().get(cohort, -1)
 
     def promise(self, cohort: str, turn: int) -> None:
-        """Another shard will count on it that this turn is complete here."""
-        if self.journal.is_kept:
-            for index, round_ in self._gathering.promise(cohort, turn).items():
-                self.journal.promised(index, round_)
+        """See `ShardLog`."""
+        self.log.promise(cohort, turn)
 
     def look(self) -> None:
         """Close what is due."""
@@ -371,42 +375,31 @@ class Server(BaseNode):
         """The slices that are gathered here."""
         return [self.slice_of(index) for index in sorted(self._mine)]
 
-    def on_persisted(self, number: int) -> None:
-        self.journal.stored(number)
-        self.on_job_done()
-
-    def on_job_done(self) -> None:
-        if self.cutting is not None:
-            self.cutting.look()
-
-    def on_cut_stored(self, error: GeomxError | None) -> None:
-        if self.cutting is not None:
-            self.cutting.stored(error)
-
-    def on_restored(self, records: Iterable[tuple[bytes, Any]]) -> None:
-        before, self._effects = self._effects, []
-        self._replay.all(records)
-        self._effects = before + [effect for effect in self._effects if is_told_again(effect)]
-        if self.has_begun() and not self._is_begun:
-            self._is_begun = True
-            self.emit(Began())
-
     def emit(self, effect: Effect) -> None:
-        if self._replicas is not None and isinstance(effect, Persist | Mark | Cut):
-            self._replicas.keep(effect)
-        else:
+        if not self.log.keeps(effect):
             super().emit(effect)
 
-    def copy_is_gone(self) -> None:
-        """Whoever keeps this shard's log has lost it."""
-        if self.cutting is not None:
-            self.cutting.at_once()
+    @contextmanager
+    def muted(self, told: Callable[[Effect], bool]) -> Iterator[None]:
+        """Of the effects that come within, only some are told."""
+        before, self._effects = self._effects, []
+        yield
+        self._effects = before + [effect for effect in self._effects if told(effect)]
 
-    def is_restored(self) -> None:
-        """What was decided before is known: the shards that have come meanwhile are met."""
-        for peer in list(self._peers.values()):
-            if peer.joined:
-                self._opened(peer, True)
+    def on_handled(self) -> None:
+        self.log.handled()
+
+    def on_persisted(self, number: int) -> None:
+        self.log.persisted(number)
+
+    def on_job_done(self) -> None:
+        self.log.looks()
+
+    def on_cut_stored(self, error: GeomxError | None) -> None:
+        self.log.cut_stored(error)
+
+    def on_restored(self, records: Iterable[tuple[bytes, Any]]) -> None:
+        self.log.restored(records)
 
     # -- who takes part -----------------------------------------------------------------------------------------
 
@@ -520,8 +513,7 @@ class Server(BaseNode):
         return not self.reception.is_welcomed(peer.name) or is_worker or self.losses.may_return
 
     def on_away(self, peer: Peer) -> None:
-        if self._replicas is not None:
-            self._replicas.look()
+        self.log.away()
         self._ending.look()
 
     on_acknowledged = on_away
@@ -565,8 +557,7 @@ class Server(BaseNode):
     def on_tick(self) -> None:
         """Notice who waits for each other, and for whom we wait: it is told, and has a bound."""
         self._gathering.check_calls()
-        if self.cutting is not None:
-            self.cutting.tick()
+        self.log.tick()
         self._awaited.look(self.peer, self._now)
         self.attendance.tick()
         waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)

@@ -325,5 +325,5 @@ class Totals:
             if self._run.tree.is_shard(record.node):
                 self.staleness.append(record.fields.get("staleness", 0))
                 if "last" in record.fields:
-                    *_, below_top = self._run.tree.ancestors(record.fields["last"].partition(", ")[0])
+                    *_, below_top = self._run.open_tree.ancestors(record.fields["last"].partition(", ")[0])
                     self._later_s[below_top].append(record.fields["later_s"])

@@ -26,7 +26,7 @@ EVERYBODY = Quorum()
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """`[run]` of the description, as far as it is about members.
+    """What the description has about members: of `[run]`, and the quorum of `[sync]`.
 
     Attributes:
         on_loss: "stop": the run ends. "wait": turns stay open until whoever is lost is back. "continue": the others go

@@ -13,6 +13,7 @@ import torch
 
 from geomx.errors import Fenced
 from geomx.node.contract import Cut, CutStored, Event, Failed, Mark, Persist, Persisted, Restored
+from geomx.node.durable.records import tensor_of
 from geomx.store.contract import Bytes, StoreError
 from geomx.store.log import Log
 
@@ -81,10 +82,7 @@ class SimulatedLog:
 
     def restore(self) -> None:
         """What a process of this name has left."""
-        records = [
-            (header, torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else _NOTHING)
-            for header, payload in self._log.read()
-        ]
+        records = [(header, tensor_of(payload)) for header, payload in self._log.read()]
         if records:
             self._deliver(Restored(records))
         self._check()
@@ -141,6 +139,3 @@ class SimulatedLog:
 
 def _bytes(payload: Sequence[torch.Tensor]) -> list[Bytes]:
     return [part.numpy().tobytes() for part in payload]
-
-
-_NOTHING = torch.empty(0, dtype=torch.uint8)

@@ -1,5 +1,5 @@
 """Where a run keeps what must outlive a process: a folder, or a bucket.
 
-`contract.py` says what a store can do, `folder.py` and `bucket.py` do it; `log.py` keeps a log in one. The simulator
-has a store of its own, which forgets what was not stored yet.
+`contract.py` says what a store can do, `folder.py` and `bucket.py` do it; `log.py` keeps a log in one, and `terms.py`
+says who may write it.
 """

@@ -53,6 +53,7 @@ class Log:
         self._store, self._name = store, name
         self.next = 0
         self._fences: set[int] = set()
+        self._is_unsure = False
         self._ahead: dict[str, bytes] = {}  # the newest cut, by its name
 
     def look_ahead(self) -> None:
@@ -83,7 +84,7 @@ class Log:
                 if number < self.next:
                     continue
                 if number > self.next:
-                    raise StoreError(f"store: {self._name} has no {PIECE}{self.next:010}, and later ones")
+                    raise self._gap(self.next)
                 content = self._get(PIECE, number)
                 if not content:
                     self._fences.add(number)
@@ -98,10 +99,18 @@ class Log:
     def write(self, records: Records) -> None:
         """Write a piece with these records: headers and the pieces of payloads.
 
-        Raises `StoreError`, and `Fenced` where another process has written it.
+        Raises `StoreError`, behind which the same may be tried again, and `Fenced` where another process has written
+        it.
         """
-        if not self._store.create(self._path(PIECE, self.next), _parts(records)):
+        path, content = self._path(PIECE, self.next), _parts(records)
+        try:
+            is_new = self._store.create(path, content)
+        except StoreError:
+            self._is_unsure = True  # it may be there all the same
+            raise
+        if not is_new and not (self._is_unsure and self._store.get(path) == b"".join(content)):
             raise self._fenced()
+        self._is_unsure = False
         self.next += 1
 
     def check(self) -> None:
@@ -109,6 +118,9 @@ class Log:
         path = self._path(PIECE, self.next)
         if path in self._store.list(path):
             raise self._fenced()
+
+    def _gap(self, number: int) -> StoreError:
+        return StoreError(f"store: {self._name} has no {PIECE}{number:010}, and later ones")
 
     def _fenced(self) -> Fenced:
         return Fenced(f"store: another process writes {self._name}: this one was taken for dead, and ends")
@@ -133,8 +145,12 @@ class Log:
             former, newest = newest, 0
 
         def between(start: int, end: float) -> Iterator[tuple[bytes, memoryview]]:
+            due = start
             for number in pieces:
                 if start <= number < end:
+                    if number != due:
+                        raise self._gap(due)
+                    due += 1
                     yield from _records(self._path(PIECE, number), self._get(PIECE, number))
 
         before = chain(self._cut(former), between(former, newest)) if newest else self._cut(former)
@@ -153,7 +169,8 @@ class Log:
         return f"{self._name}/{kind}{number:010}"
 
     def _numbers(self, kind: str) -> list[int]:
-        return [int(name.rpartition("-")[2]) for name in self._store.list(f"{self._name}/{kind}")]
+        ends = (name.rpartition("-")[2] for name in self._store.list(f"{self._name}/{kind}"))
+        return [int(end) for end in ends if end.isdigit()]
 
     def _get(self, kind: str, number: int) -> bytes:
         content = self._store.get(self._path(kind, number))

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from geomx.wire.copy_messages import Keep, Kept, Recall, Recalled
+from geomx.wire.copy_messages import Begun, Keep, Kept, Recall, Recalled
 from geomx.wire.flow_messages import Beside, FlowBroken, FlowOpen
 from geomx.wire.roster_messages import (
     Asks,
@@ -379,7 +379,7 @@ AnyMessage = (
     Challenge | Hello | Welcome | Refuse | Attach | Reached | Attached | Hyper | Push | Update | Stepped
     | FlowOpen | FlowBroken | Sampled | Calling | Allowance | Advice | Norms | Scale | Fetch | State | Ack | Beat
     | Leave | Gone | Failure | Complete | Close | Roster | Lost | Asks | Hold | Held | Over | Retire | Departed
-    | Keep | Kept | Recall | Recalled
+    | Keep | Kept | Recall | Recalled | Begun
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

@@ -10,7 +10,7 @@ from geomx.config.addresses import each_of, is_loopback, place_of
 from geomx.config.link_changes import KEYS
 from geomx.config.reading.checking import Rule, Values, change_something
 from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
-from geomx.config.tables import BelowTable, RunTable
+from geomx.config.tables import BelowTable, RunTable, StoreTable, SyncTable
 from geomx.config.tables.sites import GLOBAL, SiteTable
 from geomx.config.value_types import MOST_WORKERS
 from geomx.errors import nearest
@@ -177,6 +177,22 @@ def _losses_where_they_count(values: Values) -> Iterator[Problem]:
             yield Problem(
                 ("run", f"least_{what}"), shown(least), f"{count} or fewer: the run has no more {what}"
             )
+
+
+def _keys_of_stores(values: Values) -> Iterator[Problem]:
+    """How a log is kept, where one is; and when a quorum is waited for, where there is one."""
+    run, store, sync = values["run"], values["store"], values["sync"]
+    several = any(len(each_of([given])) > 1 for given in values["global"].get("addresses") or ())
+    is_kept = bool(store.get("url") or run.get("replicas"))
+    for table, key, counts, where in (
+        ("store", "every_s", is_kept, "only with store.url or run.replicas"),
+        ("store", "keep_mb", is_kept, "only with store.url or run.replicas"),
+        ("store", "lease_s", several, "only where a global server has several addresses"),
+        ("sync", "grace_s", sync.get("quorum", 1.0) < 1.0, "only with sync.quorum below 1"),
+    ):
+        default = (StoreTable if table == "store" else SyncTable).model_fields[key].default
+        if not counts and values[table].get(key, default) != default:
+            yield Problem((table, key), shown(values[table][key]), where, "it has no effect")
 
 
 def _guests(values: Values) -> Iterator[Problem]:
@@ -381,6 +397,7 @@ RULES: tuple[Rule, ...] = (
     _patience,
     _losses_where_they_count,
     _durable,
+    _keys_of_stores,
     _guests,
     _whole_tls,
     _proof_beyond_loopback,

@@ -32,7 +32,7 @@ from geomx.layout import PACK_BELOW
 from geomx.rounds.losses import OnLoss
 from geomx.tree import GUESTS
 
-URL = r"(file:///.+|[a-z][a-z0-9+.-]*://[^/\s].*)?"
+URL = r"(file:///.+|(s3a?|gs|azure?|adl|abfss?|https?)://[^/\s].*)?"
 
 
 GUEST = tuple(GUESTS)

@@ -213,8 +213,11 @@ def _places(run: Run, server: str) -> tuple[str, ...]:
     if dialled.listen and run.listen_address_of(server) == address:
         listen = f"{dialled.listen}:{port}"
         if server in run.shard_names:
-            ports = [run.address_of(shard).rpartition(":")[2] for shard in run.shard_names]
-            words.append(f"global.listen={json.dumps([f'{dialled.listen}:{each}' for each in ports])}")
+            listens = [
+                [f"{dialled.listen}:{each.rpartition(':')[2]}" for each in run.addresses_of(n)]
+                for n in run.shard_names
+            ]
+            words.append(f"global.listen={json.dumps([of if len(of) > 1 else of[0] for of in listens])}")
         else:
             words.append(f"{table}.listen={listen}")
     return tuple(words)

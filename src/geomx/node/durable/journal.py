@@ -5,7 +5,8 @@ somebody has left. So nobody knows more of the run than the log, and nothing tha
 
 What is in the log is what a shard cannot find out again: the model, hyper-parameters, each closed round with the bytes
 of its contributions, who takes part. From these the same code makes the same weights, optimizer state, anchors and
-residuals, bit for bit. Rounds that are open are not in it: whoever has contributed keeps that until it is answered.
+residuals, bit for bit. Rounds that are open are not in it, but for promised ones: whoever has contributed keeps that
+until it is answered.
 """
 
 from __future__ import annotations

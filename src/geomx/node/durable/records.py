@@ -88,6 +88,7 @@ class CutState(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Record = Attach | Hyper | ClosedRound | HandedIn | Promised | Scale | Roster | Leave | CutState
+NOTHING = torch.empty(0, dtype=torch.uint8)
 ALIGNED = 8  # bytes: what is looked at as numbers begins at a multiple
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
@@ -102,6 +103,12 @@ def read(header: bytes) -> Record:
             f"the store has a record that this version of geomx cannot read: {error}"
         ) from error
     return record
+
+
+def tensor_of(payload: bytes | memoryview) -> torch.Tensor:
+    """Bytes that were read, in memory of their own."""
+    copied = bytearray(payload)
+    return torch.frombuffer(copied, dtype=torch.uint8) if copied else NOTHING
 
 
 def record_of(index: int, round_: Round) -> tuple[ClosedRound, list[torch.Tensor]]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from geomx.layout import Slice
-from geomx.node.contract import Began, Effect, Note
 from geomx.node.durable.cut import CutHost, put_back
 from geomx.node.durable.records import ClosedRound, CutState, HandedIn, Promised, Record, read, round_of
 from geomx.node.round_sink import RoundSink
@@ -78,11 +77,3 @@ class Replay:
             put_back(server, server.sink.state, self._gathering, record, payload)
         else:
             server.sink.replay(record)
-
-
-def is_told_again(effect: Effect) -> bool:
-    """Of what has happened before: the process before this one may have died with it on its lips."""
-    if isinstance(effect, Note) and effect.name == "round":
-        effect.fields["again"] = True
-        return True
-    return isinstance(effect, Began)

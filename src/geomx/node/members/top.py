@@ -19,6 +19,7 @@ from geomx.node.peers.peer import Peer
 from geomx.node.slices.clipping import Clipping
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
+from geomx.wire.copy_messages import Begun
 from geomx.wire.messages import (
     Calling,
     Hyperparameters,
@@ -33,6 +34,12 @@ from geomx.wire.roster_messages import Asks, Close, Complete, Held, Hold, Lost, 
 MOST_KEPT = 64  # rosters
 
 
+class Checked(Protocol):
+    """Its log."""
+
+    def check(self) -> None: ...
+
+
 class Shard(Protocol):
     """The server that is one."""
 
@@ -40,6 +47,9 @@ class Shard(Protocol):
     members: Members
     attendance: Attendance
     journal: Journal
+
+    @property
+    def log(self) -> Checked: ...
 
     def has_begun(self) -> bool: ...
     def look(self) -> None: ...
@@ -79,7 +89,9 @@ class Top:
 
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """From another shard."""
-        if isinstance(message, Norms | Scale):
+        if isinstance(message, Begun):
+            self._server.log.check()
+        elif isinstance(message, Norms | Scale):
             self._clipping.message(message)
         elif isinstance(message, Lost | Asks) and not self._lead:
             self._keeper.told(message)

@@ -135,6 +135,7 @@ class BaseNode(ABC):
                 self._handlers[type(event)](event)
         except GeomxError as error:
             self._fail(error)
+        self.on_handled()
         effects, self._effects = self._effects, []
         return effects
 
@@ -210,6 +211,9 @@ class BaseNode(ABC):
     def is_idle(self) -> bool:
         """Whether this node itself has nothing to do before something comes."""
         return True
+
+    def on_handled(self) -> None:
+        """An event is over, but for its effects."""
 
     def on_job_done(self) -> None:
         """A job has ended, and what follows from it is done."""

@@ -111,7 +111,7 @@ class CollectiveClient:
         self.wait()
         told = self._ready.reached
         self.place = place_in(told, self.turns, self.next_step, self._ready.standings)
-        if self._ready.begins:
+        if self._ready.begins or self.place is None:  # others went on without it, or all were started again
             self.data.caught_up(self.next_step)
             if self.data.is_known:
                 self.place, self.unread = place_beside(told, self.data.reading)
