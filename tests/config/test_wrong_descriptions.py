@@ -61,6 +61,12 @@ WRONG = [
     ("store.keep_mb = 9.0", "store.keep_mb", "only with store.url or run.replicas"),
     ("store.lease_s = 9.0", "store.lease_s", "only where a global server has several addresses"),
     ("sync.grace_s = 9.0", "sync.grace_s", "only with sync.quorum below 1"),
+    (
+        "run.on_loss = 'wait'\nglobal.addresses = [['localhost:1', 'localhost:2']]\n"
+        "store = {url = 's3://b/r', lease_s = 300.0}",
+        "store.lease_s",
+        "less than run.wait_s = 300",
+    ),
     ("run.replicas = 1\nrun.shards = 2\nrun.on_loss = 'wait'\nstore.url = 'file:///x'", "run.replicas", "one of"),
     ("run.replicas = 1\nrun.shards = 2", "run.replicas", "only with run.on_loss = `wait` or `continue`"),
     (

@@ -198,6 +198,7 @@ DURABLE = [
          note=f"replicas, {policy}")
       for whom, when, policy in product(("global/0", "global/1"), ("joining", "middle", "end"), ("fsa", "diloco"))),
     on("sleep", "global/1", for_s=8, shards=2, settings=REPLICAS, note="replicas"),
+    on("restart", "global/1", for_s=3, shards=3, settings=REPLICAS, note="replicas, 3 shards"),
     on("restart", "global/0", for_s=3, shards=2, settings=REPLICAS, words=("clip",), note="replicas, clip_norm"),
     *(on(what, "global/0", launched=True, settings=STORE, note="store") for what in ("kill", "term")),
 ]  # fmt: skip
@@ -211,6 +212,7 @@ IN_CI = {
     "cut 10 s A-global/0 middle (continue)", "term A/1 middle (continue, geomx run)",
     "kill global/0 middle (continue, geomx run, store)",
     "restart 3 s global/0 middle (continue, store)", "restart 3 s global/1 middle (continue, store, 2 shards)",
+    "restart 3 s global/1 middle (continue, replicas, 3 shards)",
 }  # fmt: skip
 
 

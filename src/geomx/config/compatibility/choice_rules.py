@@ -63,8 +63,9 @@ def _of_store(run: Run) -> Iterator[Problem]:
     with suppress(ConfigError):  # which is told elsewhere
         for path, classes in channels_that_lose(run).items():
             if path == WAN and classes.loses:
-                found = f"{named(run, path)} with store.url"
-                yield Problem((*path, "channel"), found, "a channel that loses nothing", "or no store.url")
+                key = "store.url" if run.store.url else "run.replicas"
+                found = f"{named(run, path)} with {key}"
+                yield Problem((*path, "channel"), found, "a channel that loses nothing", f"or no {key}")
 
 
 def problems_of_choices(run: Run) -> list[Problem]:

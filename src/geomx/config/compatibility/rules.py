@@ -12,7 +12,7 @@ from geomx.config.reading.checking import Rule, Values, change_something
 from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
 from geomx.config.tables import BelowTable, RunTable, StoreTable, SyncTable
 from geomx.config.tables.sites import GLOBAL, SiteTable
-from geomx.config.value_types import MOST_WORKERS
+from geomx.config.value_types import MOST_WORKERS, WEEK_S
 from geomx.errors import nearest
 from geomx.tree import GUESTS
 
@@ -193,6 +193,11 @@ def _keys_of_stores(values: Values) -> Iterator[Problem]:
         default = (StoreTable if table == "store" else SyncTable).model_fields[key].default
         if not counts and values[table].get(key, default) != default:
             yield Problem((table, key), shown(values[table][key]), where, "it has no effect")
+    lease_s, wait_s = store.get("lease_s", 0.0), run.get("wait_s", WEEK_S)
+    if several and lease_s >= wait_s:
+        yield Problem(
+            ("store", "lease_s"), shown(lease_s), f"less than run.wait_s = {wait_s:g}", "nobody would wait"
+        )
 
 
 def _guests(values: Values) -> Iterator[Problem]:
@@ -350,6 +355,10 @@ def _sites(values: Values) -> Iterator[Problem]:
             elif placed.setdefault(name, dotted(path)) != dotted(path):
                 yield Problem(key, shown(name), "one site for each", f"{placed[name]} has it already")
         yield from _hosts_of_site(values, site, path)
+        url, kind = str(values["store"].get("url", "")), str(site.get("engine", "")).split(" ")[0]
+        if GLOBAL in (site.get("serves") or ()) and kind == "kubernetes" and url.startswith("file:"):
+            why = f"site[{index}] is on Kubernetes, and a pod's folder goes with it"
+            yield Problem(("store", "url"), shown(url), "a bucket, or run.replicas", why)
     for name in [GLOBAL, *servers]:
         if name not in placed and all({"party", "serves"} <= site.keys() for site in values["site"]):
             wanted_key = "party" if name in parties else "serves"

@@ -321,7 +321,7 @@ class Handshake:
         differences = compare(hello.manifest, me.manifest)
         if differences:
             return Refuse("manifest", f"{hello.node} and {me.name} describe different runs", differences)
-        is_new = f"{me.name} was restarted, and does not know the run that {hello.node} is in"
+        is_new = f"{me.name} was started again, and {hello.node} has to begin a new session"
         if known is None:
             dismissed, why = self.dismissed.get(hello.node, (-1, ""))
             if hello.incarnation <= dismissed:
