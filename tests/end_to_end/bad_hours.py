@@ -141,12 +141,14 @@ def seen(
     finished = {record.node: record.fields for record in records if record.name == "finished"}
     ledger = finished[next(iter(finished))]["ledger"]
     gave = {name: fields["contributions"] for name, fields in finished.items()}
-    with_it = {
-        name: len({(r.fields["cohort"], r.fields["turn"]) for r in counting if name not in _absent(r)})
-        for counting in [[r for r in records if r.name == "round" and r.node == "global/0"]]
+    counting = [r for r in records if r.name == "round" and r.node == "global/0"]
+    every = {(r.fields["cohort"], r.fields["turn"]) for r in counting}
+    without = {
+        name: {(r.fields["cohort"], r.fields["turn"]) for r in counting if name in _absent(r)}
         for name in gave
     }
-    always = [name for name in gave if not run.former.get(name) and with_it[name] == max(with_it.values())]
+    with_it = {name: len(every - missed) for name, missed in without.items()}
+    always = [name for name in gave if not (run.former.get(name) or without[name])]
     wrong = [name for name in always if gave[name] != ledger[run.workers.index(name)]]
     unlike = {name: ledger[run.workers.index(name)] - with_it[name] for name in gave}
     lines = {
