@@ -15,7 +15,7 @@ from geomx.simulate.stores import MemoryStore
 from geomx.store.contract import StoreError
 from geomx.store.log import PIECE, Log
 
-POLICIES = ("fsa", "mixed", "hfa k1=2 k2=2", "diloco every=2 lr=0.7 momentum=0.9", "downpour")
+POLICIES = ("fsa", "mixed", "diloco every=2 lr=0.7 momentum=0.9")
 SHARD = "global/1"
 
 

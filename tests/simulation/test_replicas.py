@@ -36,13 +36,13 @@ def check(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert faults_of(storm, run(storm, monkeypatch)) == [], storm.command
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_storm_takes_no_contribution_and_no_weight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(seed, monkeypatch)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("seed", range(100, 600))
+@pytest.mark.parametrize("seed", range(4, 600))
 def test_many_storms_take_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(seed, monkeypatch)
 
@@ -96,7 +96,7 @@ def test_one_that_comes_late_has_not_died() -> None:
     ends_well(run)
 
 
-@pytest.mark.parametrize("at_s", [3.01, 3.05, 3.09, 3.13, 3.17])
+@pytest.mark.parametrize("at_s", [3.29, 3.31])
 def test_what_one_event_decides_is_kept_as_a_whole(at_s: float) -> None:
     """A turn is promised slice by slice; the link to where that is kept takes a while for it."""
     run = run_of(2, "diloco every=2 lr=0.7 momentum=0.9", "continue")
