@@ -118,6 +118,7 @@ DURABLE = [
     Storm("mixed", "int4", 2, 2, 3079, faults=6, rate_mbps=0.5, durable=True),  # one is told lost twice
 ]
 MORE_DURABLE = [
+    Storm("downpour", "dense", 2, 2, 30063, faults=5, replicas=True),  # one stands still, and holds a name
     Storm("mixed", "bisparse", 1, 2, 34, faults=6, durable=True),
     Storm("downpour", "int4", 2, 2, 12, durable=True),
     Storm("hfa k1=2 k2=2 k3=2", "int4", 2, 2, 79, faults=6, rate_mbps=0.5, durable=True),

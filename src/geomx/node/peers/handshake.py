@@ -85,7 +85,9 @@ class Handshake:
         self._dialled: dict[int, Peer] = {}  # not welcomed yet
         self._most_strangers = max(LEAST_STRANGERS, 2 * len(expects))
         self._is_known = False  # somebody has been told our incarnation, and believed it
-        self._held_since: dict[str, float] = {}  # by peer: it says that our name's holder is there
+        self._held: dict[
+            str, tuple[float, float]
+        ] = {}  # by peer: since when it says that our name's holder is there
         self.former: set[str] = set()  # who has come from a run of an earlier process of our name
         self.dismissed: dict[str, tuple[int, str]] = {}  # incarnations that have to begin anew, and why
         self._told_at = -TELL_EVERY_S
@@ -192,7 +194,7 @@ class Handshake:
             raise lost
         peer.session.incarnation = welcome.incarnation
         self._is_known = True
-        self._held_since.pop(peer.name, None)
+        self._held.pop(peer.name, None)
         del self._dialled[conn]
         self._open(conn, peer, welcome.received)
 
@@ -207,8 +209,11 @@ class Handshake:
     def _on_refuse(self, conn: int, peer: Peer, refusal: Refuse) -> None:
         me, now = self._host.identity, self._host.now
         if refusal.code == "held":
-            since = self._held_since.setdefault(peer.name, now)
-            if now - since > peer.session.patience.timeout_s:
+            since, last = self._held.get(peer.name, (now, now))
+            timeout_s = peer.session.patience.timeout_s
+            since = now if now - last > timeout_s else since  # it may have stood still since it last said so
+            self._held[peer.name] = since, now
+            if now - since > timeout_s:
                 raise self._refused(peer, refusal)
             self._dial_anew(conn, peer, refusal.reason)
         elif refusal.code == "fenced" and me.incarnation <= refusal.newest < LAST and not self._is_known:
