@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -42,6 +42,12 @@ LOOK_S = 0.25
 RETRY_S = 30.0  # for which a store may be out of reach, where nobody stands by
 
 
+class Tell(Protocol):
+    """See `geomx.drive.real.RecordSink.record`."""
+
+    def __call__(self, name: str, level: str = "debug", /, **fields: Any) -> object: ...
+
+
 class Durable:
     """What one shard keeps in the store of its run. `place`: of its addresses, where this process is."""
 
@@ -65,34 +71,39 @@ class Durable:
         self._cutter = ThreadPoolExecutor(1, thread_name_prefix=f"{shard} cut")
         self._marked = 0
         self._waiting: list[Persist] = []
+        self._tell: Tell = _nothing
         self._is_writing = False
 
-    def wait(self, stands_by: Callable[[], object]) -> bool:
-        """Until this process is the shard; `stands_by` is called once, where that takes a while.
+    def wait(self, tell: Tell) -> bool:
+        """Until this process is the shard; `tell` takes what there is to say, as a recorder does.
 
         Returns whether it is: one that stands by has nothing to do where the run has ended. Raises `StoreError` where
-        the store cannot be reached at first; later, it waits.
+        the store cannot be reached at first; one that stands by already says so once, and looks again.
         """
-        was_there = has_said = False
+        self._tell = tell
+        was_there = stands_by = is_away = False
         while True:
             try:
                 state = self.term.look()
-            except StoreError:
-                if not has_said:
-                    raise
-                time.sleep(LOOK_S)
-                continue
-            is_there = state in ("held", "free")
-            if self._is_standby and was_there and not is_there:
-                return False
-            was_there = was_there or is_there
-            may_take = state != "held" and (is_there or not self._is_standby)
-            if may_take and self.term.take():
-                break
-            has_said = has_said or stands_by() is None
-            with suppress(StoreError):
+                is_there = state in ("held", "free")
+                if self._is_standby and was_there and not is_there:
+                    return False
+                was_there = was_there or is_there
+                may_take = state != "held" and (is_there or not self._is_standby)
+                if may_take and self.term.take():
+                    break
+                if not stands_by:
+                    stands_by = True
+                    tell("stands_by", "info")
                 self.log.look_ahead()
-            time.sleep(LOOK_S)
+                is_away = False
+            except StoreError as error:
+                if not stands_by:
+                    raise
+                if not is_away:
+                    is_away = True
+                    tell("no_store", "warning", reason=str(error))
+            self._ended.wait(LOOK_S)
         if self.term.lease_s:
             self._renewing.start()
         return True
@@ -131,14 +142,19 @@ class Durable:
             future.add_done_callback(partial(_call, then, records[-1].number))
 
     def _write(self, records: list[Persist]) -> None:
+        """In the log's thread. A store may be away for a while: nothing is answered meanwhile."""
         piece, since = [(each.header, _bytes(each.payload)) for each in records], time.monotonic()
+        is_away = False
         while True:
             try:
                 self.log.write(piece)
-            except StoreError:
+            except StoreError as error:
                 if self._ended.is_set() or time.monotonic() - since > (self.term.lease_s or RETRY_S):
                     raise
-                time.sleep(LOOK_S)
+                if not is_away:
+                    is_away = True
+                    self._tell("no_store", "warning", reason=str(error))
+                self._ended.wait(LOOK_S)
             else:
                 return
 
@@ -186,6 +202,10 @@ class Durable:
 def _bytes(payload: Sequence[torch.Tensor]) -> list[Bytes]:
     views: list[Any] = [part.numpy() for part in payload]
     return [memoryview(view) for view in views]
+
+
+def _nothing(name: str, level: str = "debug", /, **fields: Any) -> None:
+    pass
 
 
 def _call(then: Callable[[Future[Any], int], None], number: int, future: Future[Any]) -> None:

@@ -59,7 +59,7 @@ def serve(
     durable = Durable(run, name, place) if run.store.url and name in run.shard_names else None
     if durable is None:
         incarnation, term = time.time_ns(), 0
-    elif durable.wait(lambda: recorder.record("stands_by", "info")):
+    elif durable.wait(recorder.record):
         incarnation, term = durable.term.incarnation, durable.term.number
     else:
         return

@@ -31,6 +31,7 @@ _SENTENCES = {
     "saves": "{first} is away, so {path} is written here",
     "slept": "did not run for {seconds:.0f} s (suspended, or no processor time)",
     "stands_by": "stands by: another process has its place",
+    "no_store": "cannot reach the store, and tries again: {reason}",
     "skipped": "left out {part} of step {step}: {what}",
     "unreachable": "cannot reach {peer} yet, trying again: {reason}",
     "unread": "left out {batches:,} batches of pass {epoch}, which were this worker's while it was away",
