@@ -69,6 +69,16 @@ def test_the_global_server_s_address_must_be_given_unless_all_is_on_this_machine
     assert jobs_for(tmp_path, *here, address="")[0].nodes[0].listens[0].startswith("127.0.0.1:")
 
 
+def test_a_server_that_several_addresses_lead_to_can_be_described_as_its_pod_is_told(tmp_path: Path) -> None:
+    run = run_of(tmp_path, PARIS.replace('hosts = ["me@p1", "p2"]', 'engine = "kubernetes image=i"'), TOKYO)
+    run = run.changed(['global.addresses=[["a:1", "b:2"]]', "run.on_loss=wait", "store.url=s3://bucket/run"])
+    server = jobs_of(run, tmp_path / "sites.toml", Credentials({"secret": b"hush"}))[0].nodes[0]
+    given = [word for word in server.argv if word.startswith("global.listen=")]
+    assert server.name == "global/0"
+    assert given == ['global.listen=[["0.0.0.0:1", "0.0.0.0:2"]]']
+    assert run.changed(given).listen_address_of("global/0", 1) == "0.0.0.0:2"
+
+
 def test_workers_that_reduce_among_themselves_know_the_first_and_their_place_on_the_machine(
     tmp_path: Path,
 ) -> None:
